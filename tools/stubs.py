@@ -27,10 +27,13 @@ _WIDTH = 100
 _IMPORTS = {
     "Tensor": "from torch import Tensor",
     "ParamsT": "from torch.optim.optimizer import ParamsT",
+    "MatrixLayout": "from thalweg.optim import MatrixLayout",
     "Rule": "from thalweg.formula import Rule",
     "torch": "import torch",
 }
-_MODULE_OF = re.compile(r"\b(?:collections\.abc|typing|thalweg\.formula|torch(?=\.Tensor))\.")
+_MODULE_OF = re.compile(
+    r"\b(?:collections\.abc|typing|thalweg\.formula|thalweg\.optim(?=\.MatrixLayout)|torch(?=\.Tensor))\."
+)
 _AT_UNION = re.compile(r" \| (?![^\[\]]*\])")  # but for those inside of brackets
 _Function = ast.FunctionDef
 

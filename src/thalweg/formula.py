@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from thalweg._base.fused_stage import FusedStage as FusedStage
     from thalweg._base.fused_stage import mean_over_columns as mean_over_columns
     from thalweg._base.fused_stage import mean_over_rows as mean_over_rows
+    from thalweg._base.matrix_layout import MatrixLayout
     from thalweg._base.rule_passes import Level, Measure, Pass, Stage
     from thalweg._base.wrapped_formula import StepMeasure as StepMeasure
     from thalweg._base.wrapped_formula import WrappedStepFormula as WrappedStepFormula
@@ -105,6 +106,8 @@ class Slot:
         storage: The codec of 8 bits in which `thalweg.optim` keeps it, such as "softsign8", for
             parameters of 4,096 elements and more; see `thalweg._engines.codecs`. None keeps numbers
             of the dtype.
+        layout: The matrices of a variable, for each of which a slot with a `shape` has a part. The
+            rule sets it, to the layout of its stages. None is one matrix.
         momentum: 1 if it is a mean or sum of gradients, -1 if it is that of their negatives, else
             0: `diagnostics` of `thalweg.optim` tell how a gradient agrees with the first such slot.
     """
@@ -119,9 +122,30 @@ class Slot:
     exact: bool = False
     storage: str | None = None
     momentum: Literal[-1, 0, 1] = 0
+    layout: MatrixLayout | None = None
 
     def __post_init__(self) -> None:
         _check_named(self, "initial")
+        self._check_shape()
+        if self.momentum not in (-1, 0, 1) or (self.momentum and (self.scalar or self.is_shaped)):
+            raise RuleError(
+                f"momentum of Slot {self.name!r} must be -1, 0 or 1, and 0 unless it has the"
+                f" variable's shape, not {show_value(self.momentum)}."
+            )
+        if self.storage is not None and (self.scalar or self.shape or self.dtype):
+            raise RuleError(
+                f"storage of Slot {self.name!r} is for a slot of the variable's shape, without a"
+                f" dtype, not {show_value(self.storage)}."
+            )
+        if self.dtype not in (None, *STORED):
+            expected = ", ".join(str(dtype).removeprefix("torch.") for dtype in STORED)
+            raise RuleError(
+                f"dtype of Slot {self.name!r} must be None or one of {expected}, not"
+                f" {show_value(self.dtype)}."
+            )
+
+    def _check_shape(self) -> None:
+        """Raise RuleError if `per` or `shape` is invalid; set the fields that `per` implies."""
         if self.per not in (None, "row", "column", "optimizer"):
             raise RuleError(
                 f"per of Slot {self.name!r} must be 'row', 'column' or 'optimizer', not"
@@ -139,22 +163,6 @@ class Slot:
             raise RuleError(
                 f"shape of Slot {self.name!r} must be a function of rows and columns, of a slot"
                 f" that is not a scalar, not {show_value(self.shape)}."
-            )
-        if self.momentum not in (-1, 0, 1) or (self.momentum and (self.scalar or self.is_shaped)):
-            raise RuleError(
-                f"momentum of Slot {self.name!r} must be -1, 0 or 1, and 0 unless it has the"
-                f" variable's shape, not {show_value(self.momentum)}."
-            )
-        if self.storage is not None and (self.scalar or self.shape or self.dtype):
-            raise RuleError(
-                f"storage of Slot {self.name!r} is for a slot of the variable's shape, without a"
-                f" dtype, not {show_value(self.storage)}."
-            )
-        if self.dtype not in (None, *STORED):
-            expected = ", ".join(str(dtype).removeprefix("torch.") for dtype in STORED)
-            raise RuleError(
-                f"dtype of Slot {self.name!r} must be None or one of {expected}, not"
-                f" {show_value(self.dtype)}."
             )
 
     @property
@@ -267,6 +275,26 @@ class Rule:
                 raise RuleError(
                     f"{part} of rule {self.name!r} must be a function, not {show_value(function)}."
                 )
+        self._check_names()
+        self._check_measures()
+        if self.levels != ():
+            with importing:
+                from thalweg._base.rule_passes import check_levels
+            check_levels(self)
+        if self.passes or any(slot.is_shaped for slot in self.slots):
+            with importing:
+                from thalweg._base.rule_passes import check_passes, slots_with_layout
+            if isinstance(self.passes, tuple):
+                object.__setattr__(self, "slots", slots_with_layout(self))
+            check_passes(self)
+        if self.duplicates not in ("sum", "successive"):
+            raise RuleError(
+                f"duplicates of rule {self.name!r} must be 'sum' or 'successive', not"
+                f" {show_value(self.duplicates)}."
+            )
+
+    def _check_names(self) -> None:
+        """Raise RuleError if names are not unique or `powers` is invalid."""
         if not isinstance(self.powers, Mapping):
             raise RuleError(
                 f"powers of rule {self.name!r} must be a dict of names, not"
@@ -284,6 +312,9 @@ class Rule:
                     f"Rule {self.name!r} has the power {power!r} of {hyper!r}, which is none of"
                     f" its hyperparameters: {', '.join(sorted(hyper_names))}."
                 )
+
+    def _check_measures(self) -> None:
+        """Raise RuleError if `measures` is invalid or a scalar slot has no function."""
         if not isinstance(self.measures, Mapping) or not all(map(callable, self.measures.values())):
             raise RuleError(
                 f"measures of rule {self.name!r} must be a dict of functions, not"
@@ -298,19 +329,6 @@ class Rule:
         if self.common_slots and self.per_optimizer is None:
             raise RuleError(
                 f"Rule {self.name!r} has slots per optimizer, but no per_optimizer that makes them."
-            )
-        if self.levels != ():
-            with importing:
-                from thalweg._base.rule_passes import check_levels
-            check_levels(self)
-        if self.passes or self.shaped_slots:
-            with importing:
-                from thalweg._base.rule_passes import check_passes
-            check_passes(self)
-        if self.duplicates not in ("sum", "successive"):
-            raise RuleError(
-                f"duplicates of rule {self.name!r} must be 'sum' or 'successive', not"
-                f" {show_value(self.duplicates)}."
             )
 
     @property
@@ -363,25 +381,27 @@ class Rule:
         return bool(self._measures or self._line_slots)
 
     @lazy
-    def heads(self) -> tuple[int, ...]:
-        """Return the distinct numbers of row blocks into which stages divide variables."""
-        return tuple(
-            dict.fromkeys(getattr(rule_pass, "block_count", 1) for rule_pass in self.passes)
-        )
-
-    @lazy
-    def needs_layout(self) -> bool:
-        """Return True if stages use full matrices and do not define blocks of matrix stacks.
+    def matrix_stages(self) -> list[Any]:
+        """Return the stages that see full matrices.
 
         Stages of a rule that measures rows and columns see the last two dimensions instead, unless
         they are `of_matrices`.
         """
-        stages: list[Any] = [
-            rule_pass for rule_pass in self.passes if hasattr(rule_pass, "block_count")
-        ]
-        return any(
-            stage.heads is None and (stage.of_matrices or not self.is_of_lines) for stage in stages
-        )
+        stages: list[Any] = [entry for entry in self.passes if hasattr(entry, "of_matrices")]
+        return [stage for stage in stages if stage.of_matrices or not self.is_of_lines]
+
+    @lazy
+    def layout(self) -> MatrixLayout:
+        """Return the matrices that stages see in a variable."""
+        with importing:
+            from thalweg._base.matrix_layout import ONE_MATRIX
+        layouts = (stage.layout for stage in self.matrix_stages)
+        return next(filter(None, layouts), ONE_MATRIX)
+
+    @lazy
+    def needs_layout(self) -> bool:
+        """Return True if a stage sees full matrices and has no layout for stacks of matrices."""
+        return any(stage.layout is None for stage in self.matrix_stages)
 
     @lazy
     def reduces_variables(self) -> bool:

@@ -374,7 +374,7 @@ def of_matrices(params: list[Tensor], **options: Any) -> Any:
     noise = torch.Generator().manual_seed(2)
     shapes = (8, 6), (6, 6), (5, 4), (3,)
     params[:] = [torch.nn.Parameter(torch.randn(shape, generator=noise)) for shape in shapes]
-    rules = {"rule": "NorMuon", "heads": 2}, {"rule": "SOAP"}, {"rule": CENTERING}
+    rules = {"rule": "NorMuon", "layout": "rows=5+3"}, {"rule": "SOAP"}, {"rule": CENTERING}
     groups = [{"params": [param], **rule} for param, rule in zip(params, rules, strict=False)]
     return optim.Mixed([*groups, {"params": params[3:], "rule": "SGD"}], **options)
 

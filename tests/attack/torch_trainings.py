@@ -62,7 +62,13 @@ OF_MATRICES: list[tuple[str, dict[str, Any]]] = [
     ("SOAP", {"precondition_frequency": 2}),
     ("KLSOAP", {"max_precondition_dim": 4}),
 ]
-OF_HALVES: list[tuple[str, dict[str, Any]]] = [("Muon", {"heads": 2}), ("SOAP", {"heads": 2})]
+OF_HALVES: list[tuple[str, dict[str, Any]]] = [
+    ("Muon", {"heads": 2}),
+    ("SOAP", {"heads": 2}),
+    ("NorMuon", {"layout": "rows=2 interleaved"}),
+    ("MuonH", {"layout": "rows=2 transposed"}),
+    ("KLSOAP", {"layout": "rows=2 interleaved transposed"}),
+]
 
 
 def _update(var: Any, grad: Any, mean: Any, *, learning_rate: Any, share: Any) -> Any:

@@ -113,7 +113,7 @@ def test_groups_in_one_step_equal_single_steps(rule: Rule, engine: str) -> None:
     assert len(hooks.requested) == len(set(hooks.requested))  # prepare runs once for each
 
 
-def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_groups_are_one_kernel_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     variables, slots, gradients = made([64] * 100, [torch.float32] * 100, ADAM)
     groups = list(range(100))
     special = {group: {"learning_rate": 0.01 * (group + 1)} for group in groups}
@@ -155,7 +155,7 @@ MEASURING = Rule(
 @pytest.mark.parametrize(
     "changes", [NOTHING, GradientTransforms(global_clipnorm=0.7)], ids=["plain", "clip"]
 )
-def test_a_rules_measure_has_equal_bits_in_both_engines(
+def test_measures_have_equal_bits_in_both_engines(
     changes: GradientTransforms,
 ) -> None:
     results = []
@@ -175,7 +175,7 @@ def test_a_rules_measure_has_equal_bits_in_both_engines(
     assert [slots[id(var)][1].item() for var in variables] == [5.0] * len(variables)
 
 
-def test_a_variable_that_comes_twice_is_measured_once_and_moves_twice() -> None:
+def test_repeated_variable_is_measured_once_and_updated_twice() -> None:
     var = Variable(torch.tensor([3.0, 4.0]))
     slots = {id(var): [torch.zeros(2), torch.zeros(())]}
     first, second = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])

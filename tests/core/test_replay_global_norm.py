@@ -133,7 +133,7 @@ def test_a_global_norm_is_replayed(
 
 
 @pytest.mark.parametrize("kind", ["many", "leaves"])
-def test_sums_are_added_up_in_their_order(kind: str, parts: Any) -> None:
+def test_global_norm_adds_sums_in_order(kind: str, parts: Any) -> None:
     compare(
         lambda params: optim.SGD(groups(params), 0.1, clip_grad_norm=0.7),
         kind,
@@ -202,7 +202,7 @@ def _tiny(params: list[Parameter]) -> None:
 @pytest.mark.parametrize("limit", [0.0, 1e-44, 1e-38, 1.0, 1e30])
 @pytest.mark.parametrize("kind", ["float32", "float64", "several"])
 @pytest.mark.parametrize("home", [optim, tensorflow], ids=["torch", "tensorflow"])
-def test_unusual_numbers_are_those_of_the_careful_step(
+def test_extreme_values_equal_the_full_step(
     home: Any, kind: str, limit: float, change: Callable[[list[Parameter]], None], parts: Any
 ) -> None:
     def before(opt: Any, params: list[Parameter], step: int) -> None:

@@ -251,7 +251,7 @@ def _numbers() -> np.ndarray[Any, np.dtype[np.float32]]:
 
 @pytest.mark.parametrize("has_instructions", [True, False])
 @np.errstate(all="ignore")
-def test_halves_are_converted_with_and_without_instructions_for_it(
+def test_halves_are_converted_with_and_without_f16c(
     has_instructions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if has_instructions and not machine_code._has_halves():
@@ -289,7 +289,7 @@ print("same")
 """
 
 
-def test_kernels_for_any_processor_call_no_function_that_is_not_there() -> None:
+def test_portable_kernels_call_only_available_functions() -> None:
     home = str(Path(rulebook.__file__).parent)
     process = fresh_process.run(GENERIC, NUMBA_CPU_NAME="generic", PYTHONPATH=home)
     assert process.stdout == "same\n", process.stderr

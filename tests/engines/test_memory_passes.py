@@ -146,7 +146,7 @@ def is_replayed(name: str, kind: str, dtype: torch.dtype, trusts: bool) -> bool:
     ],
     ids=label,
 )
-def test_a_step_in_sweeps_is_the_plain_step_of_processed_gradients(
+def test_swept_step_equals_step_of_processed_gradients(
     name: str, kind: str, dtype: torch.dtype, trusts: bool, engine: Any
 ) -> None:
     swept, plain_case = Case(dtype, kind), Case(dtype, kind)
@@ -217,7 +217,7 @@ def test_peaks_and_squares_see_every_element(
 @pytest.mark.parametrize("special", ["inf", "-inf", "nan"])
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("kind", ["dense", "twice"])
-def test_a_step_that_is_skipped_changes_nothing(
+def test_skipped_step_changes_nothing(
     dtype: torch.dtype, special: str, exact: bool, kind: str
 ) -> None:
     case, opt, step = Case(dtype, kind), train.AdamOptimizer(0.01), Variable(np.int64(0))
@@ -260,7 +260,7 @@ def test_a_step_that_is_skipped_changes_nothing(
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_gradients_of_a_skipped_step_are_let_go(steps: int) -> None:
+def test_gradients_of_a_skipped_step_are_freed(steps: int) -> None:
     case, opt = Case(torch.float32), train.MomentumOptimizer(0.1, 0.9)
     options = GradientTransforms(unscaling=case.unscaling)
     skipping = GradientTransforms(
@@ -372,7 +372,7 @@ def test_a_gradient_of_another_dtype_or_shape_changes_nothing() -> None:
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize("crossed", [False, True])
-def test_variables_and_copies_of_other_strides(crossed: bool, engine: Any) -> None:
+def test_strided_variables_and_copies_equal_contiguous_ones(crossed: bool, engine: Any) -> None:
     var = torch.nn.Parameter(torch.randn(6, 4).t())
     copy = torch.empty(4, 6) if crossed else torch.empty(6, 4).t()
     copy = copy.half()

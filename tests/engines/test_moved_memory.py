@@ -107,7 +107,7 @@ MOVES: list[Callable[[Any, Any], None]] = [
 @pytest.mark.parametrize("row", [ROWS[0], ROWS[5], ROWS[7]], ids=lambda row: row.name)
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__)
 @pytest.mark.filterwarnings("ignore::thalweg.PerformanceWarning")
-def test_next_steps_are_those_of_a_fresh_optimizer(row: Row, engine: str, move: Any) -> None:
+def test_steps_after_move_equal_a_fresh_optimizer(row: Row, engine: str, move: Any) -> None:
     opt, module = made(row, engine)
     move(opt, module)
     twin_opt, twin = fresh(row, opt, module)
@@ -121,7 +121,7 @@ def test_next_steps_are_those_of_a_fresh_optimizer(row: Row, engine: str, move: 
 
 @pytest.mark.parametrize("shape", [(6,), (2,), (2, 2), (4, 1)])
 @pytest.mark.parametrize("engine", ["reference", "cpu"])
-def test_another_shape_is_refused(engine: str, shape: tuple[int, ...]) -> None:
+def test_changed_shape_raises(engine: str, shape: tuple[int, ...]) -> None:
     refused_with_gradient_of(shape, shape, engine)
 
 
@@ -138,7 +138,7 @@ def test_another_shape_is_refused(engine: str, shape: tuple[int, ...]) -> None:
         ("cpu", (4, 1)),
     ],
 )
-def test_another_shape_is_refused_with_an_old_gradient(engine: str, shape: tuple[int, ...]) -> None:
+def test_changed_shape_with_old_gradient_raises(engine: str, shape: tuple[int, ...]) -> None:
     refused_with_gradient_of((4,), shape, engine)
 
 
@@ -154,7 +154,7 @@ def refused_with_gradient_of(wrong: tuple[int, ...], shape: tuple[int, ...], eng
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_module_to_another_dtype_goes_on_with_its_slots(row: Row, dtype: torch.dtype) -> None:
+def test_module_to_another_dtype_keeps_its_slots(row: Row, dtype: torch.dtype) -> None:
     (opt, module), (plain_opt, twin) = made(row, "cpu"), made(row, "reference")
     module.to(dtype), twin.to(dtype)
     for number in (2, 3):
@@ -165,7 +165,7 @@ def test_module_to_another_dtype_goes_on_with_its_slots(row: Row, dtype: torch.d
 
 
 @both_engines
-def test_module_to_another_dtype_without_slots(engine: str) -> None:
+def test_module_to_another_dtype_steps_without_slots(engine: str) -> None:
     module = torch.nn.Linear(2, 1, bias=False)
     opt = thalweg.keras.optimizers.SGD(0.5)
     opt.engine = engine
@@ -177,7 +177,7 @@ def test_module_to_another_dtype_without_slots(engine: str) -> None:
 
 
 @both_engines
-def test_other_gradients_of_other_memory(engine: str) -> None:
+def test_gradients_of_other_layouts_equal_the_reference(engine: str) -> None:
     opt, w = RMSprop(0.1), thalweg.Variable(np.ones(6, "f4"))
     plain_opt, twin = RMSprop(0.1), thalweg.Variable(np.ones(6, "f4"))
     opt.engine, plain_opt.engine = engine, "reference"
@@ -188,7 +188,7 @@ def test_other_gradients_of_other_memory(engine: str) -> None:
 
 
 @both_engines
-def test_freed_variables_are_not_taken_for_new_ones(engine: str) -> None:
+def test_freed_variables_are_not_confused_with_new_ones(engine: str) -> None:
     opt = Adam(0.5)
     opt.engine = engine
     for _ in range(20):
@@ -199,7 +199,7 @@ def test_freed_variables_are_not_taken_for_new_ones(engine: str) -> None:
 
 
 @both_engines
-def test_backward_through_an_older_graph_is_noticed(engine: str) -> None:
+def test_backward_through_an_older_graph_raises(engine: str) -> None:
     w, opt = thalweg.Variable([1.0, 2.0]), Adam()
     opt.engine = engine
     loss = (w * w).sum()

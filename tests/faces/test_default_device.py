@@ -222,7 +222,7 @@ def test_large_slots_do_not_depend_on_the_default_device(name: str) -> None:
 
 @pytest.mark.parametrize("default", ["float64", "bfloat16"])
 @pytest.mark.parametrize("name", ["ASGD", "NAdam"])
-def test_numbers_follow_the_default_dtype_as_in_torch(name: str, default: str) -> None:
+def test_hyperparameters_follow_the_default_dtype_as_in_torch(name: str, default: str) -> None:
     states: list[dict[str, Any]] = []
     with DEFAULTS[default]():
         for cls in (getattr(torch.optim, name), getattr(optim, name)):

@@ -142,7 +142,7 @@ def harmed(got: list[Tensor], expected: list[Tensor]) -> list[list[int]]:
     ids=label,
 )
 @many("bad", BAD)
-def test_a_bad_gradient_harms_its_own_element_only(name: str, bad: str, dtypes: Any) -> None:
+def test_nonfinite_gradient_affects_only_its_element(name: str, bad: str, dtypes: Any) -> None:
     rule = by_rule()[name].rule
     start, gradients = clean(dtypes)
     calm = trained(name, start, [gradients], "cpu")

@@ -162,7 +162,7 @@ DAMAGED_TABLES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGED_TABLES)
-def test_a_damaged_table_is_refused(name: str, tmp_path: Path) -> None:
+def test_damaged_table_raises(name: str, tmp_path: Path) -> None:
     data, words = DAMAGED_TABLES[name]
     (tmp_path / "ckpt.index").write_bytes(data)
     (tmp_path / f"ckpt{DATA}").write_bytes(PAYLOAD)
@@ -181,13 +181,13 @@ def test_undamaged_tables_are_read(tmp_path: Path) -> None:
         assert bundle.read(tmp_path / "ckpt").tensors["a"].array().tolist() == [1.0, 1.0]
 
 
-def test_snappy_is_refused_as_such(tmp_path: Path) -> None:
+def test_snappy_compression_raises_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "ckpt.index").write_bytes(table(GOOD, kind=1))
     with pytest.raises(UnsupportedCheckpointError, match=r"compressed with snappy.*save it"):
         bundle.read(tmp_path / "ckpt")
 
 
-def test_an_index_that_is_truncated_is_refused(tmp_path: Path) -> None:
+def test_truncated_index_raises(tmp_path: Path) -> None:
     small(tmp_path / "ckpt")
     index = (tmp_path / "ckpt.index").read_bytes()
     for length in range(len(index)):
@@ -196,7 +196,7 @@ def test_an_index_that_is_truncated_is_refused(tmp_path: Path) -> None:
             bundle.read(tmp_path / "ckpt")
 
 
-def test_an_index_larger_than_any_is_refused_unread(tmp_path: Path) -> None:
+def test_oversized_index_raises_before_reading(tmp_path: Path) -> None:
     with (tmp_path / "ckpt.index").open("wb") as file:
         file.truncate(1 << 40)  # takes no room
     with pytest.raises(DataLossError, match="the index has 1099511627776 bytes, no more than"):
@@ -233,7 +233,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert [part.name for part in bundle.describe(tmp_path / "ckpt")] == ["dec/bias", "dec/kernel"]
 
 
-def test_a_file_names_its_checkpoint(tmp_path: Path) -> None:
+def test_bundle_file_name_gives_its_prefix(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     for suffix in (".index", DATA):
         assert bits(Path(f"{prefix}{suffix}")) == bits(prefix)
@@ -245,7 +245,7 @@ def test_a_file_names_its_checkpoint(tmp_path: Path) -> None:
         bundle.read(second_prefix)
 
 
-def test_files_are_found_by_their_paths_where_folders_cannot_be_opened(
+def test_files_are_found_in_unlistable_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix = small(tmp_path / "ckpt")
@@ -261,7 +261,7 @@ def test_files_are_found_by_their_paths_where_folders_cannot_be_opened(
     assert bits(Path("ckpt")) == expected
 
 
-def test_a_file_that_becomes_shorter_is_noticed(tmp_path: Path) -> None:
+def test_file_truncated_during_reading_raises(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     with checkpoint_directory.Folder(str(prefix)) as home:
         file = home.open_shard(DATA)

@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     return target
 
 
-def test_files_are_read_back(path: Path) -> None:
+def test_files_round_trip(path: Path) -> None:
     assert have_equal_contents(container.read(path), Contents(DOCUMENT, a_few()))
 
 
@@ -44,7 +44,7 @@ def test_a_file_without_tensors_holds_its_document(tmp_path: Path) -> None:
     assert have_equal_contents(container.read(tmp_path / "a"), Contents({}, {}))
 
 
-def test_safetensors_reads_it(path: Path) -> None:
+def test_safetensors_package_reads_the_file(path: Path) -> None:
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
         for name, tensor in a_few().items():
@@ -92,7 +92,7 @@ def test_memory_that_is_not_aligned_is_copied() -> None:
         assert entry.array().flags.aligned
 
 
-def test_bools_are_true_or_false() -> None:
+def test_invalid_bool_bytes_raise() -> None:
     entry = StoredTensor("BOOL", (3,), memoryview(b"\0\1\2"))
     for function in (entry.tensor, entry.array):
         with pytest.raises(DataLossError, match=re.escape("A bool of shape (3,)")):
@@ -116,7 +116,7 @@ TENSORS: dict[str, torch.Tensor] = {
 
 
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
-def test_any_strided_tensor_is_stored(tensor: torch.Tensor) -> None:
+def test_strided_tensors_are_stored(tensor: torch.Tensor) -> None:
     actual = of_tensor(tensor).tensor()
     assert actual.dtype == tensor.dtype
     assert torch.equal(actual, tensor.detach().clone())
@@ -180,7 +180,7 @@ def test_a_file_is_described_without_its_tensors(path: Path) -> None:
         assert raw == bytes(tensor.data)
 
 
-def test_some_tensors_can_be_read_alone(path: Path) -> None:
+def test_subset_of_tensors_can_be_read(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[container.describe(path).tensors["dec/kernel"].begin] ^= 1
     path.write_bytes(raw)
@@ -207,7 +207,7 @@ def test_errors_describe_the_damaged_tensor(path: Path) -> None:
         assert str(error.value) == message
 
 
-def test_kinds_of_files_are_told_apart(path: Path, tmp_path: Path) -> None:
+def test_file_kinds_are_distinguished(path: Path, tmp_path: Path) -> None:
     assert container.is_container(path)
     for number, content in enumerate((b"", b"{}", path.read_bytes()[:8])):
         (tmp_path / str(number)).write_bytes(content)
@@ -229,7 +229,7 @@ def test_paths_without_a_file_raise(function: Any, tmp_path: Path) -> None:
         function(tmp_path / "pipe")
 
 
-def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
+def test_progress_goes_from_zero_to_total(tmp_path: Path) -> None:
     tensors = {"a": stored("F32", (3000, 700)), "b": stored("U8", (5,))}
     calls: list[tuple[int, int]] = []
 
@@ -251,7 +251,7 @@ def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
         assert calls[-1] == (total, total)
 
 
-def test_a_tensor_that_changes_meanwhile_makes_no_damaged_file(tmp_path: Path) -> None:
+def test_concurrently_changed_tensor_gives_a_valid_file(tmp_path: Path) -> None:
     tensor, stop = torch.zeros(1_000_000), threading.Event()
 
     def change() -> None:
@@ -269,9 +269,7 @@ def test_a_tensor_that_changes_meanwhile_makes_no_damaged_file(tmp_path: Path) -
         thread.join()
 
 
-def test_memory_that_is_not_there_changes_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_error_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def empty(*_: Any) -> Any:
         raise MemoryError
 
@@ -284,7 +282,7 @@ def test_memory_that_is_not_there_changes_nothing(
     assert have_equal_contents(container.read(path), Contents(DOCUMENT, a_few()))
 
 
-def test_many_tensors(tmp_path: Path) -> None:
+def test_many_tensors_round_trip(tmp_path: Path) -> None:
     dice = random.Random(0)
     tensors = {f"layer{i}/w": stored("F32", (dice.randrange(9),), i) for i in range(2000)}
     container.write(tmp_path / "a", tensors, {"n": 2000})

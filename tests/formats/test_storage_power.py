@@ -41,7 +41,7 @@ def broken(log: list[Op], path: Path, old: Content) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("old", [b"old" * 1000, None], ids=["old", "none"])
-def test_no_state_is_broken(old: Content, tmp_path: Path) -> None:
+def test_power_loss_leaves_a_complete_file(old: Content, tmp_path: Path) -> None:
     log = log_of(tmp_path / "ckpt", old)
     count, bad = broken(log, tmp_path / "ckpt", old)
     assert [op.kind for op in log] == ["make", *["write"] * 4, "sync", "rename", "sync"]
@@ -76,7 +76,9 @@ WORSE = {
 
 
 @pytest.mark.parametrize("change", WORSE.values(), ids=WORSE)
-def test_other_ways_break(change: Callable[[list[Op]], list[Op]], tmp_path: Path) -> None:
+def test_reordered_writes_are_detected_as_broken(
+    change: Callable[[list[Op]], list[Op]], tmp_path: Path
+) -> None:
     log = change(log_of(tmp_path / "ckpt", b"old" * 1000))
     assert broken(log, tmp_path / "ckpt", b"old" * 1000)[1] > 0
 
@@ -90,6 +92,6 @@ def test_leftovers_of_other_processes_are_removed(tmp_path: Path) -> None:
     assert not broken(log, path, b"old")[1]
 
 
-def test_folders_are_on_the_disk_before_files_are(tmp_path: Path) -> None:
+def test_folders_are_synced_before_files(tmp_path: Path) -> None:
     log = power.recorded(lambda: atomic_write.make_folder(tmp_path / "a" / "b"))
     assert log == [Op("sync", str(tmp_path)), Op("sync", str(tmp_path / "a"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from attribute_access import assert_known, touching, watched
 from thalweg import optim, rules
+from thalweg.optim import schedules
 from training import OPTIMIZERS, assert_same_training, data, loss_of, model, schedule, trained
 
 # What transformers 5.23 asks an optimizer for, itself or through Accelerate 1.15.
@@ -66,7 +68,7 @@ def trained_by(folder: Path, make: Any, checkpoint: str | None = None) -> Any:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
+def test_transformers_training_equals_the_plain_loop(name: str, tmp_path: Path) -> None:
     make = OPTIMIZERS[name]
     expected = trained(make, data(), clip=1.0)
     assert_same_training(trained_by(tmp_path, make), expected)
@@ -82,7 +84,9 @@ def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
     ],
     ids=["AdamW", "tensorflow.Ftrl", "RuleOptimizer"],
 )
-def test_a_class_with_its_arguments(cls: Any, arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_trainer_takes_optimizer_class_and_arguments(
+    cls: Any, arguments: dict[str, Any], tmp_path: Path
+) -> None:
     """Let the Trainer create the optimizer, of its groups with decay and without."""
     hf_trainer = trainer(tmp_path, Wrapped(), optimizer_cls_and_kwargs=(cls, arguments))
     initial = [param.detach().clone() for param in hf_trainer.model.parameters()]
@@ -94,7 +98,7 @@ def test_a_class_with_its_arguments(cls: Any, arguments: dict[str, Any], tmp_pat
         assert not torch.equal(param, old)
 
 
-def test_attributes_that_transformers_uses(tmp_path: Path) -> None:
+def test_transformers_uses_only_available_attributes(tmp_path: Path) -> None:
     with touching("transformers", "accelerate") as accessed:
         cls = watched(optim.AdamW)
         trained_by(tmp_path, lambda params: cls(params, lr=0.05))
@@ -103,7 +107,7 @@ def test_attributes_that_transformers_uses(tmp_path: Path) -> None:
     assert_known(accessed, ATTRIBUTES)
 
 
-def test_diagnostics_are_logged_as_all_else(tmp_path: Path) -> None:
+def test_diagnostics_are_logged_by_transformers(tmp_path: Path) -> None:
     module = Wrapped()
     optimizer = optim.AdamW(module.named_parameters(), lr=0.05, diagnostics=3)
     hf_trainer = trainer(tmp_path, module, optimizers=(optimizer, schedule(optimizer)))
@@ -118,3 +122,29 @@ def test_diagnostics_are_logged_as_all_else(tmp_path: Path) -> None:
     assert numbers.items() <= rows[-1].items()
     with pytest.raises(TypeError, match="trainer must be a Trainer"):
         LogDiagnostics(print)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "1-sqrt"])
+def test_factors_have_the_numbers_of_transformers(shape: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    wsd = schedules.WarmupStableDecay(40, warmup=7, decay=12, shape=shape, floor=0.1, begin=0.1)
+    expected_wsd = partial(
+        transformers.get_wsd_schedule, num_warmup_steps=7, num_decay_steps=12,
+        num_training_steps=40, decay_type=shape, min_lr_ratio=0.1,
+    )  # fmt: skip
+    cosine = partial(transformers.get_cosine_schedule_with_warmup, num_warmup_steps=7,
+                     num_training_steps=40)  # fmt: skip
+    inverse = partial(transformers.get_inverse_sqrt_schedule, num_warmup_steps=7)
+    for factor, make in (
+        (wsd, expected_wsd),
+        (schedules.WarmupCosine(40, warmup=7), cosine),
+        (schedules.InverseSquareRoot(warmup=7), inverse),
+    ):
+        ours, theirs = (optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3) for _ in range(2))
+        pair = schedules.Schedule(ours, factor), make(theirs)
+        for step in range(41):  # Later, the cosine of transformers rises again.
+            rates = [scheduler.get_last_lr()[0] for scheduler in pair]
+            assert rates[0] == pytest.approx(rates[1], rel=1e-15, abs=1e-300), (factor, step)
+            for scheduler in pair:
+                scheduler.optimizer.step()
+                scheduler.step()

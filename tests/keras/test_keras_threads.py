@@ -32,7 +32,7 @@ class Summing(Optimizer):
 
 
 @pytest.mark.parametrize("make", [lambda: Summing("Summing"), lambda: SGD(1.0)])
-def test_no_update_is_lost(make: Any) -> None:
+def test_concurrent_updates_are_not_lost(make: Any) -> None:
     w, opt = torch.nn.Parameter(torch.zeros(100)), make()
 
     def work() -> None:
@@ -45,7 +45,7 @@ def test_no_update_is_lost(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Summing("Summing"), lambda: Adam(beta_1=0.0)])
-def test_a_state_is_of_one_step(make: Any) -> None:
+def test_state_under_concurrent_steps_is_consistent(make: Any) -> None:
     w, opt = thalweg.Variable([0.0], "w"), make()
     opt.apply_gradients([([1.0], w)])
     states: list[Any] = []
@@ -65,7 +65,7 @@ def test_a_state_is_of_one_step(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [lambda: Summing("Summing"), Adam])
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
-def test_copies_take_turns_of_their_own(make: Any, duplicate: Any) -> None:
+def test_copies_have_separate_locks(make: Any, duplicate: Any) -> None:
     opt, variables = make(), pair()
     train(opt, variables, 1)
     duplicate_opt = duplicate(opt)
@@ -74,7 +74,7 @@ def test_copies_take_turns_of_their_own(make: Any, duplicate: Any) -> None:
     assert duplicate_opt.iterations.item() == 2
 
 
-def test_a_copy_made_within_a_step_asks_its_callables_anew() -> None:
+def test_copy_made_within_a_step_calls_its_callables_again() -> None:
     rates, copies = [0.5], []
     opt = SGD(lambda: copies.append(copy.deepcopy(opt)) or rates[0] if not copies else rates[0])
     train(opt, pair(), 1)
@@ -89,7 +89,7 @@ def test_a_copy_made_within_a_step_asks_its_callables_anew() -> None:
         *(pytest.param(1_000_000, 400, count, marks=pytest.mark.slow) for count in (2, 4, 8)),
     ],
 )
-def test_threads_take_their_steps_in_turn(size: int, updates: int, threads: int) -> None:
+def test_threads_step_one_at_a_time(size: int, updates: int, threads: int) -> None:
     w, opt = torch.nn.Parameter(torch.zeros(size)), SGD(1.0, clipnorm=1e9)
     opt.apply_gradients([(torch.zeros(size), w)])
 

@@ -47,9 +47,7 @@ stepping = partial(openseq2seq_small.stepping, rate=1.0, summaries=[])
     [{}, {"larc_params": {"larc_eta": 1.0, "larc_mode": "scale", "min_update": 1.0}}],
     ids=["plain", "larc"],
 )
-def test_rows_that_repeat_are_added_up_in_float32(
-    has_penalty: bool, options: dict[str, Any]
-) -> None:
+def test_repeated_rows_are_summed_in_float32(has_penalty: bool, options: dict[str, Any]) -> None:
     var = table()
     if has_penalty:
         mp_regularizer_wrapper(lambda w: 0.0 * w.sum())(var)
@@ -59,7 +57,7 @@ def test_rows_that_repeat_are_added_up_in_float32(
     assert var.flatten().tolist() == [-65504.0, 0.0]
 
 
-def test_a_sum_of_rows_that_16_bits_do_not_hold_is_no_overflow() -> None:
+def test_row_sum_beyond_16_bits_is_not_an_overflow() -> None:
     var = table()
     step = stepping([var], loss_scaling="Backoff", loss_scaling_params={"scale_max": 1.0})
     assert step.apply_gradients([rows()]) is True
@@ -94,7 +92,7 @@ def test_clipped_gradients_of_16_bit_variables_are_rounded_before_the_update() -
     np.testing.assert_array_equal(w.numpy(), value)
 
 
-def test_three_runs_are_shares_by_the_reciprocal_as_in_sessions() -> None:
+def test_iter_size_3_multiplies_by_the_reciprocal() -> None:
     runs = iter([True, True, False])
     w = Variable(torch.zeros(3), name="w")
     step = stepping([w], dtype=torch.float32, iter_size=3, skip_update_ph=lambda: next(runs))
@@ -109,7 +107,7 @@ def test_three_runs_are_shares_by_the_reciprocal_as_in_sessions() -> None:
 # Arguments and places
 
 
-def test_gates_are_given_by_position() -> None:
+def test_gate_gradients_can_be_positional() -> None:
     w = Variable(torch.ones(2, dtype=HALF), name="w")
     opt = MixedPrecisionOptimizerWrapper(SGD(1.0), 8.0)
     loss = lambda: w.float().sum()  # noqa: E731
@@ -118,7 +116,7 @@ def test_gates_are_given_by_position() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, "mixed"], ids=str)
-def test_a_step_in_inference_mode_is_the_step_outside_of_it(dtype: Any) -> None:
+def test_step_in_inference_mode_equals_ordinary_step(dtype: Any) -> None:
     kind = HALF if dtype == "mixed" else torch.float32
     ends = []
     for in_inference_mode in (False, True):
@@ -163,7 +161,7 @@ def test_an_override_of_apply_gradients_has_a_session_s_learning_rate() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_an_override_of_apply_gradients_is_given_all_pairs_and_the_global_step() -> None:
+def test_overridden_apply_gradients_gets_all_pairs_and_global_step() -> None:
     w, u = Variable([1.0], name="w"), Variable([1.0], name="u")
     steps: list[Any] = []
 
@@ -185,7 +183,7 @@ def test_an_override_of_apply_gradients_is_given_all_pairs_and_the_global_step()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-def test_what_an_override_raises_is_before_or_after_the_step(late: bool) -> None:
+def test_override_error_notes_whether_the_step_was_taken(late: bool) -> None:
     class Failing(train.AdamOptimizer):
         armed = False
 
@@ -229,7 +227,7 @@ def interrupted_after(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any])
 
 
 @pytest.mark.parametrize("bad", [False, True], ids=["taken", "skipped"])
-def test_an_interruption_after_the_step_undoes_nothing(
+def test_interruption_after_the_step_keeps_the_step(
     bad: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainings = [
@@ -259,7 +257,7 @@ def test_an_interruption_after_the_step_undoes_nothing(
     assert differing(training.state(), twin.state()) == []
 
 
-def test_an_interruption_after_gradients_were_added_up_says_so(
+def test_interruption_after_accumulation_is_noted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training = Training("Adam", HALF, iter_size=2, skip_update_ph=True)
@@ -277,7 +275,7 @@ def test_an_interruption_after_gradients_were_added_up_says_so(
 
 
 @pytest.mark.parametrize("algorithm", ["Backoff", "LogMax"])
-def test_what_a_scaler_will_write_is_written_by_its_calls(algorithm: str) -> None:
+def test_scaler_decision_writes_only_through_its_calls(algorithm: str) -> None:
     scaler, twin = AutomaticLossScaler(algorithm), AutomaticLossScaler(algorithm)
     state_before = scaler.state_dict()
     for has_nan, amax in ((False, 3.0), (True, 0.0), (False, float("inf")), (False, 0.5)):
@@ -291,7 +289,7 @@ def test_what_a_scaler_will_write_is_written_by_its_calls(algorithm: str) -> Non
         assert differing(state_before, scaler.state_dict()) == []
 
 
-def test_a_static_scale_takes_its_step_without_looking_at_gradients(
+def test_static_scale_step_does_not_check_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     transforms_seen: list[Any] = []

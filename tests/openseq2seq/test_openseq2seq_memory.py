@@ -17,7 +17,7 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import (
 )
 
 
-def test_a_variable_that_becomes_of_another_dtype_gets_numbers_of_that_dtype() -> None:
+def test_variable_with_changed_dtype_gets_copies_of_that_dtype() -> None:
     (p,) = halves(4)
     mp_regularizer_wrapper(lambda w: (w * 0).sum())(p)  # gradients become float32
     step = stepping([p])
@@ -28,7 +28,7 @@ def test_a_variable_that_becomes_of_another_dtype_gets_numbers_of_that_dtype() -
     assert p.detach().tolist() == [1.0] * 4
 
 
-def test_a_variable_that_is_transposed_in_place_is_copied_to_as_it_lies() -> None:
+def test_variable_transposed_in_place_is_copied_in_its_layout() -> None:
     p = Parameter(torch.arange(4.0).reshape(2, 2).to(HALF))
     step = stepping([p])
     for _ in range(2):
@@ -39,7 +39,7 @@ def test_a_variable_that_is_transposed_in_place_is_copied_to_as_it_lies() -> Non
     assert p.detach().tolist() == [[0.0, 1.0], [2.0, 3.0]]  # as the master has it
 
 
-def test_a_graph_through_a_variable_that_a_step_has_written_is_refused() -> None:
+def test_backward_through_a_written_variable_raises() -> None:
     (p,) = halves(4)
     step = stepping([p])
     grad = torch.ones(4, dtype=HALF)
@@ -51,7 +51,7 @@ def test_a_graph_through_a_variable_that_a_step_has_written_is_refused() -> None
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_a_gradient_inside_the_memory_of_a_copy_is_read_as_it_was(steps: int) -> None:
+def test_gradient_aliasing_a_copy_is_read_before_writing(steps: int) -> None:
     a, b = halves(4, 4)
     step = stepping([a, b])
     zero = torch.zeros(4, dtype=HALF)
@@ -61,7 +61,7 @@ def test_a_gradient_inside_the_memory_of_a_copy_is_read_as_it_was(steps: int) ->
     assert a.detach().tolist() == b.detach().tolist() == [0.5] * 4
 
 
-def test_variables_that_share_memory_are_refused() -> None:
+def test_overlapping_variables_raise() -> None:
     memory = torch.ones(8, dtype=HALF)
     a, c = Parameter(memory[:4]), Parameter(memory[2:6])
     zero = torch.zeros(4, dtype=HALF)
@@ -70,7 +70,7 @@ def test_variables_that_share_memory_are_refused() -> None:
     assert memory.tolist() == [1.0] * 8
 
 
-def test_a_variable_that_was_freed_is_refused() -> None:
+def test_freed_variable_raises() -> None:
     a, b = halves(4, 4)
     step = stepping([a, b])
     zero = torch.zeros(4, dtype=HALF)
@@ -104,7 +104,7 @@ PARTS = ("gradient", "values", "indices")
 @pytest.mark.parametrize("size", [0, 1, 3])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("options", READ_EARLY)
-def test_a_cut_gradient_is_refused_before_it_is_read(options: str, part: str, size: int) -> None:
+def test_truncated_gradient_raises_before_reading(options: str, part: str, size: int) -> None:
     dtype = torch.float32 if "float32" in options else HALF
     w, v = (Variable(torch.ones(4, 2, dtype=dtype), name) for name in ("w", "v"))
     if options == "penalised":
@@ -124,7 +124,7 @@ def test_a_cut_gradient_is_refused_before_it_is_read(options: str, part: str, si
 
 @pytest.mark.parametrize("size", [0, 4, 28])
 @pytest.mark.parametrize("skip", [True, False])
-def test_a_sum_of_gradients_that_was_cut_is_refused(skip: bool, size: int) -> None:
+def test_truncated_gradient_sum_raises(skip: bool, size: int) -> None:
     w = Variable(torch.ones(8), name="w")
     step = stepping([w], dtype=None, **{**ADDING, "skip_update_ph": skip})
     step.apply_gradients([torch.ones(8)])
@@ -135,7 +135,7 @@ def test_a_sum_of_gradients_that_was_cut_is_refused(skip: bool, size: int) -> No
 
 
 @pytest.mark.parametrize("role", ["variable", "master"])
-def test_memory_of_a_penalty_that_was_cut_is_refused(role: str) -> None:
+def test_truncated_penalty_memory_raises(role: str) -> None:
     w = Variable(torch.ones(8, dtype=HALF), name="w")
     regularized(w)
     step = stepping([w])
@@ -149,7 +149,7 @@ def test_memory_of_a_penalty_that_was_cut_is_refused(role: str) -> None:
 
 
 @pytest.mark.parametrize("skips", [True, False])
-def test_a_sum_whose_elements_share_memory_is_refused_before_others_are_added_to(
+def test_self_overlapping_sum_raises_before_other_sums_change(
     skips: bool,
 ) -> None:
     params = [Variable([1.0, 1.0], name="w"), Variable([1.0, 1.0], name="u")]

@@ -31,7 +31,7 @@ each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f3
 
 @each_engine
 @by_case("traj/novograd/as_documented", *(f"traj/novograd/as_shipped_{n}" for n in "dbew"))
-def test_steps_are_the_recorded_ones(case: Case, engine: Any) -> None:
+def test_steps_equal_the_recording(case: Case, engine: Any) -> None:
     config, rate = case["config"], case["config"]["lr_policy"]
     as_shipped = config["optimizer"] == "NovoGrad"
     learning_rate = getattr(lr_policies, rate["name"])(None, **rate["params"])
@@ -122,7 +122,7 @@ def compare(params: dict[str, Any], opt: Any, expected: Any, read: Any) -> None:
 @each_engine
 @each_dtype
 @each_config
-def test_steps_are_the_oracles(config: str, dtype: Any, engine: Any) -> None:
+def test_steps_equal_the_oracle(config: str, dtype: Any, engine: Any) -> None:
     rates = iter(RATES)
     opt = NovoGrad(lambda: next(rates), **CONFIGS[config])
     opt.engine = engine
@@ -134,7 +134,7 @@ def test_steps_are_the_oracles(config: str, dtype: Any, engine: Any) -> None:
 
 @each_dtype
 @each_config
-def test_steps_in_a_graph_are_the_oracles(config: str, dtype: Any) -> None:
+def test_graph_steps_equal_the_oracle(config: str, dtype: Any) -> None:
     kind = torch.float64 if dtype is np.float64 else torch.float32
     with _graph.Graph().as_default(), _graph.Session() as session:
         rate = _graph.placeholder(torch.float32, ())
@@ -179,7 +179,7 @@ def dense(grad: IndexedSlices) -> torch.Tensor:
 
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_sparse_gradient_is_the_dense_one_to_the_bit(dtype: torch.dtype, engine: Any) -> None:
+def test_sparse_gradient_equals_the_dense_gradient(dtype: torch.dtype, engine: Any) -> None:
     start = torch.linspace(-1, 1, 12).reshape(6, 2).to(dtype)
     w, twin = Variable(start, name="one"), Variable(start, name="other")
     opt = NovoGrad(0.1, weight_decay=0.01, grad_averaging=True)
@@ -244,7 +244,7 @@ def test_a_step_that_fails_changes_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(tensors_after, tensors_before, strict=True))
 
 
-def test_a_failing_hook_takes_the_average_back() -> None:
+def test_failing_hook_restores_the_average() -> None:
     class Failing(NovoGrad):
         def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
             super()._resource_apply_dense(grad, handle)
@@ -259,7 +259,7 @@ def test_a_failing_hook_takes_the_average_back() -> None:
     assert opt.get_slot(w, AVERAGE) == 0
 
 
-def test_repeated_steps_are_those_of_a_new_plan() -> None:
+def test_repeated_steps_equal_a_new_plan() -> None:
     start = torch.linspace(-1, 1, 50)
     w, twin = Variable(start, name="one"), Variable(start, name="other")
     reused, fresh = NovoGrad(0.1), NovoGrad(0.1)

@@ -114,7 +114,7 @@ def assert_skips_all(training: Any, scaling: str, bad: str, places: Any) -> None
 @each_way
 @each_bad
 @each_rule_dtype_and_scaling
-def test_a_step_with_a_bad_gradient_is_skipped(
+def test_step_with_nonfinite_gradient_is_skipped(
     rule: str, dtype: torch.dtype, bad: str, scaling: str, way: str
 ) -> None:
     assert_skips_all(Training(rule, dtype, **SCALINGS[scaling]), scaling, bad, PLACES)
@@ -124,7 +124,7 @@ def test_a_step_with_a_bad_gradient_is_skipped(
 @pytest.mark.parametrize("bad", ["nan", "-inf"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("rule", ["Adam", "NovoGrad"])
-def test_a_bad_gradient_is_seen_in_every_chunk(
+def test_nonfinite_gradient_is_detected_in_every_chunk(
     rule: str, dtype: torch.dtype, bad: str, way: str
 ) -> None:
     training = Training(rule, dtype, LARGE, **SCALINGS["Backoff"])
@@ -148,7 +148,9 @@ def test_a_first_step_may_be_skipped(rule: str, way: str) -> None:
 
 @each_bad
 @each_rule_dtype_and_scaling
-def test_a_bad_row_skips_the_step(rule: str, dtype: torch.dtype, bad: str, scaling: str) -> None:
+def test_nonfinite_row_skips_the_step(
+    rule: str, dtype: torch.dtype, bad: str, scaling: str
+) -> None:
     training = Table(rule, dtype, **SCALINGS[scaling])
     training.step()
     training.step.loss_scaler.loss_scale.fill_(SCALE)
@@ -171,7 +173,7 @@ def saturated(master: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @each_bad
 @each_dtype
 @each_rule
-def test_a_static_scale_lets_bad_gradients_reach_the_masters(
+def test_static_scale_applies_nonfinite_gradients_to_masters(
     rule: str, dtype: torch.dtype, bad: str, way: str
 ) -> None:
     training = Training(rule, dtype, loss_scaling=SCALE)
@@ -217,7 +219,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @each_rule_dtype_and_scaling
-def test_both_ways_take_the_same_steps(
+def test_swept_and_split_steps_are_equal(
     rule: str,
     dtype: torch.dtype,
     options: dict[str, Any],
@@ -267,7 +269,7 @@ def decay(weights: Any) -> Any:
 @pytest.mark.parametrize("options", [{}, {"clip_gradients": 0.5}], ids=["plain", "clip"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @each_bad
-def test_both_ways_take_the_same_steps_with_penalties(
+def test_swept_and_split_steps_are_equal_with_penalties(
     bad: str, dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept, split = (Training("Adam", dtype, **{**SCALINGS["Backoff"], **options}) for _ in range(2))
@@ -319,7 +321,7 @@ NASTY: dict[str, tuple[list[float], list[float], dict[str, Any], bool]] = {
 
 @each_scaling
 @pytest.mark.parametrize(("head", "norm", "options", "takes_step"), NASTY.values(), ids=NASTY)
-def test_both_ways_decide_the_same(
+def test_swept_and_split_overflow_decisions_are_equal(
     head: list[float],
     norm: list[float],
     options: dict[str, Any],
@@ -361,7 +363,9 @@ def accumulating(runs: list[int], **options: Any) -> Training:
 @each_scaling
 @pytest.mark.parametrize("spoiled", [0, 1, 2], ids=["first run", "second run", "last run"])
 @each_bad
-def test_one_bad_run_drops_its_window(bad: str, spoiled: int, scaling: str, way: str) -> None:
+def test_nonfinite_run_drops_its_accumulation_window(
+    bad: str, spoiled: int, scaling: str, way: str
+) -> None:
     runs = [0]
     training = accumulating(runs, **SCALINGS[scaling])
     for _ in range(3):
@@ -390,7 +394,7 @@ def test_one_bad_run_drops_its_window(bad: str, spoiled: int, scaling: str, way:
 
 
 @each_way
-def test_runs_that_only_add_up_touch_nothing_else(way: str) -> None:
+def test_accumulating_runs_change_only_the_sums(way: str) -> None:
     runs = [0]
     training = accumulating(runs, **SCALINGS["Backoff"])
     state_before = {name: var.detach().clone() for name, var in training.own.items()}
@@ -405,7 +409,7 @@ def test_runs_that_only_add_up_touch_nothing_else(way: str) -> None:
     assert torch.equal(twice["sum of head"], share + share)
 
 
-def test_a_bad_run_in_a_session_drops_its_window() -> None:
+def test_nonfinite_session_run_drops_its_window() -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
         w = _graph.Variable(torch.ones(3).half(), name="w")
         factor, skip = _graph.placeholder(torch.float32, ()), _graph.placeholder(torch.bool, ())

@@ -103,14 +103,14 @@ def assert_same(fast: Training, twin: Training) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_has_them(name: str, policy: str) -> None:
+def test_every_optimizer_is_replayed(name: str, policy: str) -> None:
     fast, twin = both(8, name=name, policy=policy)
     assert fast.taken == 6
     assert twin.taken == 0
     assert fast.take.was_applied
 
 
-def test_without_a_list_of_variables() -> None:
+def test_steps_without_var_list_are_replayed() -> None:
     fast, twin = Training(), Training(is_twin=True)
     for training in (fast, twin):
         training.take = optimize_loss(training.loss, "Adam", {}, POLICIES["fixed"])
@@ -130,7 +130,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_gradients_are_processed_in_them(name: str, policy: str) -> None:
+def test_replayed_steps_process_gradients(name: str, policy: str) -> None:
     fast, twin = both(8, policy=policy, **OPTIONS[name])
     assert fast.taken == 6
     for training in (fast, twin):
@@ -150,12 +150,12 @@ NO_REPLAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", NO_REPLAYS)
-def test_where_there_are_none(name: str) -> None:
+def test_unsupported_options_are_not_replayed(name: str) -> None:
     fast, _ = both(**NO_REPLAYS[name])
     assert fast.taken == 0
 
 
-def test_gradients_from_elsewhere() -> None:
+def test_passed_gradients_are_replayed() -> None:
     fast, twin = both(steps=0)
     for seed in range(6):
         for training in (fast, twin):
@@ -168,7 +168,7 @@ def test_gradients_from_elsewhere() -> None:
     assert fast.taken == 4
 
 
-def test_a_graph_has_them() -> None:
+def test_graph_steps_are_replayed() -> None:
     outcomes = []
     for is_twin in (False, True):
         graph = tf.Graph()
@@ -285,7 +285,7 @@ CHANGES = [
 @pytest.mark.parametrize(
     ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )
-def test_what_happens_between_two_steps(
+def test_changes_between_replayed_steps_are_detected(
     replay_stays: bool | None, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
@@ -301,7 +301,7 @@ def test_what_happens_between_two_steps(
             assert (fast.kept.replay is quick and quick.taken == replay_count + 1) is replay_stays
 
 
-def test_a_variable_that_the_loss_freezes() -> None:
+def test_variable_frozen_by_the_loss_is_not_updated() -> None:
     fast, twin = both(summaries=["learning_rate"])
     for training in (fast, twin):
         _frozen_in_the_loss(training)
@@ -310,7 +310,7 @@ def test_a_variable_that_the_loss_freezes() -> None:
         assert_same(fast, twin)
 
 
-def test_what_is_refused_is_so_after_them() -> None:
+def test_invalid_loss_raises_after_replays() -> None:
     fast, twin = both()
     for training in (fast, twin):
         training.take._loss = lambda run=training: (run.variables[0] * torch.inf).sum().reshape(1)
@@ -325,7 +325,7 @@ def test_what_is_refused_is_so_after_them() -> None:
 
 
 @pytest.mark.parametrize("summaries", [None, ["learning_rate"]])
-def test_a_variable_that_the_loss_leaves_out(summaries: Any) -> None:
+def test_variable_left_out_by_the_loss_is_not_updated(summaries: Any) -> None:
     fast, twin = both(summaries=summaries)
     tensors_before = fast.written()
     for training in (fast, twin):
@@ -340,7 +340,7 @@ def test_a_variable_that_the_loss_leaves_out(summaries: Any) -> None:
     assert fast.taken == 0
 
 
-def test_a_rate_is_as_it_was_if_the_step_fails() -> None:
+def test_failed_step_restores_the_rate() -> None:
     fast, twin = both(policy="decay")
     rate = fast.take.learning_rate
 
@@ -372,7 +372,7 @@ def test_a_rate_is_as_it_was_if_the_step_fails() -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["take", "then"])
-def test_an_interruption_leaves_the_step_whole(
+def test_interrupted_replay_is_atomic(
     method: str, step_is_taken: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast, twin = both(policy="decay")
@@ -407,7 +407,7 @@ def test_an_interruption_leaves_the_step_whole(
     assert_same(fast, twin)
 
 
-def test_gradients_are_not_recorded_where_nobody_wants_them() -> None:
+def test_grad_modes_are_respected_by_replay() -> None:
     fast, twin = both()
     with torch.no_grad():
         assert torch.equal(fast.step(5), twin.step(5))
@@ -421,7 +421,7 @@ def test_gradients_are_not_recorded_where_nobody_wants_them() -> None:
     assert_same(fast, twin)
 
 
-def test_nothing_keeps_a_step_but_its_user() -> None:
+def test_replay_does_not_keep_a_step_alive() -> None:
     variable = Variable(torch.ones(3))
     step = optimize_loss(lambda: (variable * 2).sum(), "Adam", {}, POLICIES["fixed"], [variable])
     for _ in range(5):

@@ -30,7 +30,7 @@ def test_a_loaded_master_keeps_its_bits() -> None:
 
 
 @pytest.mark.parametrize("names", [("a", "a", "a#1"), ("a#1", "a", "a"), ("a", "a#0", "a")])
-def test_the_state_of_variables_with_like_names_is_whole(names: tuple[str, ...]) -> None:
+def test_state_of_similarly_named_variables_is_complete(names: tuple[str, ...]) -> None:
     variables = [Variable([1.0], name=name) for name in names]
     step = stepping(variables, "Momentum", params={"momentum": 0.9}, dtype=torch.float32)
     step.apply_gradients([torch.ones(1) for _ in names])
@@ -38,7 +38,7 @@ def test_the_state_of_variables_with_like_names_is_whole(names: tuple[str, ...])
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_step_is_not_copied(duplicate: Callable[[Any], Any]) -> None:
+def test_copying_a_step_raises(duplicate: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match="load state_dict"):
         duplicate(stepping([Variable([1.0])], dtype=torch.float32))
 
@@ -58,7 +58,7 @@ def test_averages_inside_of_a_step_are_part_of_its_state(dtype: Any) -> None:
     assert step.state_dict()["w/ExponentialMovingAverage"].dtype == torch.float32
 
 
-def test_to_ask_for_a_state_begins_no_averages() -> None:
+def test_state_dict_does_not_create_averages() -> None:
     with_state_dict, without_reads = (
         stepping(
             [Variable(torch.zeros(2), name="w")],

@@ -163,7 +163,7 @@ def test_referenced_gradients_are_copied(name: str, view: Any) -> None:
     assert_same(values(opt), values(ref))
 
 
-def test_wide_sums() -> None:
+def test_wide_sums_are_float32() -> None:
     opt = optim.SGD([torch.zeros(2, dtype=torch.bfloat16).requires_grad_()], lr=1.0,
                      accumulate=300, wide_sums=True)  # fmt: skip
     (param,) = opt.param_groups[0]["params"]

@@ -186,7 +186,7 @@ def test_engines_agree_on_all_classes(case: Any, dtype: torch.dtype) -> None:
 
 @many("case", [case for case in CLASSES if case[1] in ("SGD", "AdamW")])
 @many("dtype", TYPES)
-def test_engines_agree(case: Any, dtype: torch.dtype) -> None:
+def test_engines_agree_on_diagnostics(case: Any, dtype: torch.dtype) -> None:
     _compare_engines(case, dtype)
 
 
@@ -541,7 +541,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_json_lines_file(tmp_path: Path) -> None:
+def test_diagnostics_are_written_as_json_lines(tmp_path: Path) -> None:
     path, params = tmp_path / "run.jsonl", params_of(shapes=((3,), (2, 2)))
     opt = optim.SGD(params, lr=0.1, diagnostics=2)
     table_log = to(opt, JsonLines(path))

@@ -156,7 +156,7 @@ def test_rules_that_reduce_raise_and_elementwise_ones_step(name: str) -> None:
             assert torch.equal(take_steps(optimizer, [flat]), expected)
 
 
-def test_both_kinds_of_rules_are_in_the_table() -> None:
+def test_rule_table_has_elementwise_and_reducing_rules() -> None:
     kinds = {name: is_elementwise(name, make) for name, make in MAKERS.items()}
     elementwise = {"SGD", "AdamW", "Lion", "Prodigy", "cautious_decay", "tensorflow", "masters"}
     assert elementwise <= {name for name, is_supported in kinds.items() if is_supported}
@@ -183,7 +183,7 @@ def replace_params(optimizer: Any) -> Tensor:
 
 @pytest.mark.parametrize("steps", [0, STEPS])
 @pytest.mark.parametrize("name", [*MAKERS, *OF_MATRICES])
-def test_parameters_that_a_flat_buffer_replaces(name: str, steps: int) -> None:
+def test_parameters_replaced_by_a_flat_buffer_raise(name: str, steps: int) -> None:
     make = MAKERS.get(name) or PUBLIC[name]
     params = params_of(((3, 4), (5, 2)) if name in OF_MATRICES else SHAPES)
     optimizer = make(params)

@@ -365,7 +365,7 @@ def test_float32_scalars_load_as_float64(cls_name: str, maker: str) -> None:
     assert doubles_of(loaded, params[0], cls_name) == actual
 
 
-def test_rules_pickle() -> None:
+def test_modern_rules_can_be_pickled() -> None:
     for rule in MODERN_RULES:
         unpickled = pickle.loads(pickle.dumps(rule))
         assert (unpickled.name, unpickled.update) == (rule.name, rule.update)
@@ -373,7 +373,7 @@ def test_rules_pickle() -> None:
         assert repr(unpickled.slots) == repr(rule.slots)
 
 
-def test_config_round_trip() -> None:
+def test_modern_rule_config_round_trips() -> None:
     for rule in MODERN_RULES:
         opt = RuleOptimizer(rule)
         assert RuleOptimizer.from_config(opt.get_config()).rule == rule

@@ -107,7 +107,9 @@ def compare(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MAKERS)
 @many("extras,calls", OPTIONS)
-def test_options_replay(name: str, dtype: torch.dtype, extras: dict[str, Any], calls: int) -> None:
+def test_reducing_options_are_replayed(
+    name: str, dtype: torch.dtype, extras: dict[str, Any], calls: int
+) -> None:
     def make_params() -> list[Parameter]:
         return [Parameter(param.to(dtype)) for param in params(6)]
 
@@ -120,7 +122,9 @@ def test_options_replay(name: str, dtype: torch.dtype, extras: dict[str, Any], c
 @pytest.mark.parametrize("name", TENSORFLOW_MAKERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("extras", [{}, {"ema_decay": 0.9}, {"clip_grad_norm": 0.5}], ids=str)
-def test_tensorflow_scalars(name: str, dtype: torch.dtype, extras: dict[str, Any]) -> None:
+def test_tensorflow_reducing_rules_are_replayed(
+    name: str, dtype: torch.dtype, extras: dict[str, Any]
+) -> None:
     def make_params() -> list[Parameter]:
         return [Parameter(param.to(dtype)) for param in params(6)]
 
@@ -130,7 +134,7 @@ def test_tensorflow_scalars(name: str, dtype: torch.dtype, extras: dict[str, Any
 
 
 @pytest.mark.parametrize("name", ALL_MAKERS)
-def test_order_of_sums(name: str) -> None:
+def test_replayed_sums_keep_their_order(name: str) -> None:
     def make_params() -> list[Parameter]:
         torch.manual_seed(0)
         return [Parameter(torch.randn(size)) for size in (200_001, 3, 0, 70_000, 1, 330_000)]

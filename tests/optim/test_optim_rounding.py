@@ -152,7 +152,7 @@ def test_engines_agree_on_matrix_rules(name: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "slot_dtype"), [(torch.bfloat16, None), (torch.float32, "bfloat16")]
 )
-def test_rows_and_columns_of_any_length(
+def test_rows_and_columns_of_any_length_draw_reference_bits(
     shape: tuple[int, ...], dtype: torch.dtype, slot_dtype: str | None, threads: Any
 ) -> None:
     """Rows span several chunks and blocks, chunks span several rows."""
@@ -601,7 +601,7 @@ def test_compiled_step_has_the_same_bits() -> None:
     assert_same(tensors_of(opt), tensors_of(run_steps(ref, 5)))
 
 
-def test_groups_of_several_rules() -> None:
+def test_groups_of_several_rules_draw_reference_bits() -> None:
     weights = params_of(torch.bfloat16)
     groups = [
         {"params": weights[:2], "rule": "Adam"},

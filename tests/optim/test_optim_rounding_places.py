@@ -176,7 +176,7 @@ def check_change(consumer: str, change: Change, count: int, mode: str, monkeypat
     ],
     ids=name_of,
 )
-def test_places_are_those_of_the_step(
+def test_random_bit_positions_follow_parameter_order(
     engine: str, mode: str, change: Change, monkeypatch: Any
 ) -> None:
     with thalweg.engine(engine):
@@ -193,7 +193,9 @@ def test_places_are_those_of_the_step(
     ],
     ids=name_of,
 )
-def test_all_that_draws_follows_a_change(consumer: str, change: Change, monkeypatch: Any) -> None:
+def test_random_bit_positions_follow_changes_for_every_consumer(
+    consumer: str, change: Change, monkeypatch: Any
+) -> None:
     if consumer == "Mixed" and change in NO_GROUP_OF_BOTH:
         pytest.skip("A parameter keeps the state of its rule, and each group has one.")
     for count in (2, 3):

@@ -109,9 +109,7 @@ def test_split_weights_come_back_from_masters(
 
 
 @pytest.mark.parametrize("path", PATHS[1:])
-def test_masters_at_ties_are_a_256th_of_a_place_off(
-    path: Callable[..., None], tmp_path: Path
-) -> None:
+def test_masters_at_ties_differ_by_1_256_ulp(path: Callable[..., None], tmp_path: Path) -> None:
     """No code represents a tie above an even bfloat16; all other values are exact."""
     master = torch.from_numpy(((NORMAL_NUMBERS.astype(np.uint32) << 16) | 0x8000).view(np.float32))
     master = master[master.abs() < torch.finfo(torch.bfloat16).max]
@@ -123,7 +121,7 @@ def test_masters_at_ties_are_a_256th_of_a_place_off(
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_infinities_and_nan_stay(name: Engine, tmp_path: Path) -> None:
+def test_infinities_and_nan_are_kept(name: Engine, tmp_path: Path) -> None:
     with engine(name):
         *source, weights = split_of(NONFINITE, np.zeros(len(NONFINITE), np.uint8))
         param, optimizer = convert(source, {"masters": True}, by_convert, tmp_path)
@@ -136,7 +134,7 @@ def test_infinities_and_nan_stay(name: Engine, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_what_others_write_counts_unless_it_is_as_near(name: Engine, sign: int) -> None:
+def test_user_written_params_are_used_except_equally_near_ties(name: Engine, sign: int) -> None:
     """A tie has two nearest neighbours; other written values, and the other zero, are used."""
     tie = torch.tensor([1.0 + 2.0**-8, 1.0 + 3 * 2.0**-8, 0.0]) * sign
     first = tie[:2].view(torch.int32) >> 16

@@ -28,7 +28,7 @@ CLASSES = [
     and name not in ("Mixed", "RuleOptimizer", "SparseAdam", "LBFGS", "Optimizer")
 ]
 OF_MATRICES = [name for name in CLASSES if "heads" in inspect.signature(PUBLIC[name]).parameters]
-CHOICES = ("heads=1", "another rule", "AdamW", "of two dimensions")
+CHOICES = ("heads=1", "another rule", "AdamW", "layout='batch=1'")
 
 
 def step_of(var: Any, grad: Any, step: Any, *, learning_rate: Any) -> tuple[Any]:
@@ -157,7 +157,7 @@ WAYS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("maker", WAYS)
-def test_every_way_to_a_rule_of_matrices_raises(maker: str) -> None:
+def test_stacked_params_raise_for_every_matrix_front_end(maker: str) -> None:
     param = param_of(STACK)
     previous = param.detach().clone()
     with pytest.raises(InvalidArgumentError) as raised:
@@ -166,7 +166,7 @@ def test_every_way_to_a_rule_of_matrices_raises(maker: str) -> None:
     assert torch.equal(param.detach(), previous)
 
 
-def test_explicit_heads_are_taken_every_way() -> None:
+def test_explicit_heads_are_accepted_by_every_front_end() -> None:
     for make in (
         lambda param: optim.RuleOptimizer([param], rule_of(Stage(center, heads=1))),
         lambda param: optim.Mixed([{"params": [param], "rule": rule_of(Stage(center, heads=1))}]),
@@ -180,9 +180,7 @@ def test_explicit_heads_are_taken_every_way() -> None:
 
 
 @pytest.mark.parametrize("name", OF_MATRICES)
-def test_options_that_change_are_looked_at_by_the_step_and_by_loaders(
-    name: str, tmp_path: Path
-) -> None:
+def test_changed_heads_are_validated_by_step_and_load(name: str, tmp_path: Path) -> None:
     cls, param = PUBLIC[name], param_of(STACK)
     optimizer = cls([param], heads=1)
     for _ in range(3):

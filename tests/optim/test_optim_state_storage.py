@@ -240,7 +240,7 @@ def test_error_names_option(options: Any, message: str, monkeypatch: pytest.Monk
         optim.Adadelta([("w", params_of(dtype=torch.bfloat16)[0])], **options)
 
 
-def test_group_without_slots_beside_others() -> None:
+def test_group_without_slots_steps_beside_encoded_groups() -> None:
     groups: list[Any] = [{"params": [param]} for param in params_of([MIN_SIZE, MIN_SIZE])]
     optimizer = optim.SGD([groups[0], {**groups[1], "momentum": 0.9}], state_storage="8bit")
     train(([param for group in groups for param in group["params"]], optimizer), 1)

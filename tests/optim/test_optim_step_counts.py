@@ -149,7 +149,7 @@ def test_optimizer_wide_step_is_counted_once() -> None:
     assert_same([p.detach() for p in opt.state], [p.detach() for p in reference.state])
 
 
-def test_new_param_beside_handed_in_count() -> None:
+def test_new_param_joins_user_supplied_count() -> None:
     params = params_of(torch.float32, ROWS)
     opt = optim.Adam(params)
     params[0].grad = torch.ones_like(params[0])

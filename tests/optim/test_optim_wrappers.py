@@ -314,7 +314,7 @@ def test_maximize_equals_descent_on_negated_gradients(option: str) -> None:
 
 @pytest.mark.parametrize(("module", "name", "kwargs", "option"), CASES)
 @many("dtype", DTYPES)
-def test_engines_agree(
+def test_engines_agree_on_wrappers(
     module: Any, name: str, kwargs: dict[str, Any], option: str, dtype: torch.dtype
 ) -> None:
     check_engines(module, name, kwargs, option, dtype)
@@ -338,7 +338,9 @@ def check_engines(
 @pytest.mark.parametrize("option", WRAPPERS)
 @pytest.mark.parametrize("cls", [optim.AdamW, optim.NAdam, tensorflow.AdamW], ids=str)
 @many("options", OTHER_OPTIONS)
-def test_other_options(cls: Any, option: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+def test_wrappers_with_other_options_agree_between_engines(
+    cls: Any, option: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
     if "cautious_decay" in (option, *options) and (cls is optim.NAdam or option == "sphere"):
         with pytest.raises(ValueError, match="no decay"):
             cls(params_of(dtype), lr=0.01, **{**options, option: True})
@@ -376,7 +378,7 @@ def test_ema_averages_wrapped_steps(option: str) -> None:
 
 @pytest.mark.parametrize("option", WRAPPERS)
 @pytest.mark.parametrize("cls", [optim.AdamW, tensorflow.AdamW], ids=str)
-def test_wrapper_in_backward_pass(cls: Any, option: str) -> None:
+def test_wrapper_steps_in_the_backward_pass(cls: Any, option: str) -> None:
     trained_params: list[Any] = []
     for in_backward in (False, True):
         params = params_of(torch.float32)
@@ -479,7 +481,7 @@ def test_load_rejects_radius_tensor(name: str, options: dict[str, Any], radius: 
     assert_same(tensors_of(opt, params), previous)
 
 
-def test_sphere_with_several_rules() -> None:
+def test_sphere_is_kept_with_several_rules() -> None:
     params = params_of(torch.float32)
     groups = [
         {"params": params[:2], "rule": "SGD", "momentum": 0.9},
@@ -593,7 +595,7 @@ def test_option_equals_rule_wrapper(option: str) -> None:
 
 
 @pytest.mark.parametrize("option", WRAPPERS)
-def test_wrapper_in_compiled_graph(option: str) -> None:
+def test_wrapper_in_compiled_graph_equals_eager(option: str) -> None:
     trained_params: list[Any] = []
     for is_compiled in (False, True):
         params = params_of(torch.float32)

@@ -43,7 +43,7 @@ def rates(dtype: torch.dtype) -> list[float]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_it_computes_as_torch(dtype: torch.dtype) -> None:
+def test_tensor_rate_arithmetic_equals_torch(dtype: torch.dtype) -> None:
     for step, value in enumerate(rates(dtype)):
         rate = torch.tensor(value, dtype=dtype)
         kwargs: dict[str, Any] = {
@@ -83,7 +83,7 @@ UNSUPPORTED: list[Any] = [
 
 
 @pytest.mark.parametrize("function", UNSUPPORTED)
-def test_what_it_does_not_know_is_left_to_torch(function: Any) -> None:
+def test_unsupported_tensor_rate_operations_raise(function: Any) -> None:
     with pytest.raises(TypeError):
         function(TensorRate.of(torch.tensor(0.5)))
 
@@ -94,7 +94,7 @@ def test_what_it_does_not_know_is_left_to_torch(function: Any) -> None:
     + [torch.tensor(1, dtype=dtype) for dtype in (torch.bfloat16, torch.float16, torch.int64)],
     ids=str,
 )
-def test_what_is_unusual_is_left_to_torch(tensor: Tensor) -> None:
+def test_unusual_tensors_cannot_be_tensor_rates(tensor: Tensor) -> None:
     with pytest.raises(TypeError):
         TensorRate.of(tensor)
 
@@ -108,7 +108,7 @@ pytest_if_read = pytest.mark.skipif(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
-def test_steps_have_the_bits_of_careful_ones(
+def test_tensor_rate_steps_equal_full_steps(
     name: str,
     options: dict[str, Any],
     kind: torch.dtype,
@@ -146,7 +146,7 @@ def test_steps_have_the_bits_of_careful_ones(
 
 
 @pytest_if_read
-def test_a_rate_may_become_of_another_kind() -> None:
+def test_rate_may_change_its_type() -> None:
     rate = torch.tensor(0.1)
     param, copied = Parameter(torch.ones(3)), Parameter(torch.ones(3))
     opt, twin = (optim.AdamW([tensor], lr=rate) for tensor in (param, copied))

@@ -252,7 +252,7 @@ def test_weight_decay_before_another_rule_is_the_fused_rule(engine: str) -> None
         (2.0, np.inf, 0.0),
     ],
 )
-def test_trust_ratio(variable: float, gradient: float, ratio: float) -> None:
+def test_trust_ratio_equals_formula(variable: float, gradient: float, ratio: float) -> None:
     with np.errstate(all="ignore"):
         scalars = dict(zip(("eeta", "weight_decay", "epsilon"), map(np.float64, (0.01, 0.5, 0.25))))
         (got,) = per_variable(

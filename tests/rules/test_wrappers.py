@@ -57,7 +57,7 @@ OF_ROWS = [
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
 @many("dtype", DTYPES, ids=label)
-def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:
+def test_engines_agree_on_wrapped_rules(rule: Any, dtype: torch.dtype, kind: str) -> None:
     check_engines(rule, dtype, kind)
 
 
@@ -72,7 +72,7 @@ def check_engines(rule: Any, dtype: torch.dtype, kind: str) -> None:
 
 
 @pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
-def test_rows_are_those_of_a_dense_gradient(rule: Any) -> None:
+def test_sparse_rows_equal_a_dense_gradient(rule: Any) -> None:
     def dense(step: int) -> list[torch.Tensor]:
         grads_made: list[torch.Tensor] = []
         for grad in gradients_of(step, torch.float32)[2:]:
@@ -131,7 +131,7 @@ def test_rules_that_choose_step_lengths_raise(wrap: Any) -> None:
     + [(sphere, modern.LAMB), (radial_brake, LARS), (row_floor, modern.SM3)],
     ids=lambda function: getattr(function, "__name__", "") or function.name,
 )
-def test_no_rule_is_wrapped_twice(wrap: Any, rule: Rule) -> None:
+def test_wrapping_a_rule_twice_raises(wrap: Any, rule: Rule) -> None:
     with pytest.raises(RuleError, match=f"Rule '{rule.name} (with|on) .*' is .* already"):
         wrap(wrap(rule))
     with pytest.raises(RuleError, match="Rule 'AdamH' is on a sphere already"):
@@ -139,7 +139,7 @@ def test_no_rule_is_wrapped_twice(wrap: Any, rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("argument", [True, "0.5", [0.5], -0.1, 1.5, float("nan")], ids=str)
-def test_shares_are_refused_by_name(argument: Any) -> None:
+def test_invalid_shares_raise_with_their_name(argument: Any) -> None:
     radial_brake(ADAM, 1), row_floor(ADAM, 1)  # which hash as True does
     with pytest.raises((ValueError, TypeError), match="kept must be"):
         radial_brake(ADAM, argument)
@@ -168,7 +168,7 @@ OWN_RULE = Rule(name="Own", update=own, hypers=(Hyper("rate", 0.5),))
 
 
 @pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda function: function.__name__)
-def test_a_length_is_that_without_a_rate(wrap: Any) -> None:
+def test_length_is_independent_of_the_rate(wrap: Any) -> None:
     with pytest.raises(RuleError, match=r"Rule .Own' .* needs a hyperparameter named 'learning_ra"):
         wrap(OWN_RULE)
 

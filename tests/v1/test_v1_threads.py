@@ -24,7 +24,9 @@ each_size = pytest.mark.parametrize(
 @pytest.mark.parametrize("threads", [2, 4, 8])
 @pytest.mark.parametrize("shared", [True, False], ids=["one optimizer", "an optimizer each"])
 @pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
-def test_concurrent_updates(threads: int, shared: bool, locking: bool, size: int) -> None:
+def test_concurrent_updates_lose_no_step(
+    threads: int, shared: bool, locking: bool, size: int
+) -> None:
     w = Variable(np.zeros(size, np.float32))
     grad = torch.full((size,), -1.0)
     common = train.GradientDescentOptimizer(STEP, use_locking=locking)
@@ -55,7 +57,9 @@ SPARSE: dict[str, Callable[[bool], Any]] = {
 @pytest.mark.parametrize("threads", [2, 4, 8])
 @pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
 @pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
-def test_concurrent_updates_of_rows(threads: int, make: Any, locking: bool, size: int) -> None:
+def test_concurrent_sparse_updates_lose_no_step(
+    threads: int, make: Any, locking: bool, size: int
+) -> None:
     """Every third row is named, and one of them twice; the others belong to nobody."""
     count = size // WIDTH
     table = Variable(np.zeros((count, WIDTH), np.float32))
@@ -102,7 +106,9 @@ def test_concurrent_updates_with_a_lock_share_slots(threads: int, size: int) -> 
 @pytest.mark.parametrize("threads", [2, 4, 8])
 @pytest.mark.parametrize("shared", [True, False], ids=["one operation", "an operation each"])
 @pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
-def test_concurrent_runs_of_a_session(threads: int, shared: bool, locking: bool) -> None:
+def test_concurrent_runs_of_a_session_lose_no_step(
+    threads: int, shared: bool, locking: bool
+) -> None:
     """Updates of a session run alone: none is lost, with locks or without."""
     with v1.Graph().as_default():
         w, grad = v1.Variable(np.zeros(SIZE, np.float32)), torch.full((SIZE,), -1.0)
@@ -130,7 +136,7 @@ def test_concurrent_runs_of_a_session(threads: int, shared: bool, locking: bool)
 
 @pytest.mark.parametrize("threads", [2, 4])
 @pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
-def test_concurrent_sessions_of_one_optimizer(threads: int, locking: bool) -> None:
+def test_concurrent_sessions_of_one_optimizer_are_separate(threads: int, locking: bool) -> None:
     """Each session has values of its own; a plan made for one must not reach another's."""
     with v1.Graph().as_default():
         w, grad = v1.Variable(np.zeros(SIZE, np.float32)), torch.full((SIZE,), -1.0)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg._base.divisors import as_divisor
 from thalweg._base.exports import exported_from
+from thalweg._base.matrix_layout import ONE_MATRIX
 from thalweg._base.pairwise_sum import join_pairs, pairs_of
 from thalweg._base.rule_passes import Stage
 from thalweg._base.showing import show_value
@@ -47,8 +48,9 @@ class FusedStage(Stage):
             raise RuleError(f"makes of a FusedStage must be names, not {show_value(self.makes)}.")
         if len(set(names)) < len(names):
             raise RuleError(f"makes of a FusedStage has a name twice: {', '.join(names)}.")
-        if self.every != 1 or self.block_count != 1 or self.of_matrices:
-            raise RuleError("A FusedStage has neither every=, heads= nor of_matrices=.")
+        has_layout = self.layout not in (None, ONE_MATRIX)
+        if self.every != 1 or has_layout or self.of_matrices:
+            raise RuleError("A FusedStage has neither every=, heads=, layout= nor of_matrices=.")
         object.__setattr__(self, "makes", names)
 
     def call(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

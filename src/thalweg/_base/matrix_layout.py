@@ -136,14 +136,13 @@ class MatrixLayout:
         return cls(**arguments)
 
     @property
-    def block_count(self) -> int:
-        """The number of blocks of one matrix of the batch."""
-        return _count(self.rows) * _count(self.columns)
-
-    @property
-    def is_plain(self) -> bool:
-        """True if a parameter is one matrix, stored with a row for each output."""
-        return not self.batch and self.block_count == 1 and not self.transposed
+    def smallest_shape(self) -> tuple[int, ...]:
+        """A shape with two dimensions after the batch that the layout fits."""
+        sides = (
+            blocks if isinstance(blocks, int) else sum(blocks)
+            for blocks in (self.rows, self.columns)
+        )
+        return (*(1,) * self.batch, *sides)
 
     def matrix_sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
         """Return the matrices in the batch, their rows and their columns, for a parameter's shape.
@@ -184,18 +183,26 @@ def as_layout(value: Any, name: str = "layout") -> MatrixLayout | None:
     )
 
 
+def layout_text(value: Any) -> str | None:
+    """Return an option as the text of a layout, as groups and files have it, or None for none.
+
+    Raises:
+        InvalidArgumentError: The option is not a layout.
+    """
+    layout = as_layout(value)
+    return None if layout is None else str(layout)
+
+
 def _checked_blocks(axis: str, value: Any) -> Blocks:
-    sizes: tuple[Any, ...] = (
-        tuple(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else (value,)
-    )
-    if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+    """Return an int or a list or tuple of at least two positive sizes as an int or a tuple."""
+    is_sequence = isinstance(value, list | tuple)
+    sizes = tuple(cast("Sequence[Any]", value)) if is_sequence else (value,)
+    if len(sizes) == is_sequence or not all(type(size) is int and size > 0 for size in sizes):
         raise InvalidArgumentError(
-            f"{axis} of a matrix layout must be a number of equal blocks or a tuple of sizes, not"
-            f" {show_value(value)}."
+            f"{axis} of a matrix layout must be a number of equal blocks or a tuple of two sizes or"
+            f" more, not {show_value(value)}."
         )
-    if len(sizes) > 1:
-        return sizes
-    return value if isinstance(value, int) else 1
+    return sizes if is_sequence else value
 
 
 def _not_a_layout(text: str) -> InvalidArgumentError:
@@ -203,10 +210,6 @@ def _not_a_layout(text: str) -> InvalidArgumentError:
         f"{text!r} is not a matrix layout, such as 'batch=1 rows=256+64+64', 'columns=2 interleaved"
         " transposed' or 'rows=3'."
     )
-
-
-def _count(blocks: Blocks) -> int:
-    return blocks if isinstance(blocks, int) else len(blocks)
 
 
 @lru_cache(4096)
@@ -217,7 +220,8 @@ def _blocks(
     blocks: list[Block] = []
     for row_pieces in _pieces(layout, "rows", rows, shape):
         for column_pieces in _pieces(layout, "columns", columns, shape):
-            height, width = (x.size * x.repeats for x in (row_pieces, column_pieces))
+            height = row_pieces.size * row_pieces.repeats
+            width = column_pieces.size * column_pieces.repeats
             sides = (width, height) if layout.transposed else (height, width)
             blocks.append(Block(row_pieces, column_pieces, sides))
     return tuple(blocks)
@@ -242,3 +246,6 @@ def _pieces(layout: MatrixLayout, axis: str, size: int, shape: tuple[int, ...]) 
     firsts = [sum(sizes[:index]) for index in range(len(sizes))]
     repeats = size // period if period else 1
     return [Pieces(first, piece, repeats) for first, piece in zip(firsts, sizes, strict=True)]
+
+
+ONE_MATRIX = MatrixLayout()

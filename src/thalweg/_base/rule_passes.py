@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from thalweg._base.exports import exported_from
+from thalweg._base.matrix_layout import ONE_MATRIX, MatrixLayout, as_layout
 from thalweg._base.showing import show_value
 from thalweg.errors import RuleError
 
@@ -120,8 +121,8 @@ class Stage:
 
     Args:
         function: Called with what it asks for by name: what passes have made, as tensors of shape
-            (batch, rows, columns), those of variables of one shape in one batch; slots with a
-            shape, as `(batch, *shape)`; scalars, as numbers, or as tensors of shape (batch, 1, 1)
+            (batch, rows, columns), matrices of one shape in one batch; slots with a shape, as
+            `(batch, *shape)`; scalars, as numbers, or as tensors of shape (batch, 1, 1)
             where variables differ. Returns a dict of what becomes of some of the first two, of the
             same shapes. It writes to none of them.
 
@@ -131,37 +132,39 @@ class Stage:
             (..., rows, columns) is so many matrices. It may ask for `row_count`, `column_count` and
             `element_count`, too, which are those of a matrix and of the variable.
         every: It is called in each step whose number is 1, 1 + every, ...
-        heads: The number of equal blocks of rows that each variable is cut into. Each block is a
-            matrix of its own: shapes are (batch * heads, rows / heads, columns). Slots with a shape
-            are cut along their first dimension, too. None means one block, and variables of three
-            dimensions raise an error: they may be stacks of matrices. 1 takes them as one matrix.
+        heads: Short for a layout of equal blocks of rows, `MatrixLayout(rows=heads)`.
         of_matrices: Whether it sees matrices, (batch, rows, columns), in a rule with a `Measure`,
             too, by which such a rule may wrap another one. It asks for no measures then.
-
-    A variable of more than two dimensions is a matrix of its first one and all others; one of three
-    dimensions needs an explicit `heads`.
+        layout: The matrices that each variable holds, an `optim.MatrixLayout` or its text. A slot
+            has the shape of each matrix, and all of a variable are one tensor: one below the other
+            if they differ in rows alone, else flat. None means one matrix of the first dimension
+            and all others; variables of three dimensions then raise an error, because they may be
+            stacks of matrices. After `__post_init__`, the layout of `heads` is here, too.
 
     Raises:
-        RuleError: The function cannot be called, or `every` or `heads` is not a positive integer.
+        RuleError: The function cannot be called, `every` or `heads` is not a positive integer, or
+            both `heads` and `layout` are given.
+        InvalidArgumentError: The layout is invalid.
     """
 
     function: Callable[..., Any]
     every: int = 1
     heads: int | None = None
     of_matrices: bool = False
+    layout: MatrixLayout | str | None = None
 
     def __post_init__(self) -> None:
         _check_function(self)
-        for name, value in (("every", self.every), ("heads", self.block_count)):
+        heads = 1 if self.heads is None else self.heads
+        for name, value in (("every", self.every), ("heads", heads)):
             if type(value) is not int or value < 1:
                 raise RuleError(
                     f"{name} of a Stage must be a positive integer, not {show_value(value)}."
                 )
-
-    @property
-    def block_count(self) -> int:
-        """Number of blocks of rows that each variable is cut into."""
-        return 1 if self.heads is None else self.heads
+        if self.heads is not None and self.layout is not None:
+            raise RuleError("A Stage has either heads= or layout=, not both.")
+        layout = as_layout(self.layout) if self.heads is None else MatrixLayout(rows=heads)
+        object.__setattr__(self, "layout", layout)
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the function with the arguments by name."""
@@ -176,6 +179,14 @@ def check_levels(rule: Any) -> None:
             f"levels of rule {rule.name!r} must be a tuple of thalweg.formula.Level, not"
             f" {show_value(levels)}."
         )
+
+
+def slots_with_layout(rule: Any) -> tuple[Any, ...]:
+    """Return the slots of a rule; those with a `shape` have the layout of its stages."""
+    return tuple(
+        replace(slot, layout=rule.layout) if slot.shape and slot.layout != rule.layout else slot
+        for slot in rule.slots
+    )
 
 
 def check_passes(rule: Any) -> None:
@@ -203,15 +214,24 @@ def check_passes(rule: Any) -> None:
             f"The slot {rule.shaped_slots[0].name!r} {of_rule} has a shape of its own, and there is"
             " no Stage that reads it."
         )
-    line_stages = [entry for entry in passes if isinstance(entry, Stage) and not entry.of_matrices]
-    has_heads = any(entry.block_count > 1 for entry in line_stages)
-    is_shaped = line_stages == _stages_of(passes) and any(slot.shape for slot in rule.slots)
-    if rule.is_of_lines and (has_heads or is_shaped):
+    _check_layouts(rule, [entry for entry in passes if isinstance(entry, Stage)])
+
+
+def _check_layouts(rule: Any, stages: Sequence[Stage]) -> None:
+    """Raise RuleError unless the stages of a rule see the same matrices."""
+    line_stages = [stage for stage in stages if not stage.of_matrices]
+    has_layout = any(stage.layout not in (None, ONE_MATRIX) for stage in line_stages)
+    is_shaped = len(line_stages) == len(stages) and any(slot.shape for slot in rule.slots)
+    if rule.is_of_lines and (has_layout or is_shaped):
         raise RuleError(
-            f"Stages {of_rule} see rows and columns of the last two dimensions: they have neither"
-            " heads= nor slots with a shape=."
+            f"Stages of rule {rule.name!r} see rows and columns of the last two dimensions: they"
+            " have neither heads= nor layout= nor slots with a shape=."
         )
-
-
-def _stages_of(passes: tuple[Any, ...]) -> list[Stage]:
-    return [entry for entry in passes if isinstance(entry, Stage)]
+    layouts = {stage.layout or ONE_MATRIX for stage in stages
+               if stage.of_matrices or not rule.is_of_lines}  # fmt: skip
+    if len(layouts) > 1:
+        raise RuleError(
+            f"Stages of rule {rule.name!r} have the layouts"
+            f" {' and '.join(sorted(repr(str(layout)) for layout in layouts))}: give all of them"
+            " the same one."
+        )

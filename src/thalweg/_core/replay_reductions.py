@@ -60,13 +60,7 @@ class ReplayedReductions:
         self._records: Int64 = np.zeros((count, scalar_program.PROGRAM // 8), np.int64)
         for program, record in zip(self._programs, self._records, strict=True):
             program.place(record, launch.names, 0, 1)
-        flat_slots = [slot for var_slots in slots for slot in var_slots]
-        if {slot.dtype for slot in flat_slots} - {_DTYPES[launch.dtype]}:
-            raise TypeError("A slot has another dtype than the arithmetic.")
-        places_of_slots = [slot.data_ptr() for slot in flat_slots]
-        if len({*places_of_slots}) < len(flat_slots):
-            raise TypeError("Two variables have a slot in common.")
-        self._slot_places = np.array(places_of_slots, np.int64)
+        self._slot_places = _addresses_of(slots, _DTYPES[launch.dtype])
         self._results = first.registers_of([slot.name for slot in rule.measured_slots])
         leaves, variables, counts = self.sweep.record()
         self.record = [
@@ -108,6 +102,17 @@ class ReplayedReductions:
             self._rows[index] = _rounded(self._scalar_layout, [values[name] for name in self.names])
             program.give(_rounded(self._input_layout, [values[name] for name in program.names]))
         np.take(self._rows, self._places, 0, self.sweep.rows, "clip")
+
+
+def _addresses_of(slots: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Int64:
+    """Return the addresses of all slots; raise TypeError if two are equal or a dtype is another."""
+    flat_slots = [slot for var_slots in slots for slot in var_slots]
+    if {slot.dtype for slot in flat_slots} - {dtype}:
+        raise TypeError("A slot has another dtype than the arithmetic.")
+    addresses = [slot.data_ptr() for slot in flat_slots]
+    if len({*addresses}) < len(flat_slots):
+        raise TypeError("Two variables have a slot in common.")
+    return np.array(addresses, np.int64)
 
 
 def _rounded(layout: Struct, values: Sequence[Any]) -> tuple[Any, ...]:

@@ -25,7 +25,6 @@ from thalweg._engines.matrix_batches import (
     check_stage_input,
     check_stage_outputs,
     sizes_by_name,
-    split_into_blocks,
     stage_inputs,
 )
 from thalweg._engines.matrix_shapes import shape_beside
@@ -140,14 +139,12 @@ def _stage_inputs(
     rand: Any,
 ) -> dict[str, Any]:
     """Return inputs for a stage by name: scalars, initial slots, and random values by `rand`."""
-    params, heads = stage_inputs(stage), stage.block_count
+    params = stage_inputs(stage)
     of_lines = rule.is_of_lines and not stage.of_matrices
-    shape = (2, rows, columns) if of_lines else (rows * heads, columns)
+    shape = (2, rows, columns) if of_lines else (rows, columns)
     values: dict[str, Any] = {name: rand(2, *shape) for name in made_names}
     for slot in rule.shaped_slots:
-        slot_shape = _shape_of(rule, slot, shape)
-        if slot.per is None and heads > 1 and slot.name in params.required + params.optional:
-            _check_cut(slot, slot_shape, heads, shape)
+        slot_shape = _shape_of(slot, shape)
         values[slot.name] = torch.full(
             (2, *slot_shape), slot.initial, dtype=torch.float32, device="cpu"
         )
@@ -158,23 +155,10 @@ def _stage_inputs(
         # A slot with the name of a size replaces it.
         values = sizes_by_name(shape) | values
     values |= {name: float(scalar) for name, scalar in scalars.items() if name not in values}
-    return {
-        name: split_into_blocks(values[name], heads) if heads > 1 else values[name]
-        for name in (*params.required, *params.optional)
-        if name in values
-    }
+    return {name: values[name] for name in (*params.required, *params.optional) if name in values}
 
 
-def _check_cut(slot: Slot, shape: tuple[int, ...], heads: int, matrix: tuple[int, ...]) -> None:
-    """Raise a RuleError unless a slot of this shape can be cut into `heads` blocks of rows."""
-    if not shape or shape[0] % heads:
-        raise RuleError(
-            f"The slot {slot.name!r} has shape {shape} beside a matrix of shape {matrix}, whose"
-            f" first dimension a Stage does not cut into heads={heads} equal blocks."
-        )
-
-
-def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _shape_of(slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a slot of a matrix; raise a RuleError if it is not a tuple of sizes."""
     if slot.per is not None:
         return shape_beside(slot, torch.Size(shape))

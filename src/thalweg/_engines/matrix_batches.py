@@ -16,6 +16,7 @@ from thalweg._base.rule_passes import Stage
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import SIZES, bind_stage
 from thalweg._engines.layout import compute_dtype, is_dense
+from thalweg._engines.matrix_blocks import Division, division_of
 from thalweg._engines.matrix_shapes import matrix_shape
 from thalweg._engines.protocol import Columns, Dtype
 from thalweg._engines.row_column_reductions import view_of
@@ -71,6 +72,7 @@ class Batch:
         is_of_lines: True if the rule has passes over rows and columns.
         shape: Rows and columns of a matrix; with `is_of_lines` matrices, rows and columns.
         matrix: Rows and columns of each variable as one matrix.
+        full_shape: The shape of the first variable; the others' have the same matrices.
         sizes: Sizes that stages may take as inputs, by name.
         stays_on_device: True if no value is copied to the host.
         pass_values: The value of each variable that a pass computes, by name, in its shape.
@@ -93,7 +95,7 @@ class Batch:
         self.members, self.shape = list(members), sides_of(rule, shapes[0])
         self.is_of_lines = rule.is_of_lines
         self.sizes = sizes_by_name(self.shape) if rule.is_of_lines else {}
-        self.matrix = matrix_shape(shapes[0])
+        self.matrix, self.full_shape = matrix_shape(shapes[0]), shapes[0]
         self.dtype: Dtype = compute_dtype(batch_variables[0].dtype)
         self.kind = arithmetic_dtype(batch_variables[0])
         self.device = batch_variables[0].device
@@ -252,7 +254,8 @@ def group_by_shape(rule: Rule, variables: Sequence[Tensor]) -> list[list[int]]:
         sides = sides_of(rule, var.shape)
         if rule.made and rule.is_of_lines:  # stages may see either
             sides += matrix_shape(var.shape)
-        key = (*sides, var.dtype, var.device, var.is_contiguous())
+        batch = var.shape if rule.layout.batch else ()
+        key = (*sides, batch, var.dtype, var.device, var.is_contiguous())
         groups.setdefault(key, []).append(index)
     return list(groups.values())
 
@@ -286,9 +289,8 @@ def call_stage(
     """
     inputs = _gather_inputs(rule, stage, batch, rows, columns, slot_of)
     title = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
-    shapes = {name: values.shape for name, values in inputs.items() if isinstance(values, Tensor)}
-    if (count := stage.block_count) > 1:
-        inputs = {name: split_into_blocks(values, count) for name, values in inputs.items()}
+    if stage in rule.matrix_stages and (division := division_of(rule.layout, batch.full_shape)):
+        return _call_divided(rule, stage, batch, inputs, division, title)
     outputs = _call_function(stage, batch, inputs, title)
     pass_values = {**batch.pass_values, **batch.measured_values}
     check_stage_outputs(rule, title, outputs, inputs, pass_values)
@@ -298,7 +300,51 @@ def call_stage(
         for name, values in outputs.items()
         if values is not inputs.get(name) and batch.owns_memory_of(values)
     }
-    return {name: tensor.reshape(shapes[name]) for name, tensor in {**outputs, **copies}.items()}
+    return {**outputs, **copies}
+
+
+def _call_divided(
+    rule: Rule,
+    stage: Stage,
+    batch: Batch,
+    inputs: Mapping[str, Any],
+    division: Division,
+    title: str,
+) -> dict[str, Tensor]:
+    """Call a stage for the matrices of each shape; return the outputs of whole variables by name.
+
+    Args:
+        rule, stage, batch: As in `call_stage`.
+        inputs: The inputs of the stage for whole variables.
+        division: The matrices of the variables.
+        title: The stage, for messages.
+    """
+    outputs: dict[str, Tensor] = {}
+    slots = {slot.name: slot for slot in rule.shaped_slots if slot.name not in batch.pass_values}
+    pass_values = {**batch.pass_values, **batch.measured_values}
+    for group in division.groups:
+        group_inputs = dict(inputs)
+        for name, argument in inputs.items():
+            if name in batch.pass_values:
+                group_inputs[name] = division.take(argument, group)
+            elif name in slots:
+                group_inputs[name] = division.take_slot(slots[name], argument, group)
+            elif isinstance(argument, Tensor) and argument.dim():
+                group_inputs[name] = argument.repeat_interleave(division.matrix_count(group), 0)
+        group_outputs = _call_function(stage, batch, group_inputs, title)
+        check_stage_outputs(rule, title, group_outputs, group_inputs, pass_values)
+        if outputs and outputs.keys() != group_outputs.keys():
+            raise RuleError(
+                f"{title} returns {', '.join(outputs)} for some matrices and"
+                f" {', '.join(group_outputs)} for others."
+            )
+        for name, values in group_outputs.items():
+            target = outputs.setdefault(name, torch.empty_like(inputs[name]))
+            if name in slots:
+                division.put_slot(slots[name], target, group, values)
+            else:
+                division.put(target, group, values)
+    return outputs
 
 
 def _call_function(stage: Stage, batch: Batch, inputs: dict[str, Any], title: str) -> Any:
@@ -401,24 +447,6 @@ def _piece_of(array: Any, matrices: int, first: int, size: int) -> Any:
     """Return the part of an array for `size` matrices; the full array if it is shared by all."""
     has_all_matrices = array.ndim and array.shape[1] == matrices
     return array[:, first : first + size] if has_all_matrices else array
-
-
-def split_into_blocks(argument: Any, block_count: int) -> Any:
-    """Divide an input of a stage into blocks of rows.
-
-    Args:
-        argument: A tensor (batch, rows, ...), a scalar tensor (batch, 1, 1), or a number.
-        block_count: The number of blocks.
-
-    Returns:
-        A tensor (batch * blocks, rows / blocks, ...), or the number.
-    """
-    if not isinstance(argument, Tensor) or not argument.dim():
-        return argument
-    if argument.shape[1:] == (1, 1) and argument.shape[1] % block_count:
-        return argument.repeat_interleave(block_count, 0)
-    batch, rows, *other_sizes = argument.shape
-    return argument.reshape(batch * block_count, rows // block_count, *other_sizes)
 
 
 def run_stage(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg._engines import layout
+from thalweg._engines.matrix_blocks import slot_parts
 from thalweg._engines.memory_protection import check_writable
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.formula import Rule, Slot
@@ -16,10 +17,9 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name
 
 STACK_CHOICES = (
-    "For a stack of matrices, such as experts, make each matrix a parameter of its own, of two"
-    " dimensions, or select another rule, such as AdamW. For one matrix, such as a Conv1d kernel,"
-    " give heads=1 to the constructor, the group, or each Stage of your own rule; it would mix the"
-    " matrices of a stack."
+    "For a stack of matrices, such as experts, give layout='batch=1' to the constructor, the group,"
+    " or each Stage of your own rule, or select another rule, such as AdamW. For one matrix, such"
+    " as a Conv1d kernel, give heads=1; it would mix the matrices of a stack."
 )
 
 
@@ -39,8 +39,8 @@ def check_matrices(
         variables, titles: The variables, with a name for each.
 
     Raises:
-        InvalidArgumentError: A variable has fewer than two dimensions, three without an explicit
-            `heads`, or rows that cannot be cut into equal blocks.
+        InvalidArgumentError: A variable has fewer than two dimensions, three without a layout, or
+            a shape that the layout does not fit.
         InvalidTypeError: A variable is not float32, float64 or bfloat16.
     """
     for var, title in zip(variables, titles, strict=True):
@@ -56,16 +56,14 @@ def check_matrices(
                 f"'{title}' is {dtype_name(var.dtype)}, and {rule_title} is for float32, float64"
                 " and bfloat16."
             )
-        uneven = [count for count in rule.heads if var.shape[0] % count]
-        if uneven:
-            raise InvalidArgumentError(
-                f"'{title}' has shape {tuple(var.shape)}, whose {var.shape[0]} rows heads="
-                f"{uneven[0]} of {rule_title} does not cut into equal blocks."
-            )
+        try:
+            rule.layout.blocks(var.shape)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"'{title}' of {rule_title}: {error}") from None
 
 
 def stack_message(title: str, shape: torch.Size, rule_title: str) -> str:
-    """Return the error for a variable of three dimensions without an explicit `heads`."""
+    """Return the error for a variable of three dimensions without a layout."""
     size, *matrix = shape
     return (
         f"{title} has shape {tuple(shape)}: it may be a stack of {size} matrices of shape"
@@ -103,7 +101,7 @@ def shape_beside(slot: Slot, shape: torch.Size) -> tuple[int, ...]:
         return (*shape[:-1], 1)
     if slot.per == "column":
         return (*shape[:-2], 1, shape[-1])
-    return () if slot.shape is None else slot.shape(*matrix_shape(shape))
+    return () if slot.shape is None else slot_parts(slot, shape).shape
 
 
 def shaped_like(var: Tensor, slot: Slot) -> Tensor:

@@ -185,22 +185,16 @@ class TorchOptimizerAdapter:
         return ordered_groups
 
     def _prepare_updates(
-        self,
-        saved_states: Any,
-        saved_groups: list[Group],
-        param_names: Mapping[Tensor, str],
-        errors: list[str],
-        missing: list[str],
-    ) -> tuple[list[tuple[Item, Any]], list[Call]]:
+        self, saved_states: Any, saved_groups: list[Group], param_names: Mapping[Tensor, str],
+        errors: list[str], missing: list[str],
+    ) -> tuple[list[tuple[Item, Any]], list[Call]]:  # fmt: skip
         """Return state entries with their new values, and calls that set groups and state.
 
         Appends differences to `errors`, and keys of state that the file lacks to `missing`.
         """
         groups: list[Group] = self.optimizer.param_groups
-        pairs: list[tuple[Item, Any]] = []
-        calls: list[Call] = []
-        if len(groups) != len(saved_groups):
-            count = len(saved_groups)
+        pairs, calls = list[tuple[Item, Any]](), list[Call]()
+        if (count := len(saved_groups)) != len(groups):
             errors.append(f"there are {len(groups)} groups of parameters, in the file {count}")
             return pairs, calls
         new_states: dict[Tensor, Any] = defaultdict(dict)
@@ -209,24 +203,20 @@ class TorchOptimizerAdapter:
             names = [param_names[param] for param in group["params"]]
             errors += unmatched(names, saved_group["params"], f" of group {index}")
             options = self._merge_options(group, saved_group)
-            option_errors = self._unfit_options(options, index)
-            errors += option_errors
+            errors += (option_errors := self._unfit_options(options, index))
             for param, name in zip(group["params"], names, strict=True):
                 saved_state = saved_states.get(name, {})
                 initial_keys = self._list_initial_keys(param, saved_state, name, errors, missing)
                 if self._has_rule:
-                    attributes = self.optimizer.state[param]
-                    arguments = (attributes, saved_state, name, errors, pairs, param)
+                    param_state = self.optimizer.state[param]
+                    arguments = (param_state, saved_state, name, errors, pairs, param)
                     calls += setting(*arguments, None, initial_keys)
-                    calls += [partial(attributes.pop, key, None) for key in initial_keys]
+                    calls += [partial(param_state.pop, key, None) for key in initial_keys]
                     continue
-                checked_group, param_errors = group if option_errors else options, list[str]()
-                if self._checker is not None:
-                    may_create_slots = self._is_fused and _rule_options_differ(group, saved_group)
-                    arguments = (checked_group, saved_state, param, name)
-                    param_errors = self._checker._unfit_state(*arguments, may_create_slots)
-                    if not param_errors:
-                        param_errors = self._checker._unfit_numbers(*arguments, checked_values)
+                checked_group = group if option_errors else options
+                may_create_slots = self._is_fused and _rule_options_differ(group, saved_group)
+                arguments = (checked_group, saved_state, param, name)
+                param_errors = self._unfit_state(arguments, may_create_slots, checked_values)
                 errors += param_errors
                 if name in saved_states and not param_errors:
                     new_states[param] = self._prepare_state(param, checked_group, saved_state)
@@ -238,6 +228,24 @@ class TorchOptimizerAdapter:
             attributes: dict[str, Any] = self.optimizer.__dict__
             calls.append(partial(attributes.update, {"state": new_states}))
         return pairs, calls
+
+    def _unfit_state(
+        self,
+        arguments: tuple[Group, dict[str, Any], Tensor, str],
+        may_create_slots: bool,
+        checked_values: set[object],
+    ) -> list[str]:
+        """Return reasons why no step could be taken with the state of a parameter.
+
+        Args:
+            arguments: The group, the state, the parameter and its name.
+            may_create_slots: Whether slots may be missing.
+            checked_values: Values that were checked before; the values of the group are added.
+        """
+        if self._checker is None:
+            return []
+        errors: list[str] = self._checker._unfit_state(*arguments, may_create_slots)
+        return errors or self._checker._unfit_numbers(*arguments, checked_values)
 
     def _unfit_options(self, options: Group, index: int) -> list[str]:
         """Return reasons why no step could be taken with the options of a group."""

@@ -125,7 +125,7 @@ _HOMES = {
     "matrix_layouts": "layout_decisions",
     "MatrixLayouts": "layout_decisions",
     "ParamLayout": "layout_decisions",
-    "MatrixLayout": "layout_decisions",
+    "MatrixLayout": "matrix_layout",
 }
 # Names that a release of torch has beyond these.
 __all__ += [n for n in dir(torch.optim) if not (n.startswith("_") or n in __all__)]  # pyright: ignore

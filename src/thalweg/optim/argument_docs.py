@@ -26,9 +26,11 @@ Args:
     initial_accumulator_value: What the sum of squares begins with.
     rho: What the running mean of squares keeps in a step.
     centered: Whether to divide by the root of the variance.
-    heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix. None is
-        one block, and raises an error for parameters of three dimensions, which may be stacks of
-        matrices; 1 takes these as one matrix, too.
+    heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix, or the
+        numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
+    layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such as
+        "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters of three
+        dimensions, which may be stacks of matrices.
     ns_coefficients: Three numbers of Newton-Schulz iterations, a tuple of such for each of them, or
         "original", "quintic" or "polar_express".
     ns_steps: How many Newton-Schulz iterations a step has.

@@ -157,6 +157,10 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _complete(self) -> None:
         group, place = self.param_groups[-1], len(self.param_groups) - 1
         kind = self._kind_of(group)
+        if group.get("layout") is not None:
+            with importing:
+                from thalweg._base.matrix_layout import layout_text
+            group["layout"] = layout_text(group["layout"])
         if problems := kind._unfit_choices(group):
             raise InvalidArgumentError(f"{problems[0]} in group {place}.")
         if kind._common:

@@ -87,8 +87,19 @@ def as_torch(
         CheckpointMismatchError: A step cannot be taken with the state.
         ValueError: Torch's own, where groups have other numbers of parameters.
     """
-    problems: list[str] = []
-    kinds, lacking = optimizer._around.kinds, list[str]()
+    lacking = _lacking_options(optimizer, saved_state)
+    twin = _loaded_twin(optimizer, saved_state, load)
+    _fit_twin(twin, optimizer, saved_state)
+    for _, entries in states_of(twin.state):
+        entries.update(dict(_resolved(entries)))
+    separate_slots(twin)
+    twin._cache.blocks.gather(twin.state, twin._single)
+    return Loading(then=_handing_over(twin, optimizer)), lacking
+
+
+def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
+    """Return the names of the options' slots that a state lacks; raise if a step cannot use it."""
+    problems, lacking = list[str](), list[str]()
     saved_groups = saved_state["param_groups"]
     if state_mismatch.sizes(saved_groups) == state_mismatch.sizes(optimizer.param_groups):
         for group, key, param, title in _members(optimizer, saved_groups, problems):
@@ -98,7 +109,14 @@ def as_torch(
                 lacking += [n for n in optimizer._around.keys(param) if entries.get(n) is None]
     if problems:
         raise mismatch(problems, _title(optimizer))
-    twin = _twin(optimizer)
+    return lacking
+
+
+def _loaded_twin(
+    optimizer: Any, saved_state: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
+) -> Any:
+    """Return a twin of the optimizer into which torch's loader has loaded the state."""
+    twin, kinds = _twin(optimizer), optimizer._around.kinds
     try:
         with host_allocations():
             load(twin, saved_state if kinds.device is None else _without_slots(saved_state))
@@ -108,6 +126,12 @@ def as_torch(
     except Exception as error:
         reason = f"{type(error).__name__} while it was loaded: {error}"
         raise mismatch([reason], _title(optimizer)) from error
+    return twin
+
+
+def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
+    """Give the loaded slots of a twin the dtypes, devices and numbers that a step needs."""
+    kinds = optimizer._around.kinds
     if not optimizer._around.is_lossless:
         _give_back_dtypes(twin, saved_state, kinds, optimizer._around.keeps_as_torch)
         for group in twin.param_groups:
@@ -118,11 +142,6 @@ def as_torch(
     for group in twin.param_groups:
         for param in group["params"]:
             fit_slots(twin, kinds, group, param, twin.state.get(param, {}))
-    for _, entries in states_of(twin.state):
-        entries.update(dict(_resolved(entries)))
-    separate_slots(twin)
-    twin._cache.blocks.gather(twin.state, twin._single)
-    return Loading(then=_handing_over(twin, optimizer)), lacking
 
 
 def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
@@ -267,14 +286,19 @@ def _is_kept(tensor: Tensor) -> bool:
 
 
 def _give_back_numbers(twin: Any, saved_state: Mapping[str, Any]) -> None:
-    """Restore the dtypes of a rule's numbers if torch lacks the rule and cast them."""
+    """Restore dtypes that torch has cast, of scalar slots and of slots with a dtype of their own.
+
+    Nothing is restored for a rule that torch has, too.
+    """
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in zip(keys, members, strict=True):
         entries, saved_entries = twin.state.get(param, {}), saved_state["state"].get(key, {})
         if getattr(twin._kind_of(group)._torch, "_has_step", True):
             continue
-        for slot in twin._own_rule(group, param).scalar_slots:
+        rule = twin._own_rule(group, param)
+        own_dtypes = [slot for slot in rule.shaped_slots if slot.dtype is not None]
+        for slot in (*rule.scalar_slots, *own_dtypes):
             value, loaded = saved_entries.get(slot.name), entries.get(slot.name)
             if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
                 continue

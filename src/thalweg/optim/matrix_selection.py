@@ -28,8 +28,8 @@ def hidden_matrices(
     layer, and what is tied to either are none of them, nor are weights of norms. A parameter of two
     or more dimensions whose owner is of another class is refused until it is named: it may hold
     several matrices at once, or hold them transposed. So may the weight of a convolution in groups.
-    Rules of matrices take parameters of three dimensions, such as kernels of Conv1d, with an
-    explicit `heads=1` only.
+    Rules of matrices take parameters of three dimensions, such as kernels of Conv1d, with a
+    `layout` or `heads=1` only.
 
     Args:
         module: The model.

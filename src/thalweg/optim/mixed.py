@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from math import lcm
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from thalweg._base.matrix_layout import ONE_MATRIX
 from thalweg._base.showing import show_value
 from thalweg._core.param_groups import Group
 from thalweg._core.state import shown
@@ -16,6 +16,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.optim.class_lookup import class_named, kind_of
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+from thalweg.optim.group_layout import layout_of
 from thalweg.optim.group_options import title_of
 from thalweg.optim.modern.arguments import Arguments
 from thalweg.optim.modern.schedule_free import Means
@@ -207,19 +208,21 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
     # Options are compared with those of the constructor; the stand-in need not fit them.
     names = group.keys() - _IGNORED
     init_names = [name for name in kind._accepted.parameters if name in names]
-    template = torch.zeros(1, 1, dtype=torch.float32, device="cpu")
-    template = template.expand(_fewest_rows(kind, group), 1)
+    template = torch.zeros(1, 1, dtype=torch.float32, device="cpu").expand(_shape_for(kind, group))
     checked = kind([template], **{name: group[name] for name in init_names}).param_groups[0]
     del checked["params"]
     return {**checked, **group, "rule": kind.__name__}
 
 
-def _fewest_rows(kind: Any, group: Group) -> int:
-    """Return the least number of rows of a group's matrices: the number of blocks."""
-    if user_rule := getattr(kind, "_prepared_rule", None):  # a rule of the user's own
-        return lcm(*user_rule.heads)
-    heads = group.get("heads")
-    return heads if type(heads) is int and heads > 0 else 1  # the class refuses any other
+def _shape_for(kind: Any, group: Group) -> tuple[int, ...]:
+    """Return a small shape that the matrix layout of a group fits.
+
+    Raises:
+        ValueError: The layout is invalid.
+    """
+    if user_rule := getattr(kind, "_prepared_rule", None):
+        return user_rule.layout.smallest_shape
+    return (layout_of(group) or ONE_MATRIX).smallest_shape
 
 
 _IGNORED = {"self", "params", *KEYWORDS}

@@ -195,26 +195,25 @@ def fit_storage(
         return saved_state
     problems, states, unrecorded = list[str](), dict(saved_state["state"]), list[object]()
     for place, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
-        storage = storage_of(optimizer._rule_of(group))
-        members = _members_of(optimizer, group, saved_group)
+        members, saved_storage = _members_of(optimizer, group, saved_group), saved_storages[place]
         for param, key, title in members:
             if isinstance(entries := states.get(key), Mapping):
-                arguments = param, title, saved_storages[place], problems, unrecorded
+                arguments = param, title, saved_storage, problems, unrecorded
                 states[key] = _without_shape(cast("Mapping[str, Any]", entries), *arguments)
-        if storage == saved_storages[place]:
+        rule, kinds = optimizer._rule_of(group), optimizer._around.kinds
+        storage = storage_of(rule)
+        if storage == saved_storage:
             continue
         for param, key, title in members:
             entries = states.get(key)
             if not isinstance(entries, Mapping):
                 continue
-            coded_names = {*storage, *saved_storages[place]} & {*entries, CORRECTION}
-            if entries and coded_names and not convert:
-                problems.append(_refused(place, saved_storages[place], storage))
+            if entries and {*storage, *saved_storage} & {*entries, CORRECTION} and not convert:
+                problems.append(_refused(place, saved_storage, storage))
                 break
-            rule, kinds = optimizer._rule_of(group), optimizer._around.kinds
-            slots = _converted(rule, entries, param, saved_storages[place], title, problems, kinds)
+            slots = _converted(rule, entries, param, saved_storage, title, problems, kinds)
             upper = values.get(param, param)
-            slots |= _rest_converted(entries, param, upper, saved_storages[place], storage, kinds)
+            slots |= _rest_converted(entries, param, upper, saved_storage, storage, kinds)
             states[key] = {k: x for k, x in entries.items() if k not in _RESTS} | slots
     if problems:
         raise mismatch(problems, type(optimizer).__name__)

@@ -325,6 +325,10 @@ class ReplayedStep:
                 return False
             fields["_opt_called"] = True
             return True
+        return self._take_with_scalars(optimizer, fields, flags)
+
+    def _take_with_scalars(self, optimizer: Any, fields: dict[str, Any], flags: int) -> bool:
+        """Run the native call with sums, scalars or columns from Python; return as `_take`."""
         pairs, end_calls = None, ()
         if self._has_sums:
             if optimizer._cache.sums.keys() != self._ids:

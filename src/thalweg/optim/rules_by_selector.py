@@ -133,7 +133,7 @@ class RulesBySelector:
     def _check_matrix(self, place: int, name: str, param: Tensor, params: ModuleParams) -> None:
         """Raise an error unless a rule of matrices can update a parameter.
 
-        Embeddings are taken by name only, stacks of matrices with an explicit `heads` only.
+        Embeddings are taken by name only, parameters of three dimensions with a layout only.
         """
         title, rule = self._titles[place], self._kinds[place].__name__
         if param.dim() < 2:
@@ -161,7 +161,8 @@ class RulesBySelector:
         kind, options = self._kinds[place], self.options[place]
         if rule := getattr(kind, "_prepared_rule", None):
             return rule.needs_layout
-        return "heads" in kind._accepted.parameters and options.get("heads") is None
+        has_layout = options.get("heads") is not None or options.get("layout") is not None
+        return "layout" in kind._accepted.parameters and not has_layout
 
     def _check_tuples(self, names: Sequence[str]) -> None:
         for selector, title in zip(self._selectors, self._titles, strict=True):

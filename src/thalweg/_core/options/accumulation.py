@@ -72,6 +72,21 @@ def add_to_sums(
     # The list would count as another holder of each gradient.
     del all_grads
     count = _count_passes(groups) + 1
+    calls = _add_calls(groups, params, state, sums_before, unscaling, sum_in_float32)
+    calls += [partial(group.__setitem__, COUNT, count) for group in groups]
+    run([*calls, report_count(count)])
+    return count
+
+
+def _add_calls(
+    groups: Sequence[Group],
+    params: Sequence[Any],
+    state: Mapping[Any, Any],
+    sums_before: Sequence[Tensor | None],
+    unscaling: float | None,
+    sum_in_float32: bool,
+) -> list[Call]:
+    """Return calls that add the gradients to their sums and set `param.grad` to None."""
     calls: list[Call] = []
     sums: list[Tensor] = []
     gradients: list[Tensor] = []
@@ -99,9 +114,7 @@ def add_to_sums(
         alpha = 1 if unscaling is None else unscaling
         add = torch._foreach_add_  # pyright: ignore
         calls.insert(0, partial(add, sums, gradients, alpha=alpha))
-    calls += [partial(group.__setitem__, COUNT, count) for group in groups]
-    run([*calls, report_count(count)])
-    return count
+    return calls
 
 
 def is_count(count: object) -> bool:

@@ -6,7 +6,7 @@ matrices are not stored: slots with a shape of their own are cut along their fir
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,17 +80,32 @@ class GatheredMatrices:
         updates: SlotUpdates,
     ) -> None:
         """See `Matrices`. All ranks call this; if the stage fails on one, all raise."""
+        members = self._due_members(stage, columns)
+        if not members:
+            return
+        slot_names = {name for used in stage_inputs(stage) for name in used}
+        names = [name for name in (*self._rule.made, *self._kinds) if name in slot_names]
+        self._gather_inputs(names, members, slots, updates.gathered_tensors)
+        returned = self._compute_stage(stage, columns, names, updates.gathered_tensors)
+        self._scatter_outputs(returned, members, slots, updates)
+
+    def _due_members(self, stage: Stage, columns: Columns) -> list[int]:
+        """Return the indices of the matrices with elements for which the stage is due."""
         members = [index for index, shape in enumerate(self._shapes) if shape.numel()]
         if stage.every > 1:
             counts = counts_of(columns, members)
             pairs = zip(members, counts, strict=True)
             members = [index for index, count in pairs if is_due(count, stage.every)]
-        if not members:
-            return
-        slot_names = {name for used in stage_inputs(stage) for name in used}
-        names = [name for name in (*self._rule.made, *self._kinds) if name in slot_names]
-        shares: dict[tuple[str, int], GatheredTensor] = updates.gathered_tensors
-        # What an earlier stage was given, and has made of it, is there still.
+        return members
+
+    def _gather_inputs(
+        self,
+        names: Sequence[str],
+        members: Sequence[int],
+        slots: Sequence[Sequence[Tensor]],
+        shares: dict[tuple[str, int], GatheredTensor],
+    ) -> None:
+        """Add inputs to `shares`, except those that an earlier stage has gathered or written."""
         added = {
             (name, index): self._share(name, index, slots)
             for name in names
@@ -100,6 +115,15 @@ class GatheredMatrices:
         self._group.meet(self._rule.name, [(self._titles[k], self._shapes[k]) for k in members])
         gather(self._group.ranks, [*added.values()], self._device)
         shares |= added
+
+    def _compute_stage(
+        self,
+        stage: Stage,
+        columns: Columns,
+        names: Sequence[str],
+        shares: Mapping[tuple[str, int], GatheredTensor],
+    ) -> list[str]:
+        """Run the stage on the matrices of this rank; return the names that a rank has written."""
         return_flags = torch.zeros(len(names), dtype=torch.int64, device=self._group.ranks.device)
 
         def slot_of(index: int, kind_index: int) -> Tensor:
@@ -113,11 +137,20 @@ class GatheredMatrices:
                     shares[name, index].whole.copy_(matrix)
         self._group.meet()
         self._group.ranks.take_maximum(return_flags)
-        returned = [name for name, flag in zip(names, return_flags.tolist(), strict=True) if flag]
+        return [name for name, flag in zip(names, return_flags.tolist(), strict=True) if flag]
+
+    def _scatter_outputs(
+        self,
+        returned: Sequence[str],
+        members: Sequence[int],
+        slots: Sequence[Sequence[Tensor]],
+        updates: SlotUpdates,
+    ) -> None:
+        """Send parts of the written matrices to their ranks; add those of slots to `updates`."""
         returning: list[GatheredTensor] = []
         for name in returned:
             for index in members:
-                share = shares[name, index]
+                share = updates.gathered_tensors[name, index]
                 if name in self._kinds:
                     share = share._replace(local=torch.empty_like(share.local))
                     slot = slots[index][self._kinds.index(name)]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidTypeError
 from thalweg.optim.group_options import PAIRS
@@ -17,7 +18,8 @@ Rate = float | Tensor
 Betas = tuple[Rate, Rate]
 ThreeBetas = tuple[Rate, Rate, Rate]
 UNORDERED = (
-    "ns_coefficients", "ns_steps", "adjust_lr_fn", "update_scale", "heads", "ns_dtype", "mars_type",
+    "ns_coefficients", "ns_steps", "adjust_lr_fn", "update_scale", "heads", "layout", "ns_dtype",
+    "mars_type",
 )  # fmt: skip
 
 
@@ -32,6 +34,10 @@ class Arguments(torch.optim.Optimizer):
 
     def __init__(self, params: Any, **defaults: Any) -> None:
         for name, value in defaults.items():
+            if name == "layout" and value is not None:
+                with importing:
+                    from thalweg._base.matrix_layout import layout_text
+                defaults[name] = layout_text(value)
             if name in UNORDERED:  # which are looked at where the rule is chosen
                 continue
             numbers = self._numbers_in(name, value)

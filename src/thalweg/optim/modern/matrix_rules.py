@@ -11,9 +11,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from thalweg._base.locks import importing
+from thalweg._base.matrix_layout import MatrixLayout
 from thalweg._core.param_groups import Group
 from thalweg._core.state import shown
 from thalweg.formula import Rule
+from thalweg.optim.group_layout import layout_of
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
 from thalweg.rules.modern.muon import muon
@@ -27,27 +29,31 @@ if TYPE_CHECKING:
 Coefficients = str | tuple[float, float, float] | tuple[tuple[float, float, float], ...]
 _FLOAT32_MAX = 3.4028234663852886e38  # of float32
 ORIGINAL = (3.4445, -4.7750, 2.0315)
+Heads = int | tuple[int, ...] | None
+Layout = MatrixLayout | str | None
+_LAYOUTS = ("heads", "layout")
 
-# The options of a group that choose a rule, with the names of the rules' functions.
+# The options of a group that choose a rule, with the names of the rules' functions; beside the
+# layout.
 _MUONS = {"nesterov": "nesterov", "ns_coefficients": "coefficients", "ns_steps": "steps",
           "eps": "epsilon", "adjust_lr_fn": "adjust", "update_scale": "length",
-          "heads": "heads", "ns_dtype": "dtype"}  # fmt: skip
-_SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "largest",
-          "heads": "heads"}  # fmt: skip
+          "ns_dtype": "dtype"}  # fmt: skip
+_SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "largest"}
 
 
 class OfMatrices:
     """Base of rules for matrices; parameters of more dimensions are the first one by all others.
 
-    Parameters of three dimensions need an explicit `heads`, the number of blocks of rows that are
-    matrices of their own.
+    `layout` or `heads` of a group tell which matrices its parameters hold. Parameters of three
+    dimensions need one of them.
     """
 
     _of_matrices = True
     _counts = False
-    _added_options = ("heads", "ns_dtype")  # what the state of torch's own class lacks
+    # Options that the state of torch's own class lacks.
+    _added_options = ("heads", "layout", "ns_dtype")
     _choices: ClassVar[dict[str, str]] = _MUONS
-    _unread = tuple(_MUONS)
+    _unread = (*_MUONS, *_LAYOUTS)
     _make_rule: Callable[..., Rule]
     _accepted: ClassVar[Signature]
 
@@ -93,7 +99,7 @@ class OfMatrices:
         names = [name for name in cls._choices if name in cls._accepted.parameters]
         rule_options = {cls._choices[name]: _read(name, group[name]) for name in names}
         try:
-            return cls._make_rule(**rule_options)
+            return cls._make_rule(**rule_options, layout=layout_of(group))
         except TypeError as error:  # of a dict, say, which is no key
             options = ", ".join(f"{name}={shown(group[name])}" for name in names)
             raise ValueError(f"No rule has {options}.") from error
@@ -130,8 +136,9 @@ class Muon(OfMatrices, ModernOptimizer):
     `ns_dtype` is what iterations are in: "float32" or "bfloat16"; None is float32 on the CPU, where
     torch's are in bfloat16, and bfloat16 elsewhere. Products of a processor that has units for
     bfloat16 are faster so, and steps differ by about one percent.
-    `heads` cuts fused projections first: with 3, queries, keys and values of a weight of shape
-    (3 * d, d) are matrices of their own, with scales of their own.
+    `heads` divides fused projections: with 3, queries, keys and values of a weight of shape
+    (3 * d, d) are matrices of their own, with scales of their own; with (256, 64, 64), grouped
+    ones. `layout` describes all other ways in which a parameter holds matrices.
 
     Source: Jordan 2024, https://kellerjordan.github.io/posts/muon; torch.optim.Muon
     """
@@ -151,7 +158,8 @@ class Muon(OfMatrices, ModernOptimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         *,
-        heads: int | None = None,
+        heads: Heads = None,
+        layout: Layout = None,
         ns_dtype: str | None = None,
     ) -> None: ...
 
@@ -184,7 +192,8 @@ class NorMuon(OfMatrices, ModernOptimizer):
         adjust_lr_fn: str | None = None,
         update_scale: str = "preserve_norm",
         *,
-        heads: int | None = None,
+        heads: Heads = None,
+        layout: Layout = None,
         ns_dtype: str | None = None,
     ) -> None: ...
 
@@ -209,7 +218,8 @@ class MuonH(OfMatrices, ModernOptimizer):
         eps: float = 1e-7,
         ns_steps: int = 5,
         *,
-        heads: int | None = None,
+        heads: Heads = None,
+        layout: Layout = None,
         ns_dtype: str | None = None,
     ) -> None: ...
 
@@ -225,9 +235,9 @@ class SOAP(OfMatrices, ModernOptimizer):
 
     _rule = "SOAP"
     _counts = True
-    _added_options = ("heads",)
+    _added_options = _LAYOUTS
     _choices = _SOAPS
-    _unread = tuple(_SOAPS)
+    _unread = (*_SOAPS, *_LAYOUTS)
     _make_rule = staticmethod(soap)
 
     def _arguments(
@@ -241,7 +251,8 @@ class SOAP(OfMatrices, ModernOptimizer):
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
         *,
-        heads: int | None = None,
+        heads: Heads = None,
+        layout: Layout = None,
     ) -> None: ...
 
 
@@ -255,9 +266,9 @@ class KLSOAP(OfMatrices, ModernOptimizer):
 
     _rule = "KLSOAP"
     _counts = True
-    _added_options = ("heads",)
+    _added_options = _LAYOUTS
     _choices = _SOAPS
-    _unread = tuple(_SOAPS)
+    _unread = (*_SOAPS, *_LAYOUTS)
     _make_rule = staticmethod(partial(soap, whitens=True))
 
     def _arguments(
@@ -271,5 +282,6 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
         *,
-        heads: int | None = None,
+        heads: Heads = None,
+        layout: Layout = None,
     ) -> None: ...

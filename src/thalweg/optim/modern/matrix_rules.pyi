@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from thalweg.formula import Rule
+from thalweg.optim import MatrixLayout
 from thalweg.optim.modern.optimizer import ModernOptimizer
 
 class OfMatrices:
@@ -31,7 +32,8 @@ class Muon(OfMatrices, ModernOptimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         *,
-        heads: int | None = None,
+        heads: int | tuple[int, ...] | None = None,
+        layout: MatrixLayout | str | None = None,
         ns_dtype: str | None = None,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
@@ -164,7 +166,8 @@ class NorMuon(OfMatrices, ModernOptimizer):
         adjust_lr_fn: str | None = None,
         update_scale: str = "preserve_norm",
         *,
-        heads: int | None = None,
+        heads: int | tuple[int, ...] | None = None,
+        layout: MatrixLayout | str | None = None,
         ns_dtype: str | None = None,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
@@ -295,7 +298,8 @@ class MuonH(OfMatrices, ModernOptimizer):
         eps: float = 1e-07,
         ns_steps: int = 5,
         *,
-        heads: int | None = None,
+        heads: int | tuple[int, ...] | None = None,
+        layout: MatrixLayout | str | None = None,
         ns_dtype: str | None = None,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
@@ -420,7 +424,8 @@ class SOAP(OfMatrices, ModernOptimizer):
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
         *,
-        heads: int | None = None,
+        heads: int | tuple[int, ...] | None = None,
+        layout: MatrixLayout | str | None = None,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
@@ -543,7 +548,8 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
         *,
-        heads: int | None = None,
+        heads: int | tuple[int, ...] | None = None,
+        layout: MatrixLayout | str | None = None,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,

@@ -10,10 +10,10 @@ import torch
 _TINY = 1e-30  # added to a factor's diagonal before its first eigenvectors
 
 
-def side(rows, columns, *, largest, of_columns, heads=1):
-    """Return the shape of a side's factors: those of blocks of rows, one below the other."""
-    size = columns if of_columns else rows // heads
-    return (heads * size, size) if size <= largest else (0, 0)
+def side(rows, columns, *, largest, of_columns):
+    """Return the shape of a side's factor; (0, 0) for a side that is too long."""
+    size = columns if of_columns else rows
+    return (size, size) if size <= largest else (0, 0)
 
 
 def turn(matrices, rows, columns):

@@ -3,7 +3,7 @@
 from functools import lru_cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage, moved
-from thalweg.rules.modern.common import check_count, lerp
+from thalweg.rules.modern.common import lerp
 from thalweg.rules.modern.newton_schulz import check_dtype, orthogonal, scale_of, triples
 from thalweg.rules.torch.common import as_read
 
@@ -49,25 +49,26 @@ def orthogonalize(*, step, coefficients, epsilon, adjust, dtype):
 
 @lru_cache(None, typed=True)
 def muon(
-    nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None, heads=None,
+    nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None, layout=None,
     dtype=None,
 ):  # fmt: skip
     """Return the rule with these options.
 
     Raises:
-        ValueError: Coefficients, steps, `adjust` or the type of products are not known, or `heads`
-            is no number of them.
+        ValueError: Coefficients, steps, `adjust` or the type of products are not known.
     """
     scale_of(adjust, 1, 1)
     check_dtype(dtype)
-    check_count("heads", 1 if heads is None else heads)
     stage = partial(
         orthogonalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=adjust,
         dtype=dtype,
     )  # fmt: skip
     return Rule(
         name="Muon",
-        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage, heads=heads)),
+        passes=(
+            Pass(mean_ahead if nesterov else mean, makes=("step",)),
+            Stage(stage, layout=layout),
+        ),
         update=update,
         prepare=prepare,
         hypers=HYPERS,

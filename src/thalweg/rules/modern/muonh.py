@@ -1,13 +1,25 @@
-"""MuonH: Muon on a sphere: variables keep the norm that they begin with (Hyperball, 2026)."""
+"""MuonH: Muon on a sphere: matrices keep the norm that they begin with (Hyperball, 2026)."""
 
+# Pyright takes `torch` for the package beside this one.
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
 from functools import lru_cache, partial
 
-from thalweg.formula import Pass, Rule, Stage, variable_squares
-from thalweg.rules.modern.common import check_count, lerp
-from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, orthogonalize
+import torch
+
+from thalweg.formula import Pass, Rule, Slot, Stage
+from thalweg.rules.modern.common import lerp
+from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, orthogonalize
 from thalweg.rules.modern.newton_schulz import check_dtype, triples
-from thalweg.rules.modern.sphere import RADIUS, per_variable
+from thalweg.rules.modern.sphere import per_variable
 from thalweg.rules.torch.common import as_read
+
+
+def one_for_each_matrix(rows, columns):
+    """Return the shape ()."""
+    return ()
+
+
+RADIUS = Slot("radius", initial=-1.0, shape=one_for_each_matrix, dtype=torch.float64)
 
 
 def prepare(*, momentum):
@@ -15,47 +27,67 @@ def prepare(*, momentum):
     return {"mean_weight": 1 - as_read(momentum)}
 
 
-def step_squares(var, grad, step, momentum_buffer):
-    """Return a term of a sum: its root is the length of the step."""
-    return step * step
+def gather(var, grad, momentum_buffer, *, mean_weight):
+    """Return the variable, and the mean of gradients, from which the step is made."""
+    return var, lerp(momentum_buffer, grad, mean_weight)
 
 
-def step_products(var, grad, step, momentum_buffer):
-    """Return a term of a sum: how far the step goes along the variable."""
-    return var * step
+def gather_ahead(var, grad, momentum_buffer, *, momentum, mean_weight):
+    """Return the variable, and the mean after one more gradient equal to this one (Nesterov)."""
+    return var, lerp(grad, lerp(momentum_buffer, grad, mean_weight), momentum)
 
 
-def update(var, grad, step, momentum_buffer, *, along, back, mean_weight):
+def move(*, variable, step, radius, learning_rate, coefficients, epsilon, dtype):
+    """Return the matrices after a step along the sphere, as `variable`, and their radii.
+
+    A radius below 0 is replaced by the norm of its matrix.
+    """
+    # No scale: a step is as long as its matrix.
+    step = orthogonalize(
+        step=step, coefficients=coefficients, epsilon=epsilon, adjust=None, dtype=dtype
+    )["step"]
+    factors = per_variable(
+        variable=_sum_of_products(variable, variable),
+        step=_sum_of_products(step, step),
+        product=_sum_of_products(variable, step),
+        radius=radius.view(-1, 1, 1),
+        learning_rate=torch.as_tensor(learning_rate, dtype=variable.dtype, device=step.device),
+    )
+    moved = variable * factors["back"] - factors["along"] * step
+    return {"variable": moved, "radius": factors["radius"].to(radius.dtype).view_as(radius)}
+
+
+def _sum_of_products(first, second):
+    """Return the sum of products of the elements of each matrix, (batch, 1, 1), float64."""
+    return (first.double() * second.double()).sum((1, 2), keepdim=True)
+
+
+def update(var, grad, variable, step, momentum_buffer, *, mean_weight):
     """Return the updated variable and slots."""
-    return var * back - along * step, lerp(momentum_buffer, grad, mean_weight)
+    return variable, lerp(momentum_buffer, grad, mean_weight)
 
 
 @lru_cache(None, typed=True)
 def muonh(
-    nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON, heads=None, dtype=None
+    nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON, layout=None, dtype=None
 ):  # fmt: skip
     """Return the rule with these options.
 
     Raises:
-        ValueError: Coefficients, steps or the type of products are not known, or `heads` is no
-            number of them.
+        ValueError: Coefficients, steps or the type of products are not known.
     """
     check_dtype(dtype)
-    check_count("heads", 1 if heads is None else heads)
-    # No scale: steps are as long as variables.
-    stage = partial(
-        orthogonalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=None,
-        dtype=dtype,
-    )  # fmt: skip
+    stage = partial(move, coefficients=triples(coefficients, steps), epsilon=epsilon, dtype=dtype)
     return Rule(
         name="MuonH",
-        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage, heads=heads)),
+        passes=(
+            Pass(gather_ahead if nesterov else gather, makes=("variable", "step")),
+            Stage(stage, layout=layout),
+        ),
         update=update,
         prepare=prepare,
-        measures={"variable": variable_squares, "step": step_squares, "product": step_products},
-        per_variable=per_variable,
         hypers=HYPERS[:-1],
-        slots=(RADIUS, *SLOTS),
+        slots=(*SLOTS, RADIUS),
         source="Hyperball, 2026; https://arxiv.org/abs/2606.16899",
         differs="Muon's norms grow; here the rate is an angle. What begins at 0 takes its steps.",
     )

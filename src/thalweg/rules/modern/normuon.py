@@ -5,7 +5,6 @@ from functools import lru_cache, partial
 
 from thalweg._base.showing import show_value
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
-from thalweg.rules.modern.common import check_count
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, update
 from thalweg.rules.modern.muon import prepare as prepare_muon
 from thalweg.rules.modern.newton_schulz import check_dtype, norms_of, orthogonal, scale_of, triples
@@ -48,17 +47,15 @@ def normalize(
 @lru_cache(None, typed=True)
 def normuon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None,
-    length="preserve_norm", heads=None, dtype=None,
+    length="preserve_norm", layout=None, dtype=None,
 ):  # fmt: skip
     """Return the rule with these options.
 
     Raises:
-        ValueError: Coefficients, steps, `adjust`, `length` or the type of products are not known,
-            or `heads` is no number of them.
+        ValueError: Coefficients, steps, `adjust`, `length` or the type of products are not known.
     """
     scale_of(adjust, 1, 1)
     check_dtype(dtype)
-    check_count("heads", 1 if heads is None else heads)
     if length not in LENGTHS:
         names = ", ".join(map(repr, LENGTHS))
         raise ValueError(f"update_scale is {show_value(length)}; known are {names}.")
@@ -69,7 +66,10 @@ def normuon(
     )  # fmt: skip
     return Rule(
         name="NorMuon",
-        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage, heads=heads)),
+        passes=(
+            Pass(mean_ahead if nesterov else mean, makes=("step",)),
+            Stage(stage, layout=layout),
+        ),
         update=update,
         prepare=prepare,
         hypers=(replace(HYPERS[0], default=0.02), *HYPERS[1:], BETA2),

@@ -91,25 +91,23 @@ def into_basis(
 
 
 @lru_cache(None, typed=True)
-def soap(frequency=10, largest=10000, whitens=False, heads=None):
+def soap(frequency=10, largest=10000, whitens=False, layout=None):
     """Return the rule whose basis changes every so many steps, with sides up to `largest`.
 
     Args:
         frequency, largest: Positive integers.
         whitens: Whether the factors are KL-Shampoo's.
-        heads: Number of blocks of rows that variables are cut into, each with its own bases; None
-            for one block, and for an error with variables of three dimensions.
+        layout: The matrices of a variable, each with its own bases. None means one, and raises an
+            error for variables of three dimensions.
 
     Raises:
         ValueError: A number is no positive integer.
     """
     check_count("precondition_frequency", frequency)
     check_count("max_precondition_dim", largest)
-    check_count("heads", 1 if heads is None else heads)
 
     rows, columns = (
-        partial(side, largest=largest, of_columns=is_column, heads=heads or 1)
-        for is_column in (False, True)
+        partial(side, largest=largest, of_columns=is_column) for is_column in (False, True)
     )
     shapes = {"row_factor": rows, "column_factor": columns, "row_basis": rows,
               "column_basis": columns}  # fmt: skip
@@ -118,9 +116,9 @@ def soap(frequency=10, largest=10000, whitens=False, heads=None):
         name="KLSOAP" if whitens else "SOAP",
         passes=(
             Pass(gather, makes=("turned", "mean", "square")),
-            Stage(partial(into_basis, frequency=frequency, whitens=whitens), heads=heads),
+            Stage(partial(into_basis, frequency=frequency, whitens=whitens), layout=layout),
             Pass(divide, makes=("step",)),
-            Stage(out_of_basis, heads=heads),
+            Stage(out_of_basis, layout=layout),
         ),
         update=update,
         prepare=prepare,

@@ -1,0 +1,154 @@
+"""Division of a batch of variables into the matrices of a layout, and back.
+
+Matrices are in the order (variable, index in the batch of the layout, block). Those of one shape
+are one tensor, so that a stage runs once for each shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from torch import Tensor, stack
+
+from thalweg._base.matrix_layout import ONE_MATRIX, Block, MatrixLayout, Pieces
+from thalweg.formula import Slot
+
+
+class SlotParts(NamedTuple):
+    """Shape of a slot with a part for each matrix of a variable.
+
+    Attributes:
+        shape: The shape of the slot.
+        part_shapes: The shape of the part of each block.
+        sizes: The size of each part along the first dimension of the slot.
+    """
+
+    shape: tuple[int, ...]
+    part_shapes: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+
+
+@lru_cache(4096)
+def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
+    """Return the parts of a slot of a variable of a shape, one for each matrix of its layout.
+
+    Parts that differ in their first dimension alone are one below the other; others are flat.
+    """
+    layout = slot.layout or ONE_MATRIX
+    batch = layout.matrix_sizes(shape)[0]
+    part_shapes = tuple(_part_shape(slot, block) for block in layout.blocks(shape))
+    first = part_shapes[0]
+    if batch == len(part_shapes) == 1:
+        return SlotParts(first, part_shapes, first[:1] or (1,))
+    if first and all(part[1:] == first[1:] and part for part in part_shapes):
+        sizes, others = tuple(part[0] for part in part_shapes), first[1:]
+    else:
+        sizes, others = tuple(map(prod, part_shapes)), ()
+    return SlotParts((batch * sum(sizes), *others), part_shapes, sizes)
+
+
+def _part_shape(slot: Slot, block: Block) -> tuple[int, ...]:
+    return () if slot.shape is None else slot.shape(*block.shape)
+
+
+@lru_cache(4096)
+def block_groups(layout: MatrixLayout, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return groups of indices of blocks with equal shapes."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index, block in enumerate(layout.blocks(shape)):
+        groups.setdefault(block.shape, []).append(index)
+    return tuple(map(tuple, groups.values()))
+
+
+class Division:
+    """Division of tensors of a batch of variables into matrices.
+
+    Args:
+        layout: The layout of the variables.
+        shape: The shape of each variable.
+    """
+
+    def __init__(self, layout: MatrixLayout, shape: Sequence[int]) -> None:
+        self._layout, self._shape = layout, tuple(shape)
+        self._sizes = layout.matrix_sizes(shape)
+        self._blocks = layout.blocks(shape)
+        self.groups = block_groups(layout, self._shape)
+
+    def matrix_count(self, group: Sequence[int]) -> int:
+        """Return the number of matrices of a variable in a group of blocks."""
+        return self._sizes[0] * len(group)
+
+    def take(self, values: Tensor, group: Sequence[int]) -> Tensor:
+        """Return the matrices of a group of blocks, (matrices, rows, columns), in new memory.
+
+        Args:
+            values: A number for each element of each variable, (variables, ...).
+            group: The indices of blocks of one shape.
+        """
+        variables = values.reshape(len(values), *self._sizes)
+        blocks = [self._block(variables, self._blocks[index]) for index in group]
+        rows, columns = self._blocks[group[0]].shape
+        if self._layout.transposed:
+            matrices = stack([block.reshape(*block.shape[:2], columns, rows).mT
+                              for block in blocks], 2)  # fmt: skip
+        else:
+            matrices = stack([block.reshape(*block.shape[:2], rows, columns)
+                              for block in blocks], 2)  # fmt: skip
+        return matrices.reshape(-1, rows, columns)
+
+    def put(self, values: Tensor, group: Sequence[int], matrices: Tensor) -> None:
+        """Write the matrices of a group of blocks into `values`, the inverse of `take`."""
+        variables = values.view(len(values), *self._sizes)
+        rows, columns = self._blocks[group[0]].shape
+        split = matrices.view(len(values), self._sizes[0], len(group), rows, columns)
+        for place, index in enumerate(group):
+            target = self._block(variables, self._blocks[index])
+            block = split[:, :, place]
+            target.copy_((block.mT if self._layout.transposed else block).reshape(target.shape))
+
+    def take_slot(self, slot: Slot, values: Tensor, group: Sequence[int]) -> Tensor:
+        """Return the parts of a slot of a group of blocks, (matrices, *part shape), in new memory.
+
+        Args:
+            slot: The slot.
+            values: The slot of each variable, (variables, *slot shape).
+            group: The indices of blocks of one shape.
+        """
+        part_shape = slot_parts(slot, self._shape).part_shapes[group[0]]
+        parts = self._slot_parts(slot, values, group)
+        return stack([part.reshape(*part.shape[:2], *part_shape) for part in parts], 2).reshape(
+            -1, *part_shape
+        )
+
+    def put_slot(self, slot: Slot, values: Tensor, group: Sequence[int], parts: Tensor) -> None:
+        """Write the parts of a group of blocks into `values`, the inverse of `take_slot`."""
+        split = parts.view(len(values), self._sizes[0], len(group), *parts.shape[1:])
+        for place, target in enumerate(self._slot_parts(slot, values, group)):
+            target.copy_(split[:, :, place].reshape(target.shape))
+
+    def _slot_parts(self, slot: Slot, values: Tensor, group: Sequence[int]) -> list[Tensor]:
+        """Return a view of the part of each block of a group, (variables, batch, size, ...)."""
+        shape, _, sizes = slot_parts(slot, self._shape)
+        split = values.view(len(values), self._sizes[0], sum(sizes), *shape[1:])
+        return [split.narrow(2, sum(sizes[:index]), sizes[index]) for index in group]
+
+    @staticmethod
+    def _block(variables: Tensor, block: Block) -> Tensor:
+        """Return a view of a block: (variables, batch, pieces, rows of one, pieces, columns)."""
+        row_pieces = _cut(variables, 2, block.rows)
+        return _cut(row_pieces, 4, block.columns)
+
+
+def _cut(values: Tensor, dim: int, pieces: Pieces) -> Tensor:
+    """Return a view of the pieces of a dimension, which becomes two: pieces, indices of one."""
+    period = values.shape[dim] // pieces.repeats
+    sizes = (*values.shape[:dim], pieces.repeats, period, *values.shape[dim + 1 :])
+    return values.view(sizes).narrow(dim + 1, pieces.first, pieces.size)
+
+
+def division_of(layout: MatrixLayout, shape: Sequence[int]) -> Division | None:
+    """Return the division of variables of a shape, or None if each is one matrix as it is."""
+    return None if layout == ONE_MATRIX else Division(layout, shape)

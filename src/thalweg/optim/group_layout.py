@@ -1,0 +1,36 @@
+"""The matrix layout of a group of parameters, from its options `layout` and `heads`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from thalweg._base.matrix_layout import MatrixLayout, as_layout
+from thalweg._base.showing import show_value
+from thalweg.rules.modern.common import check_count
+
+
+def layout_of(group: Mapping[str, Any]) -> MatrixLayout | None:
+    """Return the layout that `layout` or `heads` of a group describes, or None.
+
+    Raises:
+        ValueError: An option is invalid, or both are given.
+    """
+    heads, layout = group.get("heads"), as_layout(group.get("layout"))
+    if isinstance(heads, np.generic | np.ndarray | Tensor):
+        heads = heads.tolist()
+    if heads is None:
+        return layout
+    if layout is not None:
+        raise ValueError(
+            f"heads={show_value(heads)} and layout={str(layout)!r} both describe the matrices of a"
+            " parameter: leave out heads."
+        )
+    if isinstance(heads, list):  # of a file, say
+        heads = tuple(cast("list[int]", heads))
+    if not isinstance(heads, tuple):
+        check_count("heads", heads)
+    return MatrixLayout(rows=heads)
