@@ -38,10 +38,10 @@ from thalweg.optim.rule_names import HOMES
 if TYPE_CHECKING:
     from torch.optim import LBFGS, Optimizer, lr_scheduler, swa_utils
 
+    from thalweg._base.matrix_layout import MatrixLayout
     from thalweg.optim import diagnostics, tensorflow
     from thalweg.optim.adafactor import Adafactor
     from thalweg.optim.lion import Lion
-    from thalweg._base.matrix_layout import MatrixLayout
     from thalweg.optim.layout_decisions import MatrixLayouts, ParamLayout, matrix_layouts
     from thalweg.optim.matrix_selection import hidden_matrices
     from thalweg.optim.mixed import Mixed

@@ -226,7 +226,7 @@ class _Decisions(Iterable[ParamLayout]):
             if not all(is_whole_by_source(self._module, name, owner) for owner in owners):
                 raise
             return MatrixLayout(), "the source of the forward pass divides no outputs"
-        return layout, described(layout)
+        return layout, _described(layout, len(layout.blocks(param.shape)))
 
     def _base_layout(self, name: str) -> MatrixLayout:
         use = self._run.uses.get(id(self._bases.get(name)))
@@ -249,12 +249,12 @@ class _Decisions(Iterable[ParamLayout]):
         )
 
 
-def described(layout: MatrixLayout) -> str:
+def _described(layout: MatrixLayout, block_count: int) -> str:
     """Return in words how outputs are divided."""
     stack = "a matrix for each expert, " if layout.batch else ""
-    if layout.block_count == 1:
+    if block_count == 1:
         return f"{stack}outputs are used as a whole"
-    return f"{stack}{layout.block_count} blocks are used apart"
+    return f"{stack}{block_count} blocks are used apart"
 
 
 def _checked(layouts: Layouts, params: ModuleParams) -> dict[str, MatrixLayout | None]:
