@@ -22,9 +22,15 @@ import torch
 from thalweg import optim
 from thalweg.errors import InvalidArgumentError
 
-LAYER_COUNTS = (
-    "num_hidden_layers n_layer num_layers n_layers decoder_layers encoder_layers num_blocks".split()
-)
+LAYER_COUNTS = [
+    "num_hidden_layers",
+    "n_layer",
+    "num_layers",
+    "n_layers",
+    "decoder_layers",
+    "encoder_layers",
+    "num_blocks",
+]
 FIXED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
@@ -92,9 +98,13 @@ def main(argv: list[str]) -> int:
         counts[result if isinstance(result, str) else "decided"] += 1
         if not isinstance(result, str) and options.show:
             for name, text in result.items():
-                print(f"{model_type:24} {text:40} {name}")
-    print(counts, f"{time.process_time() - begin:.0f} CPU s")
+                _write(f"{model_type:24} {text:40} {name}")
+    _write(f"{counts} {time.process_time() - begin:.0f} CPU s")
     return 0
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
 
 
 def _results(model_types: list[str]) -> Iterator[tuple[str, dict[str, str] | str]]:
@@ -104,13 +114,13 @@ def _results(model_types: list[str]) -> Iterator[tuple[str, dict[str, str] | str
         try:
             model = build(kind)
         except Exception as error:
-            print(f"not built {model_type}: {type(error).__name__}: {error}"[:120])
+            _write(f"not built {model_type}: {type(error).__name__}: {error}"[:120])
             yield model_type, "not built"
             continue
         try:
             yield model_type, decisions(model)
         except InvalidArgumentError as error:
-            print(f"rejected {model_type}: {error}")
+            _write(f"rejected {model_type}: {error}")
             yield model_type, "rejected"
 
 

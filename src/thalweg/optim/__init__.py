@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from thalweg._base.matrix_layout import MatrixLayout
     from thalweg.optim import diagnostics, tensorflow
     from thalweg.optim.adafactor import Adafactor
-    from thalweg.optim.lion import Lion
     from thalweg.optim.layout_decisions import MatrixLayouts, ParamLayout, matrix_layouts
+    from thalweg.optim.lion import Lion
     from thalweg.optim.matrix_selection import hidden_matrices
     from thalweg.optim.mixed import Mixed
     from thalweg.optim.modern.adamw import (

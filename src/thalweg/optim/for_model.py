@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from thalweg._core.param_groups import Group
 from thalweg._base.matrix_layout import MatrixLayout
+from thalweg._core.param_groups import Group
 from thalweg.errors import InvalidArgumentError
-from thalweg.optim.class_lookup import kind_of
 from thalweg.optim.layout_decisions import Layouts, MatrixLayouts, matrix_layouts
 from thalweg.optim.mixed import Mixed
 from thalweg.optim.step_options import KEYWORDS
@@ -39,7 +38,8 @@ def mixed_for_model(
     """
     for name in {"params", "heads", "layout"}.intersection(options):
         raise InvalidArgumentError(
-            f"{rule}.for_model() takes no {name!r}: layouts= has the matrices of parameters by name."
+            f"{rule}.for_model() takes no {name!r}: layouts= has the matrices of parameters by"
+            " name."
         )
     decisions = matrix_layouts(module, layouts=layouts, output=output, inputs=inputs)
     rule_options = {name: options[name] for name in options if name not in KEYWORDS}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -268,7 +267,9 @@ def _checked(layouts: Layouts, params: ModuleParams) -> dict[str, MatrixLayout |
     for pattern, value in layouts.items():
         layout = None if value == "AdamW" else as_layout(value, f"layouts[{pattern!r}]")
         if layout is None and value != "AdamW":
-            raise InvalidArgumentError(f"layouts[{pattern!r}] must be a layout or 'AdamW', not None.")
+            raise InvalidArgumentError(
+                f"layouts[{pattern!r}] must be a layout or 'AdamW', not None."
+            )
         selected = [pair for pair in params.named_params if params.called(pattern, pair[1])]
         params.check_selects(selected, pattern, "layouts")
         for name, param in selected:

@@ -24,7 +24,6 @@ from thalweg.optim.param_state import Entries
 from thalweg.optim.rule_names import KINDS
 from thalweg.optim.step_options import KEYWORDS
 
-
 if TYPE_CHECKING:
     from thalweg.optim.layout_decisions import MatrixLayouts
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -203,6 +201,8 @@ def _image_size(model: nn.Module) -> tuple[int, int]:
     options = getattr(model, "pretrained_cfg", None)
     if isinstance(options, Mapping) and "input_size" in options:
         return options["input_size"][-2:]
-    configs = [getattr(module, "config", None) for module in model.modules()]
-    sizes = [x.image_size for x in configs if isinstance(getattr(x, "image_size", None), int)]
-    return (sizes[0], sizes[0]) if sizes else (64, 64)
+    for module in model.modules():
+        size = getattr(getattr(module, "config", None), "image_size", None)
+        if isinstance(size, int):
+            return size, size
+    return 64, 64

@@ -4,43 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from thalweg.optim.traced_functions import (
+    ADDED,
+    CONTRACTIONS,
+    LOOK_UPS,
+    NO_LABEL,
+    QUERIES,
+    REDUCTIONS,
+    SAME,
+    SELECTIONS,
+    STRUCTURAL,
+    covers,
+    distinct_labels,
+    mapped,
+    meta_like,
+    operands_of,
+    positional,
+    selected_matrices,
+    tensors_in,
+)
 from thalweg.optim.weight_use import WeightUse, product_roles
 
-# Functions that move elements without computing: they act on labels as on the labelled tensors.
-_STRUCTURAL = frozenset(
-    "view reshape view_as reshape_as flatten unflatten transpose swapaxes swapdims permute movedim"
-    " moveaxis t adjoint T mT squeeze unsqueeze expand expand_as repeat repeat_interleave tile roll"
-    " split chunk tensor_split split_with_sizes unbind hsplit vsplit dsplit narrow select"
-    " __getitem__ index_select cat concat concatenate stack hstack vstack dstack flip"
-    " broadcast_to unfold take_along_dim gather masked_select as_strided take pad"
-    " pixel_shuffle pixel_unshuffle atleast_2d atleast_3d diagonal".split()
-)
-_SAME = frozenset(
-    "contiguous clone detach to float half bfloat16 double type type_as cpu data requires_grad_"
-    .split()
-)  # fmt: skip
-_REDUCTIONS = frozenset(
-    "mean sum var std norm vector_norm max min amax amin any all logsumexp var_mean std_mean prod"
-    " argmin histc bincount isnan isinf isfinite nonzero count_nonzero allclose equal new_zeros"
-    " new_empty new_ones new_full".split()
-)
-_SELECTIONS = frozenset("topk sort argsort argmax multinomial kthvalue".split())
-_CONTRACTIONS = frozenset(
-    "linear matmul rmatmul mm bmm mv dot addmm baddbmm addbmm einsum bilinear conv1d conv2d conv3d"
-    " tensordot scaled_dot_product_attention grouped_mm grouped_mm_fallback cdist outer inner"
-    " chain_matmul".split()
-)
-_QUERIES = frozenset("shape size dim ndim dtype numel stride is_floating_point requires_grad layout".split())
-_LOOK_UPS = frozenset("embedding embedding_bag __getitem__ index_select gather take".split())
 _LARGEST_COPY = 2**22
-_NO_LABEL = -1
 
 
 class ProjectionTrace(TorchFunctionMode):
@@ -83,9 +75,9 @@ class ProjectionTrace(TorchFunctionMode):
             if name in ("device", "is_meta"):
                 return torch.device("cpu") if name == "device" else False
         args, options = _on_cpu(args, self._use_of), _on_cpu(dict(kwargs or {}), self._use_of)
-        for weight in _tensors((args, options)):
-            if (use := self._use_of(weight)) is not None:
-                return self._with_weight(func, name, args, options, weight, use)
+        for weight in tensors_in((args, options)):
+            if self._use_of(weight) is not None:
+                return self._with_weight(func, name, args, options, weight)
         result = func(*args, **options)
         with suppress(Exception):  # Outputs that are not followed make a layout undecided.
             self._follow(func, name, args, options, result)
@@ -93,7 +85,7 @@ class ProjectionTrace(TorchFunctionMode):
 
     def mark_returned(self, result: Any, *, of_model: bool) -> None:
         """Record which outputs the result of the model or of a layer contains."""
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             for use, outputs in self._outputs_in(tensor):
                 use.is_returned |= of_model
                 if not of_model:
@@ -112,48 +104,55 @@ class ProjectionTrace(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         weight: Tensor,
-        use: WeightUse,
     ) -> Any:
         """Run a function of a weight or of a view of one."""
         if args and args[0] is weight:
-            if name in _SAME or (name.endswith("_") and not name.startswith("__")):
+            # Functions that write to a weight return it.
+            if name in SAME or (name.endswith("_") and not name.startswith("__")):
                 return weight
-            if (view := _selected(name, args, weight)) is not None:
+            if (view := selected_matrices(name, args, weight)) is not None:
                 return view
-            result = func(*args, **kwargs) if name in _STRUCTURAL or name in _QUERIES else None
-            if name in _QUERIES or _all_views(result, self._use_of):
+            result = func(*args, **kwargs) if name in STRUCTURAL or name in QUERIES else None
+            if name in QUERIES or _all_views(result, self._use_of):
                 return result
-        args, kwargs = _positional(name, args, kwargs)
-        operands = _operands(name, args)
-        begin = 1 if name.strip("_") in ("addmm", "baddbmm", "addbmm") else 0
-        factors = operands[begin : begin + 2]
-        others = [x for x in _tensors(factors) if self._use_of(x) is None]
-        found = [x for x in _tensors(factors) if self._use_of(x) is not None]
-        if len(found) != 1 or len(others) != 1:
-            return self._with_copies(func, name, args, kwargs)
-        weight = found[0]
-        at = next(place for place, x in enumerate(factors) if x is weight)
-        roles = product_roles(name, args, factors, at)
-        if roles is None:
-            return self._with_copies(func, name, args, kwargs)
-        use = self._use_of(weight)
-        assert use is not None
-        for added in _tensors(operands):
-            if (other_use := self._use_of(added)) is not None and added is not weight:
-                other_use.is_elementwise = True
+        args, kwargs = positional(name, args, kwargs)
+        operands = operands_of(name, args)
+        factors = operands[1:3] if name.strip("_") in ADDED else operands[:2]
+        weights = [x for x in tensors_in(factors) if self._use_of(x) is not None]
+        others = [x for x in tensors_in(factors) if self._use_of(x) is None]
+        if len(weights) == 1 == len(others):
+            at = 0 if factors[0] is weights[0] else 1
+            roles = product_roles(name, args, factors, at)
+            if roles is not None:
+                for added in tensors_in(operands):
+                    if added is not weights[0] and (use := self._use_of(added)) is not None:
+                        use.is_elementwise = True
+                return self._product(func, name, args, kwargs, (weights[0], others[0]), roles)
+        return self._with_copies(func, name, args, kwargs)
+
+    def _product(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        factors: tuple[Tensor, Tensor],
+        roles: tuple[str, list[int | None]],
+    ) -> Tensor:
+        """Return zeros in place of the product of a weight and activations, with labels."""
+        weight, activations = factors
+        use = cast("WeightUse", self._use_of(weight))
         if name.strip("_").startswith("grouped_mm"):
-            shape = torch.Size([*others[0].shape[:-1], weight.shape[-1]])
+            shape = torch.Size([*activations.shape[:-1], weight.shape[-1]])
         else:
-            shape = func(*_mapped(args, _meta_of), **_mapped(kwargs, _meta_of)).shape
-        result = torch.zeros(shape, dtype=others[0].dtype)
-        if name.startswith("conv") and others[0].shape[1 - weight.dim()] != weight.shape[1]:
+            shape = func(*mapped(args, meta_like), **mapped(kwargs, meta_like)).shape
+        result = torch.zeros(shape, dtype=activations.dtype)
+        if name.startswith("conv") and activations.shape[1 - weight.dim()] != weight.shape[1]:
             use.is_grouped = True
-            self._pass_channels(others[0], result)
+            self._pass_channels(activations, result)
             return result
-        for tensor in others:
-            self._consume(tensor)
-        outputs = use.add_product(weight, roles[0])
-        self._label_product(result, use, outputs, roles)
+        self._consume(activations)
+        self._label_product(result, use, use.add_product(weight, roles[0]), roles)
         return result
 
     def _label_product(
@@ -183,15 +182,14 @@ class ProjectionTrace(TorchFunctionMode):
         self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """Run a function that is not a product, with zeros in place of weights."""
-        weights = [x for x in _tensors((args, kwargs)) if self._use_of(x) is not None]
-        args, kwargs = (_mapped(x, self._zeros_of) for x in (args, kwargs))
+        weights = [x for x in tensors_in((args, kwargs)) if self._use_of(x) is not None]
+        args, kwargs = (mapped(x, self._zeros_of) for x in (args, kwargs))
         result = func(*args, **kwargs)
         for weight in weights:
-            use = self._use_of(weight)
-            assert use is not None
-            if name in _LOOK_UPS:
+            use = cast("WeightUse", self._use_of(weight))
+            if name in LOOK_UPS:
                 use.is_looked_up = True
-            elif not all(_covers(x, weight.shape) for x in _tensors(result)):
+            elif not all(covers(x, weight.shape) for x in tensors_in(result)):
                 use.other_uses.append(name)
             else:
                 use.is_elementwise = True
@@ -221,34 +219,36 @@ class ProjectionTrace(TorchFunctionMode):
         self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any], result: Any
     ) -> None:
         """Label the result of a function of labelled tensors, or record the end of their labels."""
-        labelled = [x for x in _tensors((args, kwargs)) if id(x) in self._labels]
-        results = _tensors(result)
+        labelled = [x for x in tensors_in((args, kwargs)) if id(x) in self._labels]
+        results = tensors_in(result)
         if not labelled or not (results or name == "__setitem__"):
             return
         if name in ("__setitem__", "copy_"):
             self._assign(name, args)
-        elif name in _SELECTIONS:
+        elif name in SELECTIONS:
             for tensor in labelled:
                 for use, _ in self._outputs_in(tensor):
                     use.selects = True
         elif name in ("view_as_complex", "view_as_real"):
             # Labels of complex numbers have a dimension for real and imaginary part.
             self._set_labels(results[0], self._labels[id(labelled[0])][1])
-        elif name in _STRUCTURAL:
+        elif name in STRUCTURAL:
             func = Tensor.reshape if name == "view" else func
             if name in ("gather", "take_along_dim"):
                 self._consume(args[0])  # Which outputs are gathered depends on data.
-            moved = func(*_mapped(args, self._label_arg), **_mapped(kwargs, self._label_arg))
-            for tensor, labels in zip(results, _tensors(moved), strict=True):
+            moved = func(*mapped(args, self._label_arg), **mapped(kwargs, self._label_arg))
+            for tensor, labels in zip(results, tensors_in(moved), strict=True):
                 self._set_labels(tensor, labels)
         elif name == "glu":
-            for half in _halves(func, labelled[0], self._labels[id(labelled[0])][1], args, kwargs):
+            axis = args[1] if len(args) > 1 else kwargs.get("dim", -1)
+            halves = self._labels[id(labelled[0])][1].chunk(2, axis)
+            for half in halves:
                 self._record(half, WeightUse.consume)
-            self._set_labels(results[0], half)
-        elif name in _REDUCTIONS:
+            self._set_labels(results[0], halves[0])
+        elif name in REDUCTIONS:
             for tensor in labelled:
                 self._record(self._labels[id(tensor)][1], WeightUse.reduce)
-        elif name.strip("_") in _CONTRACTIONS:
+        elif name.strip("_") in CONTRACTIONS:
             for tensor in labelled:
                 self._consume(tensor)
         else:
@@ -258,7 +258,7 @@ class ProjectionTrace(TorchFunctionMode):
         self, name: str, args: Any, labelled: list[Tensor], results: list[Tensor]
     ) -> None:
         first, *others = labelled
-        fits = bool(results) and all(_covers(x, first.shape) for x in results)
+        fits = bool(results) and all(covers(x, first.shape) for x in results)
         if not fits:
             for tensor in labelled:
                 self._consume(tensor)
@@ -266,7 +266,7 @@ class ProjectionTrace(TorchFunctionMode):
         labels = self._labels[id(first)][1]
         is_sum = name.strip("_").strip("ri") in ("add", "sub")
         if is_sum:
-            full = [x for x in _tensors(args) if x.shape == first.shape]
+            full = [x for x in tensors_in(args) if x.shape == first.shape]
             for use, _ in self._outputs_in(first) if len(full) > 1 else ():
                 use.joins_residual = True
         if not (is_sum and self._joined(first, others)) and not self._same(first, others):
@@ -284,7 +284,9 @@ class ProjectionTrace(TorchFunctionMode):
 
     def _same(self, first: Tensor, others: Sequence[Tensor]) -> bool:
         """Return True if all tensors have the same outputs, in any order."""
-        found = [_distinct(self._labels[id(x)][1]) for x in (first, *others)] if others else []
+        found = (
+            [distinct_labels(self._labels[id(x)][1]) for x in (first, *others)] if others else []
+        )
         return all(np.array_equal(x, found[0]) for x in found)
 
     def _joined(self, first: Tensor, others: Sequence[Tensor]) -> bool:
@@ -310,22 +312,22 @@ class ProjectionTrace(TorchFunctionMode):
             base = target if target._base is None else target._base
             known = self._label_arg(target)
             whole = torch.empty_strided(base.shape, base.stride(), dtype=torch.int64)
-            whole.fill_(_NO_LABEL)
+            whole.fill_(NO_LABEL)
             self._set_labels(base, whole)
             labels = whole.as_strided(target.shape, target.stride(), target.storage_offset())
             labels.copy_(known)
             self._set_labels(target, labels)
-        values = self._label_arg(value) if isinstance(value, Tensor) else _NO_LABEL
+        values = self._label_arg(value) if isinstance(value, Tensor) else NO_LABEL
         labels[... if name == "copy_" else args[1]] = values
 
     def _label_arg(self, x: Any) -> Any:
-        """Return an argument of a structural function for labels: floating tensors become labels."""
+        """Return an argument of a structural function with labels in place of floating tensors."""
         if not isinstance(x, Tensor):
             return x
         if (labels := self._labels_of(x)) is not None:
             return labels
         if x.is_floating_point() or x.is_complex():
-            return torch.full(x.shape, _NO_LABEL)
+            return torch.full(x.shape, NO_LABEL)
         return x
 
     def _labels_of(self, tensor: Tensor) -> Tensor | None:
@@ -341,7 +343,7 @@ class ProjectionTrace(TorchFunctionMode):
 
     def _split(self, labels: Tensor) -> list[tuple[WeightUse, Any]]:
         """Return the weights whose outputs have these labels, and the outputs."""
-        found = _distinct(labels)
+        found = distinct_labels(labels)
         owners = np.searchsorted(self._label_starts, found, side="right") - 1
         uses: list[tuple[WeightUse, Any]] = []
         for owner in np.unique(owners).tolist():
@@ -358,38 +360,6 @@ class ProjectionTrace(TorchFunctionMode):
             method(use, outputs)
 
 
-def _distinct(labels: Tensor) -> Any:
-    """Return the different labels in a tensor, sorted."""
-    # A dimension of stride 0 repeats the same labels.
-    labels = labels[tuple(slice(None) if stride else slice(1) for stride in labels.stride())]
-    found = labels.reshape(-1).numpy()
-    found = found[found > 0]
-    lowest = found.min() if found.size else 0
-    flags = np.zeros(found.max() - lowest + 1 if found.size else 0, bool)
-    flags[found - lowest] = True
-    return np.flatnonzero(flags) + lowest
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in a value and in the containers in it."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        return [tensor for element in value for tensor in _tensors(element)]
-    return []
-
-
-def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a value with a function applied to all that is not a container."""
-    if type(value) in (tuple, list):
-        return type(value)(_mapped(element, function) for element in value)
-    if type(value) is dict:
-        return {key: _mapped(element, function) for key, element in value.items()}
-    return function(value)
-
-
 def _on_cpu(value: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
     """Return arguments with zeros or copies in place of tensors of other devices."""
 
@@ -400,62 +370,9 @@ def _on_cpu(value: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
             return x
         return torch.zeros(x.shape, dtype=x.dtype) if x.is_meta else x.cpu()
 
-    return _mapped(value, move)
-
-
-def _meta_of(x: Any) -> Any:
-    return torch.empty_like(x, device="meta") if isinstance(x, Tensor) and not x.is_meta else x
+    return mapped(value, move)
 
 
 def _all_views(result: Any, use_of: Callable[[Tensor], WeightUse | None]) -> bool:
-    views = _tensors(result)
+    views = tensors_in(result)
     return bool(views) and all(use_of(view) is not None for view in views)
-
-
-def _covers(result: Tensor, shape: Sequence[int]) -> bool:
-    """Return True if the shape of a result is that of an argument, broadcast."""
-    sizes = result.shape[result.dim() - len(shape) :]
-    return result.dim() >= len(shape) and all(
-        size in (1, full) for size, full in zip(shape, sizes, strict=True)
-    )
-
-
-def _selected(name: str, args: tuple[Any, ...], weight: Tensor) -> Tensor | None:
-    """Return matrices that a tensor of indices selects, as a view that repeats the first one."""
-    index = None
-    if name == "__getitem__":
-        index = args[1][0] if isinstance(args[1], tuple) and len(args[1]) == 1 else args[1]
-    elif name == "index_select" and args[1] == 0:
-        index = args[2]
-    if not isinstance(index, Tensor) or index.dtype == torch.bool or weight.dim() < 3:
-        return None
-    shape = (*index.shape, *weight.shape[1:])
-    strides = ((0,) * index.dim(), weight.stride()[1:])
-    return weight.as_strided(shape, (*strides[0], *strides[1]), weight.storage_offset())
-
-
-def _positional(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with input and weight by position."""
-    kwargs = dict(kwargs)
-    for place, names in enumerate((("input",), ("weight", "other", "mat2"))):
-        keyword = next((x for x in names if x in kwargs), None)
-        if keyword and len(args) == place and name.strip("_") in _CONTRACTIONS:
-            args = (*args, kwargs.pop(keyword))
-    return args, kwargs
-
-
-def _operands(name: str, args: tuple[Any, ...]) -> list[Any]:
-    if name == "einsum":
-        return [*args[1]] if isinstance(args[1], tuple | list) else [*args[1:]]
-    return [*args]
-
-
-def _halves(
-    func: Callable[..., Any], source: Tensor, labels: Tensor, args: Any, kwargs: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
-    del func, source
-    axis = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-    first, second = labels.chunk(2, axis)
-    return second, first

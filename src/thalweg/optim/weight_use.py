@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -73,8 +72,12 @@ class WeightUse:
             (np.arange(size) * stride).reshape([-1 if axis == at else 1 for axis in range(ndim)])
             for at, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True))
         ]
-        outputs = sum((g for g, r in zip(grids, roles, strict=True) if r == "o"), np.zeros([1] * ndim, int))
-        inputs = sum((g for g, r in zip(grids, roles, strict=True) if r == "i"), np.zeros([1] * ndim, int))
+        outputs = sum(
+            (g for g, r in zip(grids, roles, strict=True) if r == "o"), np.zeros([1] * ndim, int)
+        )
+        inputs = sum(
+            (g for g, r in zip(grids, roles, strict=True) if r == "i"), np.zeros([1] * ndim, int)
+        )
         extent = int(outputs.max() + inputs.max()) + 1
         batch = max(b for b in range(len(shape) - 1) if b == 0 or prod(shape[b:]) >= extent)
         row_size = prod(shape[batch + 1 :])

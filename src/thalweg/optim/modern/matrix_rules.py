@@ -70,8 +70,8 @@ class OfMatrices:
     ) -> Mixed:
         """Return `Mixed` with this rule for the matrices of a model and AdamW for the rest.
 
-        `print` shows for each group its rule, layout and parameters, and why they are in it. Vectors
-        have no weight decay.
+        `print` shows the rule, the layout and the parameters of each group, and why they are in it.
+        Vectors have no weight decay.
 
         Args:
             module: The model.

@@ -1,21 +1,33 @@
 # Written by tools/stubs.py from what constructors take.
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Signature
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from thalweg.formula import Rule
 from thalweg.optim import MatrixLayout
+from thalweg.optim.mixed import Mixed
 from thalweg.optim.modern.optimizer import ModernOptimizer
 
 class OfMatrices:
     _choices: ClassVar[dict[str, str]]
     _make_rule: Callable[..., Rule]
     _accepted: ClassVar[Signature]
+    @classmethod
+    def for_model(
+        cls,
+        module: nn.Module,
+        *,
+        adamw: Mapping[str, Any] | None = None,
+        layouts: Mapping[str, Any] | None = None,
+        output: Iterable[str] | str | None = None,
+        inputs: Any = None,
+        **options: Any,
+    ) -> Mixed: ...
 
 class Muon(OfMatrices, ModernOptimizer):
     def __init__(
@@ -75,9 +87,11 @@ class Muon(OfMatrices, ModernOptimizer):
             ns_steps: How many Newton-Schulz iterations a step has.
             adjust_lr_fn: How the rate follows a matrix's shape: "original", "match_rms_adamw" or
                 "rms_to_rms"; None is "original".
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
-                None is one block, and raises an error for parameters of three dimensions, which may
-                be stacks of matrices; 1 takes these as one matrix, too.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
+                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
+                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
+                of three dimensions, which may be stacks of matrices.
             ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
@@ -211,9 +225,11 @@ class NorMuon(OfMatrices, ModernOptimizer):
             adjust_lr_fn: How the rate follows a matrix's shape: "original", "match_rms_adamw" or
                 "rms_to_rms"; None is "original".
             update_scale: How long steps are: "preserve_norm" or "match_rms".
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
-                None is one block, and raises an error for parameters of three dimensions, which may
-                be stacks of matrices; 1 takes these as one matrix, too.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
+                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
+                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
+                of three dimensions, which may be stacks of matrices.
             ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
@@ -338,9 +354,11 @@ class MuonH(OfMatrices, ModernOptimizer):
                 them, or "original", "quintic" or "polar_express".
             eps: A small number that keeps a divisor from 0.
             ns_steps: How many Newton-Schulz iterations a step has.
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
-                None is one block, and raises an error for parameters of three dimensions, which may
-                be stacks of matrices; 1 takes these as one matrix, too.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
+                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
+                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
+                of three dimensions, which may be stacks of matrices.
             ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
@@ -463,9 +481,11 @@ class SOAP(OfMatrices, ModernOptimizer):
             weight_decay: How much of each parameter decays; 0 is none.
             precondition_frequency: In how many steps the basis changes once.
             max_precondition_dim: Sides that are longer keep their own basis.
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
-                None is one block, and raises an error for parameters of three dimensions, which may
-                be stacks of matrices; 1 takes these as one matrix, too.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
+                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
+                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
+                of three dimensions, which may be stacks of matrices.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
                 adds up duplicate rows of sparse gradients first.
@@ -587,9 +607,11 @@ class KLSOAP(OfMatrices, ModernOptimizer):
             weight_decay: How much of each parameter decays; 0 is none.
             precondition_frequency: In how many steps the basis changes once.
             max_precondition_dim: Sides that are longer keep their own basis.
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
-                None is one block, and raises an error for parameters of three dimensions, which may
-                be stacks of matrices; 1 takes these as one matrix, too.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
+                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
+                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
+                of three dimensions, which may be stacks of matrices.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
                 adds up duplicate rows of sparse gradients first.
