@@ -161,6 +161,12 @@ class _Decisions(Iterable[ParamLayout]):
         self._run = DryRun(module, inputs)
         ends = output_ids(module, self._params, output)
         self._ends = self._returned() if ends is None else ends
+        if ends is None and self._run.error is not None:
+            raise InvalidArgumentError(
+                f"Nothing says which parameters of {type(module).__name__} are those of its output"
+                " layer: name them, such as output='head.*', or say output=() if it has none; or"
+                f" pass inputs= of a forward pass.{self._failure()}"
+            )
         # The weights that adapters of PEFT are added to need no gradient.
         self._bases = dict(module.named_parameters(remove_duplicate=False))
 
@@ -177,6 +183,10 @@ class _Decisions(Iterable[ParamLayout]):
         if undecided:
             raise self._undecided(undecided)
         return iter(decisions)
+
+    def _failure(self) -> str:
+        error = self._run.error
+        return f" The forward pass ended with {type(error).__name__}: {error}" if error else ""
 
     def _returned(self) -> set[int]:
         """Return the `id` of each weight whose outputs the model returns and nothing else takes."""
@@ -238,13 +248,11 @@ class _Decisions(Iterable[ParamLayout]):
         owner = type(self._params.owners[id(param)][0]).__name__
         others = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""
         pattern = re.sub(r"\.\d+\.", ".*.", name)
-        error = self._run.error
-        why = f" The forward pass ended with {type(error).__name__}: {error}" if error else ""
         return InvalidArgumentError(
             f"The matrices of {name!r} of shape {tuple(param.shape)}, of a {owner}, are undecided:"
             f" {reason}.{others} Name its layout, such as layouts={{{pattern!r}: 'rows=1'}}, or say"
             f" layouts={{{pattern!r}: 'AdamW'}}; or pass inputs= of a forward pass that uses it."
-            f"{why}"
+            f"{self._failure()}"
         )
 
 

@@ -24,13 +24,13 @@ from thalweg.optim.traced_functions import (
     covers,
     distinct_labels,
     mapped,
-    meta_like,
     operands_of,
     positional,
     selected_matrices,
     tensors_in,
 )
-from thalweg.optim.weight_use import WeightUse, product_roles
+from thalweg.optim.traced_products import product_roles, product_shape
+from thalweg.optim.weight_use import WeightUse
 
 _LARGEST_COPY = 2**22
 
@@ -120,6 +120,8 @@ class ProjectionTrace(TorchFunctionMode):
         factors = operands[1:3] if name.strip("_") in ADDED else operands[:2]
         weights = [x for x in tensors_in(factors) if self._use_of(x) is not None]
         others = [x for x in tensors_in(factors) if self._use_of(x) is None]
+        if name == "__rmatmul__":
+            name, factors = "__matmul__", factors[::-1]
         if len(weights) == 1 == len(others):
             at = 0 if factors[0] is weights[0] else 1
             roles = product_roles(name, args, factors, at)
@@ -127,25 +129,20 @@ class ProjectionTrace(TorchFunctionMode):
                 for added in tensors_in(operands):
                     if added is not weights[0] and (use := self._use_of(added)) is not None:
                         use.is_elementwise = True
-                return self._product(func, name, args, kwargs, (weights[0], others[0]), roles)
+                shape = product_shape(func, name, args, kwargs, factors)
+                return self._product(name, weights[0], others[0], shape, roles)
         return self._with_copies(func, name, args, kwargs)
 
     def _product(
         self,
-        func: Callable[..., Any],
         name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        factors: tuple[Tensor, Tensor],
+        weight: Tensor,
+        activations: Tensor,
+        shape: tuple[int, ...],
         roles: tuple[str, list[int | None]],
     ) -> Tensor:
         """Return zeros in place of the product of a weight and activations, with labels."""
-        weight, activations = factors
         use = cast("WeightUse", self._use_of(weight))
-        if name.strip("_").startswith("grouped_mm"):
-            shape = torch.Size([*activations.shape[:-1], weight.shape[-1]])
-        else:
-            shape = func(*mapped(args, meta_like), **mapped(kwargs, meta_like)).shape
         result = torch.zeros(shape, dtype=activations.dtype)
         if name.startswith("conv") and activations.shape[1 - weight.dim()] != weight.shape[1]:
             use.is_grouped = True
@@ -248,6 +245,8 @@ class ProjectionTrace(TorchFunctionMode):
         elif name in REDUCTIONS:
             for tensor in labelled:
                 self._record(self._labels[id(tensor)][1], WeightUse.reduce)
+        elif name.startswith("conv") and args[0] is labelled[0] and args[1].shape[1] == 1:
+            self._pass_channels(args[0], result)
         elif name.strip("_") in CONTRACTIONS:
             for tensor in labelled:
                 self._consume(tensor)

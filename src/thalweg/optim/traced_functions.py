@@ -89,10 +89,6 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
-def meta_like(x: Any) -> Any:
-    return torch.empty_like(x, device="meta") if isinstance(x, Tensor) and not x.is_meta else x
-
-
 def covers(result: Tensor, shape: Sequence[int]) -> bool:
     """Return True if the shape of a result is that of an argument, broadcast."""
     sizes = result.shape[result.dim() - len(shape) :]
