@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from thalweg._base.matrix_layout import MatrixLayout
     from thalweg.optim import diagnostics, tensorflow
     from thalweg.optim.adafactor import Adafactor
+    from thalweg.optim.layout_decisions import MatrixLayouts, ParamLayout, matrix_layouts
     from thalweg.optim.lion import Lion
     from thalweg.optim.matrix_selection import hidden_matrices
     from thalweg.optim.mixed import Mixed
@@ -88,6 +89,7 @@ __all__ = [
     "LaProp",
     "Lion",
     "MatrixLayout",
+    "MatrixLayouts",
     "Mixed",
     "Muon",
     "MuonH",
@@ -95,6 +97,7 @@ __all__ = [
     "NAdamW",
     "NorMuon",
     "Optimizer",
+    "ParamLayout",
     "Prodigy",
     "RAdam",
     "RMSprop",
@@ -109,6 +112,7 @@ __all__ = [
     "groups",
     "hidden_matrices",
     "lr_scheduler",
+    "matrix_layouts",
     "swa_utils",
     "tensorflow",
 ]
@@ -118,6 +122,9 @@ _HOMES = {
     "full_precision": "precision_conversion",
     "RuleOptimizer": "rule_optimizer",
     "hidden_matrices": "matrix_selection",
+    "matrix_layouts": "layout_decisions",
+    "MatrixLayouts": "layout_decisions",
+    "ParamLayout": "layout_decisions",
     "MatrixLayout": "matrix_layout",
 }
 # Names that a release of torch has beyond these.

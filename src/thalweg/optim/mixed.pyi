@@ -7,6 +7,7 @@ import torch
 
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+from thalweg.optim.layout_decisions import MatrixLayouts
 from thalweg.optim.modern.arguments import Arguments
 from thalweg.optim.modern.schedule_free import Means
 
@@ -15,6 +16,7 @@ class MixedArguments(Arguments):
 
 class Mixed(Means, FusedTorchOptimizer, MixedArguments):
     _named: Mapping[str, Rule]
+    layouts: MatrixLayouts | None
     def __init__(
         self,
         params: Iterable[Mapping[str, object]],

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import Signature
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
+from thalweg._base.locks import importing
 from thalweg._base.matrix_layout import MatrixLayout
 from thalweg._core.param_groups import Group
 from thalweg._core.state import shown
@@ -21,6 +22,9 @@ from thalweg.rules.modern.muon import muon
 from thalweg.rules.modern.muonh import muonh
 from thalweg.rules.modern.normuon import normuon
 from thalweg.rules.modern.soap import soap
+
+if TYPE_CHECKING:
+    from thalweg.optim.mixed import Mixed
 
 Coefficients = str | tuple[float, float, float] | tuple[tuple[float, float, float], ...]
 _FLOAT32_MAX = 3.4028234663852886e38  # of float32
@@ -52,6 +56,38 @@ class OfMatrices:
     _unread = (*_MUONS, *_LAYOUTS)
     _make_rule: Callable[..., Rule]
     constructor_signature: ClassVar[Signature]
+
+    @classmethod
+    def for_model(
+        cls,
+        module: nn.Module,
+        *,
+        adamw: Mapping[str, Any] | None = None,
+        layouts: Mapping[str, Any] | None = None,
+        output: Iterable[str] | str | None = None,
+        inputs: Any = None,
+        **options: Any,
+    ) -> Mixed:
+        """Return `Mixed` with this rule for the matrices of a model and AdamW for the rest.
+
+        `print` shows the rule, the layout and the parameters of each group, and why they are in it.
+        Vectors have no weight decay.
+
+        Args:
+            module: The model.
+            adamw: Options of AdamW, such as `{"lr": 3e-4}`.
+            layouts, output, inputs: As in `matrix_layouts`.
+            options: Options of this class, such as `lr`, and of the step, such as
+                `clip_grad_norm`, which hold for AdamW, too.
+
+        Raises:
+            InvalidArgumentError: The matrices of a parameter are undecided; the error has the line
+                that decides them.
+            TypeError, ValueError: As `Mixed` raises them.
+        """
+        with importing:
+            from thalweg.optim.for_model import mixed_for_model
+        return mixed_for_model(cls.__name__, module, adamw, layouts, output, inputs, options)
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:

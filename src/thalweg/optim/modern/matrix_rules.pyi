@@ -1,21 +1,33 @@
 # Written by tools/stubs.py from what constructors take.
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Signature
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from thalweg.formula import Rule
 from thalweg.optim import MatrixLayout
+from thalweg.optim.mixed import Mixed
 from thalweg.optim.modern.optimizer import ModernOptimizer
 
 class OfMatrices:
     _choices: ClassVar[dict[str, str]]
     _make_rule: Callable[..., Rule]
     constructor_signature: ClassVar[Signature]
+    @classmethod
+    def for_model(
+        cls,
+        module: nn.Module,
+        *,
+        adamw: Mapping[str, Any] | None = None,
+        layouts: Mapping[str, Any] | None = None,
+        output: Iterable[str] | str | None = None,
+        inputs: Any = None,
+        **options: Any,
+    ) -> Mixed: ...
 
 class Muon(OfMatrices, ModernOptimizer):
     def __init__(
@@ -138,8 +150,8 @@ class Muon(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients or `state_device`, nor on a GPU with DTensors sharded along another
-                dimension than the first.
+                gradients, `state_device`, or DTensors sharded along another dimension than the
+                first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -276,8 +288,8 @@ class NorMuon(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients or `state_device`, nor on a GPU with DTensors sharded along another
-                dimension than the first.
+                gradients, `state_device`, or DTensors sharded along another dimension than the
+                first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -405,8 +417,8 @@ class MuonH(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients or `state_device`, nor on a GPU with DTensors sharded along another
-                dimension than the first.
+                gradients, `state_device`, or DTensors sharded along another dimension than the
+                first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -531,8 +543,8 @@ class SOAP(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients or `state_device`, nor on a GPU with DTensors sharded along another
-                dimension than the first.
+                gradients, `state_device`, or DTensors sharded along another dimension than the
+                first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -657,8 +669,8 @@ class KLSOAP(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients or `state_device`, nor on a GPU with DTensors sharded along another
-                dimension than the first.
+                gradients, `state_device`, or DTensors sharded along another dimension than the
+                first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
