@@ -111,6 +111,7 @@ RULES: dict[str, Factory] = {
     "MuonH": partial(optim.MuonH, lr=0.02),
     "SOAP": partial(optim.SOAP, lr=0.01, precondition_frequency=2),
     "KLSOAP": partial(optim.KLSOAP, lr=0.01, precondition_frequency=2),
+    "SOAP of one side": partial(optim.SOAP, lr=0.01, max_precondition_dim=7),
     "Mixed": mixed,
     "Mixed clipped": partial(mixed, clip_grad_norm=0.5),
     "AdamW bf16": lambda params, **_: optim.AdamW(params, lr=0.02, **ROUNDED),

@@ -97,7 +97,7 @@ class Division:
         else:
             matrices = stack([block.reshape(*block.shape[:2], rows, columns)
                               for block in blocks], 2)  # fmt: skip
-        return matrices.reshape(len(values) * self.matrix_count(group), rows, columns)
+        return matrices.reshape(-1, rows, columns)
 
     def put(self, values: Tensor, group: Sequence[int], matrices: Tensor) -> None:
         """Write the matrices of a group of blocks into `values`, the inverse of `take`."""
@@ -119,8 +119,9 @@ class Division:
         """
         part_shape = slot_parts(slot, self._shape).part_shapes[group[0]]
         parts = self._slot_parts(slot, values, group)
-        stacked = stack([part.reshape(*part.shape[:2], *part_shape) for part in parts], 2)
-        return stacked.reshape(len(values) * self.matrix_count(group), *part_shape)
+        # Parts may have no elements, such as the factor of a side that SOAP leaves as it is.
+        split = [part.reshape(*part.shape[:2], *part_shape) for part in parts]
+        return stack(split, 2).flatten(0, 2)
 
     def put_slot(self, slot: Slot, values: Tensor, group: Sequence[int], parts: Tensor) -> None:
         """Write the parts of a group of blocks into `values`, the inverse of `take_slot`."""
