@@ -150,8 +150,8 @@ class Muon(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -288,8 +288,8 @@ class NorMuon(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -417,8 +417,8 @@ class MuonH(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -543,8 +543,8 @@ class SOAP(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -669,8 +669,8 @@ class KLSOAP(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
