@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from thalweg._base.locks import importing
 from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
 from thalweg._core.options.update_targets import ENCODED_SHAPE
 from thalweg._core.param_groups import Group, states_of
-from thalweg._core.quantized_slots import shape_entry
 from thalweg._core.state import mismatch
-from thalweg.optim.quantized_state import STORAGE, has_codes, storage_of
 from thalweg.optim.rounding_state import rounding_entries
 from thalweg.optim.state_mismatch import parameter_states
 
@@ -31,15 +30,24 @@ def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, A
     has_sums, rounding = optimizer.step_options.kinds.sums, rounding_entries(optimizer)
     for group in groups:
         group.update(rounding)
-        storage = storage_of(optimizer._rule_of(group)) if optimizer._encodes_group(group) else {}
-        if storage:
-            group[STORAGE] = storage
         if has_sums:
             group.setdefault(COUNT, 0)
-        for param in group["params"] if storage or has_sums else ():
+            for param in group["params"]:
+                if entries := state.get(param):
+                    entries.setdefault(SUM, 0)
+        if optimizer._encodes_group(group):
+            _record_codecs(optimizer, group, state)
+
+
+def _record_codecs(optimizer: Any, group: Group, state: Mapping[Any, Any]) -> None:
+    """Write the codecs of slots to a group, and to the states with encoded slots their shapes."""
+    with importing:
+        from thalweg._core.quantized_slots import shape_entry
+        from thalweg.optim.quantized_state import STORAGE, has_codes, storage_of
+    if storage := storage_of(optimizer._rule_of(group)):
+        group[STORAGE] = storage
+        for param in group["params"]:
             entries = state.get(param)
-            if entries and has_sums:
-                entries.setdefault(SUM, 0)
             if entries and has_codes(entries, storage):
                 entries[ENCODED_SHAPE] = shape_entry(param)
 
