@@ -54,6 +54,7 @@ OPTIMIZERS: dict[str, list[Arguments]] = {
                       {"decouple": False, "use_bias_correction": True, "growth_rate": 1.1}],
     "optim.Muon": [{}, {"heads": 2}],
     "optim.NorMuon": [DECAY],
+    "optim.AdaMuon": [{}],
     "optim.SOAP": [{"precondition_frequency": 2}, {"heads": 1}],
     "optim.KLSOAP": [{}, {"max_precondition_dim": 4}],
     "optim.ScheduleFreeAdamW": [{"warmup_steps": 2}],
@@ -153,7 +154,7 @@ FACTORS = {
     "inputs": ("ordinary", "extreme", "nonfinite"),
     "threads": (1, 2),
 }
-MATRIX_RULES = r"\.(Muon|NorMuon|MuonH|SOAP|KLSOAP) "
+MATRIX_RULES = r"\.(Muon|NorMuon|AdaMuon|MuonH|SOAP|KLSOAP) "
 # Patterns of "optimizer option", a factor, and its values; with all others an error is raised.
 LIMITS = (
     (r"\S (?!complex)", "dtype", "float32 float64 bfloat16 float16 mixed"),

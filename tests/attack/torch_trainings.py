@@ -58,6 +58,7 @@ LACKED: list[tuple[str, dict[str, Any]]] = [  # by torch
 OF_MATRICES: list[tuple[str, dict[str, Any]]] = [
     ("Muon", {}),
     ("NorMuon", {"weight_decay": 0.1}),
+    ("AdaMuon", {"weight_decay": 0.1}),
     ("MuonH", {}),
     ("SOAP", {"precondition_frequency": 2}),
     ("KLSOAP", {"max_precondition_dim": 4}),
@@ -116,7 +117,10 @@ MEASURE = {
     "Adafactor",
     "SM3",
 }
-DECAY = {"Adam", "AdamW", "RAdam", "ASGD", "Lion", "AdEMAMix", "StableAdamW", "Muon", "NorMuon"}
+DECAY = {
+    *("Adam", "AdamW", "RAdam", "ASGD", "Lion", "AdEMAMix", "StableAdamW"),
+    *("Muon", "NorMuon", "AdaMuon"),
+}
 # What a step says that was refused, but had added gradients to their sums.
 SUMMED = ("The sums of gradients stay", "The gradients were added to their sums")
 

@@ -101,6 +101,7 @@ MAKERS: dict[str, Factory] = {
     "Muon clipped": lambda params: optim.Muon(params, lr=0.02, clip_grad_norm=0.5),
     "NorMuon": lambda params: optim.NorMuon(params, lr=0.02),
     "NorMuon averaged": lambda params: optim.NorMuon(params, lr=0.02, ema_decay=0.9),
+    "AdaMuon": lambda params: optim.AdaMuon(params, lr=0.02),
     "MuonH": lambda params: optim.MuonH(params, lr=0.02),
     "SOAP": lambda params: optim.SOAP(params, lr=0.01, precondition_frequency=2, **_SIDES),
     "KLSOAP": lambda params: optim.KLSOAP(params, lr=0.01, precondition_frequency=2, **_SIDES),

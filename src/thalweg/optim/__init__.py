@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     )
     from thalweg.optim.modern.adaptive import ADOPT, LAMB, SM3, AdamH, Adan, AdEMAMix, LaProp
     from thalweg.optim.modern.mars import MARS
-    from thalweg.optim.modern.matrix_rules import KLSOAP, SOAP, Muon, MuonH, NorMuon
+    from thalweg.optim.modern.matrix_rules import KLSOAP, SOAP, AdaMuon, Muon, MuonH, NorMuon
     from thalweg.optim.modern.prodigy import Prodigy
     from thalweg.optim.modern.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
     from thalweg.optim.precision_conversion import full_precision
@@ -71,6 +71,7 @@ __all__ = [
     "SM3",
     "SOAP",
     "AdEMAMix",
+    "AdaMuon",
     "Adadelta",
     "Adafactor",
     "Adagrad",

@@ -16,7 +16,7 @@ _MODULES = {
     "modern.adaptive": ("LaProp", "AdEMAMix", "ADOPT", "Adan", "LAMB", "AdamH", "SM3"),
     "modern.mars": ("MARS",),
     "modern.prodigy": ("Prodigy",),
-    "modern.matrix_rules": ("Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"),
+    "modern.matrix_rules": ("Muon", "NorMuon", "AdaMuon", "MuonH", "SOAP", "KLSOAP"),
     "modern.schedule_free": ("ScheduleFreeAdamW", "ScheduleFreeSGD"),
 }  # fmt: skip
 # The modules of those that are imported when they are asked for.

@@ -9,7 +9,8 @@ _SIMILAR_CLASSES = {
     "cautiousadamw": "Adam", "stableadamw": "Adam", "lamb": "Adamax", "adamh": "Adamax",
     "mars": "Adamax", "marslion": "Lion",
     "schedulefreeadamw": "Adam", "schedulefreesgd": "SGD",
-    "normuon": "Adamax", "muonh": "Adamax", "soap": "Adam", "klsoap": "Adam", "sm3": "Adagrad",
+    "normuon": "Adamax", "adamuon": "Adam", "muonh": "Adamax", "soap": "Adam",
+    "klsoap": "Adam", "sm3": "Adagrad",
 }  # fmt: skip
 
 

@@ -33,6 +33,7 @@ _HOMES = {
     "SM3": "sm3",
     "MUON": "muon",
     "NORMUON": "normuon",
+    "ADAMUON": "adamuon",
     "MUONH": "muonh",
     "SOAP": "soap",
     "KLSOAP": "soap",
