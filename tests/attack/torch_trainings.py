@@ -53,6 +53,7 @@ LACKED: list[tuple[str, dict[str, Any]]] = [  # by torch
     ("MARS", {"mars_type": "lion", "optimize_1d": True}),
     ("Prodigy", {"d0": 1e-3, "weight_decay": 0.1}),
     ("ScheduleFreeAdamW", {"warmup_steps": 2}),
+    ("AdafactorHF", {"relative_step": False, "beta1": 0.5, "weight_decay": 0.1}),
     ("SM3", {"momentum": 0.5, "beta": 0.9}),
 ]
 OF_MATRICES: list[tuple[str, dict[str, Any]]] = [
@@ -115,6 +116,7 @@ MEASURE = {
     "Prodigy",
     "ScheduleFreeAdamW",
     "Adafactor",
+    "AdafactorHF",
     "SM3",
 }
 DECAY = {

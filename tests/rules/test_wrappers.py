@@ -47,6 +47,7 @@ WRAPPED = [
 ]
 OF_ROWS = [
     *(row_floor(rule) for rule in (ADAM, MOMENTUM, modern.MUON, modern.SOAP, modern.SM3)),
+    *(wrap(modern.ADAFACTOR_HF) for wrap in (cautious, trust_ratio, sphere, radial_brake)),
     *(wrap(modern.SM3) for wrap in (cautious, trust_ratio, sphere, radial_brake)),
     *(wrap(TORCH_ADAFACTOR) for wrap in (cautious, trust_ratio, sphere, radial_brake, row_floor)),
     sphere(cautious(row_floor(modern.NORMUON))),

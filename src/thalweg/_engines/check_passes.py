@@ -177,7 +177,8 @@ def _check_cut(slot: Slot, shape: tuple[int, ...], heads: int, matrix: tuple[int
 def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a slot of a matrix; raise a RuleError if it is not a tuple of sizes."""
     if slot.per is not None:
-        return shape_beside(slot, torch.Size(shape))
+        # Stages receive squeezed slots with a dimension of size 1, too.
+        return shape_beside(Slot(slot.name, per=slot.per), torch.Size(shape))
     try:
         returned: Any = slot.shape(*shape[-2:])  # pyright: ignore[reportOptionalCall]
         sizes = cast("tuple[Any, ...]", returned if isinstance(returned, tuple) else (None,))

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from thalweg.optim.lion import Lion
     from thalweg.optim.matrix_selection import hidden_matrices
     from thalweg.optim.mixed import Mixed
+    from thalweg.optim.modern.adafactor_hf import AdafactorHF
     from thalweg.optim.modern.adamw import (
         AdamWCautiousDecay,
         AdamWCoupled,
@@ -74,6 +75,7 @@ __all__ = [
     "AdaMuon",
     "Adadelta",
     "Adafactor",
+    "AdafactorHF",
     "Adagrad",
     "Adam",
     "AdamH",

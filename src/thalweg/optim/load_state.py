@@ -267,14 +267,18 @@ def _is_kept(tensor: Tensor) -> bool:
 
 
 def _give_back_numbers(twin: Any, saved_state: Mapping[str, Any]) -> None:
-    """Restore the dtypes of a rule's numbers if torch lacks the rule and cast them."""
+    """Restore the dtypes of a rule's numbers, and of its slots that define a dtype, if torch lacks
+    the rule and cast them.
+    """
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in zip(keys, members, strict=True):
         entries, saved_entries = twin.state.get(param, {}), saved_state["state"].get(key, {})
         if getattr(twin._kind_of(group)._torch, "_has_step", True):
             continue
-        for slot in twin._own_rule(group, param).scalar_slots:
+        for slot in twin._own_rule(group, param).slots:
+            if not slot.scalar and slot.dtype is None:
+                continue
             value, loaded = saved_entries.get(slot.name), entries.get(slot.name)
             if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
                 continue

@@ -8,6 +8,7 @@ _OF_TORCH = (
 )  # fmt: skip
 _MODULES = {
     "adafactor": ("Adafactor",),
+    "modern.adafactor_hf": ("AdafactorHF",),
     "lion": ("Lion",),
     "modern.adamw": (
         "AdamWCoupled", "AdamWDecoupled", "AdamWIndependent", "AdamWCautiousDecay", "NAdamW",
