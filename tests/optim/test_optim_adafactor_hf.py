@@ -54,7 +54,10 @@ def assert_near(actual: Any, expected: Any, dtype: torch.dtype, least: float = 0
     starts = params_of(dtype)
     for param, other, start in zip(actual, expected, starts, strict=True):
         movement = (other.double() - start.double()).norm()
-        assert (param.double() - other.double()).norm() <= max(BOUNDS[dtype], least) * movement
+        # With `warmup_init`, the last bits of parameters exceed the bound.
+        rounding = 0.0 if dtype == torch.bfloat16 else torch.finfo(dtype).eps / 4 * start.norm()
+        allowed = max(BOUNDS[dtype], least) * movement + rounding
+        assert (param.double() - other.double()).norm() <= allowed
 
 
 def copied(params: Any) -> Any:

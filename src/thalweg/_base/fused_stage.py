@@ -47,8 +47,8 @@ class FusedStage(Stage):
             raise RuleError(f"makes of a FusedStage must be names, not {show_value(self.makes)}.")
         if len(set(names)) < len(names):
             raise RuleError(f"makes of a FusedStage has a name twice: {', '.join(names)}.")
-        if self.every != 1 or self.block_count != 1 or self.of_matrices:
-            raise RuleError("A FusedStage has neither every=, heads= nor of_matrices=.")
+        if self.every != 1 or self.block_count != 1 or self.of_matrices or self.seed:
+            raise RuleError("A FusedStage has no every=, heads=, of_matrices= or seed=.")
         object.__setattr__(self, "makes", names)
 
     def call(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

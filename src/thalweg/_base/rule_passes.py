@@ -137,21 +137,29 @@ class Stage:
             dimensions raise an error: they may be stacks of matrices. 1 takes them as one matrix.
         of_matrices: Whether it sees matrices, (batch, rows, columns), in a rule with a `Measure`,
             too, by which such a rule may wrap another one. It asks for no measures then.
+        seed: The seed of the input `random`, an integer from 0 to 2**48 - 1. The methods
+            `random.normal(*shape)` and `random.uniform(*shape)` return tensors (batch, *shape).
 
     A variable of more than two dimensions is a matrix of its first one and all others; one of three
     dimensions needs an explicit `heads`.
 
     Raises:
-        RuleError: The function cannot be called, or `every` or `heads` is not a positive integer.
+        RuleError: The function cannot be called, or `every`, `heads` or `seed` is invalid.
     """
 
     function: Callable[..., Any]
     every: int = 1
     heads: int | None = None
     of_matrices: bool = False
+    seed: int = 0
 
     def __post_init__(self) -> None:
         _check_function(self)
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 48:
+            raise RuleError(
+                f"seed of a Stage must be an integer from 0 to 2**48 - 1, not"
+                f" {show_value(self.seed)}."
+            )
         for name, value in (("every", self.every), ("heads", self.block_count)):
             if type(value) is not int or value < 1:
                 raise RuleError(

@@ -22,6 +22,7 @@ from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg._engines.matrix_batches import (
+    RANDOM,
     check_stage_input,
     check_stage_outputs,
     sizes_by_name,
@@ -29,8 +30,11 @@ from thalweg._engines.matrix_batches import (
     stage_inputs,
 )
 from thalweg._engines.matrix_shapes import shape_beside
+from thalweg._engines.stage_random import StageRandom
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
+
+_CPU = torch.device("cpu")
 
 
 def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
@@ -67,7 +71,8 @@ def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
             )
             for name in stage_inputs(rule_pass).required:
                 title = f"{type(rule_pass).__name__} {place_of(rule_pass.function)}"
-                check_stage_input(title, name, [*made_names, *measure_dims], allowed, rule)
+                if name != RANDOM:
+                    check_stage_input(title, name, [*made_names, *measure_dims], allowed, rule)
             if isinstance(rule_pass, FusedStage):
                 read_stage(rule, rule_pass)
             _try_stage(rule, rule_pass, made_names, measure_dims, scalars)
@@ -158,6 +163,7 @@ def _stage_inputs(
         # A slot with the name of a size replaces it.
         values = sizes_by_name(shape) | values
     values |= {name: float(scalar) for name, scalar in scalars.items() if name not in values}
+    values.setdefault(RANDOM, StageRandom(rule, stage, [0, 1], 1, _CPU, torch.float32))
     return {
         name: split_into_blocks(values[name], heads) if heads > 1 else values[name]
         for name in (*params.required, *params.optional)

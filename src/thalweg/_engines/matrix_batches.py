@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.fused_stage import FusedStage
+from thalweg._base.locks import importing
 from thalweg._base.rule_passes import Stage
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import SIZES, bind_stage
@@ -23,6 +24,8 @@ from thalweg.errors import RuleError, did_you_mean
 from thalweg.formula import Rule, is_like_update
 
 COUNT = "t"  # the scalar with the number of the step
+RANDOM = "random"  # the input of a stage with random numbers
+NUMBER = "variable_number"  # the scalar with the number of a variable in the optimizer
 _PIECE = 1 << 14  # rows or columns in one call of a fused stage over NumPy arrays
 
 
@@ -344,6 +347,9 @@ def _gather_inputs(
             try:
                 inputs[name] = batch.scalar(name, columns, rows, shape)
             except KeyError:
+                if name == RANDOM:
+                    inputs[name] = _random_of(rule, stage, batch, rows, columns)
+                    continue
                 scalars = {**columns.shared[batch.dtype], **columns.separate}
                 if name in parameters.required:
                     pass_values = {**batch.pass_values, **batch.measured_values}
@@ -351,6 +357,18 @@ def _gather_inputs(
                     check_stage_input(title, name, pass_values, scalars, rule)
                     raise
     return inputs
+
+
+def _random_of(
+    rule: Rule, stage: Stage, batch: Batch, rows: Sequence[int], columns: Columns
+) -> Any:
+    """Return the random numbers of a stage for some variables, which have the same step number."""
+    with importing:
+        from thalweg._engines.stage_random import StageRandom
+    members = [batch.members[row] for row in rows]
+    numbers = columns.separate[NUMBER][members].tolist()
+    step = int(counts_of(columns, members)[0])
+    return StageRandom(rule, stage, numbers, step, batch.device, batch.kind)
 
 
 def sizes_by_name(shape: Sequence[int]) -> dict[str, float]:
@@ -440,7 +458,8 @@ def run_stage(
         The slots are not written. Outputs that the batch stores have no pairs.
     """
     parameters, new_slots = stage_inputs(stage), dict[str, list[tuple[int, Tensor]]]()
-    counts = stage.every > 1 or COUNT in (*parameters.required, *parameters.optional)
+    names = {*parameters.required, *parameters.optional}
+    counts = stage.every > 1 or not names.isdisjoint((COUNT, RANDOM))
     all_rows = [*range(len(batch.members))]
     for rows in batch.rows_by_count(columns, stage.every) if counts else [all_rows]:
         for name, values in call_stage(rule, stage, batch, rows, columns, slot_of).items():

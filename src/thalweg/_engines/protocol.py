@@ -56,6 +56,8 @@ class StepRequest(NamedTuple):
             index of its first element in the unsharded variable; see `draws`.
         short: For each variable whether an engine runs the passes inside its own sweeps, over small
             matrices side by side. Such a variable has no vectors.
+        numbers: For a rule whose stages draw random numbers: for each variable its number in the
+            optimizer.
     """
 
     rule: Rule
@@ -71,6 +73,7 @@ class StepRequest(NamedTuple):
     vectors: Sequence[Mapping[str, Tensor]] = ()
     places: Sequence[tuple[int, int]] = ()
     short: Sequence[bool] = ()
+    numbers: Sequence[int] = ()
 
 
 class Columns(NamedTuple):

@@ -92,7 +92,7 @@ class AdafactorHF(ModernOptimizer):
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
-        return ADAFACTOR_HF
+        return ADAFACTOR_HF if group["relative_step"] else adafactor_hf(is_relative=False)
 
     def _numbers_in(self, name: str, value: Any) -> Iterable[Any]:
         if name == "eps":
