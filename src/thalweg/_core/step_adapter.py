@@ -133,7 +133,7 @@ class StepAdapter:
         if not rule.passes:
             return ()
         with importing:
-            from thalweg._engines.stage_random import draws
+            from thalweg._engines.matrix_batches import draws
         return self.numbers_of(variables) if draws(rule) else ()
 
     def numbers_of(self, variables: Sequence[Tensor]) -> list[int]:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from thalweg._base.fused_stage import FusedStage
-from thalweg._base.locks import importing
 from thalweg._base.rule_passes import Stage
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import SIZES, bind_stage
@@ -20,6 +19,7 @@ from thalweg._engines.layout import compute_dtype, is_dense
 from thalweg._engines.matrix_shapes import matrix_shape
 from thalweg._engines.protocol import Columns, Dtype
 from thalweg._engines.row_column_reductions import view_of
+from thalweg._engines.stage_random import StageRandom
 from thalweg.errors import RuleError, did_you_mean
 from thalweg.formula import Rule, is_like_update
 
@@ -58,6 +58,16 @@ def stage_inputs(stage: Stage) -> StageInputs:
             for parameter in free_parameters
             if parameter.default is not parameter.empty
         ),
+    )
+
+
+@lru_cache(256)
+def draws(rule: Rule) -> bool:
+    """Return whether a stage of the rule takes random numbers."""
+    known_names = {*rule.made, *rule.seen, *(entry.name for entry in (*rule.slots, *rule.hypers))}
+    stages = [entry for entry in rule.passes if isinstance(entry, Stage)]
+    return RANDOM not in known_names and any(
+        RANDOM in names for stage in stages for names in stage_inputs(stage)
     )
 
 
@@ -363,8 +373,6 @@ def _random_of(
     rule: Rule, stage: Stage, batch: Batch, rows: Sequence[int], columns: Columns
 ) -> Any:
     """Return the random numbers of a stage for some variables, which have the same step number."""
-    with importing:
-        from thalweg._engines.stage_random import StageRandom
     members = [batch.members[row] for row in rows]
     numbers = columns.separate[NUMBER][members].tolist()
     step = int(counts_of(columns, members)[0])

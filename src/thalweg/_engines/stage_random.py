@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod, tau
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from thalweg._base.rule_passes import Stage
-from thalweg._engines.matrix_batches import RANDOM, stage_inputs
 from thalweg._engines.philox import draw_bits
 from thalweg._engines.random_bits import STEPS
 from thalweg.formula import Rule
@@ -71,13 +69,3 @@ class StageRandom:
 
     def _tensor(self, values: npt.NDArray[np.float64]) -> Tensor:
         return torch.from_numpy(values).to(self._device, self._dtype)  # pyright: ignore[reportUnknownMemberType]
-
-
-@lru_cache(256)
-def draws(rule: Rule) -> bool:
-    """Return whether a stage of the rule takes random numbers."""
-    known_names = {*rule.made, *rule.seen, *(entry.name for entry in (*rule.slots, *rule.hypers))}
-    stages = [entry for entry in rule.passes if isinstance(entry, Stage)]
-    return RANDOM not in known_names and any(
-        RANDOM in names for stage in stages for names in stage_inputs(stage)
-    )
