@@ -99,6 +99,11 @@ def turn_rows(*, step: Tensor, rows: Tensor) -> dict[str, Tensor]:
     return {"step": step * rows}
 
 
+def add_noise(*, step: Tensor, random: Any) -> dict[str, Tensor]:
+    return {"step": step + random.normal(*step.shape[1:])}
+
+
+PROBED = replace(SCALING, passes=(*SCALING.passes, Stage(add_noise, seed=3)))
 TWICE = replace(SCALING, passes=(*SCALING.passes[:2], Stage(turn_rows)))
 Factory = Callable[[Any], Any]
 MAKERS: dict[str, Factory] = {
@@ -107,12 +112,14 @@ MAKERS: dict[str, Factory] = {
     "Muon clipped": lambda params: optim.Muon(params, lr=0.02, clip_grad_norm=0.5),
     "NorMuon": lambda params: optim.NorMuon(params, lr=0.02),
     "NorMuon averaged": lambda params: optim.NorMuon(params, lr=0.02, ema_decay=0.9),
+    "AdaMuon": lambda params: optim.AdaMuon(params, lr=0.02),
     "MuonH": lambda params: optim.MuonH(params, lr=0.02),
     "SOAP": lambda params: optim.SOAP(params, lr=0.01, precondition_frequency=2, **_SIDES),
     "KLSOAP": lambda params: optim.KLSOAP(params, lr=0.01, precondition_frequency=2, **_SIDES),
     "SOAP of many types": lambda params: optim.SOAP(params, lr=0.01, **_SIDES),
     "SOAP heads": lambda params: optim.SOAP(params[:3], lr=0.01, **HEADS, **_SIDES),
     "a rule": lambda params: optim.RuleOptimizer(params, SCALING),
+    "random numbers": lambda params: optim.RuleOptimizer(params, PROBED),
     "two stages": lambda params: optim.RuleOptimizer(params, TWICE),
     "a rule in Mixed": lambda params: optim.Mixed(
         [{"params": params[:2], "rule": SCALING}, {"params": params[2:], "rule": "Muon"}]

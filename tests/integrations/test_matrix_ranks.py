@@ -23,8 +23,9 @@ CASES = (
     "trained", "of_fully_shard", "in_trouble", "of_many_dimensions", "messages", "of_strategies",
 )  # fmt: skip
 NAMES = (
-    "Muon", "Muon heads", "Muon clipped", "NorMuon", "NorMuon averaged", "MuonH", "SOAP", "KLSOAP",
-    "SOAP of many types", "SOAP heads", "a rule", "two stages", "a rule in Mixed", "Mixed clipped",
+    "Muon", "Muon heads", "Muon clipped", "NorMuon", "NorMuon averaged", "AdaMuon", "MuonH", "SOAP",
+    "KLSOAP", "SOAP of many types", "SOAP heads", "a rule", "random numbers", "two stages",
+    "a rule in Mixed", "Mixed clipped",
 )  # fmt: skip
 BOUND = 1e-5  # of the largest number of each tensor: others of a batch change the order of sums
 Reports = list[dict[str, Any]]

@@ -72,7 +72,7 @@ def test_bfloat16_products_are_as_close_as_packages(name: str) -> None:
     assert_same([wide], [default])
 
 
-@pytest.mark.parametrize("cls_name", ["Muon", "NorMuon", "MuonH"])
+@pytest.mark.parametrize("cls_name", ["Muon", "NorMuon", "AdaMuon", "MuonH"])
 def test_other_product_dtype_raises(cls_name: str) -> None:
     params = [torch.ones(4, 4, requires_grad=True)]
     with pytest.raises(ValueError, match="ns_dtype is 'float16'; it may be None, 'float32' or"):
@@ -180,7 +180,7 @@ def test_rule_in_mixed_equals_its_class(case: MatrixCase) -> None:
     assert_same([x.detach() for x in (*params, bias)], [x.detach() for x in (*refs, ref_bias)])
 
 
-MUON_CLASSES = ("Muon", "NorMuon", "MuonH")
+MUON_CLASSES = ("Muon", "NorMuon", "AdaMuon", "MuonH")
 INVALID_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"ns_coefficients": "septic"}, "ns_coefficients is 'septic'; known are 'original'"),
     ({"ns_coefficients": (1.0, 2.0)}, "ns_coefficients must be three numbers each"),

@@ -224,9 +224,9 @@ def test_param_starts_with_its_first_gradient(case: Case) -> None:
 @by_case
 def test_invalid_options_and_gradients_raise(case: Case) -> None:
     params = params_of(torch.float32)
-    share = (
-        {"momentum": 1.0} if case.cls in ("ScheduleFreeSGD", "SM3") else {"betas": (1.0, 0.9, 0.9)}
-    )
+    others = {"ScheduleFreeSGD": "momentum", "SM3": "momentum", "AdafactorHF": "beta1"}
+    name = others.get(case.cls)
+    share: dict[str, Any] = {name: 1.0} if name else {"betas": (1.0, 0.9, 0.9)}
     wrong: list[dict[str, Any]] = [{"lr": -1.0}, share]
     for options in wrong + [{"weight_decay": -0.5}] * (len(case.decays) > 1):
         with pytest.raises(ValueError, match="Invalid"):

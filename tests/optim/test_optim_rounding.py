@@ -29,7 +29,7 @@ SIZES = (1, 7, 8, 255, 256, 257, 65536 + 257)
 SHAPES = ((), (257,), (9, 31), (2, 3, 70))
 DTYPES = (torch.bfloat16, torch.float16)
 MATRIX_RULES = tuple(name for name, home in HOMES.items() if home == "modern.matrix_rules")
-LINE_RULES = ("Adafactor", "SM3")  # an element depends on sums of its row and column
+LINE_RULES = ("Adafactor", "AdafactorHF", "SM3")  # an element depends on sums of its row and column
 ELEMENTWISE = [
     *(("optim", name) for name in KINDS if name not in (*MATRIX_RULES, *LINE_RULES, "SparseAdam")),
     *(("tensorflow", name) for name in tensorflow.__all__),

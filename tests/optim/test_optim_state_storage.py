@@ -201,7 +201,7 @@ def test_engines_agree_with_other_options(options: dict[str, Any], dtype: torch.
         (optim.SGD, {"state_storage": "root8", "in_backward": True}, "SGD has no slots"),
         *(
             (cls, {"state_storage": "8bit"}, f"^{cls.__name__} has no slots that state_storage may")
-            for cls in (optim.Adafactor, optim.SM3)
+            for cls in (optim.Adafactor, optim.AdafactorHF, optim.SM3)
         ),
         (optim.Adafactor, {"state_storage": {"variance": "root8"}}, "Adafactor has no slots"),
         (optim.SparseAdam, {"state_storage": "8bit"}, "^SparseAdam cannot have state_storage: its"),

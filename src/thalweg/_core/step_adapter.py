@@ -129,6 +129,18 @@ class StepAdapter:
         """Return each variable's pair of numbers that seeds its random bits; see `StepRequest`."""
         return ()
 
+    def numbers_for(self, rule: Rule, variables: Sequence[Tensor]) -> Sequence[int]:
+        """Return the numbers of variables if a stage of the rule draws random numbers, else ()."""
+        if not rule.passes:
+            return ()
+        with importing:
+            from thalweg._engines.matrix_batches import draws
+        return self.numbers_of(variables) if draws(rule) else ()
+
+    def numbers_of(self, variables: Sequence[Tensor]) -> list[int]:
+        """Return the number of each variable in the optimizer, here in the list of the step."""
+        return list(range(len(variables)))
+
     def check_flat_buffers(
         self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]
     ) -> None:

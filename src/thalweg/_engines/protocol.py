@@ -57,6 +57,8 @@ class StepRequest(NamedTuple):
             positions of its elements in the unsharded variable.
         short: For each variable whether an engine runs the passes inside its own sweeps, over small
             matrices side by side. Such a variable has no vectors.
+        numbers: For a rule whose stages draw random numbers: for each variable its number in the
+            optimizer.
     """
 
     rule: Rule
@@ -72,6 +74,7 @@ class StepRequest(NamedTuple):
     vectors: Sequence[Mapping[str, Tensor]] = ()
     places: Sequence[Place] = ()
     short: Sequence[bool] = ()
+    numbers: Sequence[int] = ()
 
 
 class Columns(NamedTuple):

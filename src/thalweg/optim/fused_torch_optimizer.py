@@ -499,11 +499,15 @@ class FusedTorchOptimizer(FusedOptimizer):
         return shared_scalar is not None
 
     def _has_kind(self, group: Group, param: Tensor) -> bool:
-        """Return whether the slots of a parameter have its dtype."""
+        """Return whether the slots of a parameter have its dtype, or that of the rule."""
         entries = self.state.get(param, {})
         slots = [slot for slot in self.base_rule(group, param).slots if slot.shape is None]
-        names = [slot.name for slot in slots if not slot.scalar and slot.name in entries]
-        return all(getattr(entries[name], "dtype", None) == param.dtype for name in names)
+        dtypes = {slot.name: slot.dtype or param.dtype for slot in slots if not slot.scalar}
+        return all(
+            getattr(entries[name], "dtype", None) == dtype
+            for name, dtype in dtypes.items()
+            if name in entries
+        )
 
     @staticmethod
     def _computes(param: Tensor) -> bool:

@@ -293,9 +293,9 @@ def _give_back_numbers(twin: Any, saved_state: Mapping[str, Any]) -> None:
         entries, saved_entries = twin.state.get(param, {}), saved_state["state"].get(key, {})
         if getattr(twin._kind_of(group)._torch, "_has_step", True):
             continue
-        rule = twin.base_rule(group, param)
-        own_dtypes = [slot for slot in rule.shaped_slots if slot.dtype is not None]
-        for slot in (*rule.scalar_slots, *own_dtypes):
+        for slot in twin.base_rule(group, param).slots:
+            if not slot.scalar and slot.dtype is None:
+                continue
             value, loaded = saved_entries.get(slot.name), entries.get(slot.name)
             if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
                 continue

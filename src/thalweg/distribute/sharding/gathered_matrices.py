@@ -56,7 +56,7 @@ class GatheredMatrices:
             [_local_shape(var, shape) for shape in slot_shapes.values()]
             for var, slot_shapes in zip(variables, self._full_shapes, strict=True)
         ]
-        self._rank, self._stacks = stacks_of(variables, request.rule.layout, group.connected)
+        self._rank, self._stacks = stacks_of(variables, request.rule, group.connected)
         self._variables = np.array([stack.variable for stack in self._stacks], np.int64)
         self._parts = [self._parts_of(stack) for stack in self._stacks]
         owners_variables = [request.variables[index] for index in self._variables]

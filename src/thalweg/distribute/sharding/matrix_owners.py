@@ -11,6 +11,7 @@ from torch import Size, Tensor, distributed
 
 from thalweg._base.matrix_layout import MatrixLayout
 from thalweg._core.dtensor import is_on_mesh
+from thalweg._engines.matrix_batches import draws
 from thalweg.distribute.sharding.matrix_group import cut_dims
 from thalweg.distribute.sharding.shard_index import (
     ShardedTensor,
@@ -20,6 +21,7 @@ from thalweg.distribute.sharding.shard_index import (
     sharded_tensor,
     teams,
 )
+from thalweg.formula import Rule
 
 
 class Part(NamedTuple):
@@ -94,16 +96,18 @@ class Stack(NamedTuple):
 
 
 def stacks_of(
-    variables: Sequence[Tensor], layout: MatrixLayout, ranks: Sequence[int]
+    variables: Sequence[Tensor], rule: Rule, ranks: Sequence[int]
 ) -> tuple[int, list[Stack]]:
     """Return the index of this rank among `ranks`, and the matrices of variables with owners.
 
     Args:
         variables: The variables; those that are not DTensors are complete on this rank. Those
             without elements have no matrices.
-        layout: The matrices of each variable.
+        rule: The rule, whose layout describes the matrices of each variable. Its random numbers
+            are those of full variables, which are then not divided among ranks.
         ranks: The numbers of the ranks in the default group. Teams and owners are indices of these.
     """
+    layout, is_divided = rule.layout, bool(rule.layout.batch) and not draws(rule)
     number_of = {rank: number for number, rank in enumerate(ranks)}
     own = number_of[distributed.get_rank()]
     complete: list[Stack] = []
@@ -119,7 +123,7 @@ def stacks_of(
             if team.keys() & number_of.keys():
                 numbered = {number_of[rank]: position for rank, position in team.items()}
                 stack = Stack(index, var.shape, rows, sharded_tensor(var), numbered, own)
-                stacks += _divide(stack) if layout.batch else [stack]
+                stacks += _divide(stack) if is_divided else [stack]
     owners = spread(
         [_work_of(stack, layout) for stack in stacks], [[*stack.parts()] for stack in stacks]
     )
