@@ -7,7 +7,7 @@ matrix of which this rank has all elements is not sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,20 +96,17 @@ class GatheredMatrices:
         updates: SlotUpdates,
     ) -> None:
         """See `Matrices`. All ranks call this; if the stage fails on one, all raise."""
-        if len(self._stacks) != len(self._titles):
-            separate = columns.separate.items()
-            stack_scalars = {name: scalars[self._variables] for name, scalars in separate}
-            columns = columns._replace(separate=stack_scalars)
+        columns = self._columns_of_stacks(columns)
         due = [*range(len(self._stacks))]
         if stage.every > 1:
             counts = zip(due, counts_of(columns, due), strict=True)
             due = [index for index, count in counts if is_due(count, stage.every)]
-        variables = {self._stacks[index].variable: None for index in due}
         if not due:
             return
         slot_names = {name for used in stage_inputs(stage) for name in used}
         names = [name for name in (*self._rule.made, *self._kinds) if name in slot_names]
         gathered: dict[tuple[str, int], GatheredTensor] = updates.gathered_tensors
+        variables = dict.fromkeys(self._stacks[index].variable for index in due)
         shapes = [(self._titles[index], self._full_shapes[index]) for index in variables]
         self._group.meet(self._rule.name, shapes)
         # Earlier stages of the step have gathered, and may have changed, the others.
@@ -123,24 +120,40 @@ class GatheredMatrices:
         gathered |= added
         returned = self._call_stage(stage, columns, names, gathered)
         new_slots: dict[tuple[str, int], Tensor] = {}
-        for name in set(self._kinds).intersection(returned):
-            for variable in variables:
-                slot = slots[variable][self._kinds.index(name)].detach()
-                new_slots[name, variable] = torch.empty_like(slot)
-                updates[id(slots[variable][self._kinds.index(name)])] = (
-                    slot,
-                    new_slots[name, variable],
-                )
-        returning: list[GatheredTensor] = []
-        for name in returned:
-            for index in due:
-                tensor = gathered[name, index]
-                new_slot = new_slots.get((name, self._stacks[index].variable))
-                if new_slot is not None:
-                    part = self._parts[index][name].get(self._rank)
-                    tensor = tensor._replace(local=part and part.view(new_slot))
-                returning.append(tensor)
-        scatter(self._group.ranks, returning, self._device)
+        for position, name in enumerate(self._kinds):
+            for variable in variables if name in returned else ():
+                slot = slots[variable][position]
+                new_slots[name, variable] = torch.empty_like(slot.detach())
+                updates[id(slot)] = slot.detach(), new_slots[name, variable]
+        tensors = [
+            self._returned(name, index, gathered[name, index], new_slots)
+            for name in returned
+            for index in due
+        ]
+        scatter(self._group.ranks, tensors, self._device)
+
+    def _columns_of_stacks(self, columns: Columns) -> Columns:
+        """Return the scalars of the step with an element for each stack, not for each variable."""
+        if np.array_equal(self._variables, range(len(self._titles))):
+            return columns
+        separate = columns.separate.items()
+        return columns._replace(
+            separate={name: scalars[self._variables] for name, scalars in separate}
+        )
+
+    def _returned(
+        self,
+        name: str,
+        index: int,
+        tensor: GatheredTensor,
+        new_slots: Mapping[tuple[str, int], Tensor],
+    ) -> GatheredTensor:
+        """Return a gathered tensor with the memory that receives this rank's part of the output."""
+        new_slot = new_slots.get((name, self._stacks[index].variable))
+        if new_slot is None:
+            return tensor
+        part = self._parts[index][name].get(self._rank)
+        return tensor._replace(local=None if part is None else part.view(new_slot))
 
     def _call_stage(
         self,
