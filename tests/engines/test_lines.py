@@ -351,8 +351,9 @@ def _check_drawn(
     assert_same(*map(without_payload, results))
 
 
-def test_rules_of_any_parts_have_the_same_bits_on_both_engines() -> None:
-    check_examples(_check_drawn, 60, CASES)
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
+def test_rules_of_any_parts_have_the_same_bits_on_both_engines(count: int) -> None:
+    check_examples(_check_drawn, count, CASES)
 
 
 # What is refused
