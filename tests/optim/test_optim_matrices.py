@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import thalweg
 from matrix_inputs import MATRIX_CASES, MATRIX_TABLE, MatrixCase
 from modern_inputs import BESIDE, train
+from pairwise import cover_pairs
 from rulebook import assert_same
 from thalweg import checkpoint, optim
 from thalweg._engines import layout
@@ -114,11 +116,13 @@ def slots_of(opt: Any, params: Any) -> list[torch.Tensor]:
     return [slot for state in states for slot in state.values() if isinstance(slot, torch.Tensor)]
 
 
-@pytest.mark.parametrize("options", BESIDE, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@by_case
+@pytest.mark.parametrize(
+    ("case", "options", "dtype"),
+    cover_pairs(product(CASES, BESIDE, (torch.float32, torch.bfloat16))),
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_engines_agree_with_other_options(
-    case: MatrixCase, dtype: torch.dtype, options: dict[str, Any]
+    case: MatrixCase, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     states: list[Any] = []
     for engine in ("cpu", "reference"):

@@ -204,7 +204,7 @@ class ParamGroupAdapter(StepAdapter):
         return places_of(optimizer, self.part.rule, params)
 
     def numbers_of(self, variables: Sequence[Tensor]) -> list[int]:
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         ids = [id(param) for group in groups for param in group["params"]]
         numbers = {param_id: number for number, param_id in enumerate(ids)}
         return [numbers[id(self._real.get(id(var), var))] for var in variables]
