@@ -581,7 +581,7 @@ def test_param_on_other_device_raises() -> None:
     with pytest.raises(
         ValueError, match=r"'w' is on xpu:0, and round='stochastic' is for parameters"
     ):
-        places_of(opt, opt._rule_of(opt.param_groups[0]), [opt.param_groups[0]["params"][0]])
+        places_of(opt, opt.rule_of(opt.param_groups[0]), [opt.param_groups[0]["params"][0]])
 
 
 def test_differentiable_step_raises() -> None:

@@ -299,18 +299,18 @@ class FusedOptimizer(GradScalerMixin):
     def _complete(self) -> None:
         """Make what a group that was added needs before its first step."""
 
-    def _rule_of(self, group: Group) -> Rule:
+    def rule_of(self, group: Group) -> Rule:
         """Return the rule of a group with its wrapping options."""
         raise NotImplementedError
 
     def encodes_slots(self) -> bool:
         """Return whether slots of some group are kept in 8 bits."""
-        return any(map(self._encodes_group, self.param_groups))
+        return any(map(self.encodes_group, self.param_groups))
 
-    def _encodes_group(self, group: Group) -> bool:
+    def encodes_group(self, group: Group) -> bool:
         # Built-in rules have no codecs, and with invalid options there may be no rule.
         defines_rule = hasattr(self, "rule") or hasattr(self._kind_of(group), "_prepared_rule")
-        return bool((self.step_options.wrapping or defines_rule) and self._rule_of(group).codecs)
+        return bool((self.step_options.wrapping or defines_rule) and self.rule_of(group).codecs)
 
     def _check_kept(self, group: Group) -> None:
         """Raise if parameters of a group do not support 8-bit slots or random bits of options."""
@@ -318,7 +318,7 @@ class FusedOptimizer(GradScalerMixin):
             with importing:
                 from thalweg.optim.rounding_streams import check_group
             check_group(self, group)
-        if self._encodes_group(group):
+        if self.encodes_group(group):
             with importing:
                 from thalweg.optim.quantized_state import check_params
             check_params(self, group)
@@ -383,7 +383,7 @@ class FusedOptimizer(GradScalerMixin):
         rules = {
             rule: getattr(self._kind_of(group), "_rule_by_shape", None) is not None
             for group in groups
-            for rule in self._rules_around(group)
+            for rule in self.rules_around(group)
         }
         if not any(
             is_by_shape or is_reducing(rule, transforms) for rule, is_by_shape in rules.items()
@@ -396,7 +396,7 @@ class FusedOptimizer(GradScalerMixin):
             for rule, is_by_shape in rules.items():
                 check_reductions(flat, title, rule, transforms, is_by_shape=is_by_shape)
 
-    def _rules_around(self, group: Group) -> set[Rule]:
+    def rules_around(self, group: Group) -> set[Rule]:
         """Return the rules that update parameters of a group, with their options."""
         raise NotImplementedError
 
@@ -495,7 +495,7 @@ class FusedOptimizer(GradScalerMixin):
             with importing:
                 from thalweg.optim.quantized_state import storage_of
             # The groups of an optimizer name the codec of each slot.
-            if group["state_storage"] == storage_of(self._rule_of({**self.defaults, **group})):
+            if group["state_storage"] == storage_of(self.rule_of({**self.defaults, **group})):
                 names.remove("state_storage")
         return {
             name: f"but {show_value(self.step_options.value(name))} in the constructor, which"
@@ -537,7 +537,7 @@ class FusedOptimizer(GradScalerMixin):
     def record_format(self, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
         """Write the entries that describe the form of a state to its groups and parameters."""
         is_rounding = self.step_options.of(Rounding).round is not None
-        if self.step_options.kinds.sums or is_rounding or any(map(self._encodes_group, groups)):
+        if self.step_options.kinds.sums or is_rounding or any(map(self.encodes_group, groups)):
             with importing:
                 from thalweg.optim.state_format import record_format
             record_format(self, groups, state)
@@ -965,7 +965,7 @@ class FusedOptimizer(GradScalerMixin):
         updates["last_step"] = LastStep(True, "", updates.get("count", cache.count))
         updates["progress"] = (f"{TAKEN}." if cache.apply_flag is None else LEFT,)
         if cache.sums is not None:
-            calls += self._clearing_sums()
+            calls += self.clearing_sums()
         if self.step_options.in_backward:  # of parameters that nobody listened to yet
             params_with_grad = [
                 param for param in params_of(self.param_groups) if param.grad is not None
@@ -973,7 +973,7 @@ class FusedOptimizer(GradScalerMixin):
             calls += [partial(setattr, param, "grad", None) for param in params_with_grad]
         return [*calls, partial(vars(cache).update, updates)]
 
-    def _clearing_sums(self) -> list[Call]:
+    def clearing_sums(self) -> list[Call]:
         """Return calls that clear the sums, with a step that uses them."""
         calls = clearing_sums(self.param_groups, self.state)
         return [*calls, partial(vars(self.step_cache).update, {"sums": None})]

@@ -221,7 +221,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return the rule of a parameter with the options around it."""
         return self.step_options.rule(self.base_rule(group, param))
 
-    def _rule_of(self, group: Group) -> Rule:
+    def rule_of(self, group: Group) -> Rule:
         return self.step_options.rule(self._choose_rule(group))
 
     def _rules_of(self, group: Group) -> set[Rule]:
@@ -230,7 +230,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             return {self._choose_rule(group)}
         return {self.base_rule(group, param) for param in group["params"]}
 
-    def _rules_around(self, group: Group) -> set[Rule]:
+    def rules_around(self, group: Group) -> set[Rule]:
         """Return the rules of a group with the options around them."""
         return set(map(self.step_options.rule, self._rules_of(group)))
 
@@ -393,7 +393,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return TorchStepAdapter(self, part, params, places)
 
     def _rules(self) -> set[Rule]:
-        return {rule for group in self.param_groups for rule in self._rules_around(group)}
+        return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
     def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
         if part.hold(self.param_groups):
@@ -434,8 +434,8 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _asks(self, option: str) -> bool:
         return any(group.get(option) for group in self.param_groups)
 
-    def _homes_of(self, params: Sequence[Tensor]) -> Homes:
-        homes = super()._homes_of(params)
+    def homes_of(self, params: Sequence[Tensor]) -> Homes:
+        homes = super().homes_of(params)
         is_on_device = not (is_host(params) or self.step_options.kinds.device)
         if homes[0] is None and is_on_device and self._asks("fused"):
             return None, device_of(params) or CPU

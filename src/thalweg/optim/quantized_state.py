@@ -44,7 +44,7 @@ def check_params(optimizer: Any, group: Group) -> None:
         NotImplementedError: One is a DTensor.
         InvalidArgumentError: One is neither on the CPU nor on a GPU.
     """
-    storage = storage_of(optimizer._rule_of(group))
+    storage = storage_of(optimizer.rule_of(group))
     if not storage:
         return
     params = group["params"]
@@ -176,7 +176,7 @@ def fit_storage(
             if isinstance(entries := states.get(key), Mapping):
                 arguments = param, title, saved_storage, problems, unrecorded
                 states[key] = _without_shape(cast("Mapping[str, Any]", entries), *arguments)
-        rule, kinds = optimizer._rule_of(group), optimizer.step_options.kinds
+        rule, kinds = optimizer.rule_of(group), optimizer.step_options.kinds
         storage = storage_of(rule)
         if storage == saved_storage:
             continue

@@ -97,7 +97,7 @@ class ReplayedSubStep:
             and all(
                 hold(part.options_by_place.get(place), groups[place])
                 or (
-                    part.rule in optimizer._rules_around(groups[place])
+                    part.rule in optimizer.rules_around(groups[place])
                     and not optimizer.is_torchs_group(groups[place])
                 )
                 for place in {*self.places}

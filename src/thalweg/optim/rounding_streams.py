@@ -36,7 +36,7 @@ def check_group(optimizer: Any, group: Group) -> None:
     Raises:
         InvalidArgumentError, InvalidTypeError, NotImplementedError: As `check_params`.
     """
-    check_params(optimizer, optimizer._rule_of(group), group["params"])
+    check_params(optimizer, optimizer.rule_of(group), group["params"])
 
 
 def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:

@@ -35,7 +35,7 @@ def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, A
             for param in group["params"]:
                 if entries := state.get(param):
                     entries.setdefault(SUM, 0)
-        if optimizer._encodes_group(group):
+        if optimizer.encodes_group(group):
             _record_codecs(optimizer, group, state)
 
 
@@ -44,7 +44,7 @@ def _record_codecs(optimizer: Any, group: Group, state: Mapping[Any, Any]) -> No
     with importing:
         from thalweg._core.quantized_slots import shape_entry
         from thalweg.optim.quantized_state import STORAGE, has_codes, storage_of
-    if storage := storage_of(optimizer._rule_of(group)):
+    if storage := storage_of(optimizer.rule_of(group)):
         group[STORAGE] = storage
         for param in group["params"]:
             entries = state.get(param)

@@ -69,7 +69,7 @@ class ParamGroupAdapter(StepAdapter):
         self._pending_numbers: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
         self.apply_flag, self.watch = optimizer.step_cache.apply_flag, optimizer.step_cache.watch
-        self._homes = homes = optimizer._homes_of(params)
+        self._homes = homes = optimizer.homes_of(params)
         self.there = homes[0]
         self.repeats = part.homes == homes and part.stands(optimizer.state, params)
         if not self.repeats:
@@ -182,7 +182,7 @@ class ParamGroupAdapter(StepAdapter):
         states = [
             optimizer.state.get(param)
             for group in optimizer.param_groups
-            if part.rule in optimizer._rules_around(group)
+            if part.rule in optimizer.rules_around(group)
             for param in group["params"]
         ]
         names = [slot.name for slot in part.rule.common_slots]

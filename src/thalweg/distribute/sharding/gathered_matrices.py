@@ -119,18 +119,32 @@ class GatheredMatrices:
         gather(self._group.ranks, [*added.values()], self._device)
         gathered |= added
         returned = self._call_stage(stage, columns, names, gathered)
-        new_slots: dict[tuple[str, int], Tensor] = {}
-        for position, name in enumerate(self._kinds):
-            for variable in variables if name in returned else ():
-                slot = slots[variable][position]
-                new_slots[name, variable] = torch.empty_like(slot.detach())
-                updates[id(slot)] = slot.detach(), new_slots[name, variable]
+        new_slots = self._new_slots(returned, [*variables], slots, updates)
         tensors = [
             self._returned(name, index, gathered[name, index], new_slots)
             for name in returned
             for index in due
         ]
         scatter(self._group.ranks, tensors, self._device)
+
+    def _new_slots(
+        self,
+        returned: Sequence[str],
+        variables: Sequence[int],
+        slots: Sequence[Sequence[Tensor]],
+        updates: SlotUpdates,
+    ) -> dict[tuple[str, int], Tensor]:
+        """Return memory for the slots that a stage returned, by name and variable.
+
+        It becomes the value of the slot in `updates`.
+        """
+        new_slots: dict[tuple[str, int], Tensor] = {}
+        for position, name in enumerate(self._kinds):
+            for variable in variables if name in returned else ():
+                slot = slots[variable][position]
+                new_slots[name, variable] = torch.empty_like(slot.detach())
+                updates[id(slot)] = slot.detach(), new_slots[name, variable]
+        return new_slots
 
     def _columns_of_stacks(self, columns: Columns) -> Columns:
         """Return the scalars of the step with an element for each stack, not for each variable."""
