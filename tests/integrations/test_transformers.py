@@ -32,6 +32,9 @@ class Wrapped(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {"loss": loss_of(self.inner, (x, labels))}
 
+    def get_output_embeddings(self) -> nn.Module:
+        return self.inner.get_submodule("2")
+
 
 def trainer(
     folder: Path, module: nn.Module, settings: Mapping[str, Any] | None = None, **options: Any
