@@ -9,17 +9,25 @@ import torch
 from torch import Tensor
 
 from thalweg._base.showing import show_value
-from thalweg._core.dtensor import any_on_mesh
+from thalweg._core.dtensor import is_on_mesh
 from thalweg._core.options.state_storage import store_slots
 from thalweg._core.options.update_targets import MASTER, StateStorage
 from thalweg._core.param_groups import Group, parameter_names
-from thalweg._core.quantized_slots import CODECS, codec_of, decode_tensor, encode_tensor, lower_of
+from thalweg._core.quantized_slots import (
+    CODECS,
+    LEAST,
+    codec_of,
+    decode_tensor,
+    encode_tensor,
+    lower_of,
+)
 from thalweg._core.state import flaw, mismatch
 from thalweg._engines.codecs.checks import HOMES
 from thalweg._engines.codecs.split8 import CORRECTION
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim import state_mismatch
+from thalweg.optim.dtensor_params import cuts_blocks, has_positions, positions_of
 from thalweg.variable import TRAINED, dtype_name
 
 _RESTS = (CORRECTION, MASTER)  # what there may be of a weight beside the parameter
@@ -44,8 +52,10 @@ def check_params(optimizer: Any, group: Group) -> None:
 
     Raises:
         InvalidTypeError: One is complex or of float64.
-        NotImplementedError: One is a DTensor.
-        InvalidArgumentError: One is neither on the CPU nor on a GPU.
+        NotImplementedError: One is a DTensor whose local elements have no known positions; or on a
+            GPU, with local elements that are not adjacent in the full tensor.
+        InvalidArgumentError: One is neither on the CPU nor on a GPU, or is a DTensor whose
+            placements cut blocks of codes.
     """
     storage = storage_of(optimizer._rule_of(group))
     if not storage:
@@ -62,16 +72,46 @@ def check_params(optimizer: Any, group: Group) -> None:
                 f"'{title}' is {dtype_name(param.dtype)}, and its state would keep {slots_text},"
                 f" which is for parameters of {accepted}."
             )
-        if any_on_mesh([param]):
-            raise NotImplementedError(
-                f"'{title}' is a DTensor, and its state would keep {slots_text}: {options_text} is"
-                " not defined for parameters that are DTensors."
-            )
+        if is_on_mesh(param):
+            _check_dtensor(param, title, storage)
         if param.device.type not in (*HOMES, "meta"):
             raise InvalidArgumentError(
                 f"'{title}' is on {param.device}, and its state would keep {slots_text}, which is"
                 f" updated on the CPU and on GPUs of CUDA: run there, or without {options_text}."
             )
+
+
+def _check_dtensor(param: Any, title: str, storage: Storage) -> None:
+    """Raise if ranks cannot encode their parts of the slots of a DTensor.
+
+    Raises:
+        InvalidArgumentError, NotImplementedError: See `check_params`.
+    """
+    codecs = [CODECS[name] for name in storage.values() if not CODECS[name].is_beside]
+    codecs = [x for x in codecs if x.divides(param.shape) and param.numel() >= LEAST]
+    if not codecs:
+        return
+    placements = ", ".join(map(str, param.placements))
+    name = f"'{title}' is a DTensor of shape {tuple(param.shape)} with placements ({placements})"
+    if not has_positions(param):
+        raise NotImplementedError(
+            f"{name}; state_storage is defined for contiguous ones whose placements are Shard or"
+            " Replicate and determine the elements of each rank."
+        )
+    block = max(codec.block for codec in codecs)
+    if cuts_blocks(param, block):
+        mesh = tuple(param.device_mesh.shape)
+        raise InvalidArgumentError(
+            f"{name} on a mesh of {mesh}, which cuts its rows of {param.shape[-1]} elements inside"
+            f" of the blocks of {block} that share a scale. Shard another dimension or over another"
+            f" number of ranks, so that each part has a multiple of {block}, or choose"
+            " state_storage=None for this parameter."
+        )
+    if param.device.type == "cuda" and not isinstance(positions_of(param), int):
+        raise NotImplementedError(
+            f"{name}; on a GPU state_storage is defined for those that are cut along dimension 0,"
+            " or not at all."
+        )
 
 
 def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
