@@ -72,15 +72,38 @@ def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) ->
         elif start and codec is not None:
             _fill(codec, tensor, shard.numel(), start)
     rows = zip(codecs, params, slots, strict=True)
-    return [_slot_beside(codec, param, tensor) for codec, param, tensor in rows]
+    return [
+        beside(tensor, param) if codec is None else records_beside(codec, tensor, param)
+        for codec, param, tensor in rows
+    ]
 
 
-def _slot_beside(codec: Codec | None, param: Tensor, shard: Tensor) -> Tensor:
-    """Return the slot of a parameter from its local part, which records have in one dimension."""
-    if codec is None or not is_on_mesh(param):
-        return beside(shard, param)
-    rows = shard.view(codec.shape_of_rows(local(param).shape))
+def records_beside(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
+    """Return records of the local part of a parameter as its slot: a DTensor for a DTensor."""
+    if not is_on_mesh(param):
+        return records
+    rows = records.view(codec.shape_of_rows(local(param).shape))
     return beside(rows, param, likeness_of(codec, param))
+
+
+def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
+    """Return records with the dimensions of their parameter, if its rows are whole blocks.
+
+    That is their form in a state, which is the same for full parameters and for DTensors.
+    """
+    is_flat = not is_on_mesh(param) and codec.divides(param.shape)
+    return records.view(codec.shape_of_rows(param.shape)) if is_flat else records
+
+
+def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
+    """Return records of a state in the form that the optimizer keeps beside a parameter.
+
+    Records of another shape are returned unchanged.
+    """
+    shape = likeness_of(codec, param).shape
+    shapes = (codec.bytes_of(param.numel()),), codec.shape_of_rows(param.shape)
+    is_other = records.shape != shape and tuple(records.shape) in shapes and records.is_contiguous()
+    return records.detach().view(shape) if is_other and not is_on_mesh(records) else records
 
 
 def _fill(codec: Codec, records: Tensor, count: int, number: float) -> None:

@@ -9,25 +9,29 @@ import torch
 from torch import Tensor
 
 from thalweg._base.showing import show_value
-from thalweg._core.dtensor import is_on_mesh
+from thalweg._core.dtensor import beside, is_on_mesh, local
 from thalweg._core.options.state_storage import store_slots
 from thalweg._core.options.update_targets import MASTER, StateStorage
 from thalweg._core.param_groups import Group, parameter_names
 from thalweg._core.quantized_slots import (
     CODECS,
     LEAST,
+    as_kept,
     codec_of,
     decode_tensor,
     encode_tensor,
+    likeness_of,
     lower_of,
+    records_beside,
+    with_rows,
 )
 from thalweg._core.state import flaw, mismatch
 from thalweg._engines.codecs.checks import HOMES
-from thalweg._engines.codecs.split8 import CORRECTION
+from thalweg._engines.codecs.split8 import CORRECTION, SPLIT8
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim import state_mismatch
-from thalweg.optim.dtensor_params import cuts_blocks, has_positions, positions_of
+from thalweg.optim.dtensor_params import cuts_blocks, has_positions, locals_of, positions_of
 from thalweg.variable import TRAINED, dtype_name
 
 _RESTS = (CORRECTION, MASTER)  # what there may be of a weight beside the parameter
@@ -152,18 +156,20 @@ def add_storage(optimizer: Any, groups: Sequence[Group], states: dict[Any, Any])
         saved_group[STORAGE] = storage
         for param, key in zip(group["params"], saved_group["params"], strict=True):
             entries = states.get(key, {})
-            if (records := _records_in(entries, storage)) is not None:
-                shape = torch.tensor(param.shape, dtype=torch.int64, device=records.device)
-                states[key] = {**entries, SHAPE: shape}
+            if slots := _records_in(entries, storage):
+                device = next(iter(slots.values())).device
+                shape = torch.tensor(param.shape, dtype=torch.int64, device=device)
+                rows = {n: with_rows(CODECS[storage[n]], x, param) for n, x in slots.items()}
+                states[key] = {**entries, **rows, SHAPE: shape}
 
 
-def _records_in(entries: Mapping[str, object], storage: Storage) -> Tensor | None:
-    """Return the first encoded slot in the state of a parameter, or None."""
-    slots = map(entries.get, storage)
-    return next((x for x in slots if isinstance(x, Tensor) and x.dtype == torch.uint8), None)
+def _records_in(entries: Mapping[str, object], storage: Storage) -> dict[str, Tensor]:
+    """Return the encoded slots in the state of a parameter."""
+    slots = {name: entries.get(name) for name in storage}
+    return {n: x for n, x in slots.items() if isinstance(x, Tensor) and x.dtype == torch.uint8}
 
 
-def _without_shape(
+def _as_kept(
     entries: Mapping[str, Any],
     param: Tensor,
     title: object,
@@ -171,7 +177,9 @@ def _without_shape(
     problems: list[str],
     unrecorded: list[object],
 ) -> Mapping[str, Any]:
-    """Return the state of a parameter without the shape that it was saved with, which is checked.
+    """Return the state of a parameter with slots in the form that the optimizer keeps.
+
+    The shape that they were saved with is checked and left out.
 
     Args:
         entries: The state.
@@ -183,7 +191,7 @@ def _without_shape(
     """
     shape = entries.get(SHAPE)
     if shape is None:
-        if _records_in(entries, storage) is not None:
+        if _records_in(entries, storage):
             unrecorded.append(title)
     elif not isinstance(shape, Tensor) or shape.dtype != torch.int64 or shape.dim() != 1:
         problems.append(f"'{title}/{SHAPE}' is {state_mismatch.told(shape)}, not a row of int64")
@@ -193,7 +201,9 @@ def _without_shape(
         problems.append(
             f"the encoded slots of '{title}' are of shape {saved_shape}, here {tuple(param.shape)}"
         )
-    return {k: x for k, x in entries.items() if k != SHAPE} if SHAPE in entries else entries
+    slots = _records_in(entries, storage)
+    kept = {name: as_kept(CODECS[storage[name]], x, param) for name, x in slots.items()}
+    return {k: x for k, x in {**entries, **kept}.items() if k != SHAPE}
 
 
 def _unrecorded_message(titles: Sequence[object]) -> str:
@@ -240,7 +250,7 @@ def fit_storage(
         for param, key, title in members:
             if isinstance(entries := states.get(key), Mapping):
                 arguments = param, title, saved_storages[place], problems, unrecorded
-                states[key] = _without_shape(cast("Mapping[str, Any]", entries), *arguments)
+                states[key] = _as_kept(cast("Mapping[str, Any]", entries), *arguments)
         if storage == saved_storages[place]:
             continue
         for param, key, title in members:
@@ -332,7 +342,7 @@ def _converted(
         numbers = decoded(value, param, saved_storage.get(slot.name))
         codec = codec_of(slot, param)
         if codec is not None:
-            slots[slot.name] = encode_tensor(codec, numbers)
+            slots[slot.name] = records_beside(codec, encode_tensor(codec, local(numbers)), param)
         else:  # small ones are of float32 beside others in codecs
             slots[slot.name] = numbers if slot.storage else numbers.to(kinds.of(slot, param))
     return slots
@@ -355,10 +365,12 @@ def _rest_converted(
         return rests
     if CORRECTION in storage:
         master = rests.get(MASTER)
-        if not isinstance(master, Tensor) or master.shape != param.shape:
-            return {CORRECTION: torch.zeros(param.numel(), dtype=torch.uint8, device=param.device)}
-        is_upper = upper.dtype == torch.bfloat16 and upper.shape == master.shape
-        return {CORRECTION: lower_of(master, upper if is_upper else None)}
+        shard = local(param)
+        records = torch.zeros(shard.numel(), dtype=torch.uint8, device=shard.device)
+        if isinstance(master, Tensor) and master.shape == param.shape:
+            is_upper = upper.dtype == torch.bfloat16 and upper.shape == master.shape
+            records = lower_of(_shard_of(master, param), local(upper) if is_upper else None)
+        return {CORRECTION: records_beside(SPLIT8, records, param)}
     value = rests.get(CORRECTION)
     if not kinds.has_master(param) or not isinstance(value, Tensor):
         return {}
@@ -370,17 +382,28 @@ def _rest_converted(
 def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
     """Return the reason why a value is not a slot of a parameter in a codec, or as numbers."""
     expected_shape = tuple(param.shape)
+    if is_on_mesh(slot_tensor) and not is_on_mesh(param):
+        return "is a DTensor, and the parameter is not"
     if codec is not None and slot_tensor.dtype == torch.uint8:
-        expected_shape = (CODECS[codec].bytes_of(param.numel()),)
+        expected_shape = tuple(likeness_of(CODECS[codec], param).shape)
     elif not slot_tensor.is_floating_point():
         return f"is {state_mismatch.kind_of(slot_tensor)}, no numbers"
     if tuple(slot_tensor.shape) != expected_shape:
         return f"is {state_mismatch.kind_of(slot_tensor)}, not of shape {expected_shape}"
-    return flaw(slot_tensor) or ""
+    return "" if is_on_mesh(slot_tensor) else flaw(slot_tensor) or ""
 
 
 def decoded(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor:
-    """Return the numbers of a slot that fits."""
+    """Return the numbers of a slot that fits, as a DTensor for a DTensor."""
+    shard = _shard_of(slot_tensor, param)
     if codec is None or slot_tensor.dtype != torch.uint8:
-        return slot_tensor.detach().float()
-    return decode_tensor(CODECS[codec], slot_tensor, param)
+        numbers = shard.detach().float()
+    else:
+        numbers = decode_tensor(CODECS[codec], shard.reshape(-1), local(param))
+    return beside(numbers, param)
+
+
+def _shard_of(tensor: Tensor, param: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that is sharded like a parameter, or all of it."""
+    parts = locals_of([param])
+    return tensor if parts is None else parts.cut(tensor, param)
