@@ -77,7 +77,7 @@ def check_params(optimizer: Any, group: Group) -> None:
                 f" which is for parameters of {accepted}."
             )
         if is_on_mesh(param):
-            _check_dtensor(param, title, storage)
+            _check_dtensor(param, title, storage, slots_text)
         if param.device.type not in (*HOMES, "meta"):
             raise InvalidArgumentError(
                 f"'{title}' is on {param.device}, and its state would keep {slots_text}, which is"
@@ -85,7 +85,7 @@ def check_params(optimizer: Any, group: Group) -> None:
             )
 
 
-def _check_dtensor(param: Any, title: str, storage: Storage) -> None:
+def _check_dtensor(param: Any, title: str, storage: Storage, slots_text: str) -> None:
     """Raise if ranks cannot encode their parts of the slots of a DTensor.
 
     Raises:
@@ -107,9 +107,10 @@ def _check_dtensor(param: Any, title: str, storage: Storage) -> None:
         mesh = tuple(param.device_mesh.shape)
         raise InvalidArgumentError(
             f"{name} on a mesh of {mesh}, which cuts its rows of {param.shape[-1]} elements inside"
-            f" of the blocks of {block} that share a scale. Shard another dimension or over another"
-            f" number of ranks, so that each part has a multiple of {block}, or choose"
-            " state_storage=None for this parameter."
+            f" of the blocks of {block} that share a scale ({slots_text}). Shard another dimension,"
+            f" or give each rank a multiple of {block} columns; or choose a codec of shorter blocks,"
+            " such as softsign8 and root8 of state_storage='8bit' with 32, or an optimizer without"
+            " state_storage for this parameter."
         )
     if param.device.type == "cuda" and not isinstance(positions_of(param), int):
         raise NotImplementedError(
