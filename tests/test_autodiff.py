@@ -33,7 +33,7 @@ def square_of(x, **options):
     return tape, y
 
 
-def test_gradient_of_a_variable():
+def test_gradient_of_a_variable_is_correct():
     x = Variable(3.0)
     tape, y = square_of(x)
     assert tape.gradient(y, x).item() == 6
@@ -67,7 +67,7 @@ def test_output_gradients_weigh_the_target(weights):
     assert tape.gradient(y, x, output_gradients=weights).tolist() == [2, 40]
 
 
-def test_output_gradients_of_several_targets():
+def test_output_gradients_weigh_several_targets():
     x = Variable(3.0)
     with GradientTape() as tape:
         targets = [x * x, 2 * x]
@@ -78,14 +78,14 @@ def test_output_gradients_of_several_targets():
     ("weights", "message"),
     [(1.0, r"shape \(\) but its target has shape \(2,\)"), ([1.0], r"shape \(1,\)")],
 )
-def test_output_gradients_of_another_shape_are_refused(weights, message):
+def test_output_gradients_of_wrong_shape_raise(weights, message):
     x = Variable([1.0, 2.0])
     tape, y = square_of(x)
     with pytest.raises(InvalidArgumentError, match=message):
         tape.gradient(y, x, output_gradients=weights)
 
 
-def test_output_gradients_of_another_number_are_refused():
+def test_output_gradients_of_wrong_count_raise():
     x = Variable(1.0)
     tape, y = square_of(x)
     with pytest.raises(InvalidArgumentError, match="2 output gradients were given for 1 targets"):
@@ -112,7 +112,7 @@ def test_sources_may_be_an_iterator():
     ("unconnected", "expected"),
     [("none", None), ("zero", 0.0), (UnconnectedGradients.ZERO, 0.0)],
 )
-def test_unconnected_sources(unconnected, expected):
+def test_unconnected_sources_have_none_or_zero_gradients(unconnected, expected):
     x, unused = Variable(1.0), Variable(2.0)
     tape, y = square_of(x)
     gradient = tape.gradient(y, [x, unused], unconnected_gradients=unconnected)[1]
@@ -120,21 +120,21 @@ def test_unconnected_sources(unconnected, expected):
 
 
 @pytest.mark.parametrize("source", [Variable(1), torch.ones(1), Variable(1.0, trainable=False)])
-def test_sources_without_gradient(source):
+def test_constant_sources_have_no_gradient(source):
     x = Variable(1.0)
     with GradientTape() as tape:
         y = x * source
     assert tape.gradient(y, source) is None
 
 
-def test_target_without_gradient():
+def test_target_without_gradient_gives_none():
     x = Variable(1.0)
     with GradientTape() as tape:
         y = torch.ones(2)
     assert tape.gradient(y, x) is None
 
 
-def test_unknown_choice_for_unconnected_gradients_is_refused():
+def test_unknown_choice_for_unconnected_gradients_raises():
     x = Variable(1.0)
     tape, y = square_of(x)
     with pytest.raises(InvalidArgumentError, match="Unknown value for unconnected_gradients: 'no'"):
@@ -149,7 +149,7 @@ def test_sources_must_be_tensors(source):
         tape.gradient(y, source)
 
 
-def test_second_gradient_of_a_tape_is_refused():
+def test_second_gradient_of_a_tape_raises():
     x = Variable(1.0)
     tape, y = square_of(x)
     tape.gradient(y, x)
@@ -164,7 +164,7 @@ def test_persistent_tape_gives_many_gradients():
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-def test_gradient_within_the_block(persistent):
+def test_gradient_can_be_computed_within_the_block(persistent):
     x = Variable(3.0)
     with GradientTape(persistent=persistent) as tape:
         gradient = tape.gradient(x * x, x)
@@ -203,7 +203,7 @@ def test_watching_ends_when_the_block_raises():
     assert not x.requires_grad
 
 
-def test_integers_are_watched_in_vain():
+def test_watched_integers_have_no_gradients():
     x = torch.tensor(3)
     with GradientTape() as tape:
         tape.watch(x)
@@ -298,7 +298,7 @@ def test_second_derivative_by_nested_tapes():
     assert outer.gradient(first, x).item() == 18
 
 
-def test_two_tapes_may_use_what_both_recorded():
+def test_two_tapes_may_differentiate_the_same_operations():
     x = Variable(3.0)
     with GradientTape() as first, GradientTape() as second:
         y = x * x
@@ -381,7 +381,7 @@ def test_a_deep_graph_is_walked():
 
 
 @pytest.mark.parametrize(("accessed", "names"), [(True, ["b:0", "a:0"]), (False, ["a:0"])])
-def test_watched_variables(accessed, names):
+def test_watched_variables_lists_names_in_creation_order(accessed, names):
     b, a = Variable(1.0, name="b"), Variable(2.0, name="a")
     with GradientTape(watch_accessed_variables=accessed) as tape:
         tape.watch([a, torch.ones(1)])
@@ -402,14 +402,14 @@ def test_gradients_of_a_constant_are_none():
     assert gradients_of(torch.ones(1), [Variable(1.0)]) == [None]
 
 
-def test_gradients_of_a_weighted_target():
+def test_gradients_of_a_weighted_target_are_weighted():
     x = Variable([1.0, 2.0])
     (gradient,) = gradients_of(x * x, [x], grad_outputs=torch.tensor([1.0, 10.0]))
     assert isinstance(gradient, torch.Tensor)
     assert gradient.tolist() == [2, 40]
 
 
-def test_one_source_may_be_asked_for_twice():
+def test_source_may_be_listed_twice():
     x = Variable(3.0)
     tape, y = square_of(x)
     assert [g.item() for g in tape.gradient(y, [x, x])] == [6, 6]
@@ -417,7 +417,7 @@ def test_one_source_may_be_asked_for_twice():
 
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(st.recursive(st.floats(-8, 8, width=16), lambda s: st.lists(s) | st.tuples(s, s)))
-def test_any_nest_of_sources_comes_back_in_shape(values):
+def test_nested_sources_give_equally_nested_gradients(values):
     def convert(item, leaf):
         if isinstance(item, (list, tuple)):
             return type(item)(convert(x, leaf) for x in item)

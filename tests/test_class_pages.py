@@ -127,7 +127,7 @@ def values_for(rows: list[int]) -> torch.Tensor:
 
 
 @each_section
-def test_a_page_says_what_a_sparse_gradient_does(section: Section) -> None:
+def test_page_describes_sparse_gradients(section: Section) -> None:
     words = section.sentence("Sparse gradients").partition("; with `weight_decay`")[0].rstrip(".")
     param = new_param(section)
     optimizer = make(section, param)
@@ -197,7 +197,7 @@ def rows_by_name(section: Section, **options: Any) -> dict[str, tuple[set[int], 
 
 
 @each_section
-def test_a_page_says_which_rows_of_which_tensors_change(section: Section) -> None:
+def test_page_describes_changed_rows(section: Section) -> None:
     words = section.sentence("Sparse gradients").partition(";")[0].rstrip(".")
     if words.startswith("refused"):
         return
@@ -217,7 +217,7 @@ def test_a_page_says_which_rows_of_which_tensors_change(section: Section) -> Non
 
 
 @each_section
-def test_a_page_says_which_rows_a_sparse_gradient_decays(section: Section) -> None:
+def test_page_describes_decayed_rows(section: Section) -> None:
     words = section.sentence("Sparse gradients")
     takes_decay = "weight_decay" in inspect.signature(section.page.cls).parameters
     if words.startswith("refused") or "they are refused" in words or not takes_decay:
@@ -235,7 +235,7 @@ def test_a_page_says_which_rows_a_sparse_gradient_decays(section: Section) -> No
 
 
 @each_section
-def test_a_page_says_how_rows_are_added_up(section: Section) -> None:
+def test_page_describes_summing_of_rows(section: Section) -> None:
     words = section.sentence("Sparse gradients")
     if words.startswith("refused"):
         return
@@ -254,7 +254,7 @@ def test_a_page_says_how_rows_are_added_up(section: Section) -> None:
 
 
 @each_section
-def test_a_page_says_what_decay_does_to_sparse_gradients(section: Section) -> None:
+def test_page_describes_decay_with_sparse_gradients(section: Section) -> None:
     words = section.sentence("Sparse gradients")
     takes_decay = "weight_decay" in inspect.signature(section.page.cls).parameters
     if words.startswith("refused") or not takes_decay:
@@ -270,7 +270,7 @@ def test_a_page_says_what_decay_does_to_sparse_gradients(section: Section) -> No
 
 
 @each_section
-def test_a_page_says_whether_dense_gradients_are_taken(section: Section) -> None:
+def test_page_describes_dense_gradient_support(section: Section) -> None:
     words = section.sentence("Dense gradients").rstrip(".")
     param = new_param(section)
     optimizer = make(section, param)
@@ -374,7 +374,7 @@ def starts_of(section: Section, **options: Any) -> dict[str, Any]:
 
 
 @each_section
-def test_a_page_says_what_the_state_begins_at(section: Section) -> None:
+def test_page_lists_initial_state_values(section: Section) -> None:
     state = starts_of(section)
     covered: set[str] = set()
     for title, words, shape in section.table("state"):

@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("number", range(len([*doc_blocks.sessions(ROOT / "README.md")])))
-def test_readme_example_prints_what_it_says(number: int, folder: Path) -> None:
+def test_readme_example_prints_its_documented_output(number: int, folder: Path) -> None:
     session = [*doc_blocks.sessions(ROOT / "README.md")][number]
     assert doc_blocks.run(session, folder) == ""
 
@@ -130,14 +130,14 @@ def test_few_blocks_continue_another() -> None:
 
 
 @pytest.mark.parametrize("mark", ["continues", "by itself"])
-def test_a_mark_that_means_nothing_is_refused(mark: str, tmp_path: Path) -> None:
+def test_unknown_block_mark_raises(mark: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"<!-- {mark} -->\n```python\nprint(1)  # 1\n```\n")
     with pytest.raises(ValueError, match=re.escape("page.md:3")):
         [*doc_blocks.sessions(page)]
 
 
-def test_a_block_that_prints_something_else_is_told(tmp_path: Path) -> None:
+def test_block_with_other_output_is_reported(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nx = 1\nprint(x)  # 2\n```\n\n```python\n>>> x\n1\n```\n")
     unprompted, prompted = doc_blocks.sessions(page)
@@ -146,7 +146,7 @@ def test_a_block_that_prints_something_else_is_told(tmp_path: Path) -> None:
 
 
 @many("command", [f"{path}: {line}" for path, line in COMMANDS if line.startswith("thalweg ")])
-def test_a_command_of_the_pages_is_one(command: str) -> None:
+def test_documented_commands_exist(command: str) -> None:
     """Parse the name, the options and the number of arguments; nothing runs."""
     click = pytest.importorskip("click", reason="the command line is not installed")
     from thalweg._cli.main import main
@@ -160,7 +160,7 @@ def test_a_command_of_the_pages_is_one(command: str) -> None:
 @pytest.mark.parametrize(
     ("path", "line"), [row for row in COMMANDS if re.match(r"(python|torchrun) ", row[1])]
 )
-def test_a_script_of_the_pages_is_there(path: Path, line: str) -> None:
+def test_documented_scripts_exist(path: Path, line: str) -> None:
     scripts = re.findall(r"\S+/\S+\.py", line)
     assert all((ROOT / script).exists() for script in scripts), f"{path}: {line}"
 
@@ -222,7 +222,7 @@ def test_pages_for_beginners_install_the_command_before_they_run_it() -> None:
         assert command is None or (install and install.start() < command.start()), path
 
 
-def test_links_that_lead_nowhere_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_links_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     links = ("b.html#here", "b.html#there", "c.html", "#", "https://example.org/")
     tmp_path.joinpath("a.html").write_text("".join(f'<a href="{link}">' for link in links))
@@ -266,7 +266,7 @@ def faults_of_links(path: Path) -> list[tuple[str, str]]:
 
 
 @many("path", [*PAGES, *ROOT.glob("*.md")], ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_work_in_the_sources(path: Path) -> None:
+def test_links_resolve_in_the_sources(path: Path) -> None:
     assert faults_of_links(path) == []
 
 
@@ -284,7 +284,7 @@ def test_links_that_fail_in_the_sources_are_found(tmp_path: Path) -> None:
 
 
 @many("name", MODULES)
-def test_docstring_examples(name: str) -> None:
+def test_docstring_examples_run(name: str) -> None:
     if any(regex.search(name) and find_spec(package) is None for regex, package in EXTRAS.items()):
         return
     module = importlib.import_module(name)

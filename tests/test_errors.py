@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import thalweg
+from bit_comparison import assert_same
 from keras_table import assert_same_bits, both_engines, snapshot, train
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -224,7 +225,7 @@ def pairs_of(refusal: Refusal, params: dict[str, Any]) -> list[tuple[Any, Any]]:
 @both_engines
 @refusals
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_first_step_is_refused_as_a_whole(refusal: Refusal, engine: str) -> None:
+def test_first_step_with_error_changes_nothing(refusal: Refusal, engine: str) -> None:
     opt, params = refusal.optimizer(), variables()
     opt.engine = engine
     initial = snapshot(opt, list(params.values()))
@@ -239,7 +240,7 @@ def test_first_step_is_refused_as_a_whole(refusal: Refusal, engine: str) -> None
 @both_engines
 @refusals
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_later_step_is_refused_as_a_whole(refusal: Refusal, engine: str) -> None:
+def test_later_step_with_error_changes_nothing(refusal: Refusal, engine: str) -> None:
     opt, params = refusal.optimizer(), variables()
     opt.engine = engine
     train(opt, list(params.values()), 2)
@@ -254,7 +255,7 @@ def test_later_step_is_refused_as_a_whole(refusal: Refusal, engine: str) -> None
 @pytest.mark.parametrize(
     "wrong", [3, None, [3], [(1.0,)], [("w", 1.0, 2.0)], "ab"], ids=lambda wrong: repr(wrong)
 )
-def test_malformed_pairs(wrong: Any) -> None:
+def test_malformed_pairs_raise(wrong: Any) -> None:
     opt = Adam()
     with pytest.raises(TypeError, match="grads_and_vars must"):
         opt.apply_gradients(wrong)
@@ -263,7 +264,7 @@ def test_malformed_pairs(wrong: Any) -> None:
 
 @both_engines
 @pytest.mark.parametrize("is_trained", [False, True])
-def test_two_variables_over_one_memory(engine: str, is_trained: bool) -> None:
+def test_overlapping_variables_raise(engine: str, is_trained: bool) -> None:
     data = torch.zeros(6)
     a, b = torch.nn.Parameter(data[:4]), torch.nn.Parameter(data[2:])
     opt = Adam()
@@ -289,7 +290,9 @@ def bits_of(opt: Any, params: list[Any]) -> list[bytes]:
 @pytest.mark.parametrize("steps", [0, 2])
 @refusals
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_tensorflow_1_refuses_a_step_as_a_whole(refusal: Refusal, steps: int, engine: str) -> None:
+def test_tensorflow_1_step_with_error_changes_nothing(
+    refusal: Refusal, steps: int, engine: str
+) -> None:
     opt, params = V1[refusal.optimizer](0.1), variables()
     opt.engine = engine
     for _ in range(steps):
@@ -366,9 +369,7 @@ FACES = {"keras": lambda: Adam(0.1), "v1": lambda: v1.AdamOptimizer(0.1)}
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("foreign", FOREIGN)
 @pytest.mark.filterwarnings("ignore")
-def test_a_variable_of_another_kind_is_refused(
-    foreign: str, face: str, steps: int, mesh: Any
-) -> None:
+def test_non_variable_raises(foreign: str, face: str, steps: int, mesh: Any) -> None:
     make, gradient, error, message = FOREIGN[foreign]
     opt, params = FACES[face](), list(variables().values())
     good = [(torch.ones_like(var), var) for var in params]
@@ -380,11 +381,11 @@ def test_a_variable_of_another_kind_is_refused(
         opt.apply_gradients([*good, (gradient, make(mesh))])
     final = [*params, *(opt.weights if face == "keras" else opt.variables())]
     assert len(final) == len(initial)
-    assert all(map(torch.equal, final, initial))
+    assert_same(final, initial)
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_gradient_that_is_distributed_is_refused(face: str, mesh: Any) -> None:
+def test_distributed_gradient_raises(face: str, mesh: Any) -> None:
     opt, w = FACES[face](), thalweg.Variable(torch.ones(4), "w")
     with pytest.raises(LayoutError, match="The gradient of 'w:0' has no memory that holds its 4"):
         opt.apply_gradients([(spread(mesh), w)])
@@ -409,7 +410,7 @@ def test_a_gradient_that_is_distributed_is_refused(face: str, mesh: Any) -> None
     ],
     ids=["power", "accumulator", "momentum", "keyword", "negative", "engine", "denormals", "base"],
 )
-def test_arguments(call: Any, classes: Any, message: str) -> None:
+def test_invalid_arguments_raise(call: Any, classes: Any, message: str) -> None:
     with pytest.raises(classes, match=message):
         call()
 
@@ -444,7 +445,7 @@ def test_slow_layout_is_a_warning_once(engine: str) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @both_engines
-def test_not_finite_gradients_go_through(engine: str, value: float) -> None:
+def test_nonfinite_gradients_are_applied(engine: str, value: float) -> None:
     w, opt = thalweg.Variable([1.0, 1.0, 1.0]), SGD(0.5)
     opt.engine = engine
     opt.apply_gradients([([1.0, value, 1.0], w)])
@@ -456,7 +457,7 @@ def unnamed() -> list[torch.nn.Parameter]:
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_variables_without_names_are_told_apart(steps: int) -> None:
+def test_unnamed_variables_are_distinguished(steps: int) -> None:
     opt, variables = SGD(0.5), unnamed()
     for _ in range(steps):
         opt.apply_gradients([(torch.zeros_like(var), var) for var in variables])
@@ -476,12 +477,12 @@ def test_the_index_counts_variables_without_gradients() -> None:
         SGD(0.5).apply_gradients(zip(gradients, unnamed(), strict=True))
 
 
-def test_all_without_gradients_are_told_apart() -> None:
+def test_unnamed_variables_without_gradients_are_distinguished() -> None:
     with pytest.raises(ValueError, match=r"variable: \['Variable:0 \(index 0, shape \(2, 1\)\)',"):
         SGD(0.5).apply_gradients([(None, var) for var in unnamed()])
 
 
-def test_names_are_left_as_they_are() -> None:
+def test_named_variables_keep_their_names_in_errors() -> None:
     variables = thalweg.named_variables(zip("abc", unnamed(), strict=True))
     with pytest.raises(ValueError, match=r"^Gradient of 'c:0' has shape \(3, 3\) but the"):
         SGD(0.5).apply_gradients([(torch.zeros(3, 3), variables[2]), (None, variables[0])][:1])

@@ -11,7 +11,7 @@ import pytest
 LINT: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "factories.py"))
 
 
-def test_the_source_names_device_and_dtype(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tensor_factories_pass_device_and_dtype(capsys: pytest.CaptureFixture[str]) -> None:
     assert LINT["main"]() == 0, capsys.readouterr().out
 
 
@@ -39,6 +39,6 @@ COMPLETE = 'dtype=torch.int64, device="cpu"'
         ("def f(x: torch.Tensor) -> torch.Tensor: return x", None),
     ],
 )
-def test_incomplete_calls_are_found(call: str, problem: str | None) -> None:
+def test_incomplete_factory_calls_are_detected(call: str, problem: str | None) -> None:
     problems = [message for _, message in LINT["find_incomplete"](call)]
     assert problems == ([] if problem is None else [problem])

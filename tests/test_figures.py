@@ -31,7 +31,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("file", ["README.md", "benchmarks/README.md"])
-def test_table_is_the_one_of_the_record(load: Any, file: str) -> None:
+def test_table_equals_the_record(load: Any, file: str) -> None:
     tables, current = load("tables"), load("record").load()
     path = BENCHMARKS.parent / file
     assert tables.between(path)[1] == tables.tables(current)[path] + "\n"
@@ -59,7 +59,7 @@ def test_readme_has_every_row_that_was_measured_alone(load: Any) -> None:
     assert text.count("\n| ") >= tables.few(current).count("\n| ")
 
 
-def test_a_row_is_there_once_its_figures_were_measured(load: Any) -> None:
+def test_row_appears_once_its_figures_are_measured(load: Any) -> None:
     tables, current = load("tables"), load("record").load()
     rows = tables.few(current).count("| ")
     missing = [name for name in current.groups if name.startswith("training")]
@@ -91,7 +91,7 @@ def test_figures_of_one_run_say_so(load: Any) -> None:
     assert "Medians of one run. " in tables.few(reloaded)
 
 
-def test_file_without_markers_is_refused(load: Any, tmp_path: Path) -> None:
+def test_file_without_markers_raises(load: Any, tmp_path: Path) -> None:
     path = tmp_path / "text.md"
     path.write_text("no table here\n")
     with pytest.raises(ValueError, match="has no <!-- figures -->"):

@@ -76,7 +76,7 @@ def test_functions_of_formulas_take_numbers_of_every_kind(kind: str) -> None:
             assert output.dtype == values[0].dtype, (function, args)
 
 
-def test_where_chooses_by_numbers_arrays_and_tensors() -> None:
+def test_where_selects_by_numbers_arrays_and_tensors() -> None:
     assert f.where(True, 1, 2) == 1
     assert f.where(np.bool_(False), 1, 2) == 2
     assert f.where(np.array([True, False]), 1.0, 2.0).tolist() == [1.0, 2.0]
@@ -86,7 +86,7 @@ def test_where_chooses_by_numbers_arrays_and_tensors() -> None:
     assert isinstance(f.where(np.array([True]), torch.ones(1).numpy(), 0.0), np.ndarray)
 
 
-def test_scalars_of_float32_are_rounded_once() -> None:
+def test_float32_scalars_are_rounded_once() -> None:
     x, y = np.float32(1.1), np.float32(2.7)
     for actual, expected in [
         (f.exp(x), math.exp(x)),
@@ -101,7 +101,7 @@ def test_scalars_of_float32_are_rounded_once() -> None:
     assert f.power(torch.tensor(1.5), 2.0).item() == 2.25
 
 
-def test_wide_and_narrow() -> None:
+def test_wide_and_narrow_convert_precision() -> None:
     third = np.float32(1 / 3)
     assert type(f.wide(third)) is np.float64
     assert f.wide(torch.tensor([1 / 3])).dtype == torch.float64
@@ -142,7 +142,7 @@ def reading(**measures: Any) -> dict[str, Any]:
         ({**reading(a=gradient_squares), "whole": True}, True),
     ],
 )
-def test_sums_of_a_rules_own_are_over_all_elements(keywords: Any, expected: bool) -> None:
+def test_user_sums_cover_all_elements(keywords: Any, expected: bool) -> None:
     assert rule(**keywords).is_whole is expected
 
 

@@ -32,7 +32,7 @@ KINDS = ["adam", "pipeline", "masters", "narrow", "measuring", "rows", "state_on
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_run(cuda: Any, kind: str) -> None:
+def test_benchmark_steps_run(cuda: Any, kind: str) -> None:
     makers = cuda.rows("cpu", 20, 5) if kind == "rows" else getattr(cuda, kind)(SMALL, "cpu")
     assert cuda.OWN_NAME in makers
     for name, make in makers.items():
@@ -42,7 +42,7 @@ def test_steps_run(cuda: Any, kind: str) -> None:
             step()
 
 
-def test_a_table_says_what_became_of_its_target(cuda: Any) -> None:
+def test_benchmark_table_reports_its_target(cuda: Any) -> None:
     table = cuda.Table("Adam, small", {}, 4 * 10**6, 0.5)
     measurements = {"thalweg": cuda.Measured(1.2, 1.0, 20, 1, 0)}
     measurements["torch fused"] = cuda.Measured(1.6, 1.6, 30, 4, 0)
@@ -58,13 +58,15 @@ def test_a_table_says_what_became_of_its_target(cuda: Any) -> None:
     ]
 
 
-def test_shapes_are_those_of_the_model(cuda: Any) -> None:
+def test_shapes_equal_the_model(cuda: Any) -> None:
     llama = cuda.llama_1b()
     assert (len(llama.shapes), llama.parameters) == (146, 1_235_814_400)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_it_says_that_it_needs_a_gpu(cuda: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmark_without_gpu_reports_that_one_is_needed(
+    cuda: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cuda.main([]) == 2
     assert capsys.readouterr().err == "benchmarks/gpu.py needs a GPU, and torch sees none.\n"
 
@@ -104,7 +106,7 @@ def printed(title: str) -> list[float]:
     return [*map(float, (row[1], peer[1], ratio[1])), *share, int(row[2]) / 1e3, int(peer[2]) / 1e3]
 
 
-def test_the_page_has_what_the_benchmark_printed() -> None:
+def test_page_has_the_printed_benchmark_results() -> None:
     page = (ROOT / "docs" / "cuda.md").read_text()
     table = page.partition("| a step | busy, ms |")[2].partition("\n\n")[0]
     lines = table.splitlines()[2:]
@@ -116,7 +118,7 @@ def test_the_page_has_what_the_benchmark_printed() -> None:
         assert numbers == pytest.approx(printed(title), rel=0, abs=0.0051), label
 
 
-def test_the_readme_has_what_the_benchmark_printed() -> None:
+def test_readme_has_the_printed_benchmark_results() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
     sentence = (
         r"Adam's step for GPT-2 takes (\S+) of the time .*?"

@@ -19,7 +19,7 @@ def slices_of(values, indices, dtype=torch.float32, rows=4):
     return IndexedSlices(values, torch.tensor(indices), (rows, *values.shape[1:]))
 
 
-def test_attributes():
+def test_indexed_slices_has_tensor_attributes():
     slices = slices_of([[1.0], [2.0]], [3, 0], torch.float64)
     assert slices.dtype == torch.float64
     assert slices.device == torch.device("cpu")
@@ -39,7 +39,7 @@ def test_tensors_are_not_copied():
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.uint8, torch.float32, torch.bool])
-def test_indices_of_another_dtype_are_refused(dtype):
+def test_indices_of_another_dtype_raise(dtype):
     with pytest.raises(InvalidTypeError, match="indices must be int32 or int64, not"):
         IndexedSlices(torch.ones(1), torch.ones(1, dtype=dtype))
 
@@ -55,7 +55,7 @@ def test_indices_of_another_dtype_are_refused(dtype):
         ((2, 3), (2,), (4,), "not rows"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(values, indices, dense_shape, message):
+def test_mismatched_shapes_raise(values, indices, dense_shape, message):
     with pytest.raises(InvalidArgumentError, match=message):
         IndexedSlices(torch.ones(values), torch.ones(indices, dtype=torch.int64), dense_shape)
 
@@ -81,11 +81,11 @@ def test_index_out_of_range_is_named(dtype, bad, style, message):
 
 
 @pytest.mark.parametrize(("indices", "rows"), [([0, 3], 4), ([], 0)])
-def test_indices_in_range_pass(indices, rows):
+def test_indices_in_range_are_accepted(indices, rows):
     IndexedSlices(torch.ones(len(indices)), torch.tensor(indices).int()).check_range(rows)
 
 
-def test_rows_come_in_order_of_first_appearance():
+def test_deduplicated_rows_keep_first_appearance_order():
     unique = slices_of([[1.0], [2.0], [4.0], [8.0]], [3, 0, 3, 2]).deduplicated()
     assert unique.indices.tolist() == [3, 0, 2]
     assert unique.values.tolist() == [[5], [2], [8]]
@@ -123,7 +123,7 @@ def test_deduplication_keeps_the_dtype_of_the_indices(dtype):
 
 
 @pytest.mark.parametrize("row_shape", [(), (3,), (2, 0), (2, 3)])
-def test_no_rows_are_legal(row_shape):
+def test_empty_slices_are_accepted(row_shape):
     empty = IndexedSlices(torch.ones(0, *row_shape), torch.ones(0).int(), (4, *row_shape))
     assert empty.deduplicated().values.shape == (0, *row_shape)
     assert empty.to_dense().shape == (4, *row_shape)
@@ -142,7 +142,7 @@ def test_deduplication_does_not_touch_its_operand():
     st.sampled_from([(), (1,), (3,), (2, 2)]),
     st.integers(0, 2**32 - 1),
 )
-def test_deduplication_is_the_plain_loop(indices, row_shape, seed):
+def test_deduplication_equals_the_plain_loop(indices, row_shape, seed):
     values = np.random.default_rng(seed).standard_normal((len(indices), *row_shape), np.float32)
     sums = {}
     for index, value in zip(indices, values, strict=True):
@@ -159,13 +159,13 @@ def test_to_dense_sums_repeated_rows():
 
 
 @pytest.mark.parametrize("convert", [IndexedSlices.to_dense, IndexedSlices.to_sparse])
-def test_whole_tensors_need_a_dense_shape(convert):
+def test_dense_conversion_needs_a_dense_shape(convert):
     with pytest.raises(InvalidArgumentError, match="without dense_shape"):
         convert(IndexedSlices([1.0], [0]))
 
 
 @pytest.mark.parametrize("convert", [IndexedSlices.to_dense, IndexedSlices.to_sparse])
-def test_whole_tensors_need_indices_in_range(convert):
+def test_dense_conversion_needs_indices_in_range(convert):
     with pytest.raises(InvalidArgumentError, match=r"indices\[0\] = 4 is not in \[0, 4\)"):
         convert(slices_of([1.0], [4]))
 
@@ -190,7 +190,7 @@ def test_coalesced_tensors_are_accepted():
         (torch.eye(2).to_sparse(), InvalidArgumentError, "one sparse dimension, not 2"),
     ],
 )
-def test_other_layouts_are_refused(tensor, error, message):
+def test_other_layouts_raise(tensor, error, message):
     with pytest.raises(error, match=message):
         IndexedSlices.from_sparse(tensor)
 
@@ -217,7 +217,7 @@ def test_scaling_keeps_dtype_indices_and_shape(scale, expected, dtype):
 
 
 @pytest.mark.parametrize("factor", [torch.ones(1), np.ones(2), [2.0]])
-def test_scaling_by_more_than_a_scalar_is_refused(factor):
+def test_scaling_by_more_than_a_scalar_raises(factor):
     with pytest.raises(InvalidArgumentError, match="by a scalar only"):
         _ = slices_of([1.0], [0]) * factor
 

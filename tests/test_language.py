@@ -15,12 +15,12 @@ COMMITS = runpy.run_path(str(TOOLS / "commits.py"))
 
 
 @pytest.mark.parametrize("name", ["kept", "own", "_beside", "is_known", "thereOwn"])
-def test_names_that_say_nothing_count(name: str) -> None:
+def test_names_without_meaning_count(name: str) -> None:
     assert LANGUAGE["is_nameless"](name)
 
 
 @pytest.mark.parametrize("name", ["params", "kept_rows", "x", "__all__", "step", "cached_plan"])
-def test_names_that_say_something_do_not_count(name: str) -> None:
+def test_names_with_meaning_do_not_count(name: str) -> None:
     assert not LANGUAGE["is_nameless"](name)
 
 
@@ -74,7 +74,7 @@ def test_a_value_above_the_record_is_reported(
     assert find_worse({"new": {"B1": 0.0}}) == ["new: not in language.json; add it with --record"]
 
 
-def test_each_package_is_recorded() -> None:
+def test_every_package_is_recorded() -> None:
     rows = {*LANGUAGE["json"].loads(LANGUAGE["RECORD"].read_text())}
     folders = {LANGUAGE["package_of"](path) for path in LANGUAGE["ROOT"].glob("src/*/*/*.py")}
     assert rows >= folders | {"thalweg", "documentation", *LANGUAGE["FOLDERS"]}
@@ -100,6 +100,6 @@ def test_parameters_of_external_functions_are_left_out(monkeypatch: pytest.Monke
         (f"Fix {'x' * 72}", "has 76 characters; 72 are allowed"),
     ],
 )
-def test_subjects_of_commits(subject: str, fault: str) -> None:
+def test_commit_subjects_are_measured(subject: str, fault: str) -> None:
     faults = COMMITS["find_faults"](subject, COMMITS["read_verbs"]())
     assert (faults == []) if not fault else any(fault in text for text in faults)

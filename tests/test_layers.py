@@ -92,13 +92,13 @@ def _imports(path: Path) -> set[str]:
     return {_room_of(part[1:]) for part in parts if part[0] == "thalweg" and len(part) > 1}
 
 
-def test_every_room_has_a_layer() -> None:
+def test_every_package_has_a_layer() -> None:
     rooms = {_room(path) for path in MODULES} - {"__init__"}
     assert rooms <= set(LEVEL)
 
 
 @many("path", MODULES)
-def test_nothing_imports_upwards(path: Path) -> None:
+def test_packages_import_only_from_lower_layers(path: Path) -> None:
     room = _room(path)
     if room == "__init__":
         return
@@ -115,7 +115,7 @@ NUMBERS = [path for path in MODULES if LEVEL.get(_room(path), 99) <= LEVEL["kera
 
 
 @many("path", NUMBERS)
-def test_nothing_of_the_numbers_knows_a_graph(path: Path) -> None:
+def test_numeric_packages_do_not_reference_graphs(path: Path) -> None:
     strings = {
         node.value.split(".")[1]
         for node in ast.walk(_parsed(path.read_text()))
@@ -172,7 +172,7 @@ def _circles(sources: dict[str, str]) -> list[set[str]]:
     return circles
 
 
-def test_no_modules_import_each_other() -> None:
+def test_modules_have_no_import_cycles() -> None:
     """Package files count, and imports in functions, for types and by `import_module`.
 
     An import of `p.q.x` needs `p.q.x`, and `p` and `p.q`, whose files run before it. A module needs
@@ -197,7 +197,7 @@ def test_no_modules_import_each_other() -> None:
         "def f():\n    return importlib.import_module('p.b').x",
     ],
 )
-def test_circles_are_found(first: str) -> None:
+def test_import_cycles_are_detected(first: str) -> None:
     sources = {"p.a": first, "p.b": "from p.c import y", "p.c": "from p import a", "p.d": first}
     assert _circles(sources) == [{"p.a", "p.b", "p.c"}]
     assert _circles({**sources, "p.c": ""}) == []
@@ -220,13 +220,15 @@ def test_circles_are_found(first: str) -> None:
         ),
     ],
 )
-def test_circles_of_packages_are_found(of_q: str, of_x: str, of_y: str, circle: set[str]) -> None:
+def test_import_cycles_of_packages_are_detected(
+    of_q: str, of_x: str, of_y: str, circle: set[str]
+) -> None:
     sources = {"p": "import p.q", "p.q": of_q, "p.q.x": of_x, "p.y": of_y}
     assert _circles(sources) == ([circle] if circle else [])
 
 
 @many("path", (SOURCE / "_engines").rglob("*.py"))
-def test_engines_know_no_rule(path: Path) -> None:
+def test_engines_do_not_import_rules(path: Path) -> None:
     assert "rules" not in _imports(path)
 
 
@@ -238,7 +240,7 @@ RATES = [
 
 
 @many("path", RATES)
-def test_schedules_decays_and_policies_are_names_over_the_formulas(path: Path) -> None:
+def test_schedules_and_decays_only_wrap_formulas(path: Path) -> None:
     nodes = list(ast.walk(_parsed(path.read_text())))
     assert not [node for node in nodes if isinstance(node, ast.Div | ast.Pow)]
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
@@ -253,18 +255,18 @@ FACES = [
 
 
 @many("path", FACES)
-def test_faces_leave_memory_to_the_step(path: Path) -> None:
+def test_front_ends_do_not_access_memory(path: Path) -> None:
     inner = re.findall(r"from thalweg\._engines\.(\w+) import", path.read_text())
     assert set(inner) <= {"engine_selection"}
 
 
 @many("path", (SOURCE / "rules").glob("*.py"))
-def test_rules_are_mathematics_only(path: Path) -> None:
+def test_rules_import_only_mathematics(path: Path) -> None:
     is_list = path.name == "__init__.py"
     assert _imports(path) <= {"formula", "rules", *(["_base"] if is_list else [])}
 
 
-def test_formulas_of_schedules_are_mathematics_only() -> None:
+def test_schedule_formulas_import_only_mathematics() -> None:
     assert _imports(SOURCE / "schedules" / "formulas.py") == {"_base"}
 
 
@@ -288,7 +290,7 @@ def _waited_for(tree: ast.AST) -> set[str]:
     return {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
 
 
-def test_late_imports_need_no_late_names() -> None:
+def test_lazy_imports_do_not_need_lazy_names() -> None:
     # Else two threads could wait for each other: one for `importing`, one for a module.
     homes = {f"thalweg.{package}": import_module(f"thalweg.{package}")._HOMES for package in LATE}
     trees = {_title(path): _parsed(path.read_text()) for path in MODULES}
@@ -321,7 +323,7 @@ def test_names_of_test_files_are_unique() -> None:  # they are no packages, but 
     assert max(names.values()) == 1, names.most_common(1)
 
 
-def test_private_names_are_imported_by_tests_of_their_own_room_alone() -> None:
+def test_private_names_are_imported_only_by_tests_of_their_package() -> None:
     names = re.compile(r"^ *from thalweg\.(\w+)\S* import (\([^)]*\)|.*)", re.MULTILINE)
     for path in TESTS.rglob("*.py"):
         for room, imported in names.findall(path.read_text()):
@@ -337,14 +339,14 @@ def _printed(program: str) -> str:
 
 @pytest.mark.parametrize("moment", ["import", "training"])
 @pytest.mark.parametrize("name", CLOSURE["BOUNDS"])
-def test_faces_load_no_more_than_they_need(name: str, moment: str) -> None:
+def test_front_ends_load_a_bounded_number_of_lines(name: str, moment: str) -> None:
     loaded = CLOSURE[f"after_{moment}"](CLOSURE["FACES"][name], _printed)
     assert sum(loaded.values()) <= CLOSURE["BOUNDS"][name], sorted(loaded)
     assert "thalweg.diagnostics" not in loaded
 
 
 @pytest.mark.parametrize("package", [*LATE, "optim"])
-def test_late_imports_are_public(package: str) -> None:
+def test_lazy_imports_are_public(package: str) -> None:
     program = f"""
 import thalweg.{package} as package
 assert set(package.__all__) <= set(dir(package))

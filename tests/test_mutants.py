@@ -32,7 +32,7 @@ EXPECTED = {
 }
 
 
-def test_every_change_is_made_alone() -> None:
+def test_each_mutant_makes_one_change() -> None:
     mutations = mutants.mutants(SOURCE)
     assert {(mutant.line, mutant.old_code, mutant.new_code) for mutant in mutations} >= EXPECTED
     lines = ast.unparse(ast.parse(SOURCE)).splitlines()
@@ -44,7 +44,7 @@ def test_every_change_is_made_alone() -> None:
     assert not any("function" in mutant.old_code and mutant.line == 1 for mutant in mutations)
 
 
-def test_the_modules_and_their_tests_are_there() -> None:
+def test_mutated_modules_and_their_tests_exist() -> None:
     for module, tests in mutants.MODULES.items():
         assert (mutants.SOURCE / "thalweg" / f"{module}.py").is_file()
         assert all((Path(__file__).parent / name).is_file() for name in tests), module

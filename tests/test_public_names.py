@@ -41,7 +41,7 @@ EXTRA_NAMES = {"thalweg": {"__version__", "tf"}}  # whose import lends names: no
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_dir_shows_public_names_alone(name: str) -> None:
+def test_dir_lists_only_public_names(name: str) -> None:
     module = importlib.import_module(name)
     assert dir(module) == sorted({*module.__all__} | EXTRA_NAMES.get(name, set()))
     assert all(hasattr(module, name) for name in dir(module))
@@ -53,7 +53,7 @@ def test_annotations_of_options_are_resolved() -> None:
         assert get_type_hints(getattr(options, name))
 
 
-def test_schedules_of_keras_are_a_module() -> None:
+def test_keras_schedules_is_a_module() -> None:
     optimizers = importlib.import_module("thalweg.keras.optimizers")
     module = importlib.import_module("thalweg.keras.optimizers.schedules")
     assert module is optimizers.schedules is importlib.import_module("thalweg.schedules")

@@ -30,11 +30,11 @@ def found(check: str, root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("check", ["versions", "links", "templates"])
-def test_the_repository_has_what_a_release_needs(check: str) -> None:
+def test_repository_passes_release_checks(check: str) -> None:
     assert found(check, ROOT) == []
 
 
-def test_the_changelog_lacks_a_date_at_most() -> None:
+def test_changelog_lacks_at_most_a_date() -> None:
     assert [text for text in found("changelog", ROOT) if "has no date" not in text] == []
 
 
@@ -93,7 +93,7 @@ BROKEN: dict[str, tuple[str, Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize(("check", "damage", "message"), BROKEN.values(), ids=BROKEN)
-def test_damage_is_reported(
+def test_missing_release_requirements_are_reported(
     check: str, damage: Callable[[Path], Any], message: str, copy: Path
 ) -> None:
     damage(copy)
@@ -106,7 +106,7 @@ def git(root: Path, *arguments: str) -> None:
     subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
 
 
-def test_a_tag_is_looked_for(copy: Path) -> None:
+def test_existing_tag_is_checked(copy: Path) -> None:
     git(copy, "init")
     git(copy, "add", ".")
     git(copy, "commit", "-m", "all")
@@ -135,7 +135,7 @@ def test_built_files_are_checked(copy: Path) -> None:
     ]
 
 
-def test_addresses_are_written_everywhere(copy: Path) -> None:
+def test_repository_addresses_are_consistent(copy: Path) -> None:
     git(copy, "init")
     git(copy, "add", ".")
     old_urls = TOOL["project_in"](copy)["urls"]

@@ -34,7 +34,7 @@ def step_digests() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_digests_of_a_sample_are_the_recorded_ones() -> None:
+def test_sampled_digests_equal_the_record() -> None:
     check = run_tool("--check", RECORD, "--sample", SECONDS)
     if check.stdout.startswith("skipped"):
         pytest.skip(check.stdout.strip())
@@ -76,7 +76,7 @@ def test_an_interrupted_record_continues(tmp_path: Path) -> None:
     assert not (tmp_path / "continued.txt.part").exists()
 
 
-def test_each_pair_of_values_is_covered(step_digests: Any) -> None:
+def test_every_pair_of_values_is_covered(step_digests: Any) -> None:
     cases = step_digests.list_cases()
     covered = {pair for case in cases for pair in case.pairs()}
     possible = {

@@ -76,7 +76,7 @@ tf_keras/optimizers/legacy/adam_test.py 1 failed, 3 passed
 
 
 @pytest.mark.slow
-def test_counts_and_failures_are_printed(tmp_path: Path) -> None:
+def test_report_prints_counts_and_failures(tmp_path: Path) -> None:
     files = {
         "tensorflow/python/training/adam_test.py": OF_TENSORFLOW_1,
         "tensorflow/python/training/supervisor.py": "",

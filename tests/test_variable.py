@@ -69,13 +69,13 @@ def test_dtype_converts_without_passing_through_float32(dtype):
 
 
 @pytest.mark.parametrize("value", ["w", [[1], [1, 2]], None, object(), [None]])
-def test_values_that_are_no_numbers_are_refused(value):
+def test_non_numeric_values_raise(value):
     with pytest.raises(InvalidTypeError, match="Cannot convert"):
         Variable(value)
 
 
 @pytest.mark.parametrize("value", [2**31, [0, -(2**31) - 1]])
-def test_python_int_that_does_not_fit_is_refused(value):
+def test_out_of_range_python_int_raises(value):
     with pytest.raises(InvalidArgumentError, match="does not fit int32"):
         Variable(value)
 
@@ -85,13 +85,13 @@ def test_fraction_is_not_dropped_silently():
         Variable([1.5], dtype=torch.int32)
 
 
-def test_sparse_tensor_is_refused():
+def test_sparse_tensor_raises():
     with pytest.raises(InvalidTypeError, match="sparse"):
         Variable(torch.eye(2).to_sparse())
 
 
 @pytest.mark.parametrize("dtype", ["half precision", "nn", 3, None.__class__])
-def test_unknown_dtype_is_refused(dtype):
+def test_unknown_dtype_raises(dtype):
     with pytest.raises(InvalidTypeError, match="is not a dtype"):
         as_dtype(dtype)
 
@@ -104,7 +104,7 @@ def test_variable_does_not_alias_its_initial_value(source):
 
 
 @pytest.mark.parametrize(("given_name", "name"), [("w", "w:0"), (None, "Variable:0")])
-def test_name(given_name, name):
+def test_variable_name_argument_sets_the_name(given_name, name):
     assert Variable(1.0, name=given_name).name == name
 
 
@@ -275,7 +275,7 @@ def test_numpy_of_a_scalar_is_a_numpy_scalar():
     assert np.asarray(Variable(1.0)).shape == ()
 
 
-def test_memory_that_was_read_remains_torchs_own():
+def test_memory_read_by_numpy_stays_resizable():
     from thalweg._graph.feeds_and_fetches import exported
 
     var = Variable(torch.ones(2))
@@ -286,7 +286,7 @@ def test_memory_that_was_read_remains_torchs_own():
     assert var.untyped_storage().resizable()
 
 
-def test_numpy_of_bfloat16_without_ml_dtypes_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
+def test_numpy_of_bfloat16_without_ml_dtypes_raises_with_advice(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(InvalidTypeError, match=r"no bfloat16, the dtype of 'w:0'. Call .float()"):
         Variable([1.0], name="w", dtype=torch.bfloat16).numpy()
@@ -321,13 +321,13 @@ def test_copies_keep_everything_but_the_memory(duplicate, trainable):
     assert original.tolist() == [1, 2]
 
 
-def test_deepcopy_keeps_one_variable_one():
+def test_deepcopy_keeps_shared_variables_shared():
     variable = Variable(1.0)
     first, second = copy.deepcopy([variable, variable])
     assert first is second
 
 
-def test_over_shares_the_memory_of_its_tensor():
+def test_variable_over_a_tensor_shares_its_memory():
     tensor = torch.ones(2, requires_grad=True)
     variable = over(tensor, "w")
     variable.assign([3.0, 4.0])
@@ -346,7 +346,7 @@ def test_over_shares_the_memory_of_its_tensor():
         (1.0, False),
     ],
 )
-def test_is_variable(x, expected):
+def test_is_variable_recognizes_variables(x, expected):
     assert is_variable(x) is expected
 
 
@@ -371,11 +371,11 @@ def test_a_nameless_tensor_has_the_default_name():
     ("tensor", "expected"),
     [(Variable(1.0, constraint=clip), clip), (Variable(1.0), None), (torch.ones(1), None)],
 )
-def test_variable_constraint(tensor, expected):
+def test_variable_constraint_returns_the_constraint(tensor, expected):
     assert variable_constraint(tensor) is expected
 
 
-def test_variables_that_share_their_moves_count_them_together():
+def test_variables_sharing_a_move_counter_count_together():
     moves = Moves()
     first, second = (over(torch.zeros(2), name, moves) for name in ("m", "v"))
     second.assign([1.0, 2.0])
@@ -386,7 +386,7 @@ def test_variables_that_share_their_moves_count_them_together():
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_a_copy_counts_its_moves_alone(duplicate):
+def test_copied_variable_has_a_separate_move_counter(duplicate):
     moves = Moves()
     twin = duplicate(over(torch.zeros(2), "m", moves))
     twin.data = torch.ones(2)

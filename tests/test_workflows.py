@@ -39,7 +39,7 @@ def steps_of(name: str, action: str) -> Iterator[dict[str, Any]]:
                 yield step
 
 
-def test_the_workflows_have_their_jobs() -> None:
+def test_workflows_have_the_expected_jobs() -> None:
     assert {name: {*load(name)["jobs"]} for name in WORKFLOWS} == JOBS
 
 
@@ -105,7 +105,7 @@ def test_other_workflows_run_on_the_python_of_the_documentation(name: str) -> No
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_commands_name_what_exists(name: str) -> None:
+def test_workflow_commands_name_existing_files(name: str) -> None:
     text = WORKFLOWS[name].read_text()
     for extras in re.findall(r"-e '\.\[(.*)\]'", text):
         assert {*extras.split(",")} <= {*EXTRAS}
@@ -136,7 +136,7 @@ def test_a_release_is_published_for_a_tag_after_the_checks() -> None:
     assert "secrets." not in "".join(path.read_text() for path in WORKFLOWS.values())
 
 
-def test_the_documentation_is_built_as_where_it_is_hosted() -> None:
+def test_documentation_is_built_as_on_read_the_docs() -> None:
     settings = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
     (install,) = settings["python"]["install"]
     text = WORKFLOWS["docs.yml"].read_text()
@@ -147,7 +147,7 @@ def test_the_documentation_is_built_as_where_it_is_hosted() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*FORMS} - {"config.yml"}))
-def test_a_form_has_what_github_requires(name: str) -> None:
+def test_issue_form_has_the_fields_github_requires(name: str) -> None:
     form = yaml.safe_load(FORMS[name].read_text())
     assert {"name", "description", "body"} <= {*form}
     fields = [field for field in form["body"] if field["type"] != "markdown"]
@@ -171,6 +171,6 @@ def test_the_readme_has_badges_of_existing_workflows_alone() -> None:
     assert {*badges} <= {*WORKFLOWS}
 
 
-def test_actions_are_updated_by_proposals() -> None:
+def test_actions_are_updated_by_pull_requests() -> None:
     settings = yaml.safe_load((FOLDER / "dependabot.yml").read_text())
     assert [update["package-ecosystem"] for update in settings["updates"]] == ["github-actions"]

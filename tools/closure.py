@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
-BOUNDS = {"optim": 21_600, "optim.tensorflow": 22_650, "keras": 21_450, "checkpoint": 26_900}
+BOUNDS = {"optim": 21_750, "optim.tensorflow": 22_800, "keras": 21_550, "checkpoint": 27_150}
 
 _MODEL = """
 import io, torch

@@ -53,7 +53,7 @@ OPTIMIZERS: dict[str, list[Arguments]] = {
     "optim.Prodigy": [{"d0": 1e-3, "weight_decay": 0.1},
                       {"decouple": False, "use_bias_correction": True, "growth_rate": 1.1}],
     "optim.Muon": [{}, {"heads": 2}],
-    "optim.NorMuon": [DECAY],
+    "optim.NorMuon": [DECAY, {"layout": "rows=2"}],
     "optim.SOAP": [{"precondition_frequency": 2}, {"heads": 1}],
     "optim.KLSOAP": [{}, {"max_precondition_dim": 4}],
     "optim.ScheduleFreeAdamW": [{"warmup_steps": 2}],

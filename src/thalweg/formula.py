@@ -126,6 +126,26 @@ class Slot:
 
     def __post_init__(self) -> None:
         _check_named(self, "initial")
+        self._check_shape()
+        if self.momentum not in (-1, 0, 1) or (self.momentum and (self.scalar or self.is_shaped)):
+            raise RuleError(
+                f"momentum of Slot {self.name!r} must be -1, 0 or 1, and 0 unless it has the"
+                f" variable's shape, not {show_value(self.momentum)}."
+            )
+        if self.storage is not None and (self.scalar or self.shape or self.dtype):
+            raise RuleError(
+                f"storage of Slot {self.name!r} is for a slot of the variable's shape, without a"
+                f" dtype, not {show_value(self.storage)}."
+            )
+        if self.dtype not in (None, *STORED):
+            expected = ", ".join(str(dtype).removeprefix("torch.") for dtype in STORED)
+            raise RuleError(
+                f"dtype of Slot {self.name!r} must be None or one of {expected}, not"
+                f" {show_value(self.dtype)}."
+            )
+
+    def _check_shape(self) -> None:
+        """Raise RuleError if `per` or `shape` is invalid; set the fields that `per` implies."""
         if self.per not in (None, "row", "column", "optimizer"):
             raise RuleError(
                 f"per of Slot {self.name!r} must be 'row', 'column' or 'optimizer', not"
@@ -143,22 +163,6 @@ class Slot:
             raise RuleError(
                 f"shape of Slot {self.name!r} must be a function of rows and columns, of a slot"
                 f" that is not a scalar, not {show_value(self.shape)}."
-            )
-        if self.momentum not in (-1, 0, 1) or (self.momentum and (self.scalar or self.is_shaped)):
-            raise RuleError(
-                f"momentum of Slot {self.name!r} must be -1, 0 or 1, and 0 unless it has the"
-                f" variable's shape, not {show_value(self.momentum)}."
-            )
-        if self.storage is not None and (self.scalar or self.shape or self.dtype):
-            raise RuleError(
-                f"storage of Slot {self.name!r} is for a slot of the variable's shape, without a"
-                f" dtype, not {show_value(self.storage)}."
-            )
-        if self.dtype not in (None, *STORED):
-            expected = ", ".join(str(dtype).removeprefix("torch.") for dtype in STORED)
-            raise RuleError(
-                f"dtype of Slot {self.name!r} must be None or one of {expected}, not"
-                f" {show_value(self.dtype)}."
             )
 
     @property
@@ -271,6 +275,26 @@ class Rule:
                 raise RuleError(
                     f"{part} of rule {self.name!r} must be a function, not {show_value(function)}."
                 )
+        self._check_names()
+        self._check_measures()
+        if self.levels != ():
+            with importing:
+                from thalweg._base.rule_passes import check_levels
+            check_levels(self)
+        if self.passes or any(slot.is_shaped for slot in self.slots):
+            with importing:
+                from thalweg._base.rule_passes import check_passes, slots_with_layout
+            if isinstance(self.passes, tuple):
+                object.__setattr__(self, "slots", slots_with_layout(self))
+            check_passes(self)
+        if self.duplicates not in ("sum", "successive"):
+            raise RuleError(
+                f"duplicates of rule {self.name!r} must be 'sum' or 'successive', not"
+                f" {show_value(self.duplicates)}."
+            )
+
+    def _check_names(self) -> None:
+        """Raise RuleError if names are not unique or `powers` is invalid."""
         if not isinstance(self.powers, Mapping):
             raise RuleError(
                 f"powers of rule {self.name!r} must be a dict of names, not"
@@ -288,6 +312,9 @@ class Rule:
                     f"Rule {self.name!r} has the power {power!r} of {hyper!r}, which is none of"
                     f" its hyperparameters: {', '.join(sorted(hyper_names))}."
                 )
+
+    def _check_measures(self) -> None:
+        """Raise RuleError if `measures` is invalid or a scalar slot has no function."""
         if not isinstance(self.measures, Mapping) or not all(map(callable, self.measures.values())):
             raise RuleError(
                 f"measures of rule {self.name!r} must be a dict of functions, not"
@@ -302,21 +329,6 @@ class Rule:
         if self.common_slots and self.per_optimizer is None:
             raise RuleError(
                 f"Rule {self.name!r} has slots per optimizer, but no per_optimizer that makes them."
-            )
-        if self.levels != ():
-            with importing:
-                from thalweg._base.rule_passes import check_levels
-            check_levels(self)
-        if self.passes or any(slot.is_shaped for slot in self.slots):
-            with importing:
-                from thalweg._base.rule_passes import check_passes, slots_with_layout
-            if isinstance(self.passes, tuple):
-                object.__setattr__(self, "slots", slots_with_layout(self))
-            check_passes(self)
-        if self.duplicates not in ("sum", "successive"):
-            raise RuleError(
-                f"duplicates of rule {self.name!r} must be 'sum' or 'successive', not"
-                f" {show_value(self.duplicates)}."
             )
 
     @property

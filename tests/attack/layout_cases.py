@@ -75,7 +75,7 @@ def possible(rule: str, role: str, layout: str) -> bool:
     """Return whether a rule has a tensor in this role, and the role accepts the layout.
 
     torch's public functions give contiguous negative views of one element only, and a repeated
-    step looks for those; see `test_deferred_signs_of_gradients`.
+    step looks for those; see `test_deferred_gradient_signs_are_resolved`.
     """
     if (role, layout) == ("gradient", "negative view"):
         return False

@@ -23,7 +23,7 @@ RUN = Path(__file__).with_name("run.py")
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("names", interruptions.PARTS)
-def test_no_interrupted_step_is_torn(names: str) -> None:
+def test_interrupted_steps_are_atomic(names: str) -> None:
     figures = interruptions.attacked(names, SEED)
     assert not figures.failures, "\n".join(figures.failures)
     count = interruptions.CASES[False] * len(interruptions.KINDS)
@@ -124,14 +124,14 @@ IN_A_FACE = [
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("name", "face", "defect"), IN_A_FACE)
-def test_the_attack_notices_a_missing_check_in_every_face(
+def test_attack_detects_a_missing_check_in_every_front_end(
     name: str, face: int, defect: str, served: Callable[[str], Server]
 ) -> None:
     assert noticed(served(name), name, defect, face, len(load(name).FACES))
 
 
 @pytest.mark.slow
-def test_interruptions_notice_a_split_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_attack_detects_a_split_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THALWEG_NATIVE_LOOK", "0")  # a step in one call has none
     outcomes, _ = interruptions.run_interrupted(
         "keras", "signal", 40, SEED, 900, "sections are split"
@@ -140,7 +140,7 @@ def test_interruptions_notice_a_split_commit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_kills_notice_files_that_are_written_in_place() -> None:
+def test_kill_attack_detects_files_written_in_place() -> None:
     command = [sys.executable, "-m", "attack.kills", "40", str(SEED), "files are written in place"]
     process = subprocess.run(
         command, cwd=RUN.parents[1], capture_output=True, text=True, check=False
@@ -150,7 +150,7 @@ def test_kills_notice_files_that_are_written_in_place() -> None:
 
 
 @pytest.mark.skipif(bool(syscalls.unavailable()), reason=syscalls.unavailable() or "strace")
-def test_a_fault_at_a_system_call_notices_files_that_are_written_in_place() -> None:
+def test_system_call_attack_detects_files_written_in_place() -> None:
     with syscalls.Place(in_place=True) as place:
         outcomes = syscalls.cases(place, lambda call: call.name == "write")
         assert any("a broken file" in outcome for _, outcome in outcomes)

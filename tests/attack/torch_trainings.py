@@ -62,7 +62,13 @@ OF_MATRICES: list[tuple[str, dict[str, Any]]] = [
     ("SOAP", {"precondition_frequency": 2}),
     ("KLSOAP", {"max_precondition_dim": 4}),
 ]
-OF_HALVES: list[tuple[str, dict[str, Any]]] = [("Muon", {"heads": 2}), ("SOAP", {"heads": 2})]
+OF_HALVES: list[tuple[str, dict[str, Any]]] = [
+    ("Muon", {"heads": 2}),
+    ("SOAP", {"heads": 2}),
+    ("NorMuon", {"layout": "rows=2 interleaved"}),
+    ("MuonH", {"layout": "rows=2 transposed"}),
+    ("KLSOAP", {"layout": "rows=2 interleaved transposed"}),
+]
 
 
 def _update(var: Any, grad: Any, mean: Any, *, learning_rate: Any, share: Any) -> Any:
@@ -210,7 +216,7 @@ class OptimTraining(Training):
 
     @property
     def adds_up(self) -> bool:
-        return self.opt._around.kinds.sums
+        return self.opt.step_options.kinds.sums
 
     @property
     def waits(self) -> bool:
@@ -226,7 +232,7 @@ class OptimTraining(Training):
         self._engine = "reference" if self.is_twin else engine
 
     def forget(self) -> None:
-        cache = self.opt._cache
+        cache = self.opt.step_cache
         cache.rebind_target = None
         cache.forget_replay()
         cache.parts.clear()

@@ -32,7 +32,7 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("step_taken", [True, False])
-def test_a_step_counts_if_it_is_taken(step_taken: bool) -> None:
+def test_counter_advances_only_if_the_step_is_taken(step_taken: bool) -> None:
     step, power = counter(4, torch.int64), counter(0.9)
     move((power, 0.5), (step, None), step_taken=step_taken)
     assert step.item() == (5 if step_taken else 4)
@@ -42,7 +42,7 @@ def test_a_step_counts_if_it_is_taken(step_taken: bool) -> None:
 
 
 @pytest.mark.usefixtures("unasked")
-def test_a_number_is_known_without_asking() -> None:
+def test_counter_value_needs_no_device_read() -> None:
     step, power = counter(2**40, torch.int64), counter(0.9)
     move((power, 0.5), (step, None))
     number = device_counters.number_of(step)
@@ -53,7 +53,7 @@ def test_a_number_is_known_without_asking() -> None:
     assert device_counters.number_of(step) == 2**40 + 1
 
 
-def test_a_counter_that_has_moved_since_is_asked() -> None:
+def test_counter_changed_by_others_is_read_again() -> None:
     step = counter(1, torch.int64)
     move((step, None))
     step.assign(7)
@@ -70,7 +70,7 @@ def test_tensors_without_moves_are_read() -> None:
     assert device_counters.number_of(torch.tensor([3])) == 3
 
 
-def test_numbers_of_no_counter_are_kept() -> None:
+def test_plain_numbers_are_not_cached_as_counters() -> None:
     gc.collect()
     initial = len(device_counters._transfers)
     move((counter(1.0), 2.0))
@@ -78,14 +78,14 @@ def test_numbers_of_no_counter_are_kept() -> None:
     assert len(device_counters._transfers) == initial
 
 
-def test_memory_that_was_replaced_is_asked() -> None:
+def test_counter_with_replaced_memory_is_read_again() -> None:
     step = counter(1, torch.int64)
     move((step, None))
     step.data = torch.tensor(40)
     assert device_counters.number_of(step) == 40
 
 
-def test_known_numbers_continue_after_writes() -> None:
+def test_cached_counts_continue_after_writes() -> None:
     """Write in a way that torch does not count: the write is not seen at once, and not lost."""
     power = counter(1.0)
     move((power, 0.5))
@@ -118,7 +118,7 @@ def test_a_counter_of_inference_mode_counts() -> None:
         assert device_counters.number_of(step) == 4
 
 
-def test_nothing_moves() -> None:
+def test_moving_no_counters_returns_an_empty_list() -> None:
     assert device_counters.moved([], torch.tensor(True)) == []
     step = counter(1, torch.int64)
     assert device_counters.at(CPU, step).data_ptr() == step.data_ptr()

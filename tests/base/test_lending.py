@@ -40,7 +40,7 @@ def has_names() -> bool:
     return hasattr(torch.float32, "base_dtype") and hasattr(torch.zeros(1).shape, "as_list")
 
 
-def test_faces_leave_torchs_classes_alone() -> None:
+def test_front_ends_do_not_patch_torch_classes() -> None:
     process = fresh_process.run(CASES, *STEPS)
     assert (process.returncode, process.stdout.strip()) == (0, ""), process.stderr
 
@@ -82,7 +82,7 @@ def test_names_are_there_for_a_block(as_torch_has_them: Any) -> None:
     assert not changed(as_torch_has_them)
 
 
-def test_blocks_in_blocks(as_torch_has_them: Any) -> None:
+def test_lending_blocks_can_be_nested(as_torch_has_them: Any) -> None:
     with lend_names():
         with lend_names():
             assert has_names()
@@ -96,7 +96,7 @@ def test_blocks_in_blocks(as_torch_has_them: Any) -> None:
     assert not has_names()
 
 
-def test_names_stay_until_their_end() -> None:
+def test_lent_names_stay_until_the_outermost_end() -> None:
     first, second = lend_names(), lend_names()
     first.close()
     assert has_names()
@@ -107,7 +107,7 @@ def test_names_stay_until_their_end() -> None:
     assert not has_names()
 
 
-def test_names_do_not_return_after_an_end() -> None:
+def test_lent_names_are_gone_after_the_end() -> None:
     first = lend_names()
     with take_back_names():
         first.close()
@@ -120,7 +120,7 @@ def test_an_error_ends_a_block() -> None:
     assert not has_names()
 
 
-def test_earlier_attributes_return(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_attributes_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.Parameter, "name", "mine", raising=False)
     monkeypatch.setattr(torch.nn.Parameter, "handle", "theirs", raising=False)
     with lend_names():
@@ -129,7 +129,7 @@ def test_earlier_attributes_return(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (parameter().name, parameter().handle) == ("mine", "theirs")
 
 
-def test_foreign_replacements_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacements_by_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     with lend_names():
         monkeypatch.setattr(torch.Tensor, "set_shape", "theirs", raising=False)
     assert torch.zeros(1).set_shape == "theirs"  # pyright: ignore[reportAttributeAccessIssue]
@@ -165,7 +165,7 @@ class Written(SGD):
 
 
 @pytest.mark.parametrize("variable", [parameter, lambda: thalweg.Variable([1.0, 2.0], name="w")])
-def test_subclasses_for_tensorflow_ask_for_names(variable: Any) -> None:
+def test_tensorflow_subclasses_lend_names(variable: Any) -> None:
     opt, w = Written(0.5), variable()
     with pytest.raises(AttributeError, match="base_dtype") as error:
         opt.apply_gradients([([1.0, 1.0], w)])
@@ -175,14 +175,14 @@ def test_subclasses_for_tensorflow_ask_for_names(variable: Any) -> None:
     assert w.tolist() == [0.5, 1.5]
 
 
-def test_variables_have_their_names_in_any_case() -> None:
+def test_variables_have_names_without_lending() -> None:
     var: Any = thalweg.Variable([[1.0], [2.0]], name="w")
     assert (var.name, var.op.name, var.handle is var, var.get_shape()) == ("w:0", "w", True, (2, 1))
     assert {var.ref(): 1}[var.ref()] == 1
     assert var.scatter_sub(thalweg.IndexedSlices([[1.0]], [0])).tolist() == [[0.0], [2.0]]
 
 
-def test_a_graph_that_is_only_made_lends_nothing() -> None:
+def test_unused_graph_lends_no_names() -> None:
     graph = v1.Graph()
     assert not has_names()
     with graph.as_default():

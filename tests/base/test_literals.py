@@ -13,7 +13,7 @@ def test_names_of_files(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["Adam", "nn.pytorch:Lion", "a.pyx", "torch.optim:Adam"])
-def test_other_names(text: str) -> None:
+def test_text_without_file_part_does_not_name_a_file(text: str) -> None:
     assert not names_file(text)
 
 

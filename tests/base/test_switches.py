@@ -98,14 +98,14 @@ def test_a_block_that_is_interrupted_anywhere_is_left_whole(name: str, outer: st
     assert count < -4
 
 
-def test_torchs_own_blocks_are_not() -> None:
+def test_torch_blocks_are_not_interruption_safe() -> None:
     *wrong, _ = places(torch.no_grad)
     assert wrong
 
 
 @pytest.mark.parametrize("name", ["no_grad", "enable_grad", "writable", "outside_inference"])
 @pytest.mark.parametrize("outer", OUTER_BLOCKS)
-def test_a_block_records_what_it_says(name: str, outer: str) -> None:
+def test_grad_mode_block_sets_and_restores_its_mode(name: str, outer: str) -> None:
     with OUTER_BLOCKS[outer]():
         initial = state()
         with BLOCKS[name]():
@@ -115,7 +115,7 @@ def test_a_block_records_what_it_says(name: str, outer: str) -> None:
         assert state() == initial
 
 
-def test_a_block_may_be_that_of_a_function() -> None:
+def test_grad_mode_block_decorates_functions() -> None:
     @context_managers.no_grad()
     def doubled(x: torch.Tensor, factor: int = 2) -> torch.Tensor:
         return x * factor

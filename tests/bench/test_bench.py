@@ -84,7 +84,7 @@ def test_a_safetensors_file_gives_its_shapes(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["broken.pt", "broken.safetensors", "integers.pt", "missing.pt"])
-def test_a_file_without_shapes_is_refused_by_name(tmp_path, name):
+def test_file_without_shapes_raises_with_its_name(tmp_path, name):
     path = tmp_path / name
     if name.startswith("broken"):
         path.write_bytes(b"nothing of the kind")
@@ -136,7 +136,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_file_speaks_for_itself(name, tmp_path):
+def test_invalid_file_error_names_its_cause(name, tmp_path):
     make, message = WRONG[name]
     make(tmp_path / name)
     outcome = CliRunner().invoke(command, ["bench", str(tmp_path / name)])
@@ -150,13 +150,13 @@ def test_a_wrong_file_speaks_for_itself(name, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read all files")
-def test_a_file_that_may_not_be_read(tmp_path):
+def test_unreadable_file_raises(tmp_path):
     (tmp_path / "model.pt").touch(mode=0)
     with pytest.raises(ValueError, match=r"'.*model\.pt' cannot be read: Permission denied; gpt2"):
         shapes.load(str(tmp_path / "model.pt"))
 
 
-def test_a_safetensors_file_under_another_name(tmp_path):
+def test_safetensors_file_with_other_suffix_is_read(tmp_path):
     save_file({"a": torch.zeros(4, 3)}, tmp_path / "model.bin")
     assert shapes.load(str(tmp_path / "model.bin")).shapes == ((4, 3),)
 
@@ -197,7 +197,7 @@ def test_every_optimizer_of_tensorflow_1_can_be_measured_by_its_name(name):
     assert not any(torch.equal(a, b) for a, b in zip(initial, tensors.variables, strict=True))
 
 
-def test_the_names_of_tensorflow_1_are_all_there():
+def test_all_tensorflow_1_names_can_be_measured():
     assert set(registry.CLASSES) == {name for name in by_class() if ":" in name}
 
 
@@ -265,7 +265,7 @@ def test_disturbed_rounds_do_not_count():
         ([1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0], "unsteady"),
     ],
 )
-def test_the_verdict_on_noise(seconds, disturbances, verdict):
+def test_noise_verdict_depends_on_the_spread_of_rounds(seconds, disturbances, verdict):
     assert timing.Timings({"a": seconds}, disturbances).verdict == verdict
 
 
@@ -298,7 +298,7 @@ def row(verdict, disturbance=0.0, contender="thalweg"):
         ),
     ],
 )
-def test_the_report_says_whether_to_trust_it(rows, verdict, message):
+def test_report_has_the_noise_verdict(rows, verdict, message):
     report = table.report(TINY, rows, {"lr": 0.1})
     assert report["options"] == {"lr": 0.1}
     noise = report["noise"]
@@ -429,19 +429,19 @@ def test_arguments_are_those_of_the_rules_and_states_are_counted(tmp_path):
      ("capturable=True", "AssertionError: If capturable=True"), ("params=3", "'params'"),
      ("in_backward=True", "which is timed, idles"), ("learning_rate=-1", "learning rate: -1")],
 )  # fmt: skip
-def test_strange_arguments_of_rules_are_refused(run, setting, message):
+def test_invalid_rule_settings_fail(run, setting, message):
     result = run("--rules", "optim:AdamW", "--set", setting, "--rounds", "1")
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_a_rate_is_an_argument_too():
+def test_learning_rate_can_be_set_as_an_argument():
     for entry in (registry.entry("Adam"), registry.own(rules.ADAM)):
         optimizer = workload.make_optimizer(entry, {"learning_rate": 0.5})
         assert float(optimizer.learning_rate) == 0.5
 
 
-def test_rules_of_tensorflow_1_have_the_peers_of_their_kin(run):
+def test_tensorflow_1_rules_have_peers(run):
     result = run("--rules", "v1:adamoptimizer,LARS,Adam", "--rounds", "1", "--json")
     assert result.exit_code == 0, result.output
     pairs = {(row["rule"], row["contender"]) for row in json.loads(result.stdout)["results"]}
@@ -508,7 +508,7 @@ def test_a_step_of_a_rule_of_the_user_is_its_own():
 
 
 @pytest.mark.slow
-def test_a_busy_machine_is_told_once(run, monkeypatch):
+def test_busy_machine_is_reported_once(run, monkeypatch):
     counter = iter(range(10_000))
     monkeypatch.setattr(timing, "busy_elsewhere", lambda: float(next(counter)))
     result = run("--rules", "Adam,SGD", "--rounds", "2", "--peers", "torch-fused")
@@ -551,7 +551,7 @@ def test_more_threads_than_cores_are_not_used(run, monkeypatch):
     assert json.loads(result.stdout)["threads"] == 1
 
 
-def test_the_table_and_the_plot(run, tmp_path):
+def test_table_and_plot_are_printed(run, tmp_path):
     pytest.importorskip("matplotlib")
     initial = torch.get_num_threads()
     plot = tmp_path / "steps.svg"
@@ -582,7 +582,7 @@ def test_a_wrong_option_is_exit_code_2(run, arguments, message):
     assert message in result.output
 
 
-def test_a_rule_of_the_user_that_cannot_be_measured(run, module):
+def test_unmeasurable_user_rule_fails(run, module):
     result = run("--rules", f"{module}:HYPERS")
     assert result.exit_code == 2
     assert "is a tuple, not a thalweg.Rule" in result.output

@@ -72,7 +72,7 @@ def tensors(module: torch.nn.Module) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("in_place", [False, True], ids=["made", "given"])
-def test_a_training_goes_on_with_the_same_bits(name: str, in_place: bool, tmp_path: Path) -> None:
+def test_training_resumes_with_the_same_bits(name: str, in_place: bool, tmp_path: Path) -> None:
     module, optimizer = network(), made(name)
     counter = getattr(optimizer, "_global_step", None)  # of AdagradDA
     options = {} if counter is None else {"variables": {"global_step": counter}}
@@ -92,7 +92,7 @@ def test_a_training_goes_on_with_the_same_bits(name: str, in_place: bool, tmp_pa
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_before_the_first_step(name: str, tmp_path: Path) -> None:
+def test_checkpoint_before_the_first_step_restores(name: str, tmp_path: Path) -> None:
     module, optimizer = network(), made(name)
     counter = getattr(optimizer, "_global_step", None)
     options = {} if counter is None else {"variables": {"global_step": counter}}
@@ -150,7 +150,7 @@ def test_rates_of_tensorflow_1_follow_the_step_of_the_file(tmp_path: Path) -> No
     assert (int(first), int(step)) == (6, 6)
 
 
-def test_a_rate_whose_step_is_not_given_is_named(tmp_path: Path) -> None:
+def test_rate_without_its_step_variable_raises_with_its_name(tmp_path: Path) -> None:
     step, w = Variable(np.int64(0), "clock", trainable=False), Variable([1.0], name="w")
     optimizer = train.GradientDescentOptimizer(train.inverse_time_decay(0.1, step, 2, 0.5))
     checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
@@ -217,7 +217,7 @@ def test_user_objects_must_be_passed(case: str, tmp_path: Path) -> None:
         (lambda: Adam(SCHEDULES["cosine"]()), "learning_rate is .*CosineDecay.*, in the file 0.1"),
     ],
 )
-def test_an_optimizer_made_otherwise_is_refused(
+def test_optimizer_with_other_arguments_raises(
     factory: Callable[[], Any], message: str, tmp_path: Path
 ) -> None:
     w, optimizer = Variable([1.0], name="w"), Adam(0.1)
@@ -230,7 +230,7 @@ def test_an_optimizer_made_otherwise_is_refused(
     assert (w.item(), int(target.iterations)) == (7.0, 0)
 
 
-def test_numbers_of_clipping_are_compared(tmp_path: Path) -> None:
+def test_clipping_options_are_compared(tmp_path: Path) -> None:
     w, opt = Variable([1.0], name="w"), SGD(0.1, clipnorm=1.0)
     opt.apply_gradients([([1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
@@ -248,7 +248,7 @@ def test_user_classes_continue(tmp_path: Path) -> None:
     assert int(target.iterations) == 1
 
 
-def test_numbers_of_keras_are_set_and_those_of_tensorflow_1_compared(tmp_path: Path) -> None:
+def test_keras_hypers_are_set_and_tensorflow_1_hypers_compared(tmp_path: Path) -> None:
     w = Variable([1.0], name="w")
     keras, classic = Adam(0.1, beta_1=0.8), train.AdamOptimizer(0.1, beta1=0.8)
     for optimizer in (keras, classic):
@@ -269,7 +269,7 @@ def plain(var: Any, grad: Any, *, learning_rate: Any) -> Any:
     return var - learning_rate * grad
 
 
-def test_rules_of_the_library_come_back_and_others_are_asked_for(tmp_path: Path) -> None:
+def test_library_rules_are_restored_and_user_rules_requested(tmp_path: Path) -> None:
     w = Variable([1.0, -2.0], name="w")
     optimizer = RuleOptimizer(ADAM, learning_rate=0.1)
     optimizer.apply_gradients([([1.0, 1.0], w)])
@@ -282,7 +282,7 @@ def test_rules_of_the_library_come_back_and_others_are_asked_for(tmp_path: Path)
         checkpoint.restore(tmp_path / "own", variables=[w])
 
 
-def test_nadam_warns_of_nothing(tmp_path: Path) -> None:
+def test_nadam_restores_without_warnings(tmp_path: Path) -> None:
     w, optimizer = Variable([1.0], name="w"), Nadam(0.1, schedule_decay=0.01)
     optimizer.apply_gradients([([1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
@@ -311,7 +311,7 @@ def half() -> tuple[torch.nn.Module, Any]:
 
 
 @pytest.mark.parametrize("step_count", [0, 3])
-def test_a_training_step_goes_on(step_count: int, tmp_path: Path) -> None:
+def test_training_step_resumes(step_count: int, tmp_path: Path) -> None:
     def training(config: dict[str, Any] = CONFIG) -> tuple[torch.nn.Module, Any]:
         module, loss = half()
         return module, from_config(config).optimize(loss, module)
@@ -349,7 +349,7 @@ def test_a_training_step_goes_on(step_count: int, tmp_path: Path) -> None:
         assert_same(tensors(other_model), initial)
 
 
-def test_a_policy_that_is_yours_is_told_by_its_name(tmp_path: Path) -> None:
+def test_user_policy_is_reported_by_name(tmp_path: Path) -> None:
     module, loss = half()
     step = optimize_loss(loss, "SGD", {}, lambda s: 0.5, module.parameters())
     checkpoint.save(tmp_path / "run", optimizer=step, module=module)
@@ -359,7 +359,7 @@ def test_a_policy_that_is_yours_is_told_by_its_name(tmp_path: Path) -> None:
 # All or nothing
 
 
-def test_a_tensor_that_does_not_fit_leaves_all_as_it_was(tmp_path: Path) -> None:
+def test_restore_with_mismatched_tensor_changes_nothing(tmp_path: Path) -> None:
     module, optimizer = network(), Adam(0.1)
     stepped(optimizer, module, range(2))
     checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
@@ -373,7 +373,7 @@ def test_a_tensor_that_does_not_fit_leaves_all_as_it_was(tmp_path: Path) -> None
     assert (int(fresh.iterations), fresh.get_slot_names()) == (0, [])
 
 
-def test_slots_that_do_not_fit_leave_the_variables_as_they_were(tmp_path: Path) -> None:
+def test_restore_with_mismatched_slots_changes_no_variable(tmp_path: Path) -> None:
     module, optimizer = network(), Adam(0.1)
     stepped(optimizer, module, range(2))
     checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
@@ -496,7 +496,7 @@ EXTRA = {
 }
 
 
-def test_extra_values_come_back_as_they_were(tmp_path: Path) -> None:
+def test_extra_values_round_trip(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run", extra=EXTRA)
     extra = checkpoint.restore(tmp_path / "run").extra
     assert list(extra) == list(EXTRA)
@@ -550,7 +550,7 @@ def test_unsupported_values_raise(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_another_kind_is_no_training(tmp_path: Path) -> None:
+def test_file_without_a_training_raises(tmp_path: Path) -> None:
     from thalweg._formats import container
 
     for kind, message in (
@@ -587,7 +587,7 @@ def test_a_file_of_another_kind_is_no_training(tmp_path: Path) -> None:
         {"variables": {"w": {"$scalar": ["object", 1]}}},
     ],
 )  # fmt: skip
-def test_hostile_documents_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+def test_hostile_documents_raise(change: dict[str, Any], tmp_path: Path) -> None:
     from thalweg._formats import container
 
     w, optimizer = Variable([1.0], name="w"), Adam(0.1)
@@ -612,7 +612,7 @@ def test_errors_name_the_expected_type_of_a_part(tmp_path: Path) -> None:
         checkpoint.restore(tmp_path / "bad", variables=[w])
 
 
-def test_memory_that_may_only_be_read_is_refused(tmp_path: Path) -> None:
+def test_read_only_memory_raises(tmp_path: Path) -> None:
     np.zeros(1024, np.float32).tofile(tmp_path / "numbers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch's own, about memory like this
@@ -633,7 +633,7 @@ def test_memory_that_may_only_be_read_is_refused(tmp_path: Path) -> None:
     assert (int(opt.iterations), int(state["iterations"])) == (1, 0)
 
 
-def test_two_variables_may_not_have_one_name_in_a_file(tmp_path: Path) -> None:
+def test_duplicate_variable_names_raise(tmp_path: Path) -> None:
     x, y = Variable([0.0], name="a"), Variable([0.0], name="b")
     for opt in (Adam(0.1), train.AdamOptimizer(0.1)):
         opt.apply_gradients([([1.0], x), ([100.0], y)])
@@ -646,7 +646,7 @@ def test_two_variables_may_not_have_one_name_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "make", [lambda: Adam(0.1), lambda: train.AdamOptimizer(0.1)], ids=["keras", "v1"]
 )
-def test_states_that_no_optimizer_could_load_raise(make: Callable[[], Any], tmp_path: Path) -> None:
+def test_unloadable_optimizer_state_raises(make: Callable[[], Any], tmp_path: Path) -> None:
     opt, model, head = make(), network(), Variable([1.0, 2.0], name="head")
     weights = [*thalweg.named_variables(model), head]
     opt.apply_gradients([(torch.ones_like(weight), weight) for weight in weights])
@@ -678,7 +678,7 @@ def test_copies_of_variables_have_no_optimizer(tmp_path: Path) -> None:
     checkpoint.restore(tmp_path / "run", variables=model.state_dict(), optimizer=False)
 
 
-def test_differing_names_explain_the_cause(tmp_path: Path) -> None:
+def test_mismatched_names_error_explains_the_cause(tmp_path: Path) -> None:
     single, parallel = torch.nn.Linear(2, 1), torch.nn.DataParallel(torch.nn.Linear(2, 1))
     checkpoint.save(tmp_path / "one", module=single)
     checkpoint.save(tmp_path / "other", module=parallel)
@@ -694,7 +694,7 @@ def test_differing_names_explain_the_cause(tmp_path: Path) -> None:
         checkpoint.restore(tmp_path / "theirs", module=single)
 
 
-def test_slots_without_variables_say_what_to_give(tmp_path: Path) -> None:
+def test_slots_without_variables_raise_with_advice(tmp_path: Path) -> None:
     w, opt = Variable([1.0], name="w"), train.AdamOptimizer(0.1)
     opt.apply_gradients([(torch.ones(1), w)])
     checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
@@ -703,7 +703,7 @@ def test_slots_without_variables_say_what_to_give(tmp_path: Path) -> None:
     assert checkpoint.restore(tmp_path / "run", optimizer=opt, variables=False).optimizer is opt
 
 
-def test_hooks_of_a_module_do_not_decide_what_is_restored(tmp_path: Path) -> None:
+def test_module_state_dict_hooks_do_not_affect_restore(tmp_path: Path) -> None:
     module = network()
 
     def copies(_: Any, state: dict[str, Any], *__: Any) -> None:
@@ -719,7 +719,7 @@ def test_hooks_of_a_module_do_not_decide_what_is_restored(tmp_path: Path) -> Non
     assert_same(tensors(module), initial)
 
 
-def test_a_callback_that_trains_does_not_change_what_is_saved(tmp_path: Path) -> None:
+def test_training_in_progress_callback_does_not_affect_save(tmp_path: Path) -> None:
     w, opt = Variable(torch.zeros(600_000), name="w"), SGD(1.0)
 
     def progress(*_: int) -> None:
@@ -760,7 +760,7 @@ def test_the_later_of_two_saves_to_one_path_stays(tmp_path: Path) -> None:
     assert checkpoint.restore(tmp_path / "run", variables=False).extra == 4
 
 
-def test_a_failure_nobody_waited_for_is_raised_by_the_next_save(tmp_path: Path) -> None:
+def test_unawaited_save_failure_is_raised_by_the_next_save(tmp_path: Path) -> None:
     path = tmp_path / "none" / "run"
     checkpoint.save_async(path, extra=1)
     with pytest.raises(OSError, match="none"):
@@ -781,7 +781,7 @@ def test_finished_saves_are_forgotten(tmp_path: Path) -> None:
     assert former() is None
 
 
-def test_failures_that_nobody_heard_of_are_warned_of_at_the_end(tmp_path: Path) -> None:
+def test_unreported_save_failures_warn_at_exit(tmp_path: Path) -> None:
     lines = """
         import sys
         from thalweg import checkpoint
@@ -798,7 +798,7 @@ def test_failures_that_nobody_heard_of_are_warned_of_at_the_end(tmp_path: Path) 
     assert all(f"{name}/run was not saved" in process.stderr for name in ("none", "neither"))
 
 
-def test_no_copy_mixes_two_steps(tmp_path: Path, threads_change_often: None) -> None:
+def test_asynchronous_save_copies_one_step_only(tmp_path: Path, threads_change_often: None) -> None:
     w, optimizer = Variable(torch.zeros(3), name="w"), SGD(1.0, momentum=0.5)
     stop = threading.Event()
 
@@ -854,7 +854,7 @@ def test_children_that_are_one_variable_of_a_graph_are_given_one_value(tmp_path:
             train.Checkpoint(a=target, b=target).restore(path)
 
 
-def test_a_save_under_way_is_the_parents(tmp_path: Path) -> None:
+def test_running_save_stays_in_the_parent_after_fork(tmp_path: Path) -> None:
     path, resume = tmp_path / "run", threading.Event()
     saving = checkpoint.save_async(path, extra=1, progress=lambda *_: resume.wait(TIMEOUT) or None)
 
@@ -880,7 +880,7 @@ def test_a_save_under_way_is_the_parents(tmp_path: Path) -> None:
     assert checkpoint.restore(path).extra == 1
 
 
-def test_a_save_that_has_ended_is_known_in_children(tmp_path: Path) -> None:
+def test_finished_save_is_known_after_fork(tmp_path: Path) -> None:
     saving = checkpoint.save_async(tmp_path / "run", extra=1)
     saving.wait()
     assert run_in_child(saving.done)
@@ -914,7 +914,7 @@ def test_restored_values_are_in_memory(
     assert_same(w, target)
 
 
-def test_the_model_alone(tmp_path: Path) -> None:
+def test_model_without_optimizer_round_trips(tmp_path: Path) -> None:
     model, opt = network(), SGD(lambda: 0.1, momentum=0.9)
     weights = thalweg.named_variables(model)
     opt.apply_gradients([(torch.ones_like(weight), weight) for weight in weights])
@@ -930,7 +930,7 @@ def test_the_model_alone(tmp_path: Path) -> None:
     assert checkpoint.restore(tmp_path / "model", module=target, optimizer=False).left == ()
 
 
-def test_variables_that_stay_in_the_file_are_told(tmp_path: Path) -> None:
+def test_unrestored_variables_are_reported(tmp_path: Path) -> None:
     w, opt = Variable([1.0], "w"), Adam(0.1)
     opt.apply_gradients([([1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
@@ -975,13 +975,13 @@ def test_optimizers_of_tensorflow_1_need_their_variables(optimizer: Any, tmp_pat
         checkpoint.restore(tmp_path / "run", optimizer=optimizer, variables=False)
 
 
-def test_readers_of_objects_name_what_reads_a_training(tmp_path: Path) -> None:
+def test_object_readers_name_the_training_reader(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run", variables={"w": torch.ones(2)})
     with pytest.raises(ThalwegError, match=r"nothing of objects: thalweg\.checkpoint\.restore"):
         train.Checkpoint(w=Variable(0.0)).restore(tmp_path / "run")
 
 
-def test_a_tensor_that_is_no_variable_is_named(tmp_path: Path) -> None:
+def test_tensor_that_is_not_a_variable_raises_with_its_name(tmp_path: Path) -> None:
     saver = Path(__file__).parents[1] / "goldens/checkpoints/ckpt_v1/adam/model.ckpt-5"
     with pytest.raises(TypeError, match="'w' is a tensor and no variable"):
         tensorflow.restore(saver, {"w": torch.zeros(2)}, learning_rate=0.1)

@@ -64,7 +64,7 @@ def states(training: Pair) -> list[torch.Tensor]:
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam])
 @pytest.mark.parametrize(("source_case", "target_case"), [*itertools.permutations(OPTIONS, 2)])
 @pytest.mark.filterwarnings("ignore:.*lower bits of weights")
-def test_a_file_is_converted_as_a_state_is(
+def test_converting_a_file_equals_converting_a_state(
     source_case: str, target_case: str, make: Any, tmp_path: Path
 ) -> None:
     """Convert parameters in another order, with other values until they are loaded."""
@@ -121,7 +121,7 @@ def test_missing_state_starts_at_the_parameters(make: Any, tmp_path: Path) -> No
     assert_same(averages, [*map(detached, target[0].values())])
 
 
-def test_managers_convert(tmp_path: Path) -> None:
+def test_checkpoint_managers_convert_state(tmp_path: Path) -> None:
     source = trained(made(state_storage="8bit"))
     manager = checkpoint.CheckpointManager(tmp_path)
     manager.save(1, optimizer=source[1], variables=source[0])
@@ -134,7 +134,7 @@ def test_managers_convert(tmp_path: Path) -> None:
         trained(target, 1)
 
 
-def test_other_differences_raise(tmp_path: Path) -> None:
+def test_unconvertible_differences_raise(tmp_path: Path) -> None:
     source, target = trained(made(state_storage="8bit")), made(clip_grad_norm=1.0)
     ways = r"check_arguments=False, convert=True\) goes on with yours"
     with pytest.raises(CheckpointMismatchError, match=ways):

@@ -63,7 +63,7 @@ class Locked:
         return self._lock
 
 
-def test_an_interrupted_wait_for_several_locks_gives_back_those_taken() -> None:
+def test_interrupted_wait_for_locks_releases_acquired_locks() -> None:
     class Interrupted(Lock):
         def __enter__(self) -> bool:
             interrupt()
@@ -77,7 +77,7 @@ def test_an_interrupted_wait_for_several_locks_gives_back_those_taken() -> None:
     assert all(map(is_free, locks))
 
 
-def test_several_locks_are_held_in_a_block_only() -> None:
+def test_locks_are_held_only_within_the_block() -> None:
     locks = [Lock(), Lock()]
     optimizers: Any = [Locked(lock) for lock in locks]
     # One optimizer may be met twice.

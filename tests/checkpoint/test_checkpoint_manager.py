@@ -30,7 +30,7 @@ def steps(manager: CheckpointManager) -> list[int]:
     return [entry.step for entry in manager.checkpoints()]
 
 
-def test_the_last_ones_stay(tmp_path: Path) -> None:
+def test_manager_keeps_the_newest_checkpoints(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path / "new" / "folder", keep=3)
     assert (manager.latest(), steps(manager)) == (None, [])
     for step in (1, 2, 10, 11, 3):
@@ -44,7 +44,7 @@ def test_the_last_ones_stay(tmp_path: Path) -> None:
         manager.restore(1)
 
 
-def test_a_training_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
+def test_saving_an_earlier_step_keeps_that_checkpoint(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep=1)
     for step in (0, 1, 2, 3, 1):
         path = manager.save(step, extra=f"step {step}")
@@ -54,7 +54,7 @@ def test_a_training_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shift", [-50.0, 0.0])
-def test_a_clock_that_goes_back_loses_nothing(shift: float, tmp_path: Path) -> None:
+def test_clock_set_back_deletes_no_checkpoint(shift: float, tmp_path: Path) -> None:
     clock = Clock()
     manager = CheckpointManager(tmp_path, keep=1, clock=clock)
     for step in (10, 11, 3):
@@ -64,7 +64,7 @@ def test_a_clock_that_goes_back_loses_nothing(shift: float, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("place", [20, 200, -1])
-def test_nothing_starts_anew_beside_a_damaged_file(place: int, tmp_path: Path) -> None:
+def test_restore_or_initialize_raises_for_a_damaged_file(place: int, tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     path = manager.save(9000, extra=[1.0] * 10, variables={"w": torch.ones(3)})
     content = bytearray(path.read_bytes())
@@ -78,7 +78,7 @@ def test_nothing_starts_anew_beside_a_damaged_file(place: int, tmp_path: Path) -
 
 @pytest.mark.parametrize("place", [8, 20, 60, 200, -1])
 @pytest.mark.parametrize("call", ["restore", "restore_or_initialize"])
-def test_no_older_file_takes_the_place_of_a_damaged_one(
+def test_damaged_newest_file_raises_despite_older_files(
     call: str, place: int, tmp_path: Path
 ) -> None:
     manager, w = CheckpointManager(tmp_path), torch.zeros(3)
@@ -96,7 +96,7 @@ def test_no_older_file_takes_the_place_of_a_damaged_one(
 
 
 @pytest.mark.parametrize("call", ["restore", "restore_or_initialize"])
-def test_a_damaged_one_that_is_older_is_left_alone(call: str, tmp_path: Path) -> None:
+def test_older_damaged_file_is_ignored(call: str, tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     old = manager.save(0)
     old.write_bytes(b"damaged")
@@ -128,7 +128,7 @@ def test_invalid_files_do_not_restart_a_training(fields: dict[str, Any], tmp_pat
         CheckpointManager(tmp_path).restore_or_initialize()
 
 
-def test_a_folder_of_a_checkpoints_name_is_told(tmp_path: Path) -> None:
+def test_folder_with_a_checkpoint_name_is_reported(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-1.safetensors").mkdir()
     with pytest.raises(ThalwegError, match=r"checkpoint-1\.safetensors"):
         CheckpointManager(tmp_path).restore_or_initialize()
@@ -156,7 +156,7 @@ def test_files_that_cannot_be_removed_warn(tmp_path: Path, monkeypatch: Any) -> 
         assert manager.save(1).exists()
 
 
-def test_one_stays_in_each_span_of_time(tmp_path: Path) -> None:
+def test_keep_every_keeps_one_checkpoint_per_interval(tmp_path: Path) -> None:
     clock = Clock()
     manager = CheckpointManager(tmp_path, keep=2, keep_every=100, clock=clock)
     for step in range(10):
@@ -170,7 +170,7 @@ def test_one_stays_in_each_span_of_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("min", [1, 4]), ("max", [2, 4])])
-def test_the_best_stays(mode: Any, expected: list[int], tmp_path: Path) -> None:
+def test_manager_keeps_the_best_checkpoint(mode: Any, expected: list[int], tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep=1, best="loss", mode=mode)
     assert manager.best() is None
     for step, loss in enumerate([0.5, 0.1, 0.9, float("nan"), 0.4]):
@@ -185,14 +185,14 @@ def test_the_best_stays(mode: Any, expected: list[int], tmp_path: Path) -> None:
     assert steps(manager) == expected
 
 
-def test_all_stay(tmp_path: Path) -> None:
+def test_keep_none_keeps_all_checkpoints(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep=None)
     for step in range(7):
         manager.save(step)
     assert steps(manager) == list(range(7))
 
 
-def test_other_files_are_left_alone(tmp_path: Path) -> None:
+def test_manager_does_not_delete_other_files(tmp_path: Path) -> None:
     foreign = ["checkpoint-1.txt", "checkpoint-x.safetensors", "other-1.safetensors"]
     for name in foreign:
         (tmp_path / name).write_text("mine")
@@ -204,7 +204,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     )
 
 
-def test_a_damaged_one_is_told_and_neither_counted_nor_removed(tmp_path: Path) -> None:
+def test_damaged_file_is_reported_but_not_counted_or_removed(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep=2)
     for step in range(2):
         manager.save(step)
@@ -228,7 +228,9 @@ def test_a_damaged_one_is_told_and_neither_counted_nor_removed(tmp_path: Path) -
         ({"name": "a/b"}, "name must be the name of a file"),
     ],
 )
-def test_wrong_arguments(kwargs: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_manager_arguments_raise(
+    kwargs: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
         CheckpointManager(tmp_path, **kwargs)
 
@@ -243,7 +245,7 @@ def test_invalid_steps_raise(step: Any, tmp_path: Path) -> None:
     assert manager.restore(cast("int", torch.tensor(3))).step == 3
 
 
-def test_arguments_need_not_agree_and_progress_is_told(tmp_path: Path) -> None:
+def test_check_arguments_off_restores_and_reports_progress(tmp_path: Path) -> None:
     manager, w = CheckpointManager(tmp_path), Variable([0.0], name="w")
     manager.save(1, optimizer=SGD(1.0, clipnorm=1.0), variables=[w])
     target, calls = SGD(1.0, clipnorm=2.0), list[tuple[int, int]]()
@@ -261,7 +263,7 @@ def test_arguments_need_not_agree_and_progress_is_told(tmp_path: Path) -> None:
         assert calls[-1][0] == calls[-1][1]
 
 
-def test_a_thread_writes_while_the_training_goes_on(tmp_path: Path) -> None:
+def test_save_async_writes_while_training_continues(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep=2, asynchronous=True)
     w, opt = Variable([0.0], name="w"), SGD(1.0)
     for step in range(5):
@@ -276,7 +278,7 @@ def test_a_thread_writes_while_the_training_goes_on(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path / "none") is None
 
 
-def test_start_or_resume(tmp_path: Path) -> None:
+def test_restore_or_initialize_starts_or_resumes(tmp_path: Path) -> None:
     def run(end: int) -> tuple[int, float]:
         w, opt = Variable([0.0], name="w"), SGD(1.0)
         manager = checkpoint.CheckpointManager(tmp_path / "runs")

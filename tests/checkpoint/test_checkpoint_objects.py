@@ -114,7 +114,7 @@ def assert_ends(values: dict[str, torch.Tensor], golden: Golden) -> None:
 
 @every_golden
 @pytest.mark.parametrize("step_count", [0, 1, 3])
-def test_a_checkpoint_of_tensorflow_goes_on(folder: str, step_count: int) -> None:
+def test_tensorflow_object_checkpoint_resumes(folder: str, step_count: int) -> None:
     golden, network = Golden(folder), Network(OPTIMIZERS[folder]())
     network.take(golden, range(step_count))  # slots exist after the first
     status = network.checkpoint.read(golden.prefix)
@@ -139,7 +139,9 @@ def test_slots_take_their_values_in_the_first_step(folder: str) -> None:
 
 
 @every_golden
-def test_ours_has_the_names_and_the_bits_of_tensorflow(folder: str, tmp_path: Path) -> None:
+def test_written_object_checkpoint_has_tensorflow_names_and_bits(
+    folder: str, tmp_path: Path
+) -> None:
     golden, network = Golden(folder), Network(OPTIMIZERS[folder]())
     network.checkpoint.read(golden.prefix)
     path = network.checkpoint.write(tmp_path / "ours")  # before anything was made by a step
@@ -149,7 +151,7 @@ def test_ours_has_the_names_and_the_bits_of_tensorflow(folder: str, tmp_path: Pa
     assert_bits(target.values(), golden)
 
 
-def test_slots_are_there_for_whoever_asks() -> None:
+def test_restored_slots_are_readable_before_a_step() -> None:
     golden = Golden("ckpt_v1/adam_object")
     name = "model/layer_with_weights-0/kernel/.OPTIMIZER_SLOT/optimizer/v"
     for look in (
@@ -191,7 +193,7 @@ def session_values(network: Network, session: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("folder", ["ckpt_v1/adam_object", "ckpt_v2/adam"])
 @pytest.mark.parametrize("order", ["built, restored", "restored, built", "restored, run, built"])
-def test_graphs_go_on(graph: Any, folder: str, order: str) -> None:
+def test_graph_training_resumes(graph: Any, folder: str, order: str) -> None:
     golden = Golden(folder)
     network, x, y, build = in_graph(graph, folder)
     session = tf.Session(graph=graph)
@@ -212,7 +214,7 @@ def test_graphs_go_on(graph: Any, folder: str, order: str) -> None:
     assert_ends(session_values(network, session), golden)
 
 
-def test_in_graphs_a_session_is_given_the_values(graph: Any, tmp_path: Path) -> None:
+def test_graph_restore_assigns_values_in_a_session(graph: Any, tmp_path: Path) -> None:
     w = tf.Variable([1.0, 2.0], name="w")
     other_var = tf.Variable([7.0], name="other")
     first, two = tf.Session(graph=graph), tf.Session(graph=graph)
@@ -263,7 +265,7 @@ class Block(torch.nn.Module):
         self.register_buffer("passing", torch.ones(1), persistent=False)
 
 
-def test_modules_by_the_names_of_their_parts(tmp_path: Path) -> None:
+def test_modules_are_saved_by_submodule_names(tmp_path: Path) -> None:
     torch.manual_seed(0)
     block = Block()
     with torch.no_grad():
@@ -288,7 +290,7 @@ def test_modules_by_the_names_of_their_parts(tmp_path: Path) -> None:
     assert torch.equal(root_target.norm.running_mean, block.norm.running_mean)
 
 
-def test_an_optimizer_as_root(tmp_path: Path) -> None:
+def test_optimizer_can_be_the_root_object(tmp_path: Path) -> None:
     w, opt = Variable([1.0, 2.0]), keras.SGD(0.5, momentum=0.5)
     opt.apply_gradients([([1.0, 1.0], w)])
     path = Checkpoint(opt, w=w).write(tmp_path / "root")
@@ -301,7 +303,7 @@ def test_an_optimizer_as_root(tmp_path: Path) -> None:
     assert target.get_config() == {**opt.get_config(), "name": "SGD"}
 
 
-def test_containers_and_other_checkpoints(tmp_path: Path) -> None:
+def test_containers_and_nested_checkpoints_round_trip(tmp_path: Path) -> None:
     values = [Variable(float(i)) for i in range(5)]
     inner = Checkpoint(x=values[0])
 
@@ -374,7 +376,7 @@ def test_a_variable_given_as_hyperparameter_is_saved(tmp_path: Path) -> None:
     assert float(rate) == 0.25
 
 
-def test_nadam_and_added_weights(tmp_path: Path) -> None:
+def test_nadam_cache_and_added_weights_round_trip(tmp_path: Path) -> None:
     trainings = []
     for _ in range(2):
         w, opt = Variable([1.0, 2.0]), keras.Nadam(0.5)
@@ -437,7 +439,7 @@ def test_a_refused_restore_leaves_nothing_waiting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: train.AdamOptimizer(0.5), lambda: keras.Adam(0.5)])
-def test_a_slot_that_does_not_fit_refuses_the_step(make: Callable[[], Any], tmp_path: Path) -> None:
+def test_mismatched_deferred_slot_fails_the_step(make: Callable[[], Any], tmp_path: Path) -> None:
     _, _, checkpoint = trained(2, opt=make())
     path = checkpoint.write(tmp_path / "ckpt")
     contents = container.read(f"{path}.safetensors")
@@ -460,7 +462,7 @@ def test_a_slot_that_does_not_fit_refuses_the_step(make: Callable[[], Any], tmp_
     assert "OPTIMIZER_SLOT/opt/v" in repr(status.expect_partial())
 
 
-def test_a_power_that_does_not_fit_refuses_the_step(tmp_path: Path) -> None:
+def test_mismatched_deferred_power_fails_the_step(tmp_path: Path) -> None:
     _, _, checkpoint = trained(2, opt=train.AdamOptimizer(0.5, beta1=np.float64(0.5)))
     path = checkpoint.write(tmp_path / "ckpt")
     w, opt = Variable(torch.zeros(2), name="w"), train.AdamOptimizer(0.5)
@@ -475,7 +477,7 @@ def test_a_power_that_does_not_fit_refuses_the_step(tmp_path: Path) -> None:
         assert "opt/beta1_power" in status.waiting
 
 
-def test_a_hyperparameter_that_does_not_fit(tmp_path: Path) -> None:
+def test_mismatched_hyperparameter_raises(tmp_path: Path) -> None:
     _, _, checkpoint = trained(2, opt=keras.SGD(1))  # an int32 variable
     path = checkpoint.write(tmp_path / "ckpt")
     opt = keras.SGD(0.5)
@@ -501,13 +503,13 @@ BAD_GRAPHS = {
 
 
 @pytest.mark.parametrize("graph", BAD_GRAPHS.values(), ids=BAD_GRAPHS)
-def test_damaged_graphs(graph: Any, tmp_path: Path) -> None:
+def test_damaged_object_graph_raises(graph: Any, tmp_path: Path) -> None:
     container.write(tmp_path / "ckpt.safetensors", {}, {"object_graph": graph})
     with pytest.raises(DataLossError, match="ckpt: its object graph"):
         Checkpoint(w=Variable(0.0)).read(tmp_path / "ckpt")
 
 
-def test_a_graph_of_circles_ends(tmp_path: Path) -> None:
+def test_cyclic_object_graph_terminates(tmp_path: Path) -> None:
     graph = [
         {"children": {"a": 0, "b": 1}, "values": [], "slots": [[0, "m", 1], [1, "m", 1]]},
         {"children": {"a": 0}, "values": [["VARIABLE_VALUE", "w", "w"]], "slots": [[1, "n", 0]]},
@@ -524,7 +526,7 @@ def test_a_graph_of_circles_ends(tmp_path: Path) -> None:
     checkpoint.read(checkpoint.write(tmp_path / "own"))
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_without_object_checkpoint_raise(tmp_path: Path) -> None:
     checkpoint = Checkpoint(w=Variable(0.0))
     with pytest.raises(MissingFileError, match="there is no file of this name"):
         checkpoint.restore(tmp_path / "none")
@@ -543,7 +545,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     assert issubclass(NotConsumedError, AssertionError)
 
 
-def test_nothing_in_common(tmp_path: Path) -> None:
+def test_checkpoint_without_common_objects_raises(tmp_path: Path) -> None:
     path = Checkpoint(a=Variable(1.0)).write(tmp_path / "ckpt")
     with pytest.raises(NotConsumedError, match=r"Nothing except the root .*'a' have no object"):
         Checkpoint(b=Variable(2.0)).read(path).assert_nontrivial_match()
@@ -561,7 +563,7 @@ def test_unsupported_objects_raise(value: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_keys_and_roots_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_keys_and_roots_raise(tmp_path: Path) -> None:
     with pytest.raises(InvalidTypeError, match="strings as keys, not 3"):
         Checkpoint(table={3: Variable(0.0)}).write(tmp_path / "ckpt")
     with pytest.raises(InvalidTypeError, match="root is a variable"):

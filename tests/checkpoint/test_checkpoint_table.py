@@ -148,7 +148,7 @@ def averages(optimizer: Any, params: list[Variable]) -> list[Any]:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("in_place", [False, True], ids=["made", "given"])
-def test_a_training_goes_on_with_the_same_bits(case: str, in_place: bool, tmp_path: Path) -> None:
+def test_training_resumes_with_the_same_bits(case: str, in_place: bool, tmp_path: Path) -> None:
     params, optimizer, take = CASES[case]()
     names = [f"file/{var.name.split(':')[0]}" for var in params]
     for _ in range(2):
@@ -193,7 +193,7 @@ STEPPED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", STEPPED)
-def test_a_step_of_a_loss_goes_on_with_the_same_bits(case: str, tmp_path: Path) -> None:
+def test_minimize_step_resumes_with_the_same_bits(case: str, tmp_path: Path) -> None:
     options = dict(STEPPED[case])
     name, policy_params = options.pop("policy", ("fixed_lr", {}))
     policy = getattr(lr_policies, name)
@@ -238,7 +238,7 @@ def changed(path: Path, target_path: Path, **parts: Any) -> None:
     container.write(target_path, contents.tensors, {**contents.document, **parts})
 
 
-def test_random_numbers_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_missing_random_state_raises_with_its_name(tmp_path: Path) -> None:
     params, optimizer, take = of_schedule("NoisyLinearCosineDecay")
     take()
     checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=params)
@@ -281,7 +281,7 @@ def test_optimizers_of_graphs_raise(tmp_path: Path) -> None:
         checkpoint.save(tmp_path / "run", optimizer=optimizer)
 
 
-def test_extended_classes_are_yours_and_all_their_numbers_are_compared(tmp_path: Path) -> None:
+def test_extended_classes_must_be_passed_with_equal_arguments(tmp_path: Path) -> None:
     cls = opt.extend_with_decoupled_weight_decay(train.MomentumOptimizer)
 
     def made(rate: float = 0.1, decay: float = 0.01, nesterov: bool = False) -> Training:
@@ -303,7 +303,7 @@ def test_extended_classes_are_yours_and_all_their_numbers_are_compared(tmp_path:
     checkpoint.restore(tmp_path / "run", optimizer=made()[1], variables=params)
 
 
-def test_nothing_public_is_missing_here() -> None:
+def test_table_covers_all_public_optimizers() -> None:
     classes = {entry.cls for entry in by_class().values()}
     wrapping = {name for name in WRAPPERS if " " not in name}
     other_names = {*wrapping, "Optimizer", "SyncReplicasOptimizer", "DecoupledWeightDecayExtension"}

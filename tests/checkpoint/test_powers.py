@@ -17,7 +17,7 @@ from thalweg.v1.train import AdamOptimizer
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize("beta", [0.9, 0.999, 0.5, 0.0, 1.0])
-def test_powers_are_those_of_an_optimizer(beta: float, kind: Any) -> None:
+def test_power_after_equals_optimizer_powers(beta: float, kind: Any) -> None:
     opt, w = AdamOptimizer(0.1, kind(beta) if kind is np.float64 else beta), Variable([1.0])
     for steps in range(1, 200):
         opt.apply_gradients([(torch.ones(1), w)])
@@ -27,7 +27,7 @@ def test_powers_are_those_of_an_optimizer(beta: float, kind: Any) -> None:
 
 
 @pytest.mark.parametrize(("beta", "limit"), [(0.9, 830), (0.999, 20_000), (0.5, 140)])
-def test_a_power_tells_its_steps(beta: float, limit: int) -> None:
+def test_step_count_is_recovered_from_a_power(beta: float, limit: int) -> None:
     factor = product = np.float32(beta)
     for steps in range(limit):
         if steps % 97 == 0 or steps < 50:
@@ -38,11 +38,11 @@ def test_a_power_tells_its_steps(beta: float, limit: int) -> None:
 @pytest.mark.parametrize(
     ("power", "beta"), [(0.0, 0.9), (0.5, 0.9), (1.0, 0.9), (1.0, 1.0), (np.nan, 0.9), (0.0, 0.0)]
 )
-def test_a_power_that_tells_nothing(power: float, beta: float) -> None:
+def test_ambiguous_power_gives_no_step_count(power: float, beta: float) -> None:
     assert steps_of(np.float32(power), np.float32(beta)) is None
 
 
-def test_many_steps_take_no_time() -> None:
+def test_power_after_many_steps_underflows_to_zero() -> None:
     assert power_after(np.float32(0.9), 10**15) == 0
 
 

@@ -112,7 +112,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"state_device": "cpu"}, {"sphere": True}, 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("by_file", [False, True])
-def test_numbers_of_steps_that_are_accepted_go_on(
+def test_accepted_step_counts_continue(
     by_file: bool, steps: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     param = torch.nn.Parameter(torch.ones(4, 3))
@@ -158,7 +158,7 @@ def test_slots_that_share_memory_are_copied(alias: str, options: dict[str, Any])
     opt.step()
 
 
-def test_groups_of_a_file_agree_in_what_they_have_in_common(tmp_path: Path) -> None:
+def test_groups_with_different_shared_values_raise(tmp_path: Path) -> None:
     params = {name: torch.nn.Parameter(torch.ones(3)) for name in "wb"}
     opt = optim.Prodigy([{"params": [param]} for param in params.values()])
     checkpoint.save(tmp_path / "run", optimizer=opt, variables=params)

@@ -170,7 +170,7 @@ def _training(case: dict[str, Any], weights: dict[str, Any], factors: dict[str, 
 
 
 @pytest.mark.parametrize("case_id", MIXED)
-def test_a_training_of_openseq2seq_goes_on(case_id: str) -> None:
+def test_openseq2seq_training_resumes(case_id: str) -> None:
     case = recorded()[case_id]
     value, final = arrays_of(case_id, "value"), arrays_of(case_id, "value_after")
     gradients = arrays_of(case_id, "gradient")
@@ -260,7 +260,7 @@ def test_masters_need_a_loss_scale() -> None:
     assert opt.loss_scale == 64.0
 
 
-def test_a_step_has_to_know_its_variables() -> None:
+def test_step_without_variables_raises() -> None:
     case, prefix, weights = _momentum()
     step = _training(case, weights, {})
     step._variables = None
@@ -269,7 +269,7 @@ def test_a_step_has_to_know_its_variables() -> None:
     assert not any(var.detach().any() for var in weights.values())
 
 
-def test_batches_to_an_update_are_counted_anew() -> None:
+def test_micro_batch_count_restarts_after_restore() -> None:
     case, prefix, params = _momentum()
     config = {
         "optimizer": "Momentum",

@@ -38,7 +38,7 @@ def _state(optimizer: Any, variables: list[Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_converted_file_restores_what_the_original_does(name: str, tmp_path: Path) -> None:
+def test_converted_file_restores_the_same_state(name: str, tmp_path: Path) -> None:
     tensorflow.convert(prefix_of(name), tmp_path / "run", RULES, **TRAINED[name])
     target, reference = Network(), Network()
     thalweg.named_variables(target)
@@ -56,7 +56,9 @@ def test_a_converted_file_restores_what_the_original_does(name: str, tmp_path: P
 
 @pytest.mark.parametrize("rules", [None, RULES], ids=["same names", "rules"])
 @pytest.mark.parametrize("name", SAVERS)
-def test_there_and_back_gives_tensorflows_own_bytes(name: str, rules: Any, tmp_path: Path) -> None:
+def test_conversion_round_trip_has_the_original_bytes(
+    name: str, rules: Any, tmp_path: Path
+) -> None:
     tensorflow.convert(prefix_of(name), tmp_path / "run", rules, **TRAINED[name])
     tensorflow.convert(tmp_path / "run", tmp_path / "back", rules, to="tf1")
     for ending in (".index", ".data-00000-of-00001"):
@@ -65,7 +67,7 @@ def test_there_and_back_gives_tensorflows_own_bytes(name: str, rules: Any, tmp_p
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINED if name not in SAVERS])
-def test_object_checkpoints_go_back_with_every_value(name: str, tmp_path: Path) -> None:
+def test_object_checkpoints_round_trip_every_value(name: str, tmp_path: Path) -> None:
     tensorflow.convert(prefix_of(name), tmp_path / "run", **TRAINED[name])
     tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf")
     initial = held(tensorflow.load(prefix_of(name)))
@@ -77,7 +79,7 @@ def test_object_checkpoints_go_back_with_every_value(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("file", ["adam.keras", "nadam.h5", "adam_schedule.keras", "rmsprop.h5"])
-def test_files_of_keras(file: str, tmp_path: Path) -> None:
+def test_keras_files_are_converted(file: str, tmp_path: Path) -> None:
     tensorflow.convert(FOLDER / "keras_files" / file, tmp_path / "run")
     original = tensorflow.load(FOLDER / "keras_files" / file)
     params = load_vars(original.variables, zeros=True)
@@ -118,7 +120,7 @@ SLOTS = ("/Adam", "/Adam_1")
 AVERAGE = "layer1/kernel/ExponentialMovingAverage"
 
 
-def test_moving_averages_are_carried_there_and_back(tmp_path: Path) -> None:
+def test_moving_averages_round_trip(tmp_path: Path) -> None:
     extra = _with_more(prefix_of("ckpt_v1/adam"), tmp_path / "model", AVERAGE)
     kwargs = TRAINED["ckpt_v1/adam"]
     assert tensorflow.convert(tmp_path / "model", tmp_path / "run", RULES, **kwargs) == ()
@@ -209,7 +211,7 @@ def test_own_files_are_not_converted_again(tmp_path: Path) -> None:
         tensorflow.convert(tmp_path / "run", tmp_path / "again")
 
 
-def test_variables_alone(tmp_path: Path) -> None:
+def test_variables_without_optimizer_are_converted(tmp_path: Path) -> None:
     model = Network()
     tensorflow.save(tmp_path / "model", None, model, kind="tf1")
     tensorflow.convert(tmp_path / "model", tmp_path / "run", {"**": "**"})

@@ -108,7 +108,7 @@ def cases(count: int, strategy: Any) -> Callable[[Callable[[Any], None]], None]:
 
 
 @case_counts
-def test_any_names_of_a_saver(count: int) -> None:
+def test_arbitrary_saver_names_load_or_raise(count: int) -> None:
     @cases(count, tensors(paths))
     def _(tensors: dict[str, StoredTensor]) -> None:
         with contextlib.suppress(ThalwegError):
@@ -144,7 +144,7 @@ def graphs(draw: Any) -> tuple[dict[str, StoredTensor], ObjectGraph]:
 
 
 @case_counts
-def test_any_object_graph(count: int) -> None:
+def test_arbitrary_object_graphs_load_or_raise(count: int) -> None:
     @cases(count, graphs())
     def _(parts: tuple[dict[str, StoredTensor], ObjectGraph]) -> None:
         with contextlib.suppress(ThalwegError):
@@ -176,7 +176,7 @@ files_of_keras = st.tuples(
 
 
 @case_counts
-def test_any_file_of_keras(count: int) -> None:
+def test_arbitrary_keras_files_load_or_raise(count: int) -> None:
     @cases(count, files_of_keras)
     def _(parts: Any) -> None:
         with contextlib.suppress(ThalwegError):
@@ -191,7 +191,7 @@ def test_numbers_beyond_float32_are_compared() -> None:
         tensorflow.restore(sorted_file("m", file), {}, optimizer=train.MomentumOptimizer, **kwargs)
 
 
-def test_names_without_end_take_no_time() -> None:
+def test_very_long_names_are_matched_quickly() -> None:
     small = StoredTensor("F32", (), memoryview(bytes(4)))
     names = [
         "/" * 500_000 + "Adam",
@@ -210,7 +210,7 @@ def test_names_without_end_take_no_time() -> None:
     assert time.process_time() - start < 5
 
 
-def test_many_names_that_fit_nothing_take_no_time() -> None:
+def test_many_unmatched_names_fail_quickly() -> None:
     small = StoredTensor("F32", (), memoryview(bytes(4)))
     file = sorted_names("m", {f"net/layer{index}/kernel": small for index in range(5_000)})
     model = torch.nn.ParameterDict({f"layer{index}": torch.zeros(()) for index in range(1000)})
@@ -221,7 +221,7 @@ def test_many_names_that_fit_nothing_take_no_time() -> None:
     assert time.process_time() - start < 10
 
 
-def test_a_slot_of_what_is_no_variable() -> None:
+def test_slot_of_a_non_variable_node_raises() -> None:
     small = StoredTensor("F32", (), memoryview(bytes(4)))
     value = SavedAttribute("VARIABLE_VALUE", "", "m")
     nodes = (Node({"optimizer": 1}, (), (SlotVariable(1, "m", 2),)), Node(), Node({}, (value,)))
@@ -240,7 +240,7 @@ def _damaged(tmp_path: Path, suffix: str, position: int) -> str:
 
 
 @pytest.mark.parametrize("suffix", ["00001", "index"])
-def test_damage_is_refused_and_nothing_changes(suffix: str, tmp_path: Path) -> None:
+def test_damage_raises_and_changes_nothing(suffix: str, tmp_path: Path) -> None:
     model = Network()
     initial = [param.detach().clone() for param in model.parameters()]
     with pytest.raises(DataLossError, match=r"model\.ckpt-5"):
@@ -267,11 +267,11 @@ def test_files_without_a_checkpoint_raise_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", ".index", ".meta"])
-def test_a_checkpoint_is_found_by_its_files_names_too(ending: str) -> None:
+def test_checkpoint_is_found_by_the_name_of_any_of_its_files(ending: str) -> None:
     assert tensorflow.load(prefix_of("ckpt_v1/adam") + ending).step == 5
 
 
-def test_some_tensors_alone_can_be_read() -> None:
+def test_load_can_read_a_subset_of_tensors() -> None:
     names = ["layer1/bias", "layer1/bias/Adam", "layer1/bias/Adam_1"]
     file = tensorflow.load(prefix_of("ckpt_v1/adam"), names=names)
     assert list(file.variables) == ["layer1/bias"]
@@ -284,7 +284,7 @@ def test_some_tensors_alone_can_be_read() -> None:
     assert list(file.slots[bias]) == ["m"]
 
 
-def test_reading_tells_how_far_it_is() -> None:
+def test_load_reports_progress() -> None:
     calls: list[tuple[int, int]] = []
     tensorflow.load(prefix_of("ckpt_v1/adam"), lambda count, total: calls.append((count, total)))
     assert calls[-1][0] == calls[-1][1] == 628

@@ -113,7 +113,7 @@ NEWER = [case_id for case_id, case in _cases().items() if case["keras"] == 2.15]
 @pytest.mark.parametrize("case_id", NEWER)
 @pytest.mark.parametrize("package", ["Custom", "thalweg", "mine", "my.package"])
 @pytest.mark.parametrize("as_class", [False, True])
-def test_packages_of_classes(case_id: str, package: str, as_class: bool) -> None:
+def test_class_package_selects_the_optimizer(case_id: str, package: str, as_class: bool) -> None:
     """Read registered names; a class that Keras does not define must be passed."""
     case = _cases()[case_id]
     name = case["class_name"].removeprefix("Custom>")
@@ -302,7 +302,7 @@ def test_unsupported_options_of_keras_raise_by_name(config: dict[str, Any]) -> N
     ],
     ids=str,
 )
-def test_configurations_that_say_nothing(config: dict[str, Any], message: str) -> None:
+def test_empty_configurations_are_ignored(config: dict[str, Any], message: str) -> None:
     file, variables = _file(**config)
     targets = load_vars(variables)
     if "learning_rate" in config:
@@ -313,7 +313,7 @@ def test_configurations_that_say_nothing(config: dict[str, Any], message: str) -
 
 
 @pytest.mark.parametrize("class_name", ["AdamW", "Lion", "Adagrad"])
-def test_classes_that_do_not_fit_are_named(class_name: str) -> None:
+def test_mismatched_classes_raise_with_their_names(class_name: str) -> None:
     file, variables = _file(class_name=class_name)
     source = sorted_file("run", file)
     targets = load_vars(variables)
@@ -360,7 +360,7 @@ def test_a_schedule_takes_the_place_of_a_rate_in_weights(
         ("h5", "Adam", "Adam is described, and no state of it is there"),
     ],
 )
-def test_a_training_without_an_optimizer_is_told(
+def test_missing_optimizer_is_reported(
     kind: str, class_name: str | None, message: str, tmp_path: Path
 ) -> None:
     file, variables = _file(kind, class_name)
@@ -375,7 +375,7 @@ def test_a_training_without_an_optimizer_is_told(
     assert tensorflow.restore(source, targets, optimizer=opt) is opt
 
 
-def test_the_scale_of_the_loss_is_taken_over(tmp_path: Path) -> None:
+def test_loss_scale_is_restored(tmp_path: Path) -> None:
     file = tensorflow.load(HOME / _cases()[SCALED_CASE]["file"])
     targets = load_vars(file.variables)
     scale = DynamicLossScale(2.0)
@@ -405,7 +405,7 @@ def test_rmsprop_of_keras_3_warns_of_its_epsilon() -> None:
         tensorflow.restore(sorted_file("run", source), targets)
 
 
-def test_h5_files_say_what_was_inside_of_a_loss_scale() -> None:
+def test_h5_loss_scale_config_names_the_inner_optimizer() -> None:
     simple = keras_files.read(HOME / "sgd.h5")
     inner = {"class_name": simple.class_name, "config": simple.config}
     scaling = replace(simple, class_name="LossScaleOptimizer", config={"inner_optimizer": inner})
@@ -442,7 +442,7 @@ A, B, C = (2, 3), (3,), (3, 2)
     ],
     ids=["one class", "two classes", "alike", "mean", "frozen"],
 )  # fmt: skip
-def test_the_order_of_layers_is_found_or_not_guessed(
+def test_ambiguous_layer_order_is_not_guessed(
     variables: list[str], shapes: list[tuple[int, ...]], expected: list[int] | None
 ) -> None:
     layer_shapes = {"kernel": {"conv": A, "dense": C}, "bias": {}, "gamma": {}}
@@ -486,12 +486,12 @@ def test_keras_files_list_layers_in_their_order_and_attributes_by_name(case: str
     assert actual == (None if expected is None else [f"{name}/kernel" for name in expected])
 
 
-def test_shapes_tell_the_order_of_attributes() -> None:
+def test_attribute_order_is_inferred_from_shapes() -> None:
     file = _weights(("alpha/kernel", A), ("zeta/kernel", C), kind="keras")
     file = replace(file, places={name: (None, name.split("/")[0]) for name in file.variables})
     assert trained_in(file, [C, A]) == ["zeta/kernel", "alpha/kernel"]
 
 
-def test_many_orders_are_not_looked_through() -> None:
+def test_search_over_too_many_orders_is_abandoned() -> None:
     names = [(f"c{'abcdefghijklmnop'[i]}_{n}/gamma", B) for i in range(16) for n in range(15)]
     assert trained_in(_weights(*names, ("z/kernel", A)), [B] * 240 + [C]) is None

@@ -74,7 +74,7 @@ def test_five_more_steps_have_the_values_of_keras(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "rmsprop"])
-def test_momentum_is_asked_for(name: str) -> None:
+def test_missing_momentum_argument_raises(name: str) -> None:
     file = tensorflow.load(HOME / name)
     targets = _variables(file)
     with pytest.raises(OptionError, match="does not hold momentum of"):
@@ -104,7 +104,7 @@ def _recorded() -> Any:
         for form in ("new", "class", "instance")
     ],
 )
-def test_training_of_keras_3_goes_on(name: str, options: dict[str, Any], form: str) -> None:
+def test_keras_3_training_resumes(name: str, options: dict[str, Any], form: str) -> None:
     file = tensorflow.load(HOME / name)
     targets = load_vars(file.variables, zeros=True)
     cls = SGD if options else Adam
@@ -127,7 +127,7 @@ def test_training_of_keras_3_goes_on(name: str, options: dict[str, Any], form: s
         np.testing.assert_allclose(var.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_loss_scale_around_an_optimizer_of_keras_3() -> None:
+def test_keras_3_loss_scale_is_restored() -> None:
     file = tensorflow.load(HOME / "keras3_scaled")
     targets = load_vars(file.variables, zeros=True)
     scale = DynamicLossScale()
@@ -236,7 +236,7 @@ def test_slots_are_not_dropped(name: str, optimizer: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("steps", ["good_steps", "num_good_steps"])
-def test_a_loss_scale_of_tf_keras_is_no_variable_of_the_model(steps: str, tmp_path: Path) -> None:
+def test_tf_keras_loss_scale_is_not_a_model_variable(steps: str, tmp_path: Path) -> None:
     scale = {"current_loss_scale": torch.tensor(512.0), steps: torch.tensor(7)}
     tensors = {f"optimizer__loss_scale__{name}": entry for name, entry in scale.items()}
     file = _written(tmp_path, [("model/w", "w", (2,))], [0], **tensors)
@@ -250,7 +250,7 @@ def test_a_loss_scale_of_tf_keras_is_no_variable_of_the_model(steps: str, tmp_pa
     assert extra["loss_scale"] == {"current_loss_scale": 512, "good_steps": 7}
 
 
-def test_a_loss_scale_of_tf_train_goes_into_ours(tmp_path: Path) -> None:
+def test_tf_train_loss_scale_restores_into_loss_scale_wrapper(tmp_path: Path) -> None:
     graph, w = _Graph(), thalweg.Variable(torch.zeros(2), "w")
     node = graph.add_variable("w", of_tensor(torch.ones(2)), "w")
     inner = graph.find_or_add(["optimizer", "base_optimizer"])
@@ -265,7 +265,7 @@ def test_a_loss_scale_of_tf_train_goes_into_ours(tmp_path: Path) -> None:
     assert (opt._loss_scale().item(), opt._loss_scale._num_good_steps.item()) == (64, 5)
 
 
-def test_a_loss_scale_of_a_saver_is_no_variable_of_the_model() -> None:
+def test_saver_loss_scale_is_not_a_model_variable() -> None:
     values = {
         "w": torch.ones(2),
         "w/Momentum": torch.full((2,), 3.0),

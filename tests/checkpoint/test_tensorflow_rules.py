@@ -40,13 +40,13 @@ old_head/**          -> -
         ("odd", "even", (2, 0, 1)),
     ],
 )
-def test_rules_lead_there_and_back(name: str, target: str, axes: tuple[int, ...] | None) -> None:
+def test_rules_map_in_both_directions(name: str, target: str, axes: tuple[int, ...] | None) -> None:
     rules = parse(TEXT)
     assert rules.place(name) == Place(target, axes)
     assert rules.name(target) == (name, axes)
 
 
-def test_names_without_a_rule() -> None:
+def test_names_without_a_rule_are_unmapped() -> None:
     rules = parse(TEXT)
     assert rules.place("old_head/w/x") == Place(None)
     for name in (
@@ -61,7 +61,7 @@ def test_names_without_a_rule() -> None:
     assert rules.name("-") is None
 
 
-def test_the_first_rule_that_fits_counts() -> None:
+def test_first_matching_rule_is_used() -> None:
     rules = parse("a/b -> x\na/* -> y.*\n*/b -> z.*")
     assert [rules.place(name) for name in ("a/b", "a/c", "c/b")] == [
         Place("x"),
@@ -73,7 +73,7 @@ def test_the_first_rule_that_fits_counts() -> None:
     assert rules.name("y.c") == ("a/c", None)
 
 
-def test_names_are_no_patterns() -> None:
+def test_names_are_not_patterns() -> None:
     rules = parse("a.b/(c)+ -> d[e]")
     assert rules.place("a.b/(c)+") == Place("d[e]")
     assert rules.place("axb/(c)+") is None
@@ -102,7 +102,7 @@ def test_targets_with_slashes_keep_them() -> None:
         ("a -> b transpose 1 -0", "none of"),
     ],
 )
-def test_lines_that_are_no_rules(line: str, message: str) -> None:
+def test_invalid_rule_lines_raise(line: str, message: str) -> None:
     with pytest.raises(InvalidConfigError, match=f"model.rules, line 2: .*{message}"):
         parse(f"# rules\n{line}\n", "model.rules")
 
@@ -125,7 +125,7 @@ def test_rules_come_from_files_dictionaries_and_functions(tmp_path: Path) -> Non
         Rules.of(3)
 
 
-def test_a_function_says_name_and_axes() -> None:
+def test_rule_function_returns_name_and_axes() -> None:
     def rule(name: str) -> Any:
         if name.endswith("kernel"):
             return name.replace("/kernel", ".weight"), "dense"
@@ -144,7 +144,7 @@ def test_a_function_says_name_and_axes() -> None:
 
 
 @pytest.mark.parametrize("word", AXES)
-def test_words_for_axes(word: str) -> None:
+def test_axis_orders_are_parsed(word: str) -> None:
     rank = len(AXES[word])
     layer = {2: torch.nn.Linear, 3: torch.nn.Conv1d, 4: torch.nn.Conv2d, 5: torch.nn.Conv3d}[rank]
     model = layer(2, 3, **({} if rank == 2 else {"kernel_size": tuple(range(4, 2 + rank))}))
@@ -187,7 +187,7 @@ def test_names_that_end_alike_need_no_rules() -> None:
     assert _filled(targets) == ["bias", "other/scale"]
 
 
-def test_torchs_words_for_what_has_the_same_axes() -> None:
+def test_torch_synonyms_match_names_with_equal_axes() -> None:
     model = torch.nn.Sequential()
     model.add_module("bn", torch.nn.BatchNorm1d(3))
     model.add_module("emb", torch.nn.Embedding(5, 2))
@@ -215,7 +215,7 @@ def _differences(*arguments: Any, **options: Any) -> str:
     return str(error.value)
 
 
-def test_a_square_kernel_is_not_taken_as_it_is() -> None:
+def test_square_kernel_needs_an_explicit_rule() -> None:
     model = torch.nn.Linear(3, 3)
     initial = model.weight.detach().clone()
     message = _differences(_file(kernel=(3, 3), bias=(3,)), model)
@@ -230,7 +230,7 @@ def test_ambiguous_names_raise() -> None:
     assert "'a/bias' is given nothing; the nearest is 'bias'" in message
 
 
-def test_axes_that_a_rule_would_turn_are_named() -> None:
+def test_rule_with_transposed_axes_raises_with_them() -> None:
     rules = {"*/kernel": "*.weight", "*/bias": "*.bias"}
     message = _differences(prefix_of(ADAM), Network(), rules, learning_rate=0.1)
     assert (
@@ -283,7 +283,7 @@ def test_mistakes_in_rules_are_listed_and_nothing_changes(
 
 
 @pytest.mark.parametrize("rules", [{"dec/**": "-"}, {"other/**": "-", "dec/**": "-"}], ids=len)
-def test_beside_rules_a_name_alone_does_not_count(rules: dict[str, str]) -> None:
+def test_equal_names_without_a_rule_raise_if_rules_are_given(rules: dict[str, str]) -> None:
     file, targets = _file(w=(2,), v=(3,), **{"dec/w": (4,)}), _zeros(w=(2,), v=(3,))
     message = _differences(file, targets, rules)
     assert message.startswith("m: no rule is for 'w': give 'w -> w', too; no rule is for 'v'")
@@ -322,7 +322,7 @@ def test_a_module_gives_its_parameters_their_names() -> None:
     assert thalweg.name_of(network.layer1.weight) == "mine:0"
 
 
-def test_variables_without_names_are_asked_for_them() -> None:
+def test_unnamed_variables_raise() -> None:
     targets = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     with pytest.raises(thalweg.InvalidArgumentError, match="2 variables are called 'Variable'"):
         tensorflow.restore(_file(a=(2,), b=(2,)), targets)

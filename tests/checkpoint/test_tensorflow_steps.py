@@ -12,7 +12,7 @@ from thalweg.checkpoint.step_inference import beta_of, power_after, steps_and_be
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 100, 700])
 @pytest.mark.parametrize("beta", [0.9, 0.5, 0.8, 0.999])
-def test_steps_are_the_index_of_the_running_product(beta: float, steps: int) -> None:
+def test_step_count_is_the_index_of_the_power(beta: float, steps: int) -> None:
     power = np.float32(1)
     for _ in range(steps + 1):
         power = np.float32(power * np.float32(beta))
@@ -25,7 +25,7 @@ def test_steps_are_the_index_of_the_running_product(beta: float, steps: int) -> 
         assert steps_of(power, np.float32(beta)) is None
 
 
-def test_long_trainings_and_doubles() -> None:
+def test_step_count_of_long_trainings_and_float64() -> None:
     assert steps_of(power_after(np.float32(0.999), 80_000), np.float32(0.999)) == 80_000
     assert steps_of(power_after(np.float32(0.99999), 200_001), np.float32(0.99999)) == 200_001
     assert steps_of(power_after(np.float64(0.9), 3000), np.float64(0.9)) == 3000
@@ -67,7 +67,7 @@ def _of(steps: int, dtype: Any = np.float32, **betas: float) -> dict[str, Any]:
         ({}, {"global_step": 9}, 9, (None, None), 0),
     ],
 )
-def test_powers_give_steps_and_betas(
+def test_powers_determine_steps_and_betas(
     powers: dict[str, Any],
     counters: dict[str, int],
     count: int | None,
@@ -80,12 +80,12 @@ def test_powers_give_steps_and_betas(
     assert len(inferred.notes) == notes
 
 
-def test_a_count_beyond_measure_is_not_looked_for() -> None:
+def test_excessive_step_count_is_not_searched() -> None:
     powers = _of(3, beta1=0.9, beta2=0.999)
     assert steps_and_betas(powers, {"global_step": 2**62}).count == 3
 
 
-def test_betas_that_are_doubles_stay_doubles() -> None:
+def test_float64_betas_stay_float64() -> None:
     powers = _of(5, np.float64, beta1=0.9, beta2=0.999)
     inferred = steps_and_betas(powers, {"global_step": 5})
     assert {type(beta) for beta in inferred.betas.values()} == {np.float64}

@@ -74,20 +74,20 @@ def test_strings_and_variants_are_skipped_by_name(
 
 
 @pytest.mark.parametrize("dtype", [STRING, VARIANT])
-def test_checkpoint_objects_restore_what_is_no_string(dtype: int, tmp_path: Path) -> None:
+def test_object_checkpoint_restores_tensors_beside_strings(dtype: int, tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, (), ("w", "note"), dtype)
     w = thalweg.Variable(torch.zeros(2), "w")
     v1.train.Checkpoint(w=w).restore(str(path)).assert_consumed()
     assert w.tolist() == [1, 2]
 
 
-def test_a_variant_that_is_asked_for_is_an_error(tmp_path: Path) -> None:
+def test_requested_variant_raises(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, (), ("w", "note"), VARIANT)
     with pytest.raises(UnsupportedCheckpointError, match=f"note{SUFFIX}' .variant.*not read"):
         tensorflow.load(path, names={f"note{SUFFIX}"})
 
 
-def test_values_that_are_missing_are_damage(tmp_path: Path) -> None:
+def test_missing_values_raise_data_loss(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, (), ("w", "note", "gone"))
     w = thalweg.Variable(torch.zeros(2), "w")
     message = f"names 'gone{SUFFIX}', which has no value"

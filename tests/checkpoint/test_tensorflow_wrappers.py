@@ -60,7 +60,7 @@ def step(optimizer: Any, var: thalweg.Variable, numbers: range) -> None:
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", FACTORIES)
-def test_training_goes_on_inside_a_wrapper(name: str, wrapper: str, tmp_path: Path) -> None:
+def test_training_resumes_inside_a_wrapper(name: str, wrapper: str, tmp_path: Path) -> None:
     w, source_opt = variable(), FACTORIES[name]()
     step(source_opt, w, range(4))
     tensorflow.save(tmp_path / "model", source_opt, {"enc/w": w}, kind="tf1")
@@ -88,7 +88,7 @@ def test_training_goes_on_inside_a_wrapper(name: str, wrapper: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum"])
-def test_a_loss_scale_beside_a_class(name: str) -> None:
+def test_loss_scale_beside_an_optimizer_class_is_restored(name: str) -> None:
     tensors = {"enc/w": torch.ones(4, 3), **SCALE}
     if name == "momentum":
         tensors["enc/w/Momentum"] = torch.ones(4, 3)
@@ -102,7 +102,7 @@ def test_a_loss_scale_beside_a_class(name: str) -> None:
 
 
 @pytest.mark.parametrize("wrapper", ["dynamic", "twice"])
-def test_a_file_without_a_loss_scale_is_no_file_of_its_wrapper(wrapper: str) -> None:
+def test_file_without_loss_scale_does_not_restore_the_wrapper(wrapper: str) -> None:
     tensors = {"enc/w": torch.zeros(4, 3), "enc/w/Momentum": torch.ones(4, 3)}
     file = sorted_names("run", {key: of_tensor(tensor) for key, tensor in tensors.items()})
     w, optimizer = variable(), WRAPPERS[wrapper](FACTORIES["momentum"]())
@@ -111,7 +111,7 @@ def test_a_file_without_a_loss_scale_is_no_file_of_its_wrapper(wrapper: str) -> 
     assert w.sum().item() == 12
 
 
-def test_the_state_of_a_loss_scale_around_no_slots() -> None:
+def test_loss_scale_state_without_slots_is_restored() -> None:
     optimizer = WRAPPERS["dynamic"](FACTORIES["sgd"]())
     state = {**optimizer.state_dict(), "loss_scale/current_loss_scale": torch.tensor(64.0)}
     optimizer.load_state_dict(state)

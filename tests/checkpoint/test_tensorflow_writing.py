@@ -38,7 +38,7 @@ def test_files_are_those_that_tensorflow_restored(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_tensorflow_went_on_with_the_same_bits(name: str) -> None:
+def test_tensorflow_resumed_with_the_same_bits(name: str) -> None:
     case = CASES[name]
     is_saver = case.kind == "tf1"
     targets, steps = variables(), counter()
@@ -105,7 +105,7 @@ V1: list[Any] = [
 
 @pytest.mark.parametrize("kind", ["tf1", "tf2"])
 @pytest.mark.parametrize("make", V1, ids=range(len(V1)))
-def test_other_optimizers_go_there_and_back(make: Any, kind: str, tmp_path: Path) -> None:
+def test_other_optimizers_round_trip(make: Any, kind: str, tmp_path: Path) -> None:
     opt, params = _trained(make(), "a", "b")
     tensorflow.save(
         tmp_path / "ckpt", opt, params, {"model/*": "*"} if kind == "tf2" else None, kind
@@ -131,7 +131,7 @@ KERAS: list[Any] = [
 
 
 @pytest.mark.parametrize("make", KERAS, ids=range(len(KERAS)))
-def test_other_optimizers_of_keras_go_there_and_back(make: Any, tmp_path: Path) -> None:
+def test_other_keras_optimizers_round_trip(make: Any, tmp_path: Path) -> None:
     opt, params = _trained(make())
     tensorflow.save(tmp_path / "ckpt", opt, params)
     targets = {"w": thalweg.Variable(torch.zeros(3), "w")}
@@ -144,7 +144,7 @@ def test_other_optimizers_of_keras_go_there_and_back(make: Any, tmp_path: Path) 
     assert params["w"].numpy().tobytes() == targets["w"].numpy().tobytes()
 
 
-def test_before_the_first_step_there_are_hyperparameters(tmp_path: Path) -> None:
+def test_checkpoint_before_the_first_step_has_hyperparameters(tmp_path: Path) -> None:
     params = {"w": thalweg.Variable(torch.ones(3), "w")}
     tensorflow.save(tmp_path / "ckpt", keras.Adam(0.25, beta_1=0.5), params, global_step=counter())
     file = tensorflow.load(tmp_path / "ckpt")
@@ -156,7 +156,7 @@ def test_before_the_first_step_there_are_hyperparameters(tmp_path: Path) -> None
     assert (opt.learning_rate.item(), opt.beta_1.item()) == (0.25, 0.5)
 
 
-def test_without_rules_names_are_those_of_the_module(tmp_path: Path) -> None:
+def test_names_without_rules_are_module_names(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     tensorflow.save(tmp_path / "tf2", None, model)
     tensorflow.save(tmp_path / "tf1", None, model, kind="tf1")
@@ -187,13 +187,13 @@ def test_invalid_rules_raise(rules: Any, message: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_variables_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_variables_of_one_name_raise(tmp_path: Path) -> None:
     params = {name: thalweg.Variable(torch.ones(2), name) for name in ("a.b", "a/b")}
     with pytest.raises(CheckpointMismatchError, match="'a/b' would be several variables"):
         tensorflow.save(tmp_path / "ckpt", None, params, kind="tf1")
 
 
-def test_a_variable_that_is_called_like_a_slot_is_refused(tmp_path: Path) -> None:
+def test_variable_that_is_called_like_a_slot_raises(tmp_path: Path) -> None:
     opt, params = _trained(train.MomentumOptimizer(0.1, 0.9), "w", "w/Momentum")
     with pytest.raises(CheckpointMismatchError, match="'w/Momentum' is a variable and a slot"):
         tensorflow.save(tmp_path / "ckpt", opt, params, kind="tf1")
@@ -204,13 +204,13 @@ def test_a_variable_that_is_called_like_a_slot_is_refused(tmp_path: Path) -> Non
         tensorflow.save(tmp_path / "ckpt", opt, params, kind="tf1")
 
 
-def test_slots_of_other_variables_are_refused(tmp_path: Path) -> None:
+def test_slots_of_other_variables_raise(tmp_path: Path) -> None:
     opt, params = _trained(train.AdamOptimizer(0.1), "a", "b")
     with pytest.raises(CheckpointMismatchError, match="the optimizer has slots of 'b'"):
         tensorflow.save(tmp_path / "ckpt", opt, {"a": params["a"]})
 
 
-def test_optimizers_without_a_checkpoint_of_this_kind(tmp_path: Path) -> None:
+def test_unsupported_optimizers_raise(tmp_path: Path) -> None:
     params = {"w": thalweg.Variable(torch.ones(2), "w")}
     with pytest.raises(InvalidTypeError, match="write an optimizer of Keras as 'tf2'"):
         tensorflow.save(tmp_path / "ckpt", keras.SGD(0.1), params, kind="tf1")

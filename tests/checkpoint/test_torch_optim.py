@@ -63,7 +63,7 @@ def taken_over(case: Case, dtype: torch.dtype) -> tuple[Any, list[Any], Any, lis
 
 @every_dtype
 @every_case
-def test_five_steps_after_both_are_at_the_same_place(case: Case, dtype: torch.dtype) -> None:
+def test_five_steps_after_conversion_are_equal(case: Case, dtype: torch.dtype) -> None:
     torch_opt, params, opt, variables = taken_over(case, dtype)
     for number in range(3, 8):
         torch_step(torch_opt, number), our_step(opt, variables, number)
@@ -74,7 +74,7 @@ def test_five_steps_after_both_are_at_the_same_place(case: Case, dtype: torch.dt
 
 @every_dtype
 @every_case
-def test_torch_goes_on_where_it_was_taken_over(case: Case, dtype: torch.dtype) -> None:
+def test_torch_resumes_from_a_converted_state(case: Case, dtype: torch.dtype) -> None:
     torch_opt, params, opt, variables = taken_over(case, dtype)
     with expected(case.warning):
         state = through_a_file(to_torch(opt, variables, step=3))
@@ -95,7 +95,7 @@ def test_torch_goes_on_where_it_was_taken_over(case: Case, dtype: torch.dtype) -
 
 
 @every_case
-def test_a_group_has_all_that_torch_has_in_one(case: Case) -> None:
+def test_converted_group_has_all_torch_keys(case: Case) -> None:
     torch_opt, _, opt, variables = taken_over(case, torch.float64)
     with expected(case.warning):
         (group,) = to_torch(opt, variables, step=3)["param_groups"]
@@ -117,7 +117,7 @@ def named(dtype: torch.dtype = torch.float32, *, reverse: bool = False) -> list[
     return variables[::-1] if reverse else variables
 
 
-def test_names_decide_where_both_sides_have_them() -> None:
+def test_names_match_variables_if_both_sides_have_names() -> None:
     params = parameters(torch.float32)
     torch_opt = torch.optim.Adadelta(list(params.items()), lr=0.001, rho=0.95, eps=1e-7)
     torch_step(torch_opt, 0)
@@ -148,7 +148,7 @@ def test_a_state_by_names_is_read() -> None:
     assert opt.get_slot(variables[0], "momentum").shape == (2, 3)
 
 
-def test_parameters_of_the_optimizer_itself_are_gone_on_with() -> None:
+def test_optimizer_parameters_are_used_as_variables() -> None:
     params = list(parameters(torch.float32).values())
     groups = [{"params": params[:1]}, {"params": params[1:], "lr": 0.2}]
     torch_opt = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
@@ -173,7 +173,7 @@ def test_a_variable_without_a_gradient_in_torch_has_no_slots_here() -> None:
     assert opt.get_slot(b, "m") is not None
 
 
-def test_a_state_from_before_the_first_step_is_taken_over() -> None:
+def test_state_before_the_first_step_is_converted() -> None:
     torch_opt = torch.optim.RMSprop(list(parameters(torch.float32).values()), 0.001, 0.9, 1e-7)
     for opt in (RMSprop(), RMSprop()):
         from_torch(torch_opt.state_dict(), into=opt, variables=named())
@@ -195,7 +195,7 @@ def test_the_number_of_steps_may_be_given() -> None:
     assert opt.iterations.item() == 4
 
 
-def test_without_a_count_iterations_stay() -> None:
+def test_state_without_step_count_keeps_iterations() -> None:
     opt = SGD(0.125)
     opt.iterations.assign(np.int64(5))
     from_torch(torch.optim.SGD(list(parameters(torch.float32).values()), 0.125), opt)
@@ -295,7 +295,7 @@ WARNINGS = {
 
 
 @pytest.mark.parametrize(("torch_factory", "factory", "message"), WARNINGS.values(), ids=WARNINGS)
-def test_differences_warn(torch_factory: Any, factory: Any, message: str) -> None:
+def test_numerical_differences_warn(torch_factory: Any, factory: Any, message: str) -> None:
     params = parameters(torch.float32)
     optimizer, opt = torch_factory(list(params.values())), factory()
     torch_step(optimizer, 0)
@@ -305,7 +305,7 @@ def test_differences_warn(torch_factory: Any, factory: Any, message: str) -> Non
     assert records[0].filename == __file__
 
 
-def test_schedules_and_clipping_stay_behind() -> None:
+def test_schedules_and_clipping_are_not_converted() -> None:
     rate = schedules.ExponentialDecay(0.5, 1, 0.5)
     opt, variables = RMSprop(rate, clipnorm=1.0), named()
     our_step(opt, variables, 0)
@@ -319,14 +319,14 @@ def test_schedules_and_clipping_stay_behind() -> None:
         to_torch(opt, variables)
 
 
-def test_the_decay_of_weights_stays_behind_where_torch_has_none() -> None:
+def test_weight_decay_without_torch_counterpart_is_dropped() -> None:
     opt, variables = MomentumWOptimizer(0.5, 0.1, 0.9), named()
     our_step(opt, variables, 0)
     with pytest.warns(NumericsWarning, match="the decay of weights stays behind"):
         to_torch(opt, variables)
 
 
-def test_slots_that_wait_for_their_variable_are_handed_on() -> None:
+def test_deferred_slots_are_converted() -> None:
     opt, copy, variables = Adadelta(), Adadelta(), named()
     our_step(opt, variables, 0)
     copy.load_state_dict(opt.state_dict())
@@ -335,7 +335,7 @@ def test_slots_that_wait_for_their_variable_are_handed_on() -> None:
     )
 
 
-def test_a_variable_without_slots_has_no_state_in_torch() -> None:
+def test_variable_without_slots_has_no_torch_state() -> None:
     for make in (
         Adadelta,
         Adagrad,

@@ -111,7 +111,7 @@ SLIPS: dict[str, tuple[Callable[[State], Any], str]] = {
 @pytest.mark.parametrize("make", [Adam, AdamOptimizer], ids=["keras", "v1"])
 @pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh", "trained"])
 @pytest.mark.parametrize(("change", "message"), SLIPS.values(), ids=SLIPS)
-def test_a_slip_is_named_and_nothing_has_changed(
+def test_mismatch_is_named_and_changes_nothing(
     change: Callable[[State], Any], message: str, is_fresh: bool, make: Any
 ) -> None:
     opt, params, state = make(), variables(), saved()
@@ -165,7 +165,7 @@ def test_invalid_states_raise(state: Any) -> None:
         from_torch(state, into=Adam(), variables=variables())
 
 
-def test_a_momentum_that_is_not_kept_here_is_refused() -> None:
+def test_torch_momentum_without_a_slot_raises() -> None:
     state = saved(torch.optim.SGD, momentum=0.9)
     with pytest.raises(CheckpointMismatchError, match=r"'w/momentum_buffer' belongs to nothing he"):
         from_torch(state, into=SGD(), variables=variables())
@@ -178,7 +178,7 @@ def test_a_momentum_that_is_not_kept_here_is_refused() -> None:
         from_torch(state, into=RMSPropOptimizer(0.1, momentum=0.9), variables=variables())
 
 
-def test_products_that_differ_are_refused() -> None:
+def test_differing_beta_powers_raise() -> None:
     state = saved(torch.optim.NAdam)
     state["state"][1]["mu_product"] += 0.25
     with pytest.raises(CheckpointMismatchError, match=r"'b' has the mu_product .*, 'w' 0\.2"):
@@ -208,7 +208,7 @@ def test_parameters_of_the_optimizer_are_known_in_any_order() -> None:
         assert torch.equal(target.get_slot(var, "rms"), old.state[var]["square_avg"])
 
 
-def test_parameters_of_the_optimizer_among_others_are_refused() -> None:
+def test_optimizer_parameters_mixed_with_others_raise() -> None:
     old, params = live()
     target, foreign = RMSprop(), Variable([0.0, 0.0], "other")
     with pytest.raises(CheckpointMismatchError) as error:
@@ -227,13 +227,13 @@ def test_numbers_of_variables_must_be_the_same() -> None:
 
 
 @pytest.mark.parametrize("step", [-1, 1.0, True, "3"])
-def test_a_step_is_a_count(step: Any) -> None:
+def test_non_integer_step_count_raises(step: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="step must be an integer of 0 or more"):
         from_torch(saved(), into=Adam(), variables=variables(), step=step)
 
 
 @pytest.mark.parametrize("make", [Adam, AdamOptimizer], ids=["keras", "v1"])
-def test_in_a_graph_saver_is_the_way(make: Any) -> None:
+def test_graph_optimizer_raises_and_names_saver(make: Any) -> None:
     state = saved()
     with v1.Graph().as_default():
         params = [
@@ -251,7 +251,7 @@ def _named() -> dict[str, torch.nn.Parameter]:
     return parameters(torch.float32)
 
 
-def test_steps_that_are_not_known_are_asked_for() -> None:
+def test_unknown_step_count_raises() -> None:
     opt, params = RMSPropOptimizer(0.1), variables()
     our_step(opt, params, 0)
     with pytest.raises(
@@ -268,7 +268,7 @@ def test_a_rate_of_zero_cannot_be_taken_out_of_a_slot() -> None:
         to_torch(opt, params)
 
 
-def test_an_optimizer_that_knows_other_variables_is_refused() -> None:
+def test_optimizer_with_other_variables_raises() -> None:
     opt, extra = MomentumOptimizer(0.1, 0.9), Variable([1.0], name="more")
     opt.apply_gradients([([1.0], extra)])
     with pytest.raises(ValueError, match=r"not in it: \['more'\]"):
@@ -290,7 +290,7 @@ FUZZED = {
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("cls", "options", "make"), FUZZED.values(), ids=FUZZED)
 @pytest.mark.filterwarnings("ignore")
-def test_a_damaged_state_is_taken_or_refused_as_a_whole(
+def test_damaged_state_is_loaded_completely_or_not_at_all(
     cls: Any, options: dict[str, Any], make: Any, count: int
 ) -> None:
     good, error_count = saved(cls, **options), 0

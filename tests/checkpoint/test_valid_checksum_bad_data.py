@@ -45,7 +45,7 @@ def _converted(path: Path) -> None:
 @pytest.mark.parametrize("read", [_restored, _managed, _converted])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("value", VALUES, ids=str)
-def test_a_part_that_is_no_dictionary_once_it_is_read(
+def test_section_that_is_not_a_dictionary_raises(
     value: Any, part: str, read: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     path, w = tmp_path / "checkpoint-1.safetensors", Variable([1.0, 2.0], "w")
@@ -59,7 +59,7 @@ def test_a_part_that_is_no_dictionary_once_it_is_read(
 
 
 @pytest.mark.parametrize("value", [[1, 2], "x", {"$tuple": [1, 0]}, None], ids=str)
-def test_an_argument_that_is_no_number(value: Any, tmp_path: Path) -> None:
+def test_non_numeric_argument_raises(value: Any, tmp_path: Path) -> None:
     w, opt = Variable([1.0, 2.0], "w"), Adam(0.1)
     opt.apply_gradients([([1.0, 1.0], w)])
     checkpoint.save(tmp_path / "run", variables=[w], optimizer=opt)
@@ -72,7 +72,7 @@ def test_an_argument_that_is_no_number(value: Any, tmp_path: Path) -> None:
         _restored(tmp_path / "run")
 
 
-def test_a_step_of_several_numbers(tmp_path: Path) -> None:
+def test_step_with_several_elements_raises(tmp_path: Path) -> None:
     w = torch.nn.Parameter(torch.ones(2))
     opt = optim.Adam([w])
     w.grad = torch.ones(2)
@@ -90,12 +90,12 @@ def test_a_step_of_several_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.bool])
-def test_counts_that_no_integer_holds(dtype: torch.dtype) -> None:
+def test_out_of_range_counts_raise(dtype: torch.dtype) -> None:
     with pytest.raises(CheckpointMismatchError, match=r"global_step is 10{30} in the file"):
         as_count(10**30, dtype)
 
 
-def test_a_power_that_is_no_real_number(tmp_path: Path) -> None:
+def test_invalid_power_raises(tmp_path: Path) -> None:
     graph = _Graph()
     node = graph.add_variable("w", of_tensor(torch.ones(2)), "w")
     place = graph.find_or_add(["optimizer"])

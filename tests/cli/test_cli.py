@@ -151,7 +151,7 @@ def test_race_on_digits_writes_everything() -> None:
 
 
 @pytest.mark.slow
-def test_race_on_lines_of_digits() -> None:
+def test_race_on_digit_lines_runs() -> None:
     report = race("--problem", "lines", "--optimizers", "Adam,v1:MomentumOptimizer")
     check_report(report)
     assert report["problem"]["test_examples"] == 512
@@ -159,7 +159,7 @@ def test_race_on_lines_of_digits() -> None:
 
 
 @pytest.mark.usefixtures("small_stdlib")
-def test_race_on_the_standard_library() -> None:
+def test_race_on_standard_library_text_runs() -> None:
     report = race("--problem", "stdlib", "--optimizers", "Adagrad,Adam")
     check_report(report)
     assert report["problem"]["name"] == "stdlib"
@@ -176,7 +176,7 @@ def test_embedding_table_is_large_and_its_gradients_sparse() -> None:
     assert gradient.is_sparse
 
 
-def test_standard_library_without_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_sources_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     from thalweg._cli.race.problems import stdlib_text
 
     monkeypatch.setattr(stdlib_text, "root", lambda: Path("nowhere"))
@@ -185,13 +185,13 @@ def test_standard_library_without_sources(monkeypatch: pytest.MonkeyPatch) -> No
     assert "found 0 .py files" in result.stderr
 
 
-def test_same_start_same_batches_same_numbers() -> None:
+def test_optimizers_share_start_and_batches() -> None:
     Path("again.py").write_text("from thalweg.rules import ADAM\n")
     rows = by_name(race("--optimizers", "Adam,again.py:ADAM", "--lr", "0.003"))
     assert rows["Adam"]["losses"] == rows["again.py:ADAM"]["losses"]
 
 
-def test_the_seed_decides() -> None:
+def test_seed_determines_results() -> None:
     first, two = (race("--optimizers", "SGD") for _ in range(2))
     assert first["results"][0]["losses"] == two["results"][0]["losses"]
     third = race("--optimizers", "SGD", "--seed", "4")
@@ -249,7 +249,7 @@ def test_races_optimizers_of_torch_beside_those_of_the_library() -> None:
 
 
 @pytest.mark.usefixtures("small_stdlib")
-def test_optimizers_of_torch_on_sparse_gradients() -> None:
+def test_torch_optimizers_race_on_sparse_gradients() -> None:
     names = "optim:SGD,torch:SGD"
     first, second = race("--problem", "stdlib", "--optimizers", names)["results"]
     assert first["losses"][-1] < first["losses"][0]
@@ -258,7 +258,7 @@ def test_optimizers_of_torch_on_sparse_gradients() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_stdlib")
-def test_optimizers_of_tensorflow_1_on_sparse_gradients() -> None:
+def test_tensorflow_1_optimizers_race_on_sparse_gradients() -> None:
     names = "v1:LazyAdamOptimizer,v1:AdagradDAOptimizer,v1:LARSOptimizer,openseq2seq:novograd"
     report = race("--problem", "stdlib", "--optimizers", names)
     for row in report["results"]:
@@ -296,7 +296,7 @@ def test_races_optimizers_of_tensorflow_1_of_the_user() -> None:
     assert rows["averaged"]["losses"][-1] < rows["averaged"]["losses"][0]
 
 
-def test_one_rate_for_all_but_those_named() -> None:
+def test_lr_option_sets_default_and_named_rates() -> None:
     rows = by_name(race("--optimizers", "SGD,Nesterov", "--lr", "0.03,nesterov=0.01"))
     assert [rows[name]["learning_rate"] for name in ("SGD", "Nesterov")] == [0.03, 0.01]
 
@@ -310,7 +310,7 @@ def test_a_file_of_the_user_may_import_its_neighbours() -> None:
     assert sys.path == initial
 
 
-def test_a_file_that_changes_the_path_itself() -> None:
+def test_user_file_may_change_sys_path() -> None:
     Path("own.py").write_text("import sys\nsys.path.pop(0)\n" + RULE)
     initial = list(sys.path)
     assert "sign(grad)" in invoke("show", "own.py").stdout
@@ -384,7 +384,7 @@ def test_results_before_ctrl_c_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     assert Path("race.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_ctrl_c_before_all_have_taken_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_every_optimizer_has_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
     Interrupting.after(monkeypatch, 4)
     result = invoke("race", *SMALL, "--optimizers", "SGD,Adam", "--json")
     assert result.exit_code == 130
@@ -393,7 +393,7 @@ def test_ctrl_c_before_all_have_taken_a_step(monkeypatch: pytest.MonkeyPatch) ->
     assert rows["SGD"]["test_accuracy"] is None
 
 
-def test_ctrl_c_before_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_the_race_exits_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
     from thalweg._cli.race.problems import PROBLEMS
 
     def load(seed: int) -> None:
@@ -420,7 +420,7 @@ def refuse_to_load(seed: int) -> None:
         (["--out", "a b"], "--out: there is no folder 'a b'; make it first: mkdir -p 'a b'"),
     ],
 )
-def test_outputs_are_tried_before_the_race(
+def test_output_paths_are_validated_before_the_race(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from thalweg._cli.race.problems import PROBLEMS
@@ -448,7 +448,7 @@ def somebody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("somebody")
-def test_a_folder_that_is_not_there_is_made_if_somebody_agrees() -> None:
+def test_missing_folder_is_created_after_confirmation() -> None:
     arguments = ["race", *SMALL, "--optimizers", "SGD", "--out", "a/b"]
     outcome = CliRunner().invoke(main, arguments, input="y\n")
     assert outcome.exit_code == 0, outcome.output
@@ -457,7 +457,9 @@ def test_a_folder_that_is_not_there_is_made_if_somebody_agrees() -> None:
 
 
 @pytest.mark.usefixtures("somebody")
-def test_a_folder_that_nobody_wants_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_folder_is_not_created_without_confirmation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from thalweg._cli.race.problems import PROBLEMS
 
     monkeypatch.setitem(PROBLEMS, "digits", refuse_to_load)
@@ -466,7 +468,7 @@ def test_a_folder_that_nobody_wants_is_not_made(monkeypatch: pytest.MonkeyPatch)
     assert outcome.stderr.endswith("Error: stopped.\n")
 
 
-def test_a_result_in_the_way_is_replaced_as_a_whole() -> None:
+def test_existing_result_is_replaced_atomically() -> None:
     for name in ("race.json", "race.png"):
         Path(name).write_text("old")
         Path(name).chmod(0o400)
@@ -477,7 +479,7 @@ def test_a_result_in_the_way_is_replaced_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644], ids=oct)
-def test_a_result_is_closed_to_whom_the_old_one_was(mode: int) -> None:
+def test_replaced_result_keeps_permissions(mode: int) -> None:
     from thalweg._cli.race.report import whole
 
     old_umask = os.umask(0o022)
@@ -494,7 +496,7 @@ def test_a_result_is_closed_to_whom_the_old_one_was(mode: int) -> None:
     assert stat.S_IMODE(Path("new.json").stat().st_mode) == 0o644
 
 
-def test_results_are_written_through_no_link() -> None:
+def test_results_are_not_written_through_links() -> None:
     Path("precious").write_text("precious")
     for name in ("race.json", "race.png"):
         Path(f".{name}.partial").symlink_to("precious")
@@ -511,7 +513,7 @@ def test_more_threads_than_cores_are_not_used(monkeypatch: pytest.MonkeyPatch) -
     assert json.loads(Path("race.json").read_text())["settings"]["threads"] == 2
 
 
-def test_the_table_says_how_it_ranks() -> None:
+def test_table_states_its_ranking() -> None:
     result = invoke("race", *SMALL, "--optimizers", "SGD")
     assert "Ranked by test accuracy, then train loss." in result.stdout
 
@@ -537,7 +539,7 @@ def test_the_picture_holds_its_title_and_all_names() -> None:
     assert all(axes.get_position().width > 0.2 for axes in figure.axes)
 
 
-def test_live_table_on_a_terminal() -> None:
+def test_race_shows_live_table_on_a_terminal() -> None:
     from rich.console import Console
 
     from thalweg._cli.race.contestants import line_up
@@ -603,7 +605,7 @@ def test_live_table_on_a_terminal() -> None:
         (["--nonsense"], "No such option"),
     ],
 )
-def test_usage_errors(arguments: list[str], message: str) -> None:
+def test_usage_errors_exit_with_code_2(arguments: list[str], message: str) -> None:
     result = invoke("race", *arguments)
     assert result.exit_code == 2, result.output
     assert message in result.stderr
@@ -620,7 +622,7 @@ def test_usage_errors(arguments: list[str], message: str) -> None:
         (["mine.py:late", *SMALL], "late failed at step 1: "),
     ],
 )
-def test_failures_of_the_users_file(arguments: list[str], message: str) -> None:
+def test_errors_in_the_user_file_are_reported(arguments: list[str], message: str) -> None:
     result = invoke("race", "--optimizers", *arguments)
     assert result.exit_code == 1, result.output
     assert message in result.stderr
@@ -650,7 +652,7 @@ def test_a_rule_of_the_user_is_checked_first(arguments: list[str]) -> None:
         ("tensorboard", ["--logdir", "runs"], "tensorboard"),
     ],
 )
-def test_missing_extra(
+def test_missing_extra_names_the_package_to_install(
     module: str, arguments: list[str], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, module, None)
@@ -671,7 +673,7 @@ def test_debug_shows_the_traceback(position: str) -> None:
     assert "Traceback" not in invoke(*arguments).output
 
 
-def test_no_color() -> None:
+def test_no_color_disables_color() -> None:
     terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
     assert "\x1b[31m" in invoke("show", "nothing", env=terminal).stderr
     assert "\x1b" not in invoke("show", "nothing", env={**terminal, "NO_COLOR": "1"}).stderr
@@ -793,7 +795,7 @@ def test_show_prints_the_functions_that_a_formula_calls(name: str, helpers: list
     assert "def sqrt(" not in text
 
 
-def test_show_prints_what_lies_around_a_step() -> None:
+def test_show_prints_wrappers_of_a_step() -> None:
     Path("wrapped.py").write_text(
         "from thalweg.rules import ADAM_W\n"
         "from thalweg.rules.wrappers import cautious, cautious_decay\n"
@@ -809,7 +811,7 @@ def test_show_takes_a_rule_of_the_user() -> None:
     assert "sign(grad)" in invoke("show", "sign.py:SIGN").stdout
 
 
-def test_show_tells_what_rules_say_of_slots_and_which_stages_are_fused() -> None:
+def test_show_prints_slot_storage_and_fused_stages() -> None:
     Path("kept.py").write_text(
         "from dataclasses import replace\n"
         "from thalweg.rules import ADAM\n"
@@ -850,13 +852,13 @@ def test_show_takes_optimizers_by_name(name: str, rule: str) -> None:
         ("none.py:A", "there is no file"),
     ],
 )
-def test_show_refuses(name: str, message: str) -> None:
+def test_show_with_invalid_name_fails(name: str, message: str) -> None:
     result = invoke("show", name)
     assert result.exit_code == 2
     assert message in result.stderr
 
 
-def test_help_and_version() -> None:
+def test_help_and_version_are_printed() -> None:
     for arguments in (["--help"], ["race", "--help"], ["rules", "--help"], ["show", "--help"]):
         result = invoke(*arguments)
         assert result.exit_code == 0
@@ -868,7 +870,7 @@ def test_help_and_version() -> None:
     assert invoke("rase").exit_code == 2
 
 
-def test_a_rule_of_the_users_is_beside_no_other_of_its_name() -> None:
+def test_user_rule_is_not_merged_with_equal_names() -> None:
     from dataclasses import replace
 
     from thalweg._cli.commands.rules import _of_torch

@@ -130,7 +130,7 @@ def run(line: str, **env: str) -> Result:
 
 
 @pytest.mark.parametrize("name", main.commands)
-def test_every_command_has_examples_of_its_own_and_json(name: str) -> None:
+def test_every_command_has_examples_and_json(name: str) -> None:
     examples = printed_examples(HELP[name])
     assert examples
     assert all(line.startswith(f"thalweg {name}") for line in examples)
@@ -163,9 +163,7 @@ def do_instead(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("line", dict.fromkeys(EXAMPLES))
-def test_an_example_runs_as_it_is_printed(
-    line: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_printed_examples_run(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = do_instead(monkeypatch)
     _, name, *args = shlex.split(line)
     packages = {*re.findall(r"(\w+)[\w.]*:[A-Z]", line)} - {"mine", "optim", "torch"}
@@ -184,7 +182,7 @@ def test_an_example_runs_as_it_is_printed(
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_json_is_json_and_nothing_else(name: str, folder: Path) -> None:
+def test_json_output_is_only_json(name: str, folder: Path) -> None:
     save_file({"w": torch.zeros(4, 3)}, "model.safetensors")
     outcome = run(f"{QUICK[name]} --json", **TERMINAL)
     assert outcome.exit_code == (name in DIFFER), outcome.output
@@ -192,7 +190,7 @@ def test_json_is_json_and_nothing_else(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_without_color_there_are_no_escape_codes(name: str, folder: Path) -> None:
+def test_no_color_output_has_no_escape_codes(name: str, folder: Path) -> None:
     save_file({"w": torch.zeros(4, 3)}, "model.safetensors")
     outcome = run(QUICK[name], **TERMINAL, NO_COLOR="1")
     assert outcome.exit_code == (name in DIFFER), outcome.output
@@ -200,12 +198,12 @@ def test_without_color_there_are_no_escape_codes(name: str, folder: Path) -> Non
     assert "\x1b" not in outcome.stdout + outcome.stderr
 
 
-def test_with_color_there_are(folder: Path) -> None:
+def test_color_output_has_escape_codes(folder: Path) -> None:
     for name in ("rules", "show", "scan", "inspect", "conform"):
         assert "\x1b[" in run(QUICK[name], **TERMINAL).stdout, name
 
 
-def test_json_of_what_cannot_be_verified(folder: Path) -> None:
+def test_json_marks_unverifiable_files(folder: Path) -> None:
     path = Path("run7/checkpoint-11.safetensors")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -224,14 +222,14 @@ def complete(env: dict[str, str]) -> Result:
     ("words", "expected"),
     [("thalweg do", "doctor"), ("thalweg verify --js", "--json"), ("thalweg verify ru", "file")],
 )
-def test_shells_complete(words: str, expected: str) -> None:
+def test_shell_completion_suggests_commands(words: str, expected: str) -> None:
     env = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     process = complete({**env, "_THALWEG_COMPLETE": "bash_complete"})
     assert expected in process.stdout
     assert "Usage" not in process.stdout
 
 
-def test_the_help_tells_how_shells_complete() -> None:
+def test_help_explains_shell_completion() -> None:
     text = CliRunner().invoke(main, ["--help"]).stdout
     for shell in re.findall(r"_THALWEG_COMPLETE=(\w+)", text):
         process = complete({"_THALWEG_COMPLETE": shell})
@@ -259,7 +257,7 @@ class Terminal:
 
 
 @pytest.mark.parametrize("no_color", [False, True])
-def test_progress_on_a_terminal(no_color: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_shown_on_a_terminal(no_color: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = Terminal()
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setenv("TERM", "xterm")

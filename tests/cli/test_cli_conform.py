@@ -24,28 +24,28 @@ def of_file(name: str) -> tuple[str, ...]:
     return f"{others.__file__}:{name}", "--rule", SIGN
 
 
-def test_bits() -> None:
+def test_conform_reports_equal_bits() -> None:
     result = run(*of_file("Plain"))
     assert result.exit_code == 0, result.output
     assert "The same bits after each step." in result.stdout
     assert "beside SignSGD, 20 steps (list)" in result.stdout
 
 
-def test_rounding() -> None:
+def test_conform_reports_rounding_differences() -> None:
     result = run(*of_file("LastPlace"))
     assert result.exit_code == 0, result.output
     assert "Rounding: " in result.stdout
     assert "bits first differ in step " in result.stdout
 
 
-def test_ours_by_the_name_of_the_class() -> None:
+def test_class_name_selects_the_library_rule() -> None:
     result = run("torch.optim:AdamW", "--set", "lr=0.01", "--set", "betas=0.8,0.9")
     assert result.exit_code == 0, result.output
     assert "beside optim:AdamW" in result.stdout
     assert "ours:   lr=0.01, betas=(0.8, 0.9)" in result.stdout
 
 
-def test_parting() -> None:
+def test_conform_reports_the_first_divergence() -> None:
     result = run(*of_file("Later"), "--steps", "5")
     assert result.exit_code == 1, result.output
     assert "They part in step 3, parameter 1 of shape [7], element [5]: " in result.stdout
@@ -55,7 +55,7 @@ def test_parting() -> None:
     assert "changes tried closes it: theirs eps=1e-16, " in result.stdout
 
 
-def test_own_arguments_close_a_difference() -> None:
+def test_candidate_arguments_close_a_difference() -> None:
     arguments = ("torch.optim:AdamW", "--rule", "OPTIM:adam", "--set", "weight_decay=0.1")
     result = run(*arguments)
     assert result.exit_code == 1, result.output
@@ -64,7 +64,7 @@ def test_own_arguments_close_a_difference() -> None:
     assert run(*arguments, "--ours", "decoupled_weight_decay=True").exit_code == 0
 
 
-def test_json_and_what_a_class_prints() -> None:
+def test_json_output_excludes_prints_of_the_class() -> None:
     result = run(*of_file("Scribbling"), "--json")
     document = json.loads(result.stdout)
     assert result.exit_code == 0
@@ -76,7 +76,7 @@ def test_json_and_what_a_class_prints() -> None:
     assert document["outcome"]["difference"] is None
 
 
-def test_a_group_has_what_the_class_wants() -> None:
+def test_group_option_adds_required_keys() -> None:
     assert run(*of_file("OfGroups")).exit_code == 2
     result = run(*of_file("OfGroups"), "--group", "lr=0.01")
     assert "20 steps (groups)" in result.stdout
@@ -108,7 +108,7 @@ def test_a_group_has_what_the_class_wants() -> None:
         (of_file("Still"), "has not moved"),
     ],
 )
-def test_refusals(
+def test_invalid_conform_arguments_fail(
     arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -123,7 +123,7 @@ def test_the_help_says_that_packages_are_executed() -> None:
     assert "its code is executed" in run("--help").stdout
 
 
-def test_atlas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_atlas_compares_all_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [os.path.dirname(others.__file__), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     row: dict[str, Any] = {

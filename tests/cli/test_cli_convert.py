@@ -21,7 +21,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def test_there_and_back_to_the_bit(tmp_path: Path) -> None:
+def test_convert_round_trip_is_bit_exact(tmp_path: Path) -> None:
     settings = [word for number in NUMBERS for word in ("--set", number)]
     outcome = run("convert", SAVER, tmp_path / "ours", *settings)
     assert (outcome.exit_code, "14 tensors, 620 B" in outcome.output) == (0, True), outcome.output
@@ -60,7 +60,7 @@ def test_keras_optimizers_go_to_tensorflow_2(tmp_path: Path) -> None:
     assert ".OPTIMIZER_SLOT" in listing
 
 
-def test_flags_are_arguments_too(tmp_path: Path) -> None:
+def test_convert_flags_set_optimizer_arguments(tmp_path: Path) -> None:
     momentum = SAVER.parents[1] / "momentum/model.ckpt-5"
     flags = ("--set", "learning_rate=0.01", "--set", "momentum=0.9", "--set", "use_nesterov=true")
     assert run("convert", momentum, tmp_path / "ours", *flags).exit_code == 0
@@ -169,7 +169,7 @@ def test_differences_from_converted_files_are_printed(tmp_path: Path) -> None:
     assert other_outcome.output.startswith("convert makes neither of the other: ")
 
 
-def test_native_files_are_compared_as_they_are_written_for_tensorflow(tmp_path: Path) -> None:
+def test_diff_compares_native_with_tensorflow_layout(tmp_path: Path) -> None:
     w, opt = Variable([[1.0, 2.0]], name="w"), Adam(0.5)
     opt.apply_gradients([([[1.0, -1.0]], w)])
     checkpoint.save(tmp_path / "ours", optimizer=opt, variables=[w])

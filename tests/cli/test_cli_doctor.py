@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "kernels"
 
 
-def test_versions_engines_and_threads(folder):
+def test_doctor_json_has_versions_engines_and_threads(folder):
     report = json.loads(run("--json"))
     assert report["versions"]["thalweg"] == thalweg.__version__
     assert report["versions"]["python"] == platform.python_version()
@@ -46,7 +46,7 @@ def test_versions_engines_and_threads(folder):
     assert report["environment"]["THALWEG_CACHE_DIR"] == str(folder.parent)
 
 
-def test_lines_for_eyes(folder, monkeypatch):
+def test_doctor_prints_readable_lines(folder, monkeypatch):
     monkeypatch.setattr(availability, "why_unavailable", lambda: "torch sees no GPU")
     monkeypatch.setattr(doctor, "version", lambda name: "1.2")
     assert len(run().splitlines()) <= 20
@@ -63,32 +63,32 @@ def test_lines_for_eyes(folder, monkeypatch):
     ("threads", "line"),
     [(1, "1"), (4, "1: the OpenMP library of torch has no GOMP_parallel")],
 )
-def test_steps_of_one_thread(folder, monkeypatch, threads, line):
+def test_doctor_reports_single_threaded_steps(folder, monkeypatch, threads, line):
     monkeypatch.setattr(openmp, "gomp_parallel", lambda: None)
     monkeypatch.setattr(openmp, "team_size", lambda: threads)
     (threads_line,) = (text for text in run().splitlines() if text.startswith("threads of a step"))
     assert threads_line.removeprefix("threads of a step").strip() == line
 
 
-def test_missing_packages(folder, monkeypatch):
+def test_doctor_reports_missing_packages(folder, monkeypatch):
     monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package",))
     assert json.loads(run("--json"))["versions"]["no-such-package"] is None
     assert "not installed" in run()
 
 
-def test_a_folder_that_others_may_write_to(folder, monkeypatch):
+def test_doctor_reports_cache_folder_writable_by_others(folder, monkeypatch):
     folder.mkdir(mode=0o755)
     folder.chmod(0o777)
     kernels = json.loads(run("--json"))["kernels"]
     assert f"{folder}-2" in kernels["trouble"]
 
 
-def test_a_folder_that_is_no_absolute_path(monkeypatch):
+def test_doctor_reports_relative_cache_folder(monkeypatch):
     monkeypatch.setenv("THALWEG_CACHE_DIR", "here")
     assert "not absolute" in json.loads(run("--json"))["kernels"]["trouble"]
 
 
-def test_gpus(folder, monkeypatch):
+def test_doctor_lists_gpus(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "One\x1b[2J")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (9, 0))
@@ -96,7 +96,7 @@ def test_gpus(folder, monkeypatch):
     assert "1 x One\\x1b[2J, capability 9.0" in run()
 
 
-def test_an_engine_that_fails(folder, monkeypatch):
+def test_doctor_reports_a_failing_engine(folder, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no such\ntarget")
 
@@ -105,6 +105,6 @@ def test_an_engine_that_fails(folder, monkeypatch):
     assert "no such target" in engine
 
 
-def test_an_engine_with_other_bits(folder, monkeypatch):
+def test_doctor_reports_an_engine_with_other_bits(folder, monkeypatch):
     monkeypatch.setattr(torch, "equal", lambda *_: False)
     assert "engine cpu         no: a step has other bits" in run()

@@ -45,9 +45,7 @@ def run_without(missing: str, code: str) -> subprocess.CompletedProcess[str]:
         ("click rich", "click and rich are"),
     ],
 )
-def test_without_the_extra_the_command_says_what_to_install(
-    missing: str, message: str, code: str
-) -> None:
+def test_missing_cli_extra_names_what_to_install(missing: str, message: str, code: str) -> None:
     process = run_without(missing, code)
     assert process.returncode == 2
     assert not process.stdout
@@ -57,7 +55,7 @@ def test_without_the_extra_the_command_says_what_to_install(
 
 
 @pytest.mark.parametrize("code", RUN.values(), ids=RUN)
-def test_with_the_extra_the_command_runs(code: str) -> None:
+def test_command_runs_with_cli_extra(code: str) -> None:
     process = run_without("", code)
     assert process.returncode == 0, process.stderr
     assert "AMSGrad" in process.stdout
@@ -75,7 +73,7 @@ def test_the_library_trains_without_the_extra() -> None:
 
 
 @many("path", OTHER_PATHS)
-def test_only_the_command_imports_its_packages(path: Path) -> None:
+def test_only_cli_modules_import_click_and_rich(path: Path) -> None:
     packages: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -85,7 +83,7 @@ def test_only_the_command_imports_its_packages(path: Path) -> None:
     assert not packages & {"click", "rich"}
 
 
-def test_the_extras_that_run_the_command_include_it() -> None:
+def test_race_and_test_extras_include_cli() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     dependencies = {name.partition(">")[0] for name in project["dependencies"]}
     assert dependencies == {"llvmlite", "numpy", "safetensors", "torch"}

@@ -90,7 +90,7 @@ def _v1_with_global_step(path: Path) -> None:
         ),
     ],
 )
-def test_inspect_tells_what_counts_and_the_rate(
+def test_inspect_prints_step_and_learning_rate(
     save: Callable[[Path], None], rate: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "run"
@@ -106,12 +106,12 @@ def test_inspect_tells_what_counts_and_the_rate(
     assert "step:" not in run("inspect", path).output.replace("_step", "")
 
 
-def test_nothing_counts_in_a_file_of_tensors(tmp_path: Path) -> None:
+def test_inspect_has_no_step_for_tensor_files(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run", variables={"w": torch.ones(2)})
     assert json.loads(run("inspect", "--json", tmp_path / "run").output)["step"] is None
 
 
-def test_inspect_as_json(trained: Path) -> None:
+def test_inspect_prints_json(trained: Path) -> None:
     report = json.loads(run("inspect", "--json", trained).output)
     assert (report["kind"], report["step"], report["metrics"]) == ("thalweg", 2, {"loss": 0.25})
     assert report["optimizer"]["class"] == "Adam"
@@ -121,7 +121,7 @@ def test_inspect_as_json(trained: Path) -> None:
     }  # fmt: skip
 
 
-def test_inspect_as_a_tree(trained: Path) -> None:
+def test_inspect_prints_a_tree(trained: Path) -> None:
     lines = run("inspect", "--tree", trained).output.splitlines()
     assert any(line.endswith("── variables") for line in lines)
     assert any(line.endswith("── w  F32 1 x 2") for line in lines)
@@ -134,13 +134,13 @@ def test_inspect_reads_checkpoints_of_tensorflow(tmp_path: Path) -> None:
     assert "2 x 3" in text
 
 
-def test_savers_name_files_without_their_ending(trained: Path) -> None:
+def test_saver_prefix_names_the_file(trained: Path) -> None:
     for command in ("inspect", "verify"):
         assert run(command, trained.with_suffix("")).exit_code == 0
     assert run("diff", trained, trained.with_suffix("")).exit_code == 0
 
 
-def test_verify(trained: Path) -> None:
+def test_verify_detects_damage(trained: Path) -> None:
     good = run("verify", trained)
     assert (good.exit_code, "4 tensors, 32 B, verified" in good.output) == (0, True)
     content = bytearray(trained.read_bytes())
@@ -161,7 +161,7 @@ def test_files_without_checksums_are_not_called_verified() -> None:
     assert "13 tensors, 620 B, readable; HDF5 holds no checksums" in " ".join(reply.output.split())
 
 
-def test_diff(trained: Path, tmp_path: Path) -> None:
+def test_diff_lists_differing_tensors(trained: Path, tmp_path: Path) -> None:
     equal = run("diff", trained, trained)
     assert (equal.exit_code, equal.output) == (0, "All tensors are equal, to the bit.\n")
     first, second = tmp_path / "one", tmp_path / "other"
@@ -195,7 +195,7 @@ def test_diff(trained: Path, tmp_path: Path) -> None:
         (torch.ones(2), torch.ones(2).double(), "is F32 (2,) and F64 (2,)"),
     ],
 )
-def test_differences_of_dtypes(
+def test_diff_reports_dtype_differences(
     first: torch.Tensor, second: torch.Tensor, message: str, tmp_path: Path
 ) -> None:
     for name, value in (("a", first), ("b", second)):
@@ -246,7 +246,7 @@ READ_COMMANDS = [
 
 @pytest.mark.parametrize(("command", "kind"), READ_COMMANDS)
 @pytest.mark.parametrize("large", [True, False])
-def test_large_files_have_a_bar(
+def test_large_files_show_a_progress_bar(
     command: str, kind: str, large: bool, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rich.progress import Progress
@@ -274,7 +274,7 @@ def test_large_files_have_a_bar(
         assert falls <= (name == "diff")  # the second file may begin at 0
 
 
-def test_the_bar_is_for_terminals_alone(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_is_only_for_terminals(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LARGE", 1)
     assert run("verify", trained).stderr == ""
 
@@ -318,7 +318,7 @@ GOLDENS = Path(__file__).parents[1] / "goldens"
         ("keras_files/adam_amsgrad.keras", "Adam: Adam, ", None, "Adam"),
     ],
 )
-def test_optimizers_of_others_are_shown(
+def test_inspect_shows_optimizers_of_other_packages(
     name: str, lines: str, step: int | None, optimizer: str
 ) -> None:
     assert lines in run("inspect", GOLDENS / name).output

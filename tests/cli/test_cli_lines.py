@@ -21,7 +21,7 @@ from thalweg._cli.race.problems import PROBLEMS
     ("seconds", "count"),
     [(10, 0), (60, 3), (600, 10), (3600, 10), (100_000, 167)],
 )
-def test_lines_of_work_that_takes_so_long(seconds: int, count: int, capfd: Any) -> None:
+def test_progress_lines_appear_at_intervals(seconds: int, count: int, capfd: Any) -> None:
     clock = [0.0]
     progress = ProgressLines(lambda: clock[0])
     for step in range(1000):
@@ -34,7 +34,7 @@ def test_lines_of_work_that_takes_so_long(seconds: int, count: int, capfd: Any) 
     assert all(re.fullmatch(r"so far, \d+%, (\d+:)?\d+:\d\d", line) for line in lines)
 
 
-def test_the_time_of_a_line(capfd: Any) -> None:
+def test_progress_line_shows_the_time(capfd: Any) -> None:
     clock = [0.0]
     progress = ProgressLines(lambda: clock[0])
     for second in (62.4, 3723):
@@ -49,7 +49,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_race_without_a_terminal(capfd: Any) -> None:
+def test_race_without_terminal_prints_progress_lines(capfd: Any) -> None:
     with race_progress.watch_race(Console(file=io.StringIO()), "digits") as progress:
         race_seeds(PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[0], epochs=1,
             progress=progress)  # fmt: skip
@@ -59,7 +59,9 @@ def test_a_race_without_a_terminal(capfd: Any) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_large_file_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_large_file_without_terminal_prints_progress_lines(
+    monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
     monkeypatch.setattr(files, "_bytes_of", lambda path: files.LARGE)
     with files._watch_progress("run/model\x1b.ckpt") as progress:
         assert progress is not None

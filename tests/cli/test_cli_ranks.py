@@ -41,7 +41,7 @@ def ran(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_ranks_run_the_race_of_one(tmp_path: Path) -> None:
+def test_race_on_ranks_equals_race_on_one_process(tmp_path: Path) -> None:
     names = ("--optimizers", "Adam,v1:MomentumOptimizer")
     for count in "12":
         (tmp_path / count).mkdir()
@@ -68,7 +68,7 @@ def test_errors_of_a_rank_are_one_line(tmp_path: Path) -> None:
     assert line == "Error: late failed at step 1: 'too late'"
 
 
-def test_more_ranks_than_examples_in_a_batch_are_refused(tmp_path: Path) -> None:
+def test_more_ranks_than_batch_examples_fail(tmp_path: Path) -> None:
     process = ran(tmp_path, *RACE, "--nproc", "33")
     assert process.returncode == 2
     assert "32" in process.stderr

@@ -35,7 +35,7 @@ def beside_sign(candidate: Any, **options: Any) -> Outcome:
     return compare(candidate, SIGN, **options)
 
 
-def test_bits() -> None:
+def test_compare_reports_equal_bits() -> None:
     report = beside_sign(others.Plain)
     assert (report.verdict, report.difference, report.parting) == ("bits", 0.0, None)
     assert (report.way, report.steps, report.agrees) == ("list", 20, True)
@@ -53,7 +53,7 @@ def test_rounding_reports_the_first_difference() -> None:
     assert report.tried == []
 
 
-def test_the_step_the_parameter_and_the_element_where_they_part() -> None:
+def test_compare_locates_the_first_divergence() -> None:
     report = beside_sign(others.Later)
     assert (report.verdict, report.agrees) == ("parts", False)
     place = report.parting
@@ -64,7 +64,7 @@ def test_the_step_the_parameter_and_the_element_where_they_part() -> None:
     assert report.closed_by == []
 
 
-def test_an_argument_closes_the_difference() -> None:
+def test_compare_finds_the_argument_that_closes_a_difference() -> None:
     report = beside_sign(others.Doubled)
     assert (report.verdict, report.closed_by) == ("parts", ["theirs double=False"])
     assert set(report.closed_by) <= set(report.tried)
@@ -73,7 +73,7 @@ def test_an_argument_closes_the_difference() -> None:
     assert beside_sign(single).verdict == "bits"
 
 
-def test_arguments_are_given_to_both() -> None:
+def test_arguments_are_passed_to_both_optimizers() -> None:
     sgd = Candidate(torch.optim.SGD, "SGD").with_arguments(momentum=0.5, nesterov=True)
     assert compare(sgd, optim.SGD).agrees
     second = Candidate(optim.SGD, "SGD").with_arguments(nesterov=False)
@@ -81,13 +81,13 @@ def test_arguments_are_given_to_both() -> None:
     assert report.closed_by == ["theirs nesterov=False", "ours nesterov=True"]
 
 
-def test_a_mark_in_place_of_a_default_takes_the_value_of_the_other() -> None:
+def test_sentinel_default_takes_the_value_of_the_other_side() -> None:
     required: Any = object()
     bound = Candidate(lambda params, lr=required: others.Plain(params, lr), "ours")
     assert compare(others.Plain, bound).verdict == "bits"
 
 
-def test_how_a_step_is_computed_is_not_shared() -> None:
+def test_execution_options_are_not_shared() -> None:
     adam = Candidate(torch.optim.Adam, "Adam").with_arguments(maximize=True, foreach=True)
     report = compare(adam, optim.Adam)
     assert report.agrees
@@ -95,7 +95,7 @@ def test_how_a_step_is_computed_is_not_shared() -> None:
     assert "foreach" not in report.ours
 
 
-def test_values_of_the_other_and_of_the_table_are_tried() -> None:
+def test_search_tries_values_of_the_other_side_and_the_table() -> None:
     first = Candidate(lambda params, eps=1e-3, amsgrad=True, foreach=False: None, "one")
     second = Candidate(lambda params, eps=1e-8, weight_decay=0.1: None, "other")
     names = [name for name, _, _ in list_trials(first, second)]
@@ -119,13 +119,13 @@ def test_values_of_the_other_and_of_the_table_are_tried() -> None:
     ],
     ids=str,
 )
-def test_ways_to_be_driven(candidate: Any, driver: str) -> None:
+def test_candidates_are_driven_by_their_signature(candidate: Any, driver: str) -> None:
     report = beside_sign(candidate)
     assert (report.verdict, report.way) == ("bits", driver)
     assert compare(others.Plain, candidate).verdict == "bits"  # ours may want such, too
 
 
-def test_what_a_class_does_to_gradients_is_its_own() -> None:
+def test_candidate_may_modify_its_gradients() -> None:
     assert beside_sign(others.Scribbling).verdict == "bits"
 
 
@@ -142,12 +142,12 @@ def test_what_a_class_does_to_gradients_is_its_own() -> None:
         (lambda params: object(), "makes a object, which has no step"),
     ],
 )
-def test_nothing_to_compare(candidate: Any, words: str) -> None:
+def test_candidates_without_comparable_steps_raise(candidate: Any, words: str) -> None:
     with pytest.raises(ConformError, match=words):
         beside_sign(candidate)
 
 
-def test_values_that_are_not_finite_part() -> None:
+def test_nonfinite_values_diverge() -> None:
     report = beside_sign(others.NotFinite)
     assert report.verdict == "parts"
     assert report.parting is not None
@@ -175,12 +175,12 @@ def test_comparison_keeps_the_random_state() -> None:
 @pytest.mark.parametrize(
     "name", ["optim:Adam", "optim:AMSGrad", "OPTIM:lamb", "torch:NAdam", "torch.optim:NAdam"]
 )
-def test_ours_of_torchs_kind_agrees_with_itself(name: str) -> None:
+def test_torch_style_rule_agrees_with_itself(name: str) -> None:
     assert compare(find_rule(name), find_rule(name)).verdict == "bits"
 
 
 @pytest.mark.parametrize("name", ["Adam", "v1:MomentumOptimizer", "Nesterov"])
-def test_ours_of_tensorflows_kind_is_driven(name: str) -> None:
+def test_tensorflow_style_rule_is_driven(name: str) -> None:
     rule = find_rule(name)
     torch_sgd = Candidate(torch.optim.SGD, "SGD").with_arguments(
         lr=0.01, momentum=0.9, nesterov=name == "Nesterov"
@@ -188,21 +188,21 @@ def test_ours_of_tensorflows_kind_is_driven(name: str) -> None:
     assert compare(torch_sgd, rule, search=False).agrees == (name != "Adam")
 
 
-def test_a_rule_of_a_file() -> None:
+def test_rule_is_loaded_from_a_file() -> None:
     assert compare(others.Plain, find_rule(f"{FILE}:SIGN")).verdict == "bits"
     for name, words in (("function", "is a function, not a"), ("none", "has no 'none'")):
         with pytest.raises(ConformError, match=words):
             find_rule(f"{FILE}:{name}")
 
 
-def test_ours_of_the_same_name() -> None:
+def test_find_like_finds_the_rule_of_equal_name() -> None:
     assert find_like("lamb").name == "optim:LAMB"
     assert find_like("ftrl").name == "Ftrl"
     with pytest.raises(ConformError, match=r"near it: .*ScheduleFreeAdamW.*Name ours with --rule"):
         find_like("AdamWScheduleFree")
 
 
-def test_a_class_by_package_and_name() -> None:
+def test_class_is_found_by_package_and_name() -> None:
     assert load_class("torch.optim:Adam") == (Candidate(torch.optim.Adam, "Adam"), "")
     assert load_class(f"{FILE}:Plain")[0].name == "Plain"
 
@@ -268,7 +268,7 @@ def table(*cells: Cell) -> Atlas:
     return Atlas(columns, [row], 1.0, 20, {"thalweg": "0"})
 
 
-def test_the_picture_is_complete_xml() -> None:
+def test_atlas_plot_is_well_formed_xml() -> None:
     picture = draw(
         table(
             Cell("a:Lamb", "bits", 0.0, "list"),
@@ -312,7 +312,7 @@ def test_a_crashed_process_is_reported() -> None:
     assert reason.startswith("its process ended with status -")
 
 
-def test_every_rule_of_now_is_in_the_list() -> None:
+def test_atlas_lists_every_rule() -> None:
     atlas_list = atlases.read_list()
     assert {row.rule for row in atlas_list.rows} >= MODERN
     for row in atlas_list.rows:
@@ -320,7 +320,7 @@ def test_every_rule_of_now_is_in_the_list() -> None:
             find_rule(row.rule).with_arguments(**row.arguments)
 
 
-def test_the_picture_has_every_class_of_the_list() -> None:
+def test_atlas_plot_has_every_listed_class() -> None:
     atlas = atlases.read_list()
     picture = (Path(__file__).parents[2] / "docs" / "atlas.svg").read_text()
     titles = [

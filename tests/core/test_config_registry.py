@@ -58,7 +58,7 @@ def loads() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(("kind", "names"), [(OPTIMIZERS, NAMES), (RATES, RECORDED_RATES)])
-def test_names_are_those_of_files_of_before(kind: Names, names: str) -> None:
+def test_registry_names_match_earlier_files(kind: Names, names: str) -> None:
     names_told = kind.told()
     assert sorted(names_told) == sorted(names.split())
     for name, thing in names_told.items():
@@ -68,18 +68,18 @@ def test_names_are_those_of_files_of_before(kind: Names, names: str) -> None:
             assert thing.__name__ == class_name
 
 
-def test_of_two_names_the_first_is_written_and_both_are_read() -> None:
+def test_alias_is_read_and_the_first_name_written() -> None:
     assert RATES.name_of(train.piecewise_constant) == "train.piecewise_constant_decay"
     assert RATES.find("train.piecewise_constant") is train.piecewise_constant
 
 
-def test_of_two_classes_by_one_name_the_first_is_made() -> None:
+def test_name_of_two_classes_finds_the_first() -> None:
     name = "openseq2seq:optimize_loss"
     assert OPTIMIZERS.name_of(TrainingStep) == OPTIMIZERS.name_of(MicroBatchStep) == name
     assert OPTIMIZERS.find(name) is TrainingStep
 
 
-def test_a_name_is_of_one_thing() -> None:
+def test_duplicate_registration_raises() -> None:
     names = Names()
     names.tell("a", int)
     names.tell("a", int)
@@ -140,7 +140,7 @@ print(json.dumps([before, loaded, type(made).__name__, known["w"].tolist()]))
 """
 
 
-def test_a_file_imports_the_front_ends_that_it_names(tmp_path: Path) -> None:
+def test_restoring_a_file_imports_only_its_front_ends(tmp_path: Path) -> None:
     for name, faces in _files(tmp_path).items():
         process = fresh_process.run(GOING_ON, str(tmp_path / name))
         assert process.returncode == 0, process.stderr
@@ -195,7 +195,7 @@ def test_torch_models_import_no_tensorflow_names() -> None:
     assert inner == []
 
 
-def test_late_imports_exist() -> None:
+def test_lazy_import_targets_exist() -> None:
     process = fresh_process.run(
         "from thalweg import checkpoint\n"
         "assert {'from_torch', 'to_torch', 'tensorflow'} <= set(dir(checkpoint))\n"
@@ -206,5 +206,5 @@ def test_late_imports_exist() -> None:
     assert process.returncode == 0, process.stderr
 
 
-def test_one_loss_scaler_is_told() -> None:
+def test_loss_scaler_registry_lists_one_class() -> None:
     assert list(LOSS_SCALERS.told()) == ["AutomaticLossScaler"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bit_comparison import assert_same
 from thalweg import Hyper, Rule, Slot, Variable, sqrt
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg._core.plan_cache import PlanCache
@@ -107,13 +108,12 @@ def test_groups_in_one_step_equal_single_steps(rule: Rule, engine: str) -> None:
         single_hooks = Plain(rule, single_slots, engine, [group] * len(members), special, steps)
         run_step(single_hooks, PlanCache(), pairs)
     for var, single in zip(variables, single_vars, strict=True):
-        assert torch.equal(var, single)
-        for slot, single_slot in zip(slots[id(var)], single_slots[id(single)], strict=True):
-            assert torch.equal(slot, single_slot)
+        assert_same([var], [single])
+        assert_same(slots[id(var)], single_slots[id(single)])
     assert len(hooks.requested) == len(set(hooks.requested))  # prepare runs once for each
 
 
-def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_groups_are_one_kernel_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     variables, slots, gradients = made([64] * 100, [torch.float32] * 100, ADAM)
     groups = list(range(100))
     special = {group: {"learning_rate": 0.01 * (group + 1)} for group in groups}
@@ -155,7 +155,7 @@ MEASURING = Rule(
 @pytest.mark.parametrize(
     "changes", [NOTHING, GradientTransforms(global_clipnorm=0.7)], ids=["plain", "clip"]
 )
-def test_a_rules_measure_has_equal_bits_in_both_engines(
+def test_measures_have_equal_bits_in_both_engines(
     changes: GradientTransforms,
 ) -> None:
     results = []
@@ -170,12 +170,11 @@ def test_a_rules_measure_has_equal_bits_in_both_engines(
                 changes,
             )
         results.append([*variables, *(slot for var in variables for slot in slots[id(var)])])
-    for a, b in zip(*results, strict=True):
-        assert torch.equal(a, b)
+    assert_same(*results)
     assert [slots[id(var)][1].item() for var in variables] == [5.0] * len(variables)
 
 
-def test_a_variable_that_comes_twice_is_measured_once_and_moves_twice() -> None:
+def test_repeated_variable_is_measured_once_and_updated_twice() -> None:
     var = Variable(torch.tensor([3.0, 4.0]))
     slots = {id(var): [torch.zeros(2), torch.zeros(())]}
     first, second = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])

@@ -119,7 +119,7 @@ def of_a_function(*, learning_rate: Any) -> Any:
 
 
 @pytest.mark.parametrize("prepare", [by_condition, of_a_constant, of_a_function])
-def test_other_preparations_run_at_each_step(prepare: Any) -> None:
+def test_untraceable_prepare_runs_at_each_step(prepare: Any) -> None:
     rule = replace(ADAM, prepare=prepare)
     values: Any = {hyper.name: np.float32(hyper.default) for hyper in rule.hypers}
     with pytest.raises(TypeError):
@@ -139,7 +139,7 @@ def test_other_preparations_run_at_each_step(prepare: Any) -> None:
         {"rate": np.float32(0.5)},
     ],
 )
-def test_other_kinds_of_numbers_end_a_program(other_values: dict[str, Any]) -> None:
+def test_changed_hyperparameter_types_end_a_program(other_values: dict[str, Any]) -> None:
     rows: Any = Rows(["learning_rate"], np.float32)
     scalars = RuleScalars(SGD, rows)
     assert scalars.made({"learning_rate": np.float32(0.1)}, 1) is None
@@ -149,7 +149,7 @@ def test_other_kinds_of_numbers_end_a_program(other_values: dict[str, Any]) -> N
     assert scalars.made({"learning_rate": np.float32(0.1)}, 3) is not None
 
 
-def test_scalars_that_are_given_whole_end_a_program() -> None:
+def test_precomputed_scalars_end_a_program() -> None:
     rows: Any = Rows(["learning_rate"], np.float32)
     scalars, values = RuleScalars(SGD, rows), {"learning_rate": np.float32(0.1)}
     assert scalars.made(values, 1) is None
@@ -177,7 +177,7 @@ def of_torchs_kind(**options: Any) -> Any:
         param.grad = torch.ones(3)
     groups = [{"params": params[:1], "lr": 0.1}, {"params": params[1:], "lr": 0.2}]
     optimizer = tensorflow.Adam(groups, **options)
-    cache: Any = optimizer._cache
+    cache: Any = optimizer.step_cache
     return optimizer.step, lambda: cache.replay.taken
 
 

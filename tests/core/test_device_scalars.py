@@ -63,7 +63,7 @@ def torchs_hypers(rule: Rule, rate: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("rate", [0.1, "there"])
 @pytest.mark.parametrize("rule", TORCH_RULES, ids=label)
-def test_prepare_of_torch_s_rules(rule: Rule, rate: Any) -> None:
+def test_torch_rules_prepare_on_the_device(rule: Rule, rate: Any) -> None:
     scalars = torchs_hypers(rule, torch.full((), 0.1, device=GPU) if rate == "there" else rate)
     assert rule.prepare is not None
     expected = rule.prepare.__kwdefaults__ or {}
@@ -81,7 +81,7 @@ TENSORFLOW = [rules.ADAM, rules.AMSGRAD, rules.ADAMAX, rules.NADAM, rules.FTRL, 
 @pytest.mark.parametrize("rate", [0.1, "there"])
 @pytest.mark.parametrize("rule", TENSORFLOW, ids=label)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_scalars_of_tensorflow_s_rules(rule: Rule, rate: Any, dtype: Any) -> None:
+def test_tensorflow_rules_prepare_on_the_device(rule: Rule, rate: Any, dtype: Any) -> None:
     kind = torch.float32 if dtype is np.float32 else torch.float64
     values: dict[str, Any] = {hyper.name: dtype(hyper.default) for hyper in rule.hypers}
     if rate == "there":
@@ -106,7 +106,7 @@ def test_device_counters_advance_on_the_device() -> None:
             assert_there(moving.args[0])
 
 
-def test_columns_of_groups() -> None:
+def test_groups_have_device_scalar_columns() -> None:
     scalars = {
         "a": {"own": vector(), "one": torch.ones((), device=GPU), "either": 0.5, "both": 0.1},
         "b": {"own": vector(), "one": torch.ones((), device=GPU), "either": vector(), "both": 0.2},
@@ -140,7 +140,7 @@ class Measured:
 )
 @pytest.mark.parametrize("is_torchs", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_unscaling_and_clipping(
+def test_unscaling_and_clipping_run_on_the_device(
     options: StepOptions, is_torchs: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A tensor of a GPU that is not there cannot be indexed.
@@ -160,7 +160,7 @@ def test_unscaling_and_clipping(
     assert columns.apply_flag is not None
 
 
-def test_a_norm_of_several_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_share_a_norm_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "sum_in_order", Tensor.sum)
     monkeypatch.setattr(CommonNorm, "_measure_anew", lambda *_: (Measured(), variables))
     options, scale, report = (

@@ -119,7 +119,9 @@ FACES: dict[str, Callable[[torch.dtype], Any]] = {
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("face", FACES)
-def test_all_have_the_numbers_and_the_sums(face: str, dtype: torch.dtype, engine: Any) -> None:
+def test_every_front_end_has_shared_scalars_and_sums(
+    face: str, dtype: torch.dtype, engine: Any
+) -> None:
     with thalweg.engine(engine):
         variables, numbers = FACES[face](dtype)
     expected, total, count = wanted()
@@ -132,7 +134,7 @@ def test_all_have_the_numbers_and_the_sums(face: str, dtype: torch.dtype, engine
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_a_cut_number_raises_and_changes_nothing(place: int) -> None:
+def test_truncated_scalar_raises_and_changes_nothing(place: int) -> None:
     params = [torch.ones(shape, requires_grad=True) for shape in SHAPES]
     optimizer = mixed(params)
     for step in range(2):
@@ -149,7 +151,7 @@ def test_a_cut_number_raises_and_changes_nothing(place: int) -> None:
     assert_same([param.detach() for param in params], params_before)
 
 
-def test_numbers_are_numbers() -> None:
+def test_per_optimizer_result_of_wrong_shape_raises() -> None:
     def of_each(*, squares: Any, learning_rate: Any) -> Any:
         return {"own_rate": learning_rate * squares}
 

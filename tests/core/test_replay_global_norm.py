@@ -98,7 +98,7 @@ def compare(
     for step in range(STEPS):
         prepare(opt, own_params, step)
         prepare(twin, twin_params, step)
-        twin._cache.forget_replay()
+        twin.step_cache.forget_replay()
         opt.step()
         twin.step()
         assert told(opt) == told(twin), step
@@ -133,7 +133,7 @@ def test_a_global_norm_is_replayed(
 
 
 @pytest.mark.parametrize("kind", ["many", "leaves"])
-def test_sums_are_added_up_in_their_order(kind: str, parts: Any) -> None:
+def test_global_norm_adds_sums_in_order(kind: str, parts: Any) -> None:
     compare(
         lambda params: optim.SGD(groups(params), 0.1, clip_grad_norm=0.7),
         kind,
@@ -202,7 +202,7 @@ def _tiny(params: list[Parameter]) -> None:
 @pytest.mark.parametrize("limit", [0.0, 1e-44, 1e-38, 1.0, 1e30])
 @pytest.mark.parametrize("kind", ["float32", "float64", "several"])
 @pytest.mark.parametrize("home", [optim, tensorflow], ids=["torch", "tensorflow"])
-def test_unusual_numbers_are_those_of_the_careful_step(
+def test_extreme_values_equal_the_full_step(
     home: Any, kind: str, limit: float, change: Callable[[list[Parameter]], None], parts: Any
 ) -> None:
     def before(opt: Any, params: list[Parameter], step: int) -> None:
@@ -219,7 +219,7 @@ def test_unusual_numbers_are_those_of_the_careful_step(
         overflows = change in (_nan, _infinite, _huge) or kind == "float64"
         assert parts[2:4] == (overflow_parts if overflows else [(replay_kernel.CLIPPED, 0)] * 2)
     if kind == "float32":  # else squares may leave float64, and the careful step measures others
-        assert opt._cache.replay.taken == STEPS - 2
+        assert opt.step_cache.replay.taken == STEPS - 2
 
 
 def test_an_infinite_scale_equals_the_planned_step() -> None:
@@ -244,7 +244,7 @@ def test_a_skipped_step_is_reported() -> None:
         opt.step()
         assert opt.last_step.taken is (step != 4)
         assert (opt.last_step.grad_norm is None) is (step == 4)
-    assert opt._cache.replay.taken
+    assert opt.step_cache.replay.taken
 
 
 def test_last_step_stays_until_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_last_step_stays_until_the_next_step(monkeypatch: pytest.MonkeyPatch) ->
     for step in range(STEPS):
         give(model, step)
         opt.step()
-    quick = opt._cache.replay
+    quick = opt.step_cache.replay
     give(model, STEPS)
 
     def failing(*args: Any) -> int:
@@ -262,7 +262,7 @@ def test_last_step_stays_until_the_next_step(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(GuardTable, "replay", failing)
     with pytest.raises(KeyboardInterrupt):
         opt.step()
-    assert opt._cache.replay is None
+    assert opt.step_cache.replay is None
     assert opt.last_step.count == STEPS == quick.taken + 2
     give(model, STEPS - 1)
     norm = torch.nn.utils.get_total_norm([param.grad for param in model if param.grad is not None])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from bit_comparison import assert_same
 from thalweg import IndexedSlices, Variable
 from thalweg._core import step as core_step
 from thalweg._engines import Dispatcher
@@ -79,12 +80,6 @@ class Training:
         return [tensor.detach().clone() for tensor in (self.table, self.bias, *self.opt.weights)]
 
 
-def assert_same(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    assert len(got) == len(expected)
-    for a, b in zip(got, expected, strict=True):
-        assert torch.equal(a, b)
-
-
 def refuse(*_: Any, **__: Any) -> None:
     raise AssertionError("the careful path was taken")
 
@@ -92,7 +87,7 @@ def refuse(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_steady_steps_give_the_bits_of_the_reference(make, kind, dense, monkeypatch):
+def test_replayed_sparse_steps_equal_the_reference(make, kind, dense, monkeypatch):
     fast = Training(make(), "cpu", dense)
     reference_training = Training(make(), "reference", dense)
     fast.step(0, kind), reference_training.step(0, kind)
@@ -107,7 +102,7 @@ def test_steady_steps_give_the_bits_of_the_reference(make, kind, dense, monkeypa
 
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
 @pytest.mark.parametrize("clipping", CLIPPED.items(), ids=CLIPPED)
-def test_steady_steps_are_clipped(clipping, dense, monkeypatch):
+def test_replayed_sparse_steps_are_clipped(clipping, dense, monkeypatch):
     options = dict([clipping])
     fast = Training(Adagrad(0.1, **options), "cpu", dense)
     careful = Training(Adagrad(0.1, **options), "cpu", dense)
@@ -169,7 +164,7 @@ def test_a_bad_gradient_raises_and_changes_nothing(make_grad, error, text, dense
     training.step(2, coo)
 
 
-def test_a_shrunken_gradient_is_refused():
+def test_shrunken_gradient_raises():
     training = Training(Adagrad(0.1), "cpu")
     training.step(0, coo), training.step(1, coo)
     state_before = training.state()
@@ -181,7 +176,7 @@ def test_a_shrunken_gradient_is_refused():
     assert_same(training.state(), state_before)
 
 
-def test_a_constraint_given_later_is_refused():
+def test_constraint_set_later_raises():
     training = Training(Adagrad(0.1), "cpu")
     training.step(0, coo), training.step(1, coo)
     state_before = training.state()
@@ -239,7 +234,7 @@ GRADIENTS = [
 
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
 @pytest.mark.parametrize("make_grad", GRADIENTS, ids=lambda make_grad: make_grad.__name__)
-def test_other_gradients_between_steady_ones(make_grad, dense):
+def test_other_gradients_between_replays_equal_the_reference(make_grad, dense):
     trainings = [Training(Adagrad(0.1), engine, dense) for engine in ("cpu", "reference")]
     for training in trainings:
         training.step(0, coo), training.step(1, coo)
@@ -292,7 +287,7 @@ def reloaded(training: Training) -> None:
     "change", [moved, slot_moved, slot_set, transposed, transposed_in_place, reloaded]
 )
 @pytest.mark.filterwarnings("ignore::thalweg.PerformanceWarning")
-def test_steps_go_on_after_memory_has_moved(change):
+def test_steps_continue_after_memory_moved(change):
     trainings = [Training(Adagrad(0.1), engine, True) for engine in ("cpu", "reference")]
     for training in trainings:
         training.step(0, coo), training.step(1, coo)
@@ -301,7 +296,7 @@ def test_steps_go_on_after_memory_has_moved(change):
     assert_same(*[training.state() for training in trainings])
 
 
-def test_a_table_given_twice_is_updated_twice():
+def test_repeated_table_is_updated_twice():
     trainings = [Training(Adagrad(0.1), engine) for engine in ("cpu", "reference")]
     for training in trainings:
         for number in range(3):
@@ -311,7 +306,7 @@ def test_a_table_given_twice_is_updated_twice():
     assert_same(*[training.state() for training in trainings])
 
 
-def test_a_gradient_of_too_many_entries_is_left_to_the_reference(monkeypatch):
+def test_oversized_sparse_gradient_uses_the_reference(monkeypatch):
     trainings = [Training(Adagrad(0.1), engine) for engine in ("cpu", "reference")]
     monkeypatch.setattr(sparse_engine, "ENTRIES", 3)
     monkeypatch.setattr("thalweg._engines.dispatcher.ENTRIES", 3)
@@ -322,7 +317,7 @@ def test_a_gradient_of_too_many_entries_is_left_to_the_reference(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{}, {"clipvalue": 0.5}], ids=["plain", "clipped"])
-def test_a_gradient_is_not_kept_alive(options):
+def test_replay_does_not_keep_gradients_alive(options):
     training = Training(Adagrad(0.1, **options), "cpu")
     training.step(0, coo)
     for number in range(2):
@@ -334,7 +329,7 @@ def test_a_gradient_is_not_kept_alive(options):
         assert values_ref() is None
 
 
-def test_backward_through_an_older_graph_is_noticed():
+def test_backward_through_an_older_graph_raises():
     training = Training(Adagrad(0.1), "cpu")
     training.step(0, coo), training.step(1, coo)
     loss = (training.table * training.table).sum()

@@ -39,7 +39,7 @@ HYPERS = [10**400, 2**63, True, "1", None, [1.0], torch.tensor(1.0), 1j, float("
 
 @pytest.mark.parametrize("value", HYPERS, ids=lambda value: f"{value!r:.20}")
 @pytest.mark.parametrize("is_created", [True, False])
-def test_a_bad_number_raises_before_changes(value: Any, is_created: bool) -> None:
+def test_invalid_number_in_state_changes_nothing(value: Any, is_created: bool) -> None:
     opt, variables = SGD(1), pair()
     if is_created:
         train(opt, variables, 1)
@@ -54,7 +54,7 @@ def test_a_bad_number_raises_before_changes(value: Any, is_created: bool) -> Non
     assert same(everything(opt, variables), all_before)
 
 
-def test_waiting_slots_are_copies() -> None:
+def test_deferred_slots_are_copies() -> None:
     opt, _ = keras_trained()
     state, loaded = opt.state_dict(), Nadam()
     loaded.load_state_dict(state)
@@ -67,7 +67,7 @@ def test_waiting_slots_are_copies() -> None:
 @pytest.mark.parametrize(
     "name", ["freed", "cut", "meta", "sparse", "list", "number", "wrapper", "nested"]
 )
-def test_waiting_slots_that_cannot_be_read_are_refused_by_name(name: str) -> None:
+def test_unreadable_deferred_slots_raise_with_their_name(name: str) -> None:
     state, loaded = keras_trained()[0].state_dict(), Nadam()
     state["slots"]["b:0"]["v"] = mutations.CHANGES[name](state["slots"]["b:0"]["v"])
     with pytest.raises(CheckpointMismatchError, match="'b/v'"):
@@ -77,7 +77,7 @@ def test_waiting_slots_that_cannot_be_read_are_refused_by_name(name: str) -> Non
 
 @every_face
 @pytest.mark.parametrize("name", ["freed", "cut", "meta", "wrapper"])
-def test_a_tensor_without_memory_is_refused_by_name(make: Any, name: str) -> None:
+def test_tensor_without_memory_raises_with_its_name(make: Any, name: str) -> None:
     opt, variables = make()
     state = opt.state_dict()
     home = state.get("slots", {}).get("b:0", state)
@@ -101,7 +101,7 @@ def test_a_class_of_tensors_that_fails_in_copy_is_read_as_plain(make: Any) -> No
     assert same(everything(opt, variables), all_before)
 
 
-def test_a_state_of_the_slots_themselves_is_read_before_it_is_written() -> None:
+def test_state_aliasing_its_own_slots_is_copied_before_writing() -> None:
     opt, (a, b) = v1_trained()
     b.assign(b + 1)
     state = {**opt.state_dict(), "a/m": opt.get_slot(a, "v"), "a/v": opt.get_slot(a, "m")}
@@ -123,7 +123,7 @@ FRESH: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("stride", [13, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["trained", "fresh"])
 @pytest.mark.parametrize("face", OF_VARIABLES)
-def test_an_interruption_leaves_all_old_or_all_new(face: str, is_fresh: bool, stride: int) -> None:
+def test_interrupted_load_is_atomic(face: str, is_fresh: bool, stride: int) -> None:
     opt, variables = MAKE[face]()
     old_values = [var.detach().clone() for var in variables]
     start = opt.state_dict()
@@ -146,7 +146,7 @@ def test_an_interruption_leaves_all_old_or_all_new(face: str, is_fresh: bool, st
     assert number > 100
 
 
-def test_a_section_runs_no_python() -> None:
+def test_commit_section_runs_no_python() -> None:
     opt, variables = keras_trained()
     frames: list[str] = []
 
@@ -208,7 +208,7 @@ def test_a_failing_copy_raises_before_changes() -> None:
 
 
 @pytest.mark.parametrize("first", range(6))
-def test_a_mode_in_which_copies_fail_leaves_all_old_or_all_new(first: int) -> None:
+def test_load_under_failing_copies_is_atomic(first: int) -> None:
     tensors = [torch.zeros(2), torch.zeros(2)]
     entries = [state.Entry(str(index), tensor) for index, tensor in enumerate(tensors)]
     with contextlib.suppress(CheckpointMismatchError), _FailsLater(first):
@@ -312,7 +312,7 @@ def named(*names: str, dtype: Any = torch.float32, size: int = 2) -> list[Any]:
     return [Variable(torch.ones(size, dtype=dtype), name) for name in names]
 
 
-def test_a_state_of_v1_by_positions_is_read() -> None:
+def test_v1_state_by_position_is_loaded() -> None:
     opt, (b, first, second) = MomentumOptimizer(0.5, 0.5), named("b", "w", "w")
     opt.load_state_dict(V1, [b, first, second])
     assert opt.get_slot(first, "momentum").tolist() == [3.0, 4.0]
@@ -324,7 +324,7 @@ def test_a_state_of_v1_by_positions_is_read() -> None:
     assert same(optimizer.state_dict([b, first, second]), state)
 
 
-def test_a_state_of_masters_by_positions_is_read() -> None:
+def test_masters_state_by_position_is_loaded() -> None:
     opt, variables = wrapped(), named("w", "w", dtype=torch.float16, size=1)
     opt.load_state_dict(WRAPPED, variables)
     assert [opt.get_master(var).item() for var in variables] == [0.75, 1.5]
@@ -333,7 +333,7 @@ def test_a_state_of_masters_by_positions_is_read() -> None:
     assert opt.loss_scale.item() == 16384.0
 
 
-def test_a_state_of_a_training_step_by_positions_is_read() -> None:
+def test_training_step_state_by_position_is_loaded() -> None:
     first, second = named("w", "w", size=1)
     step = optimize_loss(
         lambda: (first + second).sum(), "Momentum", {"momentum": 0.5}, lambda step: 0.5,
@@ -346,14 +346,14 @@ def test_a_state_of_a_training_step_by_positions_is_read() -> None:
     assert state["w/gradient_sum"].item() == 1.0
 
 
-def test_a_damaged_state_by_positions_is_refused_by_the_names_of_today() -> None:
+def test_damaged_state_by_position_raises_with_current_names() -> None:
     state = {**V1, "w#2/momentum": torch.ones(3)}
     with pytest.raises(CheckpointMismatchError, match=r"'w#1/momentum' is float32 of shape \(3,\)"):
         MomentumOptimizer(0.5, 0.5).load_state_dict(state, named("b", "w", "w"))
 
 
 @pytest.mark.parametrize("has_variables", [True, False])
-def test_a_state_of_keras_is_read(has_variables: bool) -> None:
+def test_keras_state_is_loaded(has_variables: bool) -> None:
     opt, variables = Nadam(), named("b", "w", "w")
     opt.load_state_dict(KERAS, variables if has_variables else None)
     assert same(opt.state_dict()["slots"], KERAS["slots"])
@@ -365,7 +365,7 @@ def test_a_state_of_keras_is_read(has_variables: bool) -> None:
     )
 
 
-def test_names_are_each_another_and_stay_when_others_come() -> None:
+def test_state_names_are_unique_and_stable() -> None:
     names = ["w", "w#1", "w", "b", "w", "w#1"]
     assert state.distinct(names) == ["w", "w#1", "w#2", "b", "w#3", "w#1#1"]
     for count in range(len(names)):
@@ -445,7 +445,7 @@ either_copy = pytest.mark.parametrize("make_copy", [copy.deepcopy, by_pickle])
 @either_copy
 @pytest.mark.parametrize("make", [lambda: Counting("Counting"), CountingV1])
 @pytest.mark.usefixtures("threads_change_often")
-def test_a_copy_is_of_one_step(make: Any, make_copy: Any) -> None:
+def test_copy_under_concurrent_steps_is_consistent(make: Any, make_copy: Any) -> None:
     opt, (w,) = make(), named("w", size=1)
     opt.apply_gradients([(torch.ones(1), w)])
 
@@ -463,7 +463,7 @@ def test_a_copy_is_of_one_step(make: Any, make_copy: Any) -> None:
 
 @either_copy
 @pytest.mark.usefixtures("threads_change_often")
-def test_a_copy_of_a_wrapper_is_of_one_step(make_copy: Any) -> None:
+def test_wrapper_copy_under_concurrent_steps_is_consistent(make_copy: Any) -> None:
     (w,) = named("w", dtype=torch.float16, size=1)
     opt = wrapped(CountingV1())
     step = lambda: opt.minimize(lambda: w.float().sum(), var_list=[w])  # noqa: E731
@@ -477,7 +477,7 @@ def test_a_copy_of_a_wrapper_is_of_one_step(make_copy: Any) -> None:
 
 @either_copy
 @pytest.mark.usefixtures("threads_change_often")
-def test_a_copy_of_averages_is_of_one_step(make_copy: Any) -> None:
+def test_averages_copy_under_concurrent_steps_is_consistent(make_copy: Any) -> None:
     (w,) = named("w", size=1)
     opt = MovingAverageOptimizer(CountingV1(), average_decay=0.0)
     opt.apply_gradients([(torch.ones(1), w)])

@@ -105,7 +105,7 @@ def test_hooks_are_called_with_the_documented_arguments(face: str, write: Any) -
     assert [name for name, _ in calls[count_before:]] == ["_restore_slot_variable"]
 
 
-def test_non_slot_variables_begin_with_what_was_restored(write: Any) -> None:
+def test_non_slot_variables_start_at_restored_values(write: Any) -> None:
     path, _, end = write("v1", lambda: train.AdamOptimizer(0.5))
     calls: list[tuple[str, dict[str, Any]]] = []
     make = recording(train.AdamOptimizer, calls)
@@ -123,9 +123,7 @@ def test_non_slot_variables_begin_with_what_was_restored(write: Any) -> None:
 
 @both_faces
 @pytest.mark.parametrize("style", ["returned", "restored", "both"])
-def test_a_subclass_may_make_slots_when_they_are_restored(
-    face: str, style: str, write: Any
-) -> None:
+def test_subclass_may_create_slots_on_restore(face: str, style: str, write: Any) -> None:
     path, old_value, end = write(face)
 
     class Eager(BASES[face]):  # type: ignore[misc]
@@ -273,7 +271,7 @@ def test_a_module_assigned_later_is_restored(tmp_path: Path) -> None:
 
 
 @both_faces
-def test_the_last_restore_counts(face: str, write: Any, tmp_path: Path) -> None:
+def test_last_restore_wins(face: str, write: Any, tmp_path: Path) -> None:
     path, _, end = write(face)
     v, second_opt = Variable(two(9.0)), FACES[face]()
     step(second_opt, v)
@@ -288,7 +286,7 @@ def test_the_last_restore_counts(face: str, write: Any, tmp_path: Path) -> None:
 
 
 @both_faces
-def test_restored_slots_are_those_that_were_there(face: str, write: Any) -> None:
+def test_restore_reuses_existing_slots(face: str, write: Any) -> None:
     path, old_value, end = write(face)
     w, opt = Variable(two(0.0)), FACES[face]()
     for _ in range(3):
@@ -301,7 +299,7 @@ def test_restored_slots_are_those_that_were_there(face: str, write: Any) -> None
     assert torch.equal(w, end)
 
 
-def test_only_deferred_values_are_kept(write: Any) -> None:
+def test_unused_checkpoint_values_are_deferred(write: Any) -> None:
     path, _, _ = write("keras")
     w, opt = Variable(two(0.0)), FACES["keras"]()
     checkpoint = Checkpoint(w=w, opt=opt, gone=[])
@@ -316,7 +314,7 @@ def test_only_deferred_values_are_kept(write: Any) -> None:
 # Several of a kind.
 
 
-def test_two_optimizers_over_the_same_variables(tmp_path: Path) -> None:
+def test_two_optimizers_restore_over_the_same_variables(tmp_path: Path) -> None:
     def training() -> tuple[Any, Any, Any, Checkpoint]:
         w, keras_opt, v1_opt = Variable(two(), name="w"), keras.Adam(0.5), train.AdamOptimizer(0.25)
         return w, keras_opt, v1_opt, Checkpoint(w=w, one=keras_opt, other=v1_opt)
@@ -342,7 +340,7 @@ def graph_values(opt: Any, graph: Any, session: Any) -> dict[str, float]:
         return {name: float(session.run(var)) for name, var in opt._trackable_children().items()}
 
 
-def test_each_graph_has_its_own_variables_of_no_variable(tmp_path: Path) -> None:
+def test_each_graph_has_its_own_non_slot_variables(tmp_path: Path) -> None:
     opt = train.AdamOptimizer(0.5)
     graphs, sessions, steps, checkpoints = [], [], [], []
     for count in (1, 3):
@@ -398,7 +396,7 @@ def test_deferred_values_belong_to_one_graph(tmp_path: Path) -> None:
         assert session.run(v).tolist() == end.tolist()
 
 
-def test_variables_made_later_begin_with_what_was_restored(write: Any) -> None:
+def test_variables_created_later_start_at_restored_values(write: Any) -> None:
     path, old_value, end = write("v1")
     opt, graph = FACES["v1"](), tf.Graph()
     with graph.as_default():
@@ -433,7 +431,7 @@ def test_a_graph_slot_of_wrong_shape_raises(write: Any) -> None:
     assert status.waiting == [SLOT]
 
 
-def test_objects_of_several_graphs_are_refused_in_eager_mode(tmp_path: Path) -> None:
+def test_objects_of_several_graphs_raise_in_eager_mode(tmp_path: Path) -> None:
     variables = []
     for _ in range(2):
         with tf.Graph().as_default():
@@ -448,7 +446,7 @@ def test_objects_of_several_graphs_are_refused_in_eager_mode(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "rate", [0.125, 1, lambda: 0.125, Variable(0.125)], ids=["float", "int", "callable", "variable"]
 )
-def test_a_hyperparameter_that_is_set_after_a_restore(rate: Any, write: Any) -> None:
+def test_hyperparameter_set_after_restore_is_used(rate: Any, write: Any) -> None:
     path, old_value, _ = write("keras")
     w, opt = Variable(two(0.0)), FACES["keras"]()
     status = Checkpoint(w=w, opt=opt).read(path)
@@ -507,7 +505,7 @@ def test_a_loaded_state_replaces_deferred_values(face: str, write: Any) -> None:
     assert opt._deferred_slot_restorations == {}
 
 
-def test_wrapped_optimizers(write: Any, tmp_path: Path) -> None:
+def test_wrapped_optimizers_are_restored(write: Any, tmp_path: Path) -> None:
     path, _, end = write("v1")
     w, opt = Variable(two(0.0), name="w"), MovingAverageOptimizer(FACES["v1"](), 0.5)
     status = Checkpoint(w=w, opt=opt).read(path)
@@ -615,7 +613,7 @@ def counting(face: str) -> tuple[Any, Any, Callable[[], None], Callable[[], int]
 
 @pytest.mark.usefixtures("threads_change_often")
 @both_faces
-def test_a_save_is_of_one_step(face: str, tmp_path: Path) -> None:
+def test_save_under_concurrent_steps_is_consistent(face: str, tmp_path: Path) -> None:
     checkpoint, _, take, _ = counting(face)
     take()
     stop, errors = threading.Event(), []
@@ -647,7 +645,7 @@ def test_a_save_is_of_one_step(face: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("threads_change_often")
-def test_a_restore_comes_between_two_steps(tmp_path: Path) -> None:
+def test_restore_under_concurrent_steps_is_atomic(tmp_path: Path) -> None:
     checkpoint, _, take, count = counting("keras")
     take()
     path = checkpoint.write(tmp_path / "ckpt")

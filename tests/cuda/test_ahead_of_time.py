@@ -153,7 +153,7 @@ def assert_good(kernel, storage, capability, folder):
 
 
 @pytest.mark.parametrize(("case", "name", "capability", "flush"), MATRIX, ids=label)
-def test_dense(case, name, capability, flush, tmp_path):
+def test_dense_kernels_compile_within_limits(case, name, capability, flush, tmp_path):
     storage = storage_of(case, name)
     kernel = generate_update(Update(case.rule.update, storage), computed(name), flush)
     assert_good(kernel, storage, capability, tmp_path)
@@ -168,7 +168,7 @@ BY_CAPABILITY = pytest.mark.parametrize(
 
 
 @BY_NAME
-def test_not_aligned(name):
+def test_unaligned_kernels_access_single_elements(name):
     storage = storage_of(ADAM, name)
     kernel = generate_update(Update(ADAM.rule.update, storage), computed(name), True)
     binary = launch.compiled_for(kernel, False, 90)
@@ -179,7 +179,7 @@ def test_not_aligned(name):
 @pytest.mark.parametrize("capability", [slow_unless(level == 90, level) for level in (80, 90, 100)])
 @pytest.mark.parametrize("grad", ["float32", "bfloat16"])
 @pytest.mark.parametrize("from_copy", [False, True])
-def test_copies(capability, from_copy, grad, tmp_path):
+def test_copy_kernels_compile_within_limits(capability, from_copy, grad, tmp_path):
     storage = ("float32", grad, "float32", "float32", "bfloat16")
     update = Update(ADAM.rule.update, storage, copy=True, from_copy=from_copy)
     kernel = generate_update(update, "float32", True)
@@ -188,7 +188,7 @@ def test_copies(capability, from_copy, grad, tmp_path):
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("form", ["sum", "successive", "untouched"])
-def test_rows_that_begin_at_copies(form, kind, tmp_path):
+def test_row_kernels_from_copies_compile_within_limits(form, kind, tmp_path):
     grad = form != "untouched"
     storage = ("float32", *("float32",) * (2 + grad), kind)
     formula, before = (ADAM.rule.update, shrunk) if grad else (ADAM.rule.update_untouched, None)
@@ -204,7 +204,7 @@ def shrunk(var, *, decay):
 
 
 @BY_CAPABILITY
-def test_stages(capability, name, tmp_path):
+def test_stage_kernels_compile_within_limits(capability, name, tmp_path):
     storage = storage_of(ADAM, name)
     update = Update(ADAM.rule.update, storage, (clip_by_value, clip_by_norm))
     kernel = generate_update(update, computed(name), True)
@@ -227,7 +227,7 @@ def rows_kernel_of(update, kind, compute, fast=False):
 
 @BY_CAPABILITY
 @pytest.mark.parametrize("kind", ["sum", "successive", "untouched"])
-def test_rows(capability, name, kind, tmp_path):
+def test_row_kernels_compile_within_limits(capability, name, kind, tmp_path):
     storage = storage_of(ADAM, name)[kind == "untouched" :]
     kernel = rows_kernel(kind, storage, name)
     for aligned in (True, False):
@@ -246,7 +246,7 @@ def test_rows_are_read_16_bytes_at_a_time(name, kind):
 
 
 @pytest.mark.parametrize("threads", [WARP, 2 * WARP])
-def test_programs_over_narrow_rows(threads, tmp_path):
+def test_narrow_row_kernels_compile_within_limits(threads, tmp_path):
     storage = storage_of(ADAM, "float32")
     update = Update(ADAM.rule.update, storage, (from_zero,))
     kernel = generate_rows(update, "float32", True, "sum", threads=threads)
@@ -268,11 +268,11 @@ def test_programs_over_narrow_rows(threads, tmp_path):
         (256, ["bfloat16"], 32), (300, ["float32"], 128), (10**6, ["float64"], 128),
     ],
 )  # fmt: skip
-def test_threads_of_rows(width, kinds, threads):
+def test_row_width_selects_the_thread_count(width, kinds, threads):
     assert threads_for(width, kinds) == threads
 
 
-def test_rows_that_nothing_names_are_found_by_one_division_of_a_thread():
+def test_untouched_rows_need_one_division_per_thread():
     binary = launch.compiled_for(rows_kernel("untouched", ["float32"] * 3, "float32"), True, 90)
     assert len(re.findall(r"\bdiv\.[su]32\b", binary.ptx)) <= 2  # the other is of the chunk's row
     assert "bar.sync" not in binary.ptx
@@ -286,7 +286,7 @@ def test_rows_that_nothing_names_are_found_by_one_division_of_a_thread():
         pytest.param((gradient_squares,), (clip_by_value,), id="staged"),
     ],
 )
-def test_measures(capability, name, formulas, stages, tmp_path):
+def test_measure_kernels_compile_within_limits(capability, name, formulas, stages, tmp_path):
     kernel = generate_measure(formulas, stages, (name, name), 2, computed(name), bool(stages))
     binary = launch.compiled_for(kernel, True, capability)
     assert_exact(binary, kernel)
@@ -296,7 +296,7 @@ def test_measures(capability, name, formulas, stages, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-def test_measures_that_begin_at_copies(kind, tmp_path):
+def test_measure_kernels_from_copies_compile_within_limits(kind, tmp_path):
     storage = ("float32", "bfloat16", kind)
     kernel = generate_measure((variable_squares,), (), storage, 2, "float32", True, True)
     binary = launch.compiled_for(kernel, True, 90)
@@ -305,21 +305,21 @@ def test_measures_that_begin_at_copies(kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_measures_spill_nothing(tmp_path):
+def test_two_measures_spill_no_registers(tmp_path):
     formulas = (variable_squares, gradient_squares)
     kernel = generate_measure(formulas, (), ("float32",) * 2, 2, "float32", False)
     assert_small(launch.compiled_for(kernel, True, 90), tmp_path, REGISTERS)
 
 
 @BY_CAPABILITY
-def test_peaks(capability, name, tmp_path):
+def test_peak_kernels_compile_within_limits(capability, name, tmp_path):
     binary = launch.compiled_for(generate_peak(name), True, capability)
     assert max(widths(binary, "ld")) >= 8
     assert_small(binary, tmp_path)
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_a_tree(capability, tmp_path):
+def test_combine_kernel_compiles_within_limits(capability, tmp_path):
     assert_small(launch.compiled_for(generate_combine(), False, capability), tmp_path)
 
 
@@ -338,7 +338,7 @@ NOISY = [
     + [slow_unless(False, NOISY[1], capability) for capability in (80, 100)],
     ids=label,
 )
-def test_random_bits(storage, capability, tmp_path):
+def test_random_rounding_kernels_compile_within_limits(storage, capability, tmp_path):
     rule = (ADAM if len(storage) == 4 else FIRST[0]).rule
     kernel = generate_blocks(rule.update, storage, True, draws=True)
     binary = launch.compiled_for(kernel, True, capability)
@@ -375,7 +375,7 @@ CODED = [
     + [slow_unless(False, CODED[0], False, capability) for capability in (80, 100)],
     ids=label,
 )
-def test_codes(storage, draws, capability, tmp_path):
+def test_codec_kernels_compile_within_limits(storage, draws, capability, tmp_path):
     formula = ADAM.rule.update
     if "split8" in storage:
         formula = split_rule(ADAM.rule).update
@@ -409,7 +409,7 @@ MEASURES = tuple(
 
 
 @BY_NAME
-def test_lines(name, tmp_path):
+def test_line_kernels_compile_within_limits(name, tmp_path):
     storage, compute = (name,) * 3, computed(name)
     kernel = generate_update(Update(update_of_lines, storage, vectors=VECTORS), compute, True)
     assert kernel.vectors == (*VECTORS,)
@@ -430,7 +430,7 @@ PASSES = [MEASURES, TORCH_ADAFACTOR.passes[:3]]
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("measures", PASSES, ids=["mixed", "Adafactor"])
 @BY_NAME
-def test_measures_of_lines(name, measures, layout, tmp_path):
+def test_line_measure_kernels_compile_within_limits(name, measures, layout, tmp_path):
     measuring = MeasureBuilder(measures, (), (name,) * 3, 2, computed(name), VECTORS, True, False)
     if layout.sides:
         kernel = generate_short(measuring, layout.sides)
@@ -456,7 +456,7 @@ def fast_kernel(kind, name="float32"):
 
 
 @pytest.mark.parametrize("kind", ["dense", "sum", "successive"])
-def test_fast_kernels_contract_and_divide_nearly(kind, tmp_path):
+def test_fast_kernels_use_fma_and_approximate_division(kind, tmp_path):
     kernel, storage = fast_kernel(kind), storage_of(ADAM, "float32")
     exact = rows_kernel(kind, storage, "float32") if kind != "dense" else None
     exact = exact or generate_update(Update(ADAM.rule.update, storage), "float32", True)
@@ -474,7 +474,7 @@ def test_fast_kernels_contract_and_divide_nearly(kind, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FIRST, ids=label)
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_fast_kernels_of_every_rule(case, name, tmp_path):
+def test_every_rule_has_fast_kernels(case, name, tmp_path):
     storage = storage_of(case, name)
     kernel = generate_update(Update(case.rule.update, storage), computed(name), True, fast=True)
     binary = launch.compiled_for(kernel, True, 90)
@@ -486,7 +486,7 @@ def test_fast_kernels_of_every_rule(case, name, tmp_path):
     assert local == 0
 
 
-def test_fast_kernels_of_float64_contract_and_divide_exactly():
+def test_fast_float64_kernels_use_fma_and_exact_division():
     ops = instructions(launch.compiled_for(fast_kernel("dense", "float64"), True, 90))
     assert any(op.startswith("fma.rn.f64") for op in ops)
     assert "div.rn.f64" in ops

@@ -50,7 +50,7 @@ def test_a_kernel_gets_its_arguments(started):
     assert started == [(HANDLE, [3, 2, 1, 64, 1, 1, 256], STREAM, [tensor.data_ptr(), 17, 0, 0])]
 
 
-def test_calls_keep_alive_what_they_read(started):
+def test_calls_keep_their_arguments_alive(started):
     tensor = torch.zeros(3)
     address, tensor_ref = tensor.data_ptr(), weakref.ref(tensor)
     launch = launched(tensor, 17, 18)

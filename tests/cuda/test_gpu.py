@@ -61,7 +61,7 @@ def assert_equal_cpu(case, problem, selection, **keywords):
 
 @by_rule(EXACT)
 @BY_SELECTION
-def test_bits_of_every_rule_and_dtype(case, selection):
+def test_every_rule_and_dtype_equals_the_cpu(case, selection):
     shapes = [shape for shape in SHAPES for _ in DTYPES]
     problem = Problem.make(case.row, shapes, [*DTYPES] * len(SHAPES), 1)
     assert_equal_cpu(case, problem, selection, steps=2)
@@ -69,7 +69,7 @@ def test_bits_of_every_rule_and_dtype(case, selection):
 
 @by_rule(EXACT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
-def test_bits_of_sparse_steps(case, dtype):
+def test_sparse_steps_equal_the_cpu(case, dtype):
     problem = Problem.make(case.row, [(9, 5)], [dtype], 2)
     indices = [7, 2, 7, 0, 8, 7, 2]
     rows = rulebook.values((len(indices), 5), dtype, np.random.default_rng(3))
@@ -79,7 +79,7 @@ def test_bits_of_sparse_steps(case, dtype):
 
 @pytest.mark.parametrize("from_copies", [False, True])
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
-def test_copies_of_masters(kind, from_copies):
+def test_master_copies_equal_the_cpu(kind, from_copies):
     problem = Problem.make(ADAM.row, [(4099,), (3, 5)], [torch.float32] * 2, 4)
     device = there(problem)
     copies = [var.to(kind) for var in problem.variables]
@@ -94,7 +94,7 @@ def test_copies_of_masters(kind, from_copies):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
-def test_bits_of_measures(dtype):
+def test_measures_equal_the_cpu(dtype):
     problem = Problem.make(ADAM.row, [(65_536 + 1025,), (7,), (0,)], [dtype] * 3, 3)
     formulas, results = (variable_squares, gradient_squares), []
     for name, device_problem in (("cpu", problem), ("cuda", there(problem))):
@@ -114,7 +114,7 @@ def test_bits_of_measures(dtype):
     assert_same(*results)
 
 
-def test_memory_that_begins_anywhere():
+def test_unaligned_memory_equals_the_cpu():
     problem = Problem.make(ADAM.row, [(4099,)], [torch.float32], 5)
     device = there(problem)
     device.variables = [torch.empty(4100, device="cuda")[1:].copy_(device.variables[0])]
@@ -137,7 +137,7 @@ def test_steps_on_several_streams():
 
 
 @pytest.mark.slow
-def test_more_elements_than_31_bits_count():
+def test_tensors_beyond_31_bit_indices_are_updated():
     case = next(candidate for candidate in FIRST if candidate.rule.name == "SGD")
     count, size = 2**31 + 64, 100_000
     var = torch.ones(count, device="cuda", dtype=torch.bfloat16)
@@ -224,7 +224,7 @@ def assert_near(actual, expected, rtol=1e-5, atol=1e-6):
 
 
 @by(OPTIMIZERS)
-def test_bits_of_the_optimizers_of_torch_s_kind(make):
+def test_torch_style_optimizers_equal_the_cpu(make):
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     training, on_cpu = Training(make, dtypes=dtypes), Training(make, "cpu", dtypes)
     for _ in range(8):
@@ -236,7 +236,7 @@ def test_bits_of_the_optimizers_of_torch_s_kind(make):
 
 
 @by(OPTIMIZERS)
-def test_a_steady_step_does_not_wait(make):
+def test_replayed_step_does_not_synchronize(make):
     training = Training(make)
     for _ in range(3):
         training.step()
@@ -246,7 +246,7 @@ def test_a_steady_step_does_not_wait(make):
 
 
 @by(OPTIMIZERS)
-def test_a_scaler_does_not_wait(make):
+def test_grad_scaler_does_not_synchronize(make):
     def trained(device, waits=contextlib.nullcontext):
         training = Training(make, device, fused_unscale=True)
         scaler = torch.amp.GradScaler(device, init_scale=8.0, growth_interval=2)
@@ -269,7 +269,7 @@ def test_a_scaler_does_not_wait(make):
 
 @pytest.mark.parametrize("key", MAKERS)
 @pytest.mark.parametrize("scaling", [BACKOFF, LOG_MAX], ids=["Backoff", "LogMax"])
-def test_a_loss_scaler_decides_on_the_device(key, scaling):
+def test_loss_scaler_skips_steps_on_the_device(key, scaling):
     training = trained("auto", partial(fresh(key, scaling), device="cuda"), lambda _: no_waiting())
     on_cpu = trained("cpu", fresh(key, scaling))
     assert all(tensor.is_cuda for tensor in training.there())
@@ -280,7 +280,7 @@ def test_a_loss_scaler_decides_on_the_device(key, scaling):
         assert_near(training.written(), on_cpu.written())
 
 
-def test_a_dynamic_loss_scale_decides_on_the_device():
+def test_dynamic_loss_scale_skips_steps_on_the_device():
     def trained(device, waits=contextlib.nullcontext):
         var = torch.ones(300, device=device, requires_grad=True)
         step = thalweg.Variable(0, dtype=torch.int64, trainable=False)
@@ -316,7 +316,7 @@ def captured(eager, training):
 
 @by(CAPTURABLE)
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_replays_of_a_graph_are_steps(make, clip):
+def test_cuda_graph_replays_equal_steps(make, clip):
     rate = torch.tensor(0.1, device="cuda")
     options = {"capturable": True, "lr": rate, "clip_grad_norm": clip}
     eager, training = Training(make, **options), Training(make, **options)
@@ -335,7 +335,7 @@ def test_replays_of_a_graph_are_steps(make, clip):
 
 
 @by(CAPTURABLE)
-def test_steps_that_the_device_counts(make):
+def test_device_counted_steps_equal_the_cpu(make):
     training, on_cpu = Training(make, capturable=True), Training(make, "cpu")
     for _ in range(8):
         training.step()
@@ -345,7 +345,7 @@ def test_steps_that_the_device_counts(make):
     assert all(step.device.type == "cuda" for step in steps)
 
 
-def test_steps_that_the_device_keeps_and_the_host_counts():
+def test_host_counted_steps_with_device_scalars_equal_the_cpu():
     training = Training(partial(optim.Adam, lr=0.1, fused=True))
     for _ in range(3):
         training.step()
@@ -355,7 +355,7 @@ def test_steps_that_the_device_keeps_and_the_host_counts():
     assert all(training.optimizer.state[param]["step"].is_cuda for param in training.params)
 
 
-def test_a_torch_state_resumes():
+def test_torch_state_resumes_on_the_device():
     reference = Training(partial(torch.optim.Adam, lr=0.1, fused=True))
     reference.step()
     training = Training(partial(optim.Adam, lr=0.1, fused=True))
@@ -376,7 +376,7 @@ def test_a_torch_state_resumes():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=label)
-def test_fast_kernels_are_near(dtype):
+def test_fast_kernels_are_close_to_exact_kernels(dtype):
     training, on_cpu = (Training(OPTIMIZERS["AdamW"], dtypes=(dtype,)) for _ in range(2))
     for _ in range(3):
         with thalweg.engine(math="fast"):
@@ -387,7 +387,7 @@ def test_fast_kernels_are_near(dtype):
 
 
 @pytest.mark.parametrize("name", ["ema_decay", "masters", "state_dtype", "gradients", "accumulate"])
-def test_options(name):
+def test_step_options_equal_the_cpu(name):
     value = {"ema_decay": 0.9, "masters": True, "state_dtype": torch.bfloat16,
              "gradients": "flat", "accumulate": 2}[name]  # fmt: skip
     make, dtypes = partial(optim.AdamW, lr=0.1, **{name: value}), (torch.float32, torch.bfloat16)
@@ -399,7 +399,7 @@ def test_options(name):
 
 
 @by(OPTIMIZERS)
-def test_bits_of_diagnostics(make):
+def test_diagnostics_equal_the_cpu(make):
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     tables = []
     for device in ("cuda", "cpu"):
@@ -412,7 +412,7 @@ def test_bits_of_diagnostics(make):
 
 
 @by(OPTIMIZERS)
-def test_a_step_between_measured_ones_does_not_wait(make):
+def test_unmeasured_step_does_not_synchronize(make):
     training = Training(partial(make, diagnostics=4))
     for _ in range(4):
         training.step()
@@ -423,7 +423,7 @@ def test_a_step_between_measured_ones_does_not_wait(make):
 
 @by(OPTIMIZERS)
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_state_on_the_cpu(make, clip, monkeypatch):
+def test_offloaded_state_equals_device_state(make, clip, monkeypatch):
     monkeypatch.setattr("thalweg._engines.offload.RUN", 1000)
     training = Training(make, state_device="cpu", clip_grad_norm=clip)
     on_cpu = Training(make, "cpu", clip_grad_norm=clip)
@@ -435,7 +435,7 @@ def test_state_on_the_cpu(make, clip, monkeypatch):
     assert {tensor.device.type for slots in states for tensor in slots.values()} == {"cpu"}
 
 
-def test_a_sparse_step_does_not_wait():
+def test_sparse_step_does_not_synchronize():
     var = torch.randn(9, 4, device="cuda", requires_grad=True)
     optimizer = Adam(0.1)
     indices = torch.tensor([7, 2, 7], device="cuda")
@@ -446,7 +446,7 @@ def test_a_sparse_step_does_not_wait():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_several_devices_in_one_optimizer():
+def test_one_optimizer_steps_on_several_devices():
     def trained(devices):
         params = [torch.nn.Parameter(torch.ones(5000, device=device)) for device in devices]
         optimizer = optim.Adam(params, lr=0.1)
@@ -459,7 +459,7 @@ def test_several_devices_in_one_optimizer():
     assert_same(trained(["cuda:0", "cuda:1", "cpu"]), trained(["cpu"] * 3))
 
 
-def test_a_launch_is_made_of_calls_in_c():
+def test_kernel_launch_uses_c_calls():
     problem = there(Problem.make(ADAM.row, [(4099,)], [torch.float32], 6))
     request = StepRequest(
         ADAM.rule, (), problem.variables, problem.gradients, problem.slots, ["a"],
@@ -487,7 +487,7 @@ def moved(cls, params, case, device, lr):
 
 
 @pytest.mark.parametrize("case", modern_inputs.CASES, ids=lambda case: case.name)
-def test_bits_of_modern_rules(case):
+def test_modern_rules_equal_the_cpu(case):
     def make(params):
         return getattr(optim, case.cls)(params, **case.arguments(0.1, for_own_class=True))
 
@@ -498,7 +498,7 @@ def test_bits_of_modern_rules(case):
 
 
 @pytest.mark.parametrize("case", MATRIX_CASES, ids=lambda case: case.name)
-def test_matrix_rules_are_near_the_cpu(case):
+def test_matrix_rules_are_close_to_the_cpu(case):
     """Products are in bfloat16 here, and those of SOAP's bases in float32."""
 
     def make(params):
@@ -532,7 +532,7 @@ def narrow(device, options, make=optim.AdamW):
 
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam], ids=["torch", "TensorFlow"])
 @by_narrow
-def test_bits_of_narrow_numbers(options, make):
+def test_low_precision_state_equals_the_cpu(options, make):
     training, on_cpu = narrow("cuda", options, make), narrow("cpu", options, make)
     for _ in range(6):
         training.step()
@@ -541,7 +541,7 @@ def test_bits_of_narrow_numbers(options, make):
 
 
 @by_narrow
-def test_a_steady_step_over_narrow_numbers_does_not_wait(options):
+def test_low_precision_replay_does_not_synchronize(options):
     training = narrow("cuda", options)
     for _ in range(3):
         training.step()
@@ -551,7 +551,7 @@ def test_a_steady_step_over_narrow_numbers_does_not_wait(options):
 
 
 @by_narrow
-def test_replays_over_narrow_numbers_are_steps(options):
+def test_low_precision_cuda_graph_replays_equal_steps(options):
     """Bits are drawn anew in each, by the number of a step that the device counts."""
     eager, training = (narrow("cuda", {**options, "capturable": True}) for _ in range(2))
     graph = captured(eager, training)
@@ -563,7 +563,7 @@ def test_replays_over_narrow_numbers_are_steps(options):
 
 
 @by_narrow
-def test_a_state_of_narrow_numbers_goes_to_the_cpu_and_back(options):
+def test_low_precision_state_moves_to_the_cpu_and_back(options):
     on_gpu, on_cpu = narrow("cuda", options), narrow("cpu", options)
     for training in (on_gpu, on_cpu):
         training.step()
@@ -581,7 +581,7 @@ def test_a_state_of_narrow_numbers_goes_to_the_cpu_and_back(options):
 @pytest.mark.parametrize("dtype", DTYPES[::3], ids=label)
 @pytest.mark.parametrize("name", OF_SLOTS)
 @BY_SELECTION
-def test_bits_of_codecs(name, dtype, selection):
+def test_codecs_equal_the_cpu(name, dtype, selection):
     encoded = encoded_case(ADAM, name)
     shapes = [(2 * 4096 + 5,), (4096,), (33,)]
     problem = Problem.make(encoded.row, shapes, [dtype] * 3, 7, special=0.01)
@@ -609,7 +609,7 @@ def drawn_step(rule, variables, gradients, slots, places, name="auto"):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=label)
-def test_bits_that_are_drawn_anywhere(dtype):
+def test_random_bits_equal_the_cpu_at_any_offset(dtype):
     places = [(0, 0), ((1 << 32) - 1, 5), (2, 4099), (3, (1 << 35) - 1027)]
     problem = Problem.make(ADAM.row, [(4096 + 1029,)] * 4, [dtype] * 4, 8, special=0.2)
     device = there(problem)
@@ -618,7 +618,7 @@ def test_bits_that_are_drawn_anywhere(dtype):
     assert_same([tensor.cpu() for tensor in device.written()], problem.written())
 
 
-def test_more_elements_than_32_bits_count():
+def test_tensors_beyond_32_bit_indices_draw_bits():
     """The last ones are those of a variable of their own that begins there in a whole one."""
     if torch.cuda.get_device_properties(0).total_memory < 30 << 30:
         pytest.skip("needs 30 GB")
@@ -664,7 +664,7 @@ by_lines = by(OF_LINES)
 
 @by_lines
 @pytest.mark.parametrize("options", LINES, ids=str)
-def test_bits_of_rows_and_columns(options, make):
+def test_row_and_column_rules_equal_the_cpu(options, make):
     training, on_cpu = (Matrices(make, "cuda", **options), Matrices(make, "cpu", **options))
     for _ in range(4):
         training.step()
@@ -673,7 +673,7 @@ def test_bits_of_rows_and_columns(options, make):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
-def test_bits_of_measures_of_all_kinds(dtype):
+def test_row_and_column_measures_equal_the_cpu(dtype):
     shapes = (*LINE_SHAPES, (9, 40), (2, 8, 8))
     params = [numbers(shape, 1).to(dtype) for shape in shapes]
     grads = [[numbers(shape, 2).to(dtype) for shape in shapes]] * 2
@@ -684,7 +684,7 @@ def test_bits_of_measures_of_all_kinds(dtype):
 
 
 @pytest.mark.parametrize("position", [float("nan"), float("inf"), -0.0, 1e-310])
-def test_odd_numbers_of_rows_and_columns(position):
+def test_odd_row_and_column_counts_equal_the_cpu(position):
     shapes = ((5, 6), (9, 40), (3, 130), (3, 1029))
     params = [numbers(shape, 1) for shape in shapes]
     grads = [numbers(shape, 2) for shape in shapes]
@@ -698,7 +698,7 @@ def test_odd_numbers_of_rows_and_columns(position):
 
 
 @by_lines
-def test_a_steady_step_over_rows_and_columns_does_not_wait(make):
+def test_row_and_column_replay_does_not_synchronize(make):
     training = Matrices(make, "cuda")
     for _ in range(3):
         training.step()

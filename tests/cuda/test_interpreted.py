@@ -53,7 +53,7 @@ def equal_reference(case, problem, selection, **keywords):
 
 @by_rule(CASES)
 @BY_SELECTION
-def test_every_rule_and_dtype_in_one_step(case, selection):
+def test_every_rule_and_dtype_equals_the_reference(case, selection):
     shapes = [shape for shape in SHAPES for _ in DTYPES]
     problem = Problem.make(case.row, shapes, [*DTYPES] * len(SHAPES), 1, 0.2)
     equal_reference(case, problem, selection, steps=2)
@@ -61,14 +61,14 @@ def test_every_rule_and_dtype_in_one_step(case, selection):
 
 @by_rule(KIND_CASES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
-def test_programs_in_the_middle_and_at_the_end(case, dtype):
+def test_inner_and_last_programs_equal_the_reference(case, dtype):
     problem = Problem.make(case.row, [(CHUNK,), (2 * CHUNK + 5,)], [dtype] * 2, 2, 0.01)
     equal_reference(case, problem, SELECTIONS[1])
 
 
 @by_rule(KIND_CASES)
 @pytest.mark.parametrize("stream", ["variable", "gradient", "slot"])
-def test_elements_that_begin_anywhere(case, stream):
+def test_unaligned_elements_equal_the_reference(case, stream):
     problem = Problem.make(case.row, [(CHUNK + 3,)], [torch.float32], 3)
     (var,), (slots,), (grad,) = problem.variables, problem.slots, problem.gradients
     if stream == "variable":
@@ -88,7 +88,7 @@ def moved(tensor):
 
 @by_rule(KIND_CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
-def test_stages_come_first(case, dtype):
+def test_stages_run_before_the_update(case, dtype):
     problem = Problem.make(case.row, [(130,), ()], [dtype] * 2, 9)
     extra = {"clipvalue": 0.3, "clipnorm": 1.5, "clip_divisor": 2.7}
     stages = (clip_by_value, clip_by_norm)
@@ -98,7 +98,7 @@ def test_stages_come_first(case, dtype):
 @by_rule(KIND_CASES)
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
-def test_copies_follow_their_variables(case, kind, dtype):
+def test_copies_equal_their_variables(case, kind, dtype):
     results_by_engine = []
     for name in ("cuda", "reference"):
         problem = Problem.make(case.row, [(130,), (3, 5)], [dtype] * 2, 4, 0.2)
@@ -109,7 +109,7 @@ def test_copies_follow_their_variables(case, kind, dtype):
 
 
 @by_rule(KIND_CASES)
-def test_memory_of_any_strides(case):
+def test_strided_memory_equals_the_reference(case):
     problem = Problem.make(case.row, [(2, 3, 4, 5)], [torch.float32], 1)
     layout = torch.channels_last
     problem.variables = [var.to(memory_format=layout) for var in problem.variables]
@@ -128,7 +128,7 @@ def with_rows(case, indices, width, dtype, seed=5, special=0.1):
 @by_rule(FIRST)
 @BY_SELECTION
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
-def test_sparse_gradients_of_every_rule(case, dtype, selection):
+def test_sparse_gradients_of_every_rule_equal_the_reference(case, dtype, selection):
     problem = with_rows(case, [7, 2, 7, 0, 8, 7, 2], (4,), dtype)
     equal_reference(case, problem, selection, steps=2)
 
@@ -136,25 +136,25 @@ def test_sparse_gradients_of_every_rule(case, dtype, selection):
 @by_rule(KIND_CASES)
 @pytest.mark.parametrize("width", [(), (1,), (3,), (1030,)], ids=label)
 @pytest.mark.parametrize("indices", [[], [4], [3] * 5], ids=["none", "one", "repeated"])
-def test_rows_of_any_width(case, width, indices):
+def test_rows_of_any_width_equal_the_reference(case, width, indices):
     equal_reference(case, with_rows(case, indices, width, torch.float32), SELECTIONS[1])
 
 
 @pytest.mark.parametrize("width", [8, 72, 1032, 4100, 9001], ids=label)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
-def test_rows_without_an_index(width, dtype):
+def test_untouched_rows_equal_the_reference(width, dtype):
     case = next(candidate for candidate in FIRST if candidate.rule.name == "Adam")
     equal_reference(case, with_rows(case, [7, 2, 7, 3], (width,), dtype), SELECTIONS[1])
 
 
 @by_rule(KIND_CASES)
-def test_entries_have_their_stages(case):
+def test_sparse_entries_are_processed_by_stages(case):
     problem = with_rows(case, [7, 2, 7], (5,), torch.bfloat16)
     equal_reference(case, problem, SELECTIONS[1], stages=(clip_by_value,), clipvalue=0.3)
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
-def test_sparse_gradients_of_16_bits_for_masters(kind):
+def test_sparse_16_bit_gradients_update_masters(kind):
     case = next(candidate for candidate in FIRST if candidate.rule.name == "Adam")
     results_by_engine = []
     for name in ("cuda", "reference"):
@@ -173,7 +173,7 @@ def shrunk(var, *, decay):
 
 @by_rule([case for case in FIRST if case.rule.before is None and not case.rule.measures])
 @pytest.mark.parametrize("indices", [None, [7, 2, 7]], ids=["dense", "sparse"])
-def test_formulas_before_a_rule(case, indices):
+def test_formulas_before_the_rule_equal_the_reference(case, indices):
     from dataclasses import replace
 
     decayed_case = replace(case, row=replace(case.row, rule=replace(case.rule, before=shrunk)))
@@ -184,7 +184,7 @@ def test_formulas_before_a_rule(case, indices):
     equal_reference(decayed_case, problem, SELECTIONS[1], decay=0.1)
 
 
-def test_scalars_of_each_variable():
+def test_per_variable_scalars_equal_the_reference():
     case = next(candidate for candidate in FIRST if candidate.rule.name == "SGD")
     results_by_engine = []
     for name in ("cuda", "reference"):
@@ -235,7 +235,7 @@ def test_measures_add_in_the_order_of_all_engines(formulas, dtype, stages):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 @pytest.mark.parametrize("special", [None, np.nan, np.inf, -np.inf])
-def test_peaks(dtype, special):
+def test_peaks_equal_the_reference(dtype, special):
     case = next(candidate for candidate in FIRST if candidate.rule.name == "SGD")
     problem = Problem.make(case.row, [(70_000,), (3,), (0,)], [dtype] * 3, 3)
     if special is not None:
@@ -251,7 +251,7 @@ def test_peaks(dtype, special):
 
 
 @by_rule(KIND_CASES)
-def test_a_step_is_repeated_with_other_gradients(case):
+def test_repeated_launch_reads_new_gradients(case):
     engines = rulebook.Engines()
     problem = Problem.make(case.row, [(130,), (5,)], [torch.float32] * 2, 1)
     expected = problem.copy()
@@ -264,7 +264,7 @@ def test_a_step_is_repeated_with_other_gradients(case):
 
 
 @by_rule([case for case in FIRST if not case.rule.measures])
-def test_a_replayed_step_does_not_wait(case):
+def test_replayed_step_does_not_synchronize(case):
     engines = rulebook.Engines()
     problem = Problem.make(case.row, [(130,), (5,)], [torch.float32] * 2, 1)
     take(case, problem, SELECTIONS[1], engines=engines)
@@ -327,12 +327,12 @@ def trained(engine, make, context=contextlib.nullcontext):
 
 
 @BY_OPTIMIZER
-def test_steps_of_an_optimizer_have_the_bits_of_the_cpu(make):
+def test_optimizer_steps_equal_the_cpu(make):
     assert_same(trained("cuda", make), trained("cpu", make))
 
 
 @BY_OPTIMIZER
-def test_a_replayed_optimizer_step_does_not_wait(make):
+def test_replayed_optimizer_step_does_not_synchronize(make):
     trained("cuda", make, waiting_for_nothing)
 
 
@@ -348,7 +348,7 @@ def clipped(context=contextlib.nullcontext):
     return optimizer.last_step
 
 
-def test_norms_reach_the_host_when_read():
+def test_norms_are_copied_to_the_host_when_read():
     with thalweg.engine("cpu"):
         expected = clipped()
     with thalweg.engine("cuda"):
@@ -383,7 +383,7 @@ def processed(context=contextlib.nullcontext, **options):
     ],
     ids=str,
 )
-def test_gradients_are_processed_without_asking(options):
+def test_gradient_processing_does_not_synchronize(options):
     with thalweg.engine("cpu"):
         expected = processed(**options)
     with thalweg.engine("cuda"):
@@ -391,7 +391,7 @@ def test_gradients_are_processed_without_asking(options):
         processed(lambda host: waiting_for_nothing(host=host), **options)
 
 
-def test_a_sparse_step_does_not_wait(monkeypatch):
+def test_sparse_step_does_not_synchronize(monkeypatch):
     monkeypatch.setattr(
         IndexedSlices, "check_range", lambda self, rows, style: assert_in_range(self.indices, rows)
     )

@@ -64,7 +64,7 @@ def is_replayed(name, base, dtype):
     ],
     ids=label,
 )
-def test_rules(name, base, dtype):
+def test_encoded_rules_equal_the_reference(name, base, dtype):
     """Of Adam's slots one may have blocks of 32, and the other of 256."""
     base = encoded_case(base, name)
     assert_bits(base, encoded(base, [4096 + 300, 33], dtype))
@@ -72,7 +72,7 @@ def test_rules(name, base, dtype):
 
 @pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])
 @pytest.mark.parametrize("name", OF_SLOTS)
-def test_records_of_any_bytes(name, selection):
+def test_arbitrary_records_equal_the_reference(name, selection):
     codec = CODECS[name]
     base = encoded_case(case("Adagrad" if codec.positive else "Momentum"), name)
     problem = encoded(base, [8 * codec.block - 5], special=0.0)
@@ -85,7 +85,7 @@ def test_records_of_any_bytes(name, selection):
 
 
 @pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])
-def test_split_weights(selection):
+def test_split_weights_equal_the_reference(selection):
     momentum = case("Momentum")
     split_case = Case(Row(split_rule(momentum.rule), momentum.row.slots), "default", {})
     count = 4096 + 37
@@ -129,7 +129,7 @@ TRAININGS = [
 
 
 @pytest.mark.parametrize(("make", "options"), TRAININGS, ids=str)
-def test_trainings(make, options):
+def test_encoded_trainings_equal_the_reference(make, options):
     assert_same(trained("cuda", make, 2, **options), trained("reference", make, 2, **options))
 
 
@@ -142,7 +142,7 @@ MATRIX_TRAININGS = [
 
 
 @pytest.mark.parametrize(("make", "options"), MATRIX_TRAININGS, ids=str)
-def test_trainings_of_matrices(make, options):
+def test_encoded_matrix_trainings_equal_the_reference(make, options):
     options = {**options, "shapes": [(64, 72), (5, 7)]}
     results = [
         low_precision_trainings.trained(name, make, 2, **options) for name in ("cuda", "reference")
@@ -157,7 +157,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_capturable_steps_do_not_wait(options):
+def test_capturable_steps_do_not_synchronize(options):
     expected = trained("cuda", optim.AdamW, 3, **options)
     trained("cuda", optim.AdamW, 3, counting_and_waiting_for_nothing, **options)
     assert_same(trained("cuda", optim.AdamW, 3, capturable=True, **options), expected)
@@ -166,13 +166,13 @@ def test_capturable_steps_do_not_wait(options):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_steps_skipped_by_the_device(options):
+def test_device_skipped_steps_change_nothing(options):
     step_options = {"overflows": (False, True, False), "fused_unscale": True, **options}
     actual = trained("cuda", optim.AdamW, 3, **step_options)
     assert_same(actual, trained("reference", optim.AdamW, 3, **step_options))
 
 
-def test_a_graph():
+def test_graph_replays_equal_eager_steps():
     options = {**SPLIT, **BYTES, **NOISY, "capturable": True, "shapes": SHAPES[:1]}
     eager, graphed = (low_precision_trainings.made_by(optim.AdamW, **options) for _ in range(2))
     assert_same(*low_precision_trainings.replayed(captured, eager, graphed))

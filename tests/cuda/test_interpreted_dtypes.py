@@ -21,7 +21,7 @@ KIND_CASES = [case for case in FIRST if case.rule.name in KINDS]
     ids=label,
 )
 @BY_FORM
-def test_steps(case, signature, form):
+def test_steps_of_all_dtypes_equal_the_reference(case, signature, form):
     equal_steps(case, signature, form, "cuda")
 
 
@@ -29,5 +29,5 @@ def test_steps(case, signature, form):
     "signature", [slow_unless(signature in QUICK, signature) for signature in SIGNATURES], ids=label
 )
 @BY_FORM
-def test_measures(signature, form):
+def test_measures_of_all_dtypes_equal_the_reference(signature, form):
     equal_measures(signature, form, "cuda")

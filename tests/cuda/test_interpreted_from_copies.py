@@ -28,24 +28,24 @@ BY_FORM = pytest.mark.parametrize("form", FORMS)
     ids=label,
 )
 @BY_FORM
-def test_every_rule(case, form):
+def test_steps_from_copies_equal_the_reference(case, form):
     equal_steps(case, form, "cuda")
 
 
 @BY_KIND
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
-def test_every_pattern_of_16_bits(kind, dtype):
+def test_all_16_bit_patterns_equal_the_reference(kind, dtype):
     copy = PATTERNS.view(kind)
     problem = problem_of(adam(), copy, dtype, None)
     assert_begun(adam(), problem, copy, KEEP._replace(name="cuda"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
-def test_every_tie_of_bfloat16(dtype):
+def test_all_bfloat16_ties_equal_the_reference(dtype):
     equal_ties(dtype, "cuda", stride=13)
 
 
 @BY_KIND
 @BY_FORM
-def test_measures(kind, form):
+def test_measures_from_copies_equal_the_reference(kind, form):
     equal_measures(kind, form, "cuda")

@@ -21,7 +21,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_measures_of_all_kinds(dtype, monkeypatch):
+def test_line_measures_equal_the_reference(dtype, monkeypatch):
     launched, real = [], launch.lines_kernel
     monkeypatch.setattr(launch, "lines_kernel", lambda *x: launched.append(x) or real(*x))
     params = [numbers(shape, 1).to(dtype) for shape in SHAPES]
@@ -33,7 +33,7 @@ def test_measures_of_all_kinds(dtype, monkeypatch):
 
 @pytest.mark.parametrize("position", [float("nan"), float("inf"), -0.0, 1e-310])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_odd_numbers(dtype, position):
+def test_nonfinite_and_odd_numbers_equal_the_reference(dtype, position):
     shapes = ((5, 6), (2, 3, 4), (9, 40), (3, 130), (3, 1029))
     params = [numbers(shape, 1).to(dtype) for shape in shapes]
     grads = [numbers(shape, 2).to(dtype) for shape in shapes]
@@ -45,7 +45,7 @@ def test_odd_numbers(dtype, position):
 
 
 @pytest.mark.parametrize("ends", [(3e-308, -2.9e-308), (1e-310, 1e-310)], ids=str)
-def test_what_tiles_have_is_flushed_after_a_stage(ends):
+def test_tile_denormals_are_flushed_after_a_stage(ends):
     params = [torch.ones(shape, dtype=torch.float64) for shape in ((1, 1025), (65, 1), (4, 3))]
     grads = [torch.zeros_like(param) for param in params]
     for grad in grads:
@@ -102,10 +102,10 @@ def trained(engine, name, steps=2, context=contextlib.nullcontext, **options):
 
 
 @pytest.mark.parametrize(("name", "options"), TRAININGS, ids=str)
-def test_trainings(name, options):
+def test_trainings_equal_the_reference(name, options):
     assert_same(trained("cuda", name, **options), trained("reference", name, **options))
 
 
 @pytest.mark.parametrize("name", ["Adafactor", "SM3"])
-def test_a_replayed_step_does_not_wait(name):
+def test_replayed_step_does_not_synchronize(name):
     trained("cuda", name, 3, counting_and_waiting_for_nothing, shapes=((9, 31), (7,)))

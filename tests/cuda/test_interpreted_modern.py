@@ -30,7 +30,7 @@ def trained(engine, case, params, gradients, **options):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", modern_inputs.CASES, ids=lambda case: case.name)
-def test_bits_of_modern_rules(case, dtype):
+def test_modern_rules_equal_the_reference(case, dtype):
     params = modern_inputs.params_of(dtype)[1:4]  # which an interpreter has done in time
 
     def gradients(step):
@@ -42,7 +42,7 @@ def test_bits_of_modern_rules(case, dtype):
 
 @pytest.mark.parametrize("options", [{}, {"clip_grad_norm": 0.5}, {"ema_decay": 0.9}], ids=str)
 @pytest.mark.parametrize("case", MATRIX_CASES, ids=lambda case: case.name)
-def test_bits_of_rules_of_matrices(case, options):
+def test_matrix_rules_equal_the_reference(case, options):
     params = case.params_of(torch.float32)[:2]
 
     def gradients(step):

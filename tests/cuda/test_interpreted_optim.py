@@ -111,18 +111,18 @@ def trained(engine, make, steps=STEPS, context=contextlib.nullcontext, **options
 
 
 @by(DROP_INS)
-def test_bits_of_the_classes_of_torch(make):
+def test_torch_classes_equal_the_cpu(make):
     dtypes = (torch.float32, torch.bfloat16, torch.float64)
     expected = trained("cpu", make, dtypes=dtypes)
     assert_same(trained("cuda", make, dtypes=dtypes), expected)
 
 
 @by({name: make for name, make in DROP_INS.items() if name not in ("NAdam", "ASGD")})
-def test_a_replayed_step_of_a_torch_class_does_not_wait(make):
+def test_replayed_step_of_torch_class_does_not_synchronize(make):
     trained("cuda", make, 3, counting_and_waiting_for_nothing)
 
 
-def test_sparse_gradients_of_the_classes_of_torch():
+def test_sparse_gradients_of_torch_classes_equal_the_cpu():
     def stepped(engine, make):
         table = torch.nn.Parameter(torch.arange(36.0).reshape(9, 4))
         optimizer = make([table])
@@ -158,7 +158,7 @@ def test_a_device_with_an_engine_takes_the_step(monkeypatch):
 
 @by(CAPTURABLE)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_steps_that_a_device_counts(make, groups):
+def test_device_counted_steps_equal_the_cpu(make, groups):
     """The bits of those that the host counts: in float32, powers of float64 leave no trace here."""
     options = {"dtypes": (torch.float32, torch.bfloat16), "groups": groups}
     expected = trained("cuda", make, **options)
@@ -166,7 +166,7 @@ def test_steps_that_a_device_counts(make, groups):
 
 
 @by(CAPTURABLE)
-def test_steps_of_float64_that_a_device_counts(make):
+def test_device_counted_float64_steps_equal_the_cpu(make):
     options = {"dtypes": (torch.float64,)}
     actual_tensors = trained("cuda", make, capturable=True, **options)
     for actual, expected in zip(actual_tensors, trained("cuda", make, **options), strict=True):
@@ -174,12 +174,12 @@ def test_steps_of_float64_that_a_device_counts(make):
 
 
 @by(CAPTURABLE)
-def test_a_device_counted_step_does_not_wait(make):
+def test_device_counted_step_does_not_synchronize(make):
     trained("cuda", make, 3, lambda optimizer: waiting_for_nothing(), capturable=True)
 
 
 @by(CAPTURABLE)
-def test_a_graph_of_a_step_is_steps(make):
+def test_graph_replays_of_a_step_equal_steps(make):
     rate = {"lr": torch.tensor(0.1)}
     with thalweg.engine("cuda"):
         eager = Training(make, capturable=True, **rate)
@@ -204,7 +204,7 @@ def test_a_graph_of_a_step_is_steps(make):
 
 def spoil_the_host(training):
     """Write over all that is sent to the device, as other steps do."""
-    (part,) = training.optimizer._cache.parts.values()
+    (part,) = training.optimizer.step_cache.parts.values()
     for plan in part.plans.gate._dense.values():
         for group in plan.groups:
             for mirror in [group._base, *(rows._mirror for rows in group._rows.values())]:
@@ -244,7 +244,7 @@ def test_two_graphs_need_a_step_between_them():
             training.optimizer.step()
 
 
-def test_scalars_that_come_from_the_host_or_a_device_in_turn():
+def test_host_and_device_scalars_can_alternate():
     kernel = SimpleNamespace(scalars=("a", "b"), dtype=np.float32)
     rows = Rows(1, kernel, torch.device("cpu"))
     device_value = torch.tensor(5.0)
@@ -259,7 +259,7 @@ def test_scalars_that_come_from_the_host_or_a_device_in_turn():
         ]
 
 
-def test_a_mirror_that_is_captured_is_sent_again_afterwards():
+def test_captured_mirror_reuses_its_buffer_afterwards():
     mirror = Mirror(torch.arange(3).numpy(), torch.device("cpu"))
     first = mirror.send_if_changed()
     with captured():
@@ -283,7 +283,7 @@ def scaled(engine, make, first=0, context=contextlib.nullcontext, **options):
 
 @by(SCALABLE)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_device_decides_on_steps(make, groups):
+def test_device_skips_steps(make, groups):
     expected_training, training = (
         scaled("cpu", make, groups=groups),
         scaled("cuda", make, groups=groups),
@@ -294,7 +294,7 @@ def test_a_device_decides_on_steps(make, groups):
 
 
 @by(SCALABLE)
-def test_a_device_decision_does_not_wait(make):
+def test_device_decision_does_not_synchronize(make):
     training = scaled("cuda", make, 2, waiting_for_nothing)
     assert training.optimizer.last_step.count == OVERFLOWS.count(False)
 
@@ -311,7 +311,7 @@ def test_a_device_decision_does_not_wait(make):
     ],
     ids=str,
 )
-def test_a_device_decides_on_steps_with_options(options):
+def test_device_skips_steps_with_options(options):
     make = partial(optim.AdamW, lr=0.1)
     expected_training, training = scaled("cpu", make, **options), scaled("cuda", make, **options)
     assert_same(training.written(), expected_training.written())
@@ -320,7 +320,7 @@ def test_a_device_decides_on_steps_with_options(options):
 
 
 @pytest.mark.parametrize("norm_options", [{}, {"clip_grad_value": 0.2}], ids=str)
-def test_a_device_decides_on_steps_of_rules_that_share_a_norm(norm_options):
+def test_device_skips_steps_of_rules_sharing_a_norm(norm_options):
     def make(groups, **options):
         return optim.SGD([groups[0], {**groups[1], "momentum": 0.9}], lr=0.1, **options)
 
@@ -334,7 +334,7 @@ def test_a_device_decides_on_steps_of_rules_that_share_a_norm(norm_options):
     scaled("cuda", make, 2, waiting_for_nothing, **norm_options)
 
 
-def test_clipped_rows_are_added_up():
+def test_repeated_rows_are_summed_before_clipping():
     def stepped(engine):
         table = torch.nn.Parameter(torch.arange(36.0).reshape(9, 4))
         with thalweg.engine(engine):
@@ -350,7 +350,7 @@ def test_clipped_rows_are_added_up():
     assert_same(stepped("cuda"), stepped("cpu"))
 
 
-def test_a_first_step_is_decided_on_the_host():
+def test_first_step_is_decided_on_the_host():
     """No state is made for a step that is left out, as in torch."""
     with thalweg.engine("cuda"):
         training = Training(partial(optim.Adam, fused_unscale=True))
@@ -362,7 +362,7 @@ def test_a_first_step_is_decided_on_the_host():
     assert training.optimizer.last_step == (False, FOUND_INF, 1, None, None)
 
 
-def test_a_scaler_comes_and_goes():
+def test_steps_with_and_without_scaler_alternate():
     """With fused=True the host knows the numbers of steps while no device decides on one."""
 
     def stepped(engine):
@@ -380,7 +380,7 @@ def test_a_scaler_comes_and_goes():
     assert gpu_training.optimizer.last_step.count == 6
 
 
-def test_sparse_gradients_of_a_step_that_a_device_leaves_out():
+def test_device_skipped_sparse_step_changes_nothing():
     def stepped(engine):
         table = torch.nn.Parameter(torch.arange(36.0).reshape(9, 4))
         other_param = torch.nn.Parameter(torch.arange(4.0))
@@ -400,7 +400,7 @@ def test_sparse_gradients_of_a_step_that_a_device_leaves_out():
     assert_same(stepped("cuda"), stepped("cpu"))
 
 
-def test_a_scaler_of_torch():
+def test_torch_grad_scaler_skips_steps():
     def stepped(engine):
         with thalweg.engine(engine):
             training = Training(partial(optim.AdamW, lr=0.1, fused_unscale=True))
@@ -420,7 +420,7 @@ def test_a_scaler_of_torch():
     assert gpu_training.optimizer.last_step.count == 5
 
 
-def test_fast_kernels_of_the_interpreter():
+def test_fast_kernels_equal_exact_ones_in_the_interpreter():
     """It contracts nothing, and divides exactly: all that differs there is when denormals go."""
     make = partial(optim.Adam, lr=0.1)
     with thalweg.engine(math="fast"):
@@ -437,7 +437,7 @@ NORMS = {  # beyond what float32 or float64 hold, their squares, and their facto
 
 @pytest.mark.parametrize("make", [optim.SGD, tensorflow.SGD], ids=["torch", "TensorFlow"])
 @pytest.mark.parametrize("dtypes", [[dtype] for dtype in NORMS] + [[*NORMS]], ids=str)
-def test_norms_at_the_ends(make, dtypes):
+def test_extreme_norms_equal_the_cpu(make, dtypes):
     sizes = NORMS[dtypes[0]] if len(dtypes) == 1 else (3e38, 1.7e308)
 
     def stepped(engine, size, limit):

@@ -9,13 +9,13 @@ import test_replay_sparse
 from test_replay_sparse import (
     test_a_bad_gradient_raises_and_changes_nothing,
     test_a_dense_gradient_in_the_table_is_copied_first,
-    test_a_gradient_is_not_kept_alive,
-    test_a_shrunken_gradient_is_refused,
-    test_a_table_given_twice_is_updated_twice,
-    test_backward_through_an_older_graph_is_noticed,
-    test_other_gradients_between_steady_ones,
-    test_steady_steps_give_the_bits_of_the_reference,
-    test_steps_go_on_after_memory_has_moved,
+    test_backward_through_an_older_graph_raises,
+    test_other_gradients_between_replays_equal_the_reference,
+    test_repeated_table_is_updated_twice,
+    test_replay_does_not_keep_gradients_alive,
+    test_replayed_sparse_steps_equal_the_reference,
+    test_shrunken_gradient_raises,
+    test_steps_continue_after_memory_moved,
 )
 
 

@@ -58,7 +58,7 @@ def kernels_take(engine, rule, dtypes, places, selection, steps=(5, (1 << 24) - 
     ],
     ids=label,
 )
-def test_bits_of_kernels(name, dtypes, selection, places):
+def test_stochastic_kernels_equal_the_reference(name, dtypes, selection, places):
     args = case(name), dtypes, places, selection
     assert_same(kernels_take("cuda", *args), kernels_take("reference", *args))
 
@@ -95,14 +95,14 @@ MAKERS = {
     [slow_unless(name in QUICK and x is HALVES[0], name, x) for name in MAKERS for x in HALVES],
     ids=label,
 )
-def test_bits_of_optimizers(name, dtype):
+def test_stochastic_optimizers_equal_the_reference(name, dtype):
     args = MAKERS[name], 2
     options = {"dtype": dtype, "shapes": [(24, 16)] if name in ("Muon", "Adafactor") else SHAPES}
     actual = trained("cuda", *args, **options)
     assert_same(actual, trained("reference", *args, **options))
 
 
-def test_bits_count():
+def test_stochastic_results_differ_from_nearest():
     def nearest(params, lr, **optimizer_args):
         return optim.AdamW(params, lr)
 
@@ -121,14 +121,14 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_rounding_with_other_options(options):
+def test_rounding_with_other_options_equals_the_reference(options):
     actual = trained("cuda", optim.AdamW, shapes=SHAPES[:2], **options)
     assert_same(actual, trained("reference", optim.AdamW, shapes=SHAPES[:2], **options))
 
 
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam], ids=["torch", "TensorFlow"])
 @pytest.mark.parametrize("dtype", HALVES, ids=label)
-def test_steps_that_a_device_counts(make, dtype):
+def test_device_counted_steps_draw_reference_bits(make, dtype):
     options = {"dtype": dtype, "shapes": SHAPES[:2]}
     expected = trained("cuda", make, **options)
     assert_same(trained("cuda", make, capturable=True, **options), expected)
@@ -136,7 +136,7 @@ def test_steps_that_a_device_counts(make, dtype):
     trained("cuda", make, context=lambda optimizer: waiting_for_nothing(), **capturable_options)
 
 
-def test_a_replayed_step_does_not_wait():
+def test_replayed_step_does_not_synchronize():
     trained("cuda", optim.AdamW, 3, counting_and_waiting_for_nothing, shapes=SHAPES[:2])
 
 
@@ -148,7 +148,7 @@ def test_steps_skipped_by_the_device_draw_nothing(make):
     assert_same(actual, trained("reference", make, len(overflows), **options))
 
 
-def test_a_graph_draws_anew_in_each_replay():
+def test_graph_draws_new_bits_in_each_replay():
     options = {**NOISY, "shapes": SHAPES[1:2], "capturable": True}
     eager, graphed = (low_precision_trainings.made_by(optim.AdamW, **options) for _ in range(2))
     assert_same(*low_precision_trainings.replayed(captured, eager, graphed))

@@ -41,7 +41,7 @@ def waiting(training):
 
 
 @by_make
-def test_a_device_decides_as_the_host_does(key):
+def test_device_decisions_equal_host_decisions(key):
     expected_training = trained("cpu", fresh(key, BACKOFF))
     training = trained("cuda", fresh(key, BACKOFF))
     assert_same(training.written(), expected_training.written())
@@ -52,7 +52,7 @@ def test_a_device_decides_as_the_host_does(key):
 
 
 @by_make
-def test_a_scaler_by_logarithms_is_near_the_hosts(key):
+def test_logarithmic_device_scaler_is_close_to_host(key):
     expected_training = trained("cpu", fresh(key, LOG_MAX))
     training = trained("cuda", fresh(key, LOG_MAX))
     for actual, expected in zip(training.written(), expected_training.written(), strict=True):
@@ -62,12 +62,12 @@ def test_a_scaler_by_logarithms_is_near_the_hosts(key):
 
 @by_make
 @pytest.mark.parametrize("scaling", [BACKOFF, LOG_MAX], ids=["Backoff", "LogMax"])
-def test_a_device_decision_does_not_wait(key, scaling):
+def test_device_decision_does_not_synchronize(key, scaling):
     trained("cuda", fresh(key, scaling), waiting)
 
 
 @pytest.mark.parametrize("clips", [None, 1e30])
-def test_a_gradient_may_overflow_when_it_is_unscaled(clips):
+def test_unscaling_overflow_skips_the_step(clips):
     def made(engine):
         params = {"scale_min": 0.25, "scale_max": 0.5}
         training = Training(
@@ -85,7 +85,7 @@ def test_a_gradient_may_overflow_when_it_is_unscaled(clips):
     assert not all(expected_training.outcomes)
 
 
-def test_the_host_goes_on_where_the_device_left_off():
+def test_host_scaler_continues_device_state():
     def made(engine):
         with computing(engine):
             training = Training((SINGLE, HALF), **BACKOFF)
@@ -104,7 +104,7 @@ def test_the_host_goes_on_where_the_device_left_off():
     assert kinds == [number not in (3, 4, 6) for number in range(len(OVERFLOWS))]
 
 
-def test_an_overflow_comes_before_a_constraint_of_rows():
+def test_overflow_is_found_before_row_constraints():
     def made(engine):
         with computing(engine):
             training = Training((HALF, HALF), **BACKOFF)
@@ -117,7 +117,7 @@ def test_an_overflow_comes_before_a_constraint_of_rows():
     assert_same(made("cuda"), made("cpu"))
 
 
-def test_steps_without_a_scaler_go_on_where_the_device_counted():
+def test_unscaled_steps_continue_device_counts():
     def made(engine, waiting=None):
         with computing(engine):
             var, step = (
@@ -138,7 +138,7 @@ def test_steps_without_a_scaler_go_on_where_the_device_counted():
     made("cuda", waiting_for_nothing)
 
 
-def test_a_global_step_that_may_share_its_memory_stays_where_it_is():
+def test_global_step_view_keeps_its_memory():
     with computing("cuda"):
         counts, var = torch.zeros(2, dtype=torch.int64), torch.ones(5).requires_grad_()
         optimizer = train.experimental.MixedPrecisionLossScaleOptimizer(
@@ -149,7 +149,7 @@ def test_a_global_step_that_may_share_its_memory_stays_where_it_is():
     assert counts.tolist() == [0, 2]
 
 
-def test_a_policy_sees_a_variable_of_the_host():
+def test_learning_rate_policy_reads_a_host_variable():
     def policy(step):
         seen_steps.append((type(step), step.name, int(step.read_value())))
         return 0.1 / (int(step) + 1)
@@ -161,7 +161,7 @@ def test_a_policy_sees_a_variable_of_the_host():
     assert [count for *_, count in seen_steps[:5]] == [0, 0, 1, 1, 2]
 
 
-def test_a_step_returns_a_tensor_of_its_own():
+def test_step_returns_a_separate_tensor():
     training = trained("cuda", partial(Training, (HALF, HALF), **BACKOFF))
     training.outcomes[-1].zero_()
     assert training.step.was_applied
@@ -233,7 +233,7 @@ def test_summaries_arrive_a_step_later(options):
 
 
 @by_summarised
-def test_summaries_of_a_device_are_not_waited_for(options):
+def test_device_summaries_do_not_synchronize(options):
     summarised("cuda", options, waiting)
 
 
@@ -245,7 +245,7 @@ def test_summaries_of_the_last_step_are_not_lost():
     assert len(log.records) > count_before
 
 
-def test_a_writer_that_fails_loses_the_summaries_of_one_step():
+def test_failing_writer_loses_summaries_of_one_step():
     class Failing(Log):
         def add_scalar(self, tag, value, step):
             if step == 1:
@@ -286,7 +286,7 @@ def wrapped(engine, context=None):
     return plain([*variables, *optimizer.variables(), step, *scaler.variables.values()])
 
 
-def test_a_wrapper_leaves_its_steps_to_a_device():
+def test_loss_scale_wrapper_decides_on_the_device():
     assert_same(wrapped("cuda"), wrapped("cpu"))
     wrapped("cuda", waiting_for_nothing)
 
@@ -319,6 +319,6 @@ def experimental(engine, make, context=None):
     ],
     ids=lambda make: make.func.__name__,
 )
-def test_a_dynamic_loss_scale_leaves_steps_to_a_device(make):
+def test_dynamic_loss_scale_decides_on_the_device(make):
     assert_same(experimental("cuda", make), experimental("cpu", make))
     experimental("cuda", make, waiting_for_nothing)

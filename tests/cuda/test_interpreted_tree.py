@@ -26,7 +26,7 @@ def leaves(count, shape, seed):
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (3,)], ids=str)
-def test_bits_of_a_tree(counts, shape):
+def test_tree_reduction_equals_the_reference(counts, shape):
     sizes = np.array(counts)
     tree_leaves = leaves(sizes.sum(), shape, len(counts))
     got = LaunchedTree(sizes, torch.device("cpu")).combine(tree_leaves)

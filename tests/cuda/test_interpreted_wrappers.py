@@ -41,7 +41,7 @@ def trained(engine, make, dtype, sparse=False):
     ids=str,
 )
 @pytest.mark.parametrize("name", ["AdamW", "NAdam", "tensorflow.AdamW", "Muon"])
-def test_bits(name, options, dtype):
+def test_wrappers_equal_the_cpu(name, options, dtype):
     if "cautious_decay" in options and name == "NAdam":
         pytest.skip("it has no decay beside its step")
     kind = optim.tensorflow.AdamW if "." in name else getattr(optim, name)
@@ -55,7 +55,7 @@ def test_bits(name, options, dtype):
 
 
 @pytest.mark.parametrize("option", ["cautious", "trust_ratio", "sphere"])
-def test_bits_of_rows(option):
+def test_row_wrappers_equal_the_cpu(option):
     def make(params):
         return optim.SGD(params, lr=0.01, **{option: True})
 
@@ -76,7 +76,7 @@ def test_bits_of_rows(option):
     ],
     ids=str,
 )
-def test_bits_of_levels_and_rows(name, options, dtype):
+def test_level_and_row_wrappers_equal_the_cpu(name, options, dtype):
     def make(params):
         return getattr(optim, name)([x for x in params if x.dim() == 2], lr=0.01, **options)
 

@@ -172,7 +172,7 @@ def recomputed(old: Any, new: Any, grad: Any, momentum: Any) -> dict[str, float]
 
 
 @many("case", CASES)
-def test_numbers_are_those_of_the_step(case: str) -> None:
+def test_recorded_values_equal_the_step(case: str) -> None:
     build, slot, sign = CASES[case]
     training = build()
     recorder = attach(training.handle, every=2)
@@ -199,7 +199,7 @@ def test_numbers_are_those_of_the_step(case: str) -> None:
     "name,options",
     [("Adam", {}), ("SGD", {"momentum": 0.9}), ("RMSprop", {"global_clipnorm": 9.0})],
 )
-def test_numbers_are_those_of_optim(name: str, options: dict[str, Any]) -> None:
+def test_recorded_values_equal_optim_diagnostics(name: str, options: dict[str, Any]) -> None:
     training = eager(getattr(keras.optimizers, name)(0.01, **options))
     recorder = attach(training.handle)
     params = [(f"w{k}:0", torch.nn.Parameter(torch.tensor(x))) for k, x in enumerate(STARTS)]
@@ -219,7 +219,7 @@ def test_numbers_are_those_of_optim(name: str, options: dict[str, Any]) -> None:
 
 
 @many("case", CASES)
-def test_steps_between_are_as_ever(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrecorded_steps_are_unchanged(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, original = [0], ReplayedApply.take
 
     def take(*args: Any) -> bool:
@@ -253,7 +253,7 @@ def of(optimizer: Any, count: int = 1) -> tuple[Any, list[Variable]]:
     return optimizer, [Variable([1.0, 2.0], name=f"w{k}") for k in range(count)]
 
 
-def test_detached() -> None:
+def test_detach_stops_recording() -> None:
     optimizer, (w,) = of(keras.optimizers.Adam())
     steps: list[int] = []
     recorder = attach(optimizer, sinks=[lambda table: steps.append(table.step)])
@@ -276,7 +276,7 @@ def test_detached() -> None:
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
-def test_attached_again(make: Callable[[], Any]) -> None:
+def test_attach_again_changes_the_interval(make: Callable[[], Any]) -> None:
     optimizer, (w,) = of(make())
     for interval in (100, 1, 100, 1):
         recorder, steps = attach(optimizer, interval), []
@@ -309,7 +309,7 @@ class ChangedV1(v1.train.AdamOptimizer):
 
 
 @many("make", [lambda: Own("own"), Changed, OwnV1, ChangedV1])
-def test_steps_of_the_users_own_are_refused(make: Callable[[], Any]) -> None:
+def test_overridden_steps_raise_on_attach(make: Callable[[], Any]) -> None:
     optimizer = make()
     with pytest.raises(NotImplementedError, match=f"of {type(optimizer).__name__} are not defined"):
         attach(optimizer)
@@ -348,7 +348,7 @@ class Decayed(keras.optimizers.SGD):
 
 @many("make", [lambda: Begun(0.1), lambda: Decayed(0.1, momentum=0.5)])
 @many("is_first", [False, True])
-def test_hooks_that_a_graph_calls_once_are_refused(make: Callable[[], Any], is_first: bool) -> None:
+def test_attaching_to_recorded_hooks_raises(make: Callable[[], Any], is_first: bool) -> None:
     with _graph.Graph().as_default():
         w, optimizer = _graph.Variable(torch.ones(2), name="w"), make()
         if is_first:
@@ -374,7 +374,7 @@ def test_complex_variables_have_no_table() -> None:
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
-def test_variables_come_and_go(make: Callable[[], Any]) -> None:
+def test_recorded_variables_may_change(make: Callable[[], Any]) -> None:
     optimizer, (a, b) = of(make(), 2)
     recorder = attach(optimizer)
     optimizer.apply_gradients([([1.0, 1.0], b)])
@@ -389,7 +389,7 @@ def test_variables_come_and_go(make: Callable[[], Any]) -> None:
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
-def test_rows_and_pairs_given_twice(make: Callable[[], Any]) -> None:
+def test_repeated_rows_and_pairs_are_recorded(make: Callable[[], Any]) -> None:
     optimizer, (w,) = of(make())
     recorder = attach(optimizer)
     optimizer.apply_gradients([(IndexedSlices(torch.ones(1), torch.tensor([1])), w)])
@@ -429,7 +429,7 @@ def test_wrappers_and_gated_steps_are_recorded(cls: Callable[[Any], Any]) -> Non
     assert inner._recorder is None
 
 
-def test_masters_and_accumulated_gradients() -> None:
+def test_masters_and_accumulated_gradients_are_recorded() -> None:
     h = Variable(torch.ones(2, dtype=torch.float16), name="h")
     step = optimize_loss(
         lambda: (h.float() * 3).sum(), "Momentum", {"momentum": 0.9}, lambda _: 2.0**-13, [h],
@@ -477,7 +477,7 @@ def test_sessions_share_a_table() -> None:
     assert (list(recorder.table), recorder.table.step) == (["w:0"], 2)
 
 
-def test_workers_that_meet() -> None:
+def test_sync_replicas_workers_share_a_table() -> None:
     with v1.Graph().as_default():
         w, grad = v1.Variable([1.0, 2.0], name="w"), v1.placeholder("float32", [2])
         sync = v1.train.SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(0.5), 2)
@@ -525,7 +525,7 @@ def test_clipping_is_recorded(options: dict[str, float]) -> None:
     assert recorder.table["w0:0"].gradient_norm == 20
 
 
-def test_losses_and_files(tmp_path: Path) -> None:
+def test_losses_are_written_to_files(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     optimizer, (w,) = of(keras.optimizers.SGD(0.1))
     recorder = attach(optimizer, 2, [JsonLines(path)])
@@ -543,7 +543,7 @@ def test_losses_and_files(tmp_path: Path) -> None:
     assert steps == [(1, 10, False), (2, 20, True), (3, 30, False), (4, None, True), (4, 40, False)]
 
 
-def test_a_step_outlives_measuring_that_fails() -> None:
+def test_step_survives_a_failing_measurement() -> None:
     optimizer, (w,) = of(v1.train.AdamOptimizer())
     recorder = attach(optimizer)
 
@@ -561,7 +561,7 @@ def test_a_step_outlives_measuring_that_fails() -> None:
     assert recorder.table.step == 2
 
 
-def test_public_names() -> None:
+def test_diagnostics_modules_export_the_same_names() -> None:
     assert thalweg.diagnostics is diagnostics
     names = set(optim.diagnostics.__all__)
     assert names == set(diagnostics.__all__) - {"attach", "detach"}
@@ -569,7 +569,7 @@ def test_public_names() -> None:
         assert getattr(optim.diagnostics, name) is getattr(diagnostics, name)
 
 
-def test_reading_the_table_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_the_table_synchronizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepWatch, "is_there", True)
     optimizer, (w,) = of(keras.optimizers.Adam())
     steps: list[int] = []

@@ -117,7 +117,9 @@ def differences(params: Any, alone: Any, optimizer: Any, reference: Any) -> list
         entries, expected_entries = optimizer.state[param], reference.state[expected]
         assert entries.keys() == expected_entries.keys()
         names += [
-            f"{index}/{name}" for name in entries if not has_bits(entries[name], expected_entries[name])
+            f"{index}/{name}"
+            for name in entries
+            if not has_bits(entries[name], expected_entries[name])
         ]
     return names
 
@@ -143,7 +145,9 @@ def case_of(rule: str, place: str, count: int) -> list[str]:
         optimizer.step()
         reference.step()
     assert not any(map(torch.equal, alone, initial))
-    is_coded = [x.dtype == torch.uint8 for state in optimizer.state.values() for x in state.values()]
+    is_coded = [
+        x.dtype == torch.uint8 for state in optimizer.state.values() for x in state.values()
+    ]
     assert any(is_coded)
     return differences(params, alone, optimizer, reference)
 
@@ -194,7 +198,9 @@ def of_module(rule: str, kind: str, count: int) -> tuple[nn.Module, Any]:
     return module, RULES[rule](list(module.parameters()))
 
 
-def is_continued(resumed: tuple[nn.Module, Any], grads: Any, expected: tuple[nn.Module, Any]) -> bool:
+def is_continued(
+    resumed: tuple[nn.Module, Any], grads: Any, expected: tuple[nn.Module, Any]
+) -> bool:
     """Return whether a step of a loaded training has the bits of another one."""
     turn(*resumed, 2, grads)
     params = [list(module.parameters()) for module, _ in (resumed, expected)]

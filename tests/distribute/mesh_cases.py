@@ -1,14 +1,15 @@
 """Steps of DTensors on meshes of several dimensions beside steps of one process.
 
-Run by `test_meshes.py` on each rank: rank, a file to meet, the number of ranks, names of cases.
+Run by `test_meshes.py`: the number of ranks, a folder, names of cases.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache, partial
 from itertools import cycle
@@ -91,16 +92,17 @@ def layouts_of(mesh_name: str) -> dict[str, str]:
 
 BFLOAT: Any = {"state_dtype": torch.bfloat16}
 ROUNDED: Any = {"round": "stochastic", "seed": 3, **BFLOAT}
+MASTERS: Any = {"masters": True, **ROUNDED}
 Factory = Callable[..., Any]
 
 
-def mixed(params: Any, **layout: str) -> Any:
+def mixed(params: Any, clip_grad_norm: float | None = None, **layout: str) -> Any:
     groups = [
         {"params": params[:1], "rule": "AdamW", "lr": 0.02},
         {"params": params[1:3], "rule": "SOAP", "lr": 0.02, **layout},
         {"params": params[3:], "rule": "Muon", "lr": 0.02, **layout},
     ]
-    return optim.Mixed(groups)
+    return optim.Mixed(groups, clip_grad_norm=clip_grad_norm)
 
 
 RULES: dict[str, Factory] = {
@@ -110,8 +112,11 @@ RULES: dict[str, Factory] = {
     "SOAP": partial(optim.SOAP, lr=0.01, precondition_frequency=2),
     "KLSOAP": partial(optim.KLSOAP, lr=0.01, precondition_frequency=2),
     "Mixed": mixed,
+    "Mixed clipped": partial(mixed, clip_grad_norm=0.5),
     "AdamW bf16": lambda params, **_: optim.AdamW(params, lr=0.02, **ROUNDED),
     "Muon bf16": partial(optim.Muon, lr=0.02, **ROUNDED),
+    "AdamW bf16 masters": lambda params, **_: optim.AdamW(params, lr=0.02, **MASTERS),
+    "Muon bf16 masters": partial(optim.Muon, lr=0.02, **MASTERS),
     "SOAP bf16": partial(optim.SOAP, lr=0.02, round="stochastic"),
 }
 
@@ -171,20 +176,15 @@ def case_of(rule: str, mesh_name: str, count: int) -> dict[str, Any]:
     }
 
 
-def trained(rank: int, count: int, folder: Path) -> Any:
-    """Train all rules on all meshes."""
-    return {f"{rule} on {mesh}": case_of(rule, mesh, count) for mesh in MESHES for rule in RULES}
-
-
 def whole(tensor: Any) -> Tensor:
     """Return the full tensor of a DTensor."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def module_on(kind: str, count: int) -> nn.Module:
+def module_on(kind: str, count: int, dtype: torch.dtype) -> nn.Module:
     """Return a module that torch's functions shard."""
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(12, 16, bias=False), nn.Linear(16, 12, bias=False))
+    module = nn.Sequential(nn.Linear(12, 16, bias=False), nn.Linear(16, 12, bias=False)).to(dtype)
     names = {"FSDP": ("dp",), "HSDP": ("copies", "dp"), "FSDP x TP": ("dp", "tp")}
     names["HSDP x TP"] = ("copies", "dp", "tp")
     if kind == "alone":
@@ -198,9 +198,10 @@ def module_on(kind: str, count: int) -> nn.Module:
 
 
 MODULES = ("FSDP", "HSDP", "FSDP x TP", "HSDP x TP")
-MODULE_RULES: dict[str, Callable[[Any], Any]] = {
-    name: RULES[name] for name in ("Muon", "SOAP", "NorMuon")
-} | {"rounded": lambda params: optim.AdamW(params, lr=0.02, round="stochastic", **BFLOAT)}
+MODULE_RULES: dict[str, Factory] = {
+    **{name: RULES[name] for name in ("Muon", "SOAP", "NorMuon", "AdamW bf16 masters")},
+    "AdamW": lambda params: optim.AdamW(params, lr=0.02, round="stochastic", **BFLOAT),
+}
 
 
 def turn(module: nn.Module, optimizer: Any, seed: int, grads: Any = None) -> list[Tensor]:
@@ -208,7 +209,8 @@ def turn(module: nn.Module, optimizer: Any, seed: int, grads: Any = None) -> lis
     optimizer.zero_grad()
     if grads is None:
         noise = torch.Generator().manual_seed(seed)
-        module(torch.randn(6, 12, generator=noise)).square().mean().backward()
+        batch = torch.randn(6, 12, generator=noise).to(next(module.parameters()).dtype)
+        module(batch).square().mean().backward()
     for param, grad in zip(module.parameters(), grads or (), strict=False):
         param.grad = sharded(grad, param.device_mesh, param.placements) if isinstance(
             param, DTensor) else grad  # fmt: skip
@@ -217,60 +219,80 @@ def turn(module: nn.Module, optimizer: Any, seed: int, grads: Any = None) -> lis
     return full
 
 
-def modules(rank: int, count: int, folder: Path) -> Any:
-    """Train modules that torch shards; save each, and continue it on all other meshes."""
-    report: dict[str, Any] = {}
-    for rule, make in MODULE_RULES.items():
-        for kind in MODULES:
-            module, alone = module_on(kind, count), module_on("alone", count)
-            optimizer, reference = make(list(module.parameters())), make(list(alone.parameters()))
-            for seed in range(2):
-                turn(alone, reference, seed, turn(module, optimizer, seed))
-            path = folder / f"{rule} {kind}"
-            weights, slots = get_state_dict(module, optimizer)
-            dcp.save({"model": weights, "optim": slots}, checkpoint_id=path)
-            grads = turn(module, optimizer, 2)
-            turn(alone, reference, 2, grads)
-            expected = [*alone.parameters(), *states(reference, alone.parameters())]
-            differing: list[str] = []
-            for other in (kind, "alone", *MODULES):
-                resumed = module_on(other, count)
-                resumed_opt = make(list(resumed.parameters()))
-                weights, slots = get_state_dict(resumed, resumed_opt)
-                state = {"model": weights, "optim": slots}
-                dcp.load(state, checkpoint_id=path)
-                set_state_dict(
-                    resumed, resumed_opt, model_state_dict=weights, optim_state_dict=slots
-                )
-                turn(resumed, resumed_opt, 2, grads)
-                final = [*resumed.parameters(), *states(resumed_opt, resumed.parameters())]
-                if not all(map(is_part, final, expected)):
-                    differing.append(other)
-            trained_tensors = [*module.parameters(), *states(optimizer, module.parameters())]
-            if not all(map(is_part, trained_tensors, expected)):
-                differing.append("trained")
-            report[f"{rule} on {kind}"] = differing
-    return report
+def module_case(rule: str, kind: str, count: int, folder: Path) -> list[str]:
+    """Train a module that torch shards, save it, and continue it on each mesh.
+
+    Returns:
+        The meshes on which numbers differ from those of one process.
+    """
+    dtype, make = torch.bfloat16 if "bf16" in rule else torch.float32, MODULE_RULES[rule]
+    module, alone = (module_on(name, count, dtype) for name in (kind, "alone"))
+    optimizer, reference = make(list(module.parameters())), make(list(alone.parameters()))
+    for seed in range(2):
+        turn(alone, reference, seed, turn(module, optimizer, seed))
+    path = folder / f"{rule} {kind}"
+    weights, slots = get_state_dict(module, optimizer)
+    dcp.save({"model": weights, "optim": slots}, checkpoint_id=path)
+    grads = turn(module, optimizer, 2)
+    turn(alone, reference, 2, grads)
+    expected = [*alone.parameters(), *states(reference, alone.parameters())]
+    trained = [*module.parameters(), *states(optimizer, module.parameters())]
+    differing = [] if all(map(is_part, trained, expected)) else ["trained"]
+    for other in ("alone", *MODULES):
+        resumed = module_on(other, count, dtype)
+        resumed_opt = make(list(resumed.parameters()))
+        weights, slots = get_state_dict(resumed, resumed_opt)
+        dcp.load({"model": weights, "optim": slots}, checkpoint_id=path)
+        set_state_dict(resumed, resumed_opt, model_state_dict=weights, optim_state_dict=slots)
+        turn(resumed, resumed_opt, 2, grads)
+        final = [*resumed.parameters(), *states(resumed_opt, resumed.parameters())]
+        if not all(map(is_part, final, expected)):
+            differing.append(other)
+    return differing
 
 
-CASES: dict[str, Callable[[int, int, Path], Any]] = {"trained": trained, "modules": modules}
+ALL_CASES = [f"{rule} on {mesh}" for mesh in MESHES for rule in RULES] + [
+    f"module, {rule} on {kind}" for kind in MODULES for rule in MODULE_RULES
+]
+
+
+def run_rank(rank: int, count: int, folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Run cases on one rank; return the report of each."""
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", ".*returned a view tensor")  # torch's own, of FSDP2
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=scale_to_load(120)),
+    )
+    reports: dict[str, Any] = {}
+    for name in names:
+        rule, mesh = name.removeprefix("module, ").split(" on ")
+        if name.startswith("module"):
+            reports[name] = module_case(rule, mesh, count, folder)
+        else:
+            reports[name] = case_of(rule, mesh, count)
+    distributed.destroy_process_group()
+    return reports
 
 
 def main() -> None:
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", ".*returned a view tensor")  # torch's own, of FSDP2
-    rank, path, count, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{path}",
-        rank=rank,
-        world_size=count,
-        timeout=timedelta(seconds=scale_to_load(60)),
-    )
+    """Run cases on ranks that are forks of this process; print their reports."""
+    count, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or ALL_CASES
     torch.set_num_threads(1)
-    names = sys.argv[5:] or list(CASES)
-    print(json.dumps({name: CASES[name](rank, count, Path(folder)) for name in names}))
-    distributed.destroy_process_group()
+    results = [folder / f"rank-{rank}.json" for rank in range(count)]
+    children: list[int] = []
+    for rank, result in enumerate(results):
+        child = os.fork()
+        if not child:
+            result.write_text(json.dumps(run_rank(rank, count, folder, names)))
+            os._exit(0)
+        children.append(child)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert not any(statuses), statuses
+    print(json.dumps([json.loads(result.read_text()) for result in results]))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_errors_of_a_rank_raise_on_all(reports: Reports, case: str, part: str, e
 
 
 @ranks
-def test_hooks_before_the_sum(reports: Reports) -> None:
+def test_hooks_run_before_the_sum(reports: Reports) -> None:
     *peers, failing = (report["hooks_before_the_sum"] for report in reports)
     assert failing[0] == "KeyError: 'hook'"
     expected = RAISED.format(last=len(reports) - 1, what="gradients", error=failing[0]) + NO_CHANGE
@@ -70,7 +70,7 @@ def test_hooks_before_the_sum(reports: Reports) -> None:
 
 
 @ranks
-def test_optimizers_that_do_not_sum_are_refused(reports: Reports) -> None:
+def test_optimizers_without_summing_raise(reports: Reports) -> None:
     for report in reports:
         words, param = report["optimizers_of_torch"]
         assert words.startswith("FailedPreconditionError: SGD would train this replica alone")
@@ -85,7 +85,7 @@ def test_own_aggregators_do_not_block_other_ranks(reports: Reports) -> None:
 
 
 @ranks
-def test_variables_that_one_rank_changes(reports: Reports) -> None:
+def test_variables_changed_on_one_rank_raise(reports: Reports) -> None:
     count = len(reports)
     differs = DIFFERS.format(last=count - 1)
     for report in reports:
@@ -100,7 +100,7 @@ def test_variables_that_one_rank_changes(reports: Reports) -> None:
 
 @ranks
 @pytest.mark.parametrize("face", ["keras", "v1"])
-def test_a_constraint_that_fails_on_one_rank_is_told_in_the_next_step(
+def test_constraint_failing_on_one_rank_raises_in_the_next_step(
     reports: Reports, face: str
 ) -> None:
     differs = DIFFERS.format(last=len(reports) - 1) + "the bits of the values of 'w:0': "
@@ -114,7 +114,7 @@ def test_a_constraint_that_fails_on_one_rank_is_told_in_the_next_step(
 
 
 @ranks
-def test_losses_of_micro_batches_that_fail(reports: Reports) -> None:
+def test_failing_micro_batch_losses_raise_on_all_ranks(reports: Reports) -> None:
     *peers, bad = (report["gradients_that_fail"] for report in reports)
     assert bad[0] == "KeyError: 'no batch'"
     expected = RAISED.format(last=len(reports) - 1, what="gradients", error=bad[0]) + NO_CHANGE
@@ -123,7 +123,7 @@ def test_losses_of_micro_batches_that_fail(reports: Reports) -> None:
 
 
 @ranks
-def test_graphs_that_differ(reports: Reports) -> None:
+def test_different_graphs_raise(reports: Reports) -> None:
     outcomes = [report["graphs_that_differ"] for report in reports]
     order = "variable 0: 'b:0' float32 (1,) vs 'a:0' float32 (1,)."
     for outcome in outcomes:
@@ -135,7 +135,7 @@ def test_graphs_that_differ(reports: Reports) -> None:
 
 @ranks
 @pytest.mark.parametrize("case", ["feed", "run"])
-def test_runs_that_fail_on_one_rank(reports: Reports, case: str) -> None:
+def test_run_failing_on_one_rank_raises_on_all_ranks(reports: Reports, case: str) -> None:
     *peers, failing = (report["graphs_that_differ"][case] for report in reports)
     assert "must" in failing
     raised = RAISED.format(last=len(reports) - 1, what="values", error=failing) + NO_CHANGE

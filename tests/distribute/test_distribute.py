@@ -50,7 +50,7 @@ def agreed(reports: Reports, name: str) -> Any:
     return first
 
 
-def test_storages_that_were_cut_are_refused(reports: Reports, count: int) -> None:
+def test_truncated_storages_raise(reports: Reports, count: int) -> None:
     *peers, bad = [report["storages_that_were_cut_on_the_last_rank"] for report in reports]
     assert {name: text for name, text in bad.items() if not text.startswith("LayoutError: ")} == {}
     word = f"ReplicaMismatchError: rank {count - 1} raised an error before its "
@@ -64,14 +64,14 @@ CROSS = {
 }
 
 
-def test_gradients_are_summed_in_each_face(reports: Reports, count: int) -> None:
+def test_gradients_are_summed_in_every_front_end(reports: Reports, count: int) -> None:
     assert agreed(reports, "sums_in_each_face") == dict.fromkeys(
         ["keras", "v1"], moved(3 * SUM[count])
     )
     assert agreed(reports, "sums_of_a_loss") == [moved(SUM[count])] * 3
 
 
-def test_sums_are_told_of_and_parts_are_not(reports: Reports, count: int) -> None:
+def test_sums_are_reported_but_not_parts(reports: Reports, count: int) -> None:
     for name, outcome in agreed(reports, "sums_that_are_told_of").items():
         assert outcome[:2] == [4, SUM[count]]
         cls = {"keras": "Adam", "v1": "AdamOptimizer"}[name]
@@ -79,19 +79,19 @@ def test_sums_are_told_of_and_parts_are_not(reports: Reports, count: int) -> Non
         assert outcome[3] == -2  # after six steps of 0.5, the refused one left out
 
 
-def test_rows_are_brought_together(reports: Reports, count: int) -> None:
+def test_sparse_rows_are_gathered(reports: Reports, count: int) -> None:
     expected = [-0.5] * count + [0.0] * (3 - count)
     expected[2] -= 0.5 * count
     assert agreed(reports, "sums_of_rows") == {"keras": expected, "v1": expected}
 
 
-def test_gradients_may_be_applied_as_they_are(reports: Reports, count: int) -> None:
+def test_gradients_can_be_applied_without_summing(reports: Reports, count: int) -> None:
     assert agreed(reports, "gradients_as_they_are") == [moved(1), moved(2)]
     copies = [1.0 - 0.5 * (rank + 1) for rank in range(count)]
     assert agreed(reports, "own_gradients_move_own_copies") == copies
 
 
-def test_sides_of_a_strategy(reports: Reports) -> None:
+def test_strategy_has_replica_and_cross_replica_contexts(reports: Reports) -> None:
     outcome = agreed(reports, "across_replicas")
     assert outcome["where"] == [True, True, None]
     assert outcome["own"]
@@ -103,7 +103,7 @@ def test_sides_of_a_strategy(reports: Reports) -> None:
     assert agreed(reports, "merge_call") == [True, True, 3]
 
 
-def test_nests_are_reduced(reports: Reports, count: int) -> None:
+def test_nested_values_are_reduced(reports: Reports, count: int) -> None:
     outcome, total = agreed(reports, "nests"), SUM[count]
     assert outcome["a"] == [total, total]
     assert (outcome["none"], outcome["number"]) == (None, total)
@@ -124,7 +124,7 @@ def test_values_are_reduced(reports: Reports, count: int) -> None:
     assert batch == [[SUM[count]] * 2] * 2
 
 
-def test_whole_numbers_have_means(reports: Reports, count: int) -> None:
+def test_integer_values_have_means(reports: Reports, count: int) -> None:
     cells, axis_mean = ([1.0, 1 + SUM[count] / count], (count + SUM[count] + count) / (2 * count))
     expected = [[[cells], None], [[axis_mean], None]]
     outcome = agreed(reports, "reductions_of_whole_numbers")
@@ -136,7 +136,7 @@ def test_variables_without_gradients_are_named(reports: Reports) -> None:
     assert agreed(reports, "missing_gradients_are_said") == [text] * 3
 
 
-def test_ranks_compare_what_ordered_sums_depend_on(reports: Reports, count: int) -> None:
+def test_ranks_compare_settings_of_ordered_sums(reports: Reports, count: int) -> None:
     outcome = agreed(reports, "what_ordered_sums_depend_on")
     if count == 3:
         assert outcome == []
@@ -149,9 +149,7 @@ def test_ranks_compare_what_ordered_sums_depend_on(reports: Reports, count: int)
     ]
 
 
-def test_none_counts_as_zeros_where_another_rank_has_a_gradient(
-    reports: Reports, count: int
-) -> None:
+def test_missing_gradient_counts_as_zeros_on_other_ranks(reports: Reports, count: int) -> None:
     outcome = agreed(reports, "none_counts_as_zeros")
     remainder = SUM[count] - 1
     for face in ("keras", "v1"):
@@ -177,7 +175,7 @@ def test_distributed_apply_takes_strategies_and_groups(reports: Reports, count: 
     assert agreed(reports, "distributed_apply") == [[moved(SUM[count]), 1]] * 3
 
 
-def test_extended(reports: Reports) -> None:
+def test_strategy_extended_api(reports: Reports) -> None:
     assert agreed(reports, "extended") == [[True, [2.0, 3.0]], [1], 3, ["cpu"]]
 
 
@@ -214,7 +212,7 @@ def test_assignments_of_graphs_are_aggregated(reports: Reports, count: int) -> N
         assert outcome["integers"].endswith("no mean over replicas. Use VariableAggregation.SUM.")
 
 
-def test_refused_assignments_keep_no_rank_waiting(reports: Reports, count: int) -> None:
+def test_invalid_assignments_do_not_block_ranks(reports: Reports, count: int) -> None:
     names = ["InvalidArgumentError", "InvalidArgumentError", "InvalidTypeError", "InvalidTypeError"]
     for rank, report in enumerate(reports):
         errors, w, u, first = report["refused_assignments"]
@@ -225,14 +223,14 @@ def test_refused_assignments_keep_no_rank_waiting(reports: Reports, count: int) 
         assert (w, u, first) == ([SUM[count] / count, 3.0], [0.0, 0.0], [0.0, 0.0])
 
 
-def test_optimizers_of_torchs_kind_are_refused(reports: Reports, count: int) -> None:
+def test_torch_style_optimizers_raise(reports: Reports, count: int) -> None:
     errors, initial, is_free = agreed(reports, "optimizers_of_torchs_kind")
     prefix = "FailedPreconditionError: SGD would train this replica alone: optimizers of torch's"
     assert all(error.startswith(prefix) and f"the {count} replicas" in error for error in errors)
     assert (initial, is_free) == ([[0.0, 0.0], [0.0, 0.0], []], True)
 
 
-def test_examples_of_the_documents(reports: Reports, count: int) -> None:
+def test_documented_examples_run(reports: Reports, count: int) -> None:
     outcome = agreed(reports, "examples_of_the_documents")
     batch, w = torch.arange(1.0, 13.0).view(-1, 2), torch.tensor([1.0, 2.0])
     mean = 2 * (batch @ w) @ batch / len(batch)  # of the loss over all examples
@@ -245,7 +243,7 @@ def test_examples_of_the_documents(reports: Reports, count: int) -> None:
 
 
 @pytest.mark.parametrize("gate", ["0", "1", "2"])
-def test_losses_without_a_list_of_variables(reports: Reports, count: int, gate: str) -> None:
+def test_losses_without_var_list_are_summed(reports: Reports, count: int, gate: str) -> None:
     for rank, report in enumerate(reports):
         first, broken, extra, empty, final, values = report["losses_without_a_list_of_variables"][
             gate
@@ -260,7 +258,7 @@ def test_losses_without_a_list_of_variables(reports: Reports, count: int, gate: 
         assert values == [moved(2 * SUM[count]), [1.0, 2.0]]
 
 
-def test_reductions_are_nodes_of_a_graph(reports: Reports, count: int) -> None:
+def test_reductions_are_graph_nodes(reports: Reports, count: int) -> None:
     outcome = agreed(reports, "graphs")
     assert outcome["train_op"]
     assert outcome["across"].startswith(CROSS["v1"])
@@ -279,11 +277,11 @@ def test_a_mean_loss_is_scaled_for_estimators_alone(reports: Reports, count: int
     assert agreed(reports, "scaled_losses") == [*unknown, *of_a_sum, *of_a_mean]
 
 
-def test_horovod_is_the_mean_over_the_ranks(reports: Reports, count: int) -> None:
+def test_horovod_averages_over_ranks(reports: Reports, count: int) -> None:
     assert agreed(reports, "horovod_is_the_mean") == 4.0 - 2 * SUM[count] / count
 
 
-def test_steps_of_horovod(reports: Reports, count: int) -> None:
+def test_horovod_steps_equal_the_mean_step(reports: Reports, count: int) -> None:
     mean = SUM[count] / count
     for rank, report in enumerate(reports):
         outcome = report["steps_of_horovod"]
@@ -327,14 +325,14 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_ranks_that_differ_all_say_where(reports: Reports, name: str) -> None:
+def test_ranks_that_differ_all_report_where(reports: Reports, name: str) -> None:
     message = f"ReplicaMismatchError: rank 1 disagrees with rank 0 at {DIFFERENCES[name]}"
     assert [report["ranks_that_differ"][name].startswith(message) for report in reports] == [
         True
     ] * len(reports)
 
 
-def test_a_rank_in_trouble_stops_all(reports: Reports) -> None:
+def test_rank_in_trouble_stops_all_ranks(reports: Reports) -> None:
     rows = [report["ranks_that_differ"] for report in reports]
     assert all(row["untouched"] == [[1.0, 2.0]] * 2 for row in rows)
     assert all("is dense on one rank and sparse on another" in row["kinds"] for row in rows)
@@ -343,7 +341,7 @@ def test_a_rank_in_trouble_stops_all(reports: Reports) -> None:
     assert all(peer.startswith("InvalidTypeError: Gradient must be conv") for peer in peers)
 
 
-def test_broadcast(reports: Reports) -> None:
+def test_broadcast_compares_and_sends_variables(reports: Reports) -> None:
     values, matches, refusal = agreed(reports, "broadcast")
     assert values == [1.0, 1.0]
     assert all(matches)
@@ -372,11 +370,11 @@ def test_gradients_are_sent_while_others_are_computed(
         assert outcome[f"{face} told"] == [no_error] * 4 + [error, no_error]
 
 
-def test_gradients_that_somebody_changes_are_sent_again(reports: Reports, count: int) -> None:
+def test_gradients_changed_after_sending_are_sent_again(reports: Reports, count: int) -> None:
     assert agreed(reports, "gradients_that_somebody_changes") == [moved(2 * 4 * SUM[count])] * 3
 
 
-def test_gradients_that_change_their_kind(reports: Reports, count: int) -> None:
+def test_gradients_may_change_between_dense_and_sparse(reports: Reports, count: int) -> None:
     outcome, total = agreed(reports, "gradients_that_change_their_kind"), SUM[count]
     rows = [-0.5 * 2 * count - 0.5 * 2 * (row < count) for row in range(2)]
     last_row = -0.5 * 2 * count - 0.5 * 2 * (count + (count == 3))
@@ -386,7 +384,7 @@ def test_gradients_that_change_their_kind(reports: Reports, count: int) -> None:
     assert outcome["foreign"] == moved(5 * total)
 
 
-def test_buckets_stay_and_sums_that_somebody_keeps_do_too(reports: Reports, count: int) -> None:
+def test_buckets_are_reused_unless_sums_are_retained(reports: Reports, count: int) -> None:
     total = SUM[count]
     for name, retains, is_one_place, a, b, *retained in agreed(reports, "memory_of_buckets"):
         assert a == b == moved(36 * total), name
@@ -395,9 +393,7 @@ def test_buckets_stay_and_sums_that_somebody_keeps_do_too(reports: Reports, coun
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_rounding_errors_of_16_bits_are_sent_later(
-    reports: Reports, count: int, dtype: str
-) -> None:
+def test_compression_errors_are_sent_later(reports: Reports, count: int, dtype: str) -> None:
     outcome = agreed(reports, "compressed_sums")
     (is_equal, exact), (also_equal, lossy) = (outcome[f"{dtype} True"], outcome[f"{dtype} False"])
     assert is_equal
@@ -419,7 +415,7 @@ def test_compression_saves_bytes_of_wide_dense_gradients(reports: Reports, count
         assert values == uncompressed[2] == [-2.0 * count * count] * 4
 
 
-def test_steps_that_fail_leave_what_was_left_out(reports: Reports) -> None:
+def test_failed_steps_keep_compression_errors(reports: Reports) -> None:
     for report in reports:
         is_equal, errors, words, is_updated = report["steps_that_fail_leave_what_was_left_out"]
         assert is_equal
@@ -428,7 +424,7 @@ def test_steps_that_fail_leave_what_was_left_out(reports: Reports) -> None:
         assert is_updated
 
 
-def test_numbers_too_large_for_16_bits_are_seen(reports: Reports, count: int) -> None:
+def test_overflow_of_16_bit_compression_is_detected(reports: Reports, count: int) -> None:
     finite = str(3.0 * count)
     assert agreed(reports, "numbers_too_large_for_16_bits") == [
         f"[inf, {finite}]", f"[inf, {finite}]", f"[nan, {finite}]", f"[{2.0 * count}, {finite}]",
@@ -458,7 +454,7 @@ def test_replicas_hold_equal_bits_after_every_step(reports: Reports) -> None:
     assert differ == []
 
 
-def test_a_job_is_gone_on_with_by_other_numbers_of_ranks(reports: Reports, count: int) -> None:
+def test_job_resumes_on_other_numbers_of_ranks(reports: Reports, count: int) -> None:
     check_resumed(reports, count)
 
 
@@ -475,12 +471,12 @@ def check_resumed(reports: Reports, count: int) -> None:
             assert distance < 1e-6, name
 
 
-def test_a_file_that_several_ranks_write_is_whole(reports: Reports) -> None:
+def test_file_written_by_several_ranks_is_complete(reports: Reports) -> None:
     files = ["checkpoint-6.safetensors", "checkpoint-7.safetensors", "one"]
     assert agreed(reports, "files_that_several_ranks_write") == [[True] * 3, files]
 
 
-def test_without_a_group_there_is_one_replica() -> None:
+def test_strategy_without_group_has_one_replica() -> None:
     strategy, w = Strategy(), thalweg.Variable([1.0])
     assert strategy.num_replicas_in_sync == get_strategy().num_replicas_in_sync == 1
     strategy.run(lambda: SGD(0.5).apply_gradients([([1.0], w)]))
@@ -501,7 +497,7 @@ def test_without_a_group_there_is_one_replica() -> None:
     assert strategy.experimental_local_results(3) == (3,)
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(thalweg.InvalidTypeError, match="group must be a process group"):
         Strategy("gloo")
     with pytest.raises(thalweg.InvalidArgumentError, match="timeout must be above 0, not -1"):

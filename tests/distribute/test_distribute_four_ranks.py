@@ -75,7 +75,7 @@ tell()
 """
 
 
-def test_fit_is_that_of_one_process_with_all_examples(tmp_path: Path) -> None:
+def test_fit_on_ranks_equals_one_process(tmp_path: Path) -> None:
     first, *peers = run_ranks(FIT, tmp_path)
     single, replicas = first
     assert all(peer == first for peer in peers)
@@ -83,7 +83,7 @@ def test_fit_is_that_of_one_process_with_all_examples(tmp_path: Path) -> None:
         assert actual == [pytest.approx(row, rel=1e-4, abs=1e-6) for row in expected]
 
 
-def test_four_ranks(tmp_path: Path) -> None:
+def test_four_ranks_resume_sum_and_write_files(tmp_path: Path) -> None:
     names = "resumed_jobs", "ordered_sums", "files_that_several_ranks_write", "many_buckets"
     kernels = "replicas_hold_equal_bits_in_kernels"
     reports = run_ranks(Path(distribute_cases.__file__), tmp_path, 4, *names, kernels)
@@ -98,7 +98,7 @@ def test_four_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads as Linux does")
-def test_threads_of_a_group_that_was_joined_end_before_the_interpreter() -> None:
+def test_threads_of_a_joined_group_end_before_exit() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -124,7 +124,7 @@ def test_threads_of_a_group_that_was_joined_end_before_the_interpreter() -> None
             process.communicate()
 
 
-def test_a_rank_that_is_killed_is_started_again(tmp_path: Path) -> None:
+def test_killed_rank_is_restarted(tmp_path: Path) -> None:
     example = str(Path(__file__).parents[2] / "examples/elastic.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     elastic = [*torchrun, "--nproc-per-node", "2", "--max-restarts", "1", elastic_killed.__file__]

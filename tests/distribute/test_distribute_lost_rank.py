@@ -46,7 +46,7 @@ def told_by_survivor(case: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
 )
-def test_survivors_raise_in_time_at_a_whole_step(case: str, tmp_path: Path) -> None:
+def test_survivors_raise_before_timeout_at_a_complete_step(case: str, tmp_path: Path) -> None:
     report = told_by_survivor(case, tmp_path)
     steps = LOST_STEP if case.endswith("after") else LOST_STEP - 1
     assert report["steps"] == steps
@@ -68,7 +68,7 @@ QUICK_SHARED = ("kill-joining", "raise-before")
     "case",
     [pytest.param(case, marks=() if case in QUICK_SHARED else pytest.mark.slow) for case in SHARED],
 )
-def test_without_the_slots_of_a_rank_nothing_goes_on(case: str, tmp_path: Path) -> None:
+def test_lost_sharded_slots_stop_training(case: str, tmp_path: Path) -> None:
     report = told_by_survivor(f"{case}-shared", tmp_path)
     message, is_torn = report["message"], case.endswith("joining")
     last_step = LOST_STEP if case.endswith("after") else LOST_STEP - 1

@@ -67,7 +67,7 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return run_ranks(Path(guard_cases.__file__), folder, count, *names)
 
 
-def test_ranks_raise_together_and_nothing_changes(reports: Reports) -> None:
+def test_all_ranks_raise_and_change_nothing(reports: Reports) -> None:
     for key in reports[0]:
         case, name = key.split(":")
         check = CHECKS.get(case, check_difference)

@@ -24,7 +24,7 @@ KINDS = len(sharding_cases.variables())
 
 @ranks
 @pytest.mark.parametrize("name", sharding_cases.OPTIMIZERS)
-def test_variables_and_slots_have_the_bits_of_one_process(reports: Reports, name: str) -> None:
+def test_sharded_variables_and_slots_equal_one_process(reports: Reports, name: str) -> None:
     for report in reports:
         outcome = report["shared_out"][name]
         assert outcome["variables"]
@@ -34,7 +34,7 @@ def test_variables_and_slots_have_the_bits_of_one_process(reports: Reports, name
 
 @ranks
 @pytest.mark.parametrize("name", sharding_cases.OPTIMIZERS)
-def test_no_rank_has_more_slots_than_its_share_and_a_leaf(reports: Reports, name: str) -> None:
+def test_slot_memory_of_each_rank_is_bounded(reports: Reports, name: str) -> None:
     variables = sharding_cases.variables()
     total_bytes = sum(var.numel() * var.element_size() for var in variables)
     leaf, rounding = LEAF * 4, 64 * len(variables)
@@ -45,7 +45,7 @@ def test_no_rank_has_more_slots_than_its_share_and_a_leaf(reports: Reports, name
 
 
 @ranks
-def test_states_are_brought_together_and_shared_out(reports: Reports) -> None:
+def test_sharded_states_are_gathered_and_scattered(reports: Reports) -> None:
     for report in reports:
         outcome = report["saved_and_restored"]
         for case in ("by a new one", "by the same", "by one process", "by a state"):
@@ -57,7 +57,7 @@ def test_states_are_brought_together_and_shared_out(reports: Reports) -> None:
 
 @ranks
 @pytest.mark.parametrize("name", ["adam", "lars", "keras"])
-def test_gradients_may_be_those_of_tf_train_and_sums(reports: Reports, name: str) -> None:
+def test_v1_gradients_and_sums_are_sharded(reports: Reports, name: str) -> None:
     assert [report["in_tf_train"][name] for report in reports] == [[True, True]] * len(reports)
 
 
@@ -80,24 +80,24 @@ def test_local_parts_of_dtensors_are_updated(reports: Reports, name: str) -> Non
 
 
 @ranks
-def test_parameters_of_fully_shard_are_updated(reports: Reports) -> None:
+def test_fully_shard_parameters_are_updated(reports: Reports) -> None:
     assert all(report["of_fully_shard"] < 1e-6 for report in reports)
 
 
 @ranks
-def test_gradients_of_a_loss_go_where_their_parts_are(reports: Reports) -> None:
+def test_loss_gradients_are_sent_to_their_shards(reports: Reports) -> None:
     first, *peers = [report["sent_while_others_are_computed"] for report in reports]
     assert first["bits"]
     assert all(peer == first for peer in peers)
 
 
 @ranks
-def test_variables_of_equal_shapes_may_take_turns(reports: Reports) -> None:
+def test_equal_shape_variables_may_alternate(reports: Reports) -> None:
     assert [report["kept_from_step_to_step"] for report in reports] == [True] * len(reports)
 
 
 @ranks
-def test_a_variable_with_gaps_is_sent_as_a_whole(reports: Reports) -> None:
+def test_non_contiguous_variable_is_sent_whole(reports: Reports) -> None:
     assert [report["alone_with_gaps"] for report in reports] == [True] * len(reports)
 
 
@@ -151,7 +151,7 @@ def test_options_without_shared_slots_raise(reports: Reports) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
-def test_pieces_are_even(count: int) -> None:
+def test_shards_have_even_sizes(count: int) -> None:
     draw = random.Random(count)
     for _ in range(200):
         loads, total = [0] * count, 0

@@ -43,7 +43,7 @@ def rule() -> Rule:
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize("due", [0.0, 1.0])
-def test_formulas_follow_each_other_and_keep_their_own_names(engine: str, due: float) -> None:
+def test_chained_formulas_keep_separate_names(engine: str, due: float) -> None:
     values = np.linspace(-2, 2, 1001, dtype=F)
     param = torch.tensor(values, requires_grad=True)
     with engine_of(engine):
@@ -78,7 +78,7 @@ def test_rules_of_many_slots_are_averaged_in_rows_without_a_gradient_too() -> No
     assert optimizer.state[param]["d"].flatten().tolist() == [2.0, 2.0, 0.0]
 
 
-def test_a_rule_of_more_slots_is_refused_by_name() -> None:
+def test_rule_with_too_many_slots_raises_with_its_name() -> None:
     def seven(var, grad, a, b, c, d, e, f, g, *, learning_rate):  # pyright: ignore
         return var - learning_rate * grad, a, b, c, d, e, f, g
 

@@ -111,14 +111,14 @@ NEEDY = ("Nadam", "LARS", "NesterovLARS", "NovoGrad")
 
 
 @pytest.mark.parametrize("library_rule", RULES, ids=lambda rule: rule.name)
-def test_the_rules_of_the_library_pass(library_rule: Rule) -> None:
+def test_library_rules_pass(library_rule: Rule) -> None:
     # What these optimizers keep or measure besides hyperparameters.
     values = {"momentum_cache": 1.0, "trust_ratio": 1.0, "grad_scale": 1.0, "share": 1.0}
     check_rule(library_rule, values if library_rule.name in NEEDY else None)
 
 
 @pytest.mark.parametrize("update", [remembering, renamed])
-def test_names_of_ones_own_and_old_values_pass(update: Any) -> None:
+def test_local_names_and_old_values_pass(update: Any) -> None:
     check_rule(rule(update, "mv"))
 
 
@@ -139,7 +139,7 @@ def test_prepare_gets_the_scalars_of_the_first_step() -> None:
 # What does not
 
 
-def test_the_rule_the_file_and_the_line_are_named() -> None:
+def test_errors_name_rule_file_and_line() -> None:
     line = rooted.__code__.co_firstlineno + 1
     expected = f"Rule 'Mine': rooted ({__file__}:{line}): a formula cannot call `math.sqrt(grad)`"
     assert refusal(rule(rooted)).startswith(expected)
@@ -300,7 +300,7 @@ def by_count(var, grad, m, *, scale, count):
     return var - scale * grad / count, m
 
 
-def test_a_scalar_slot_is_no_scalar_of_the_update() -> None:
+def test_scalar_slot_is_not_an_update_scalar() -> None:
     slots = (Slot("m"), Slot("count", scalar=True))
     new_rule = rule(scaled, measures={"squares": squares}, per_variable=counted)
     check_rule(replace(new_rule, slots=slots))
@@ -308,7 +308,7 @@ def test_a_scalar_slot_is_no_scalar_of_the_update() -> None:
         check_rule(replace(new_rule, slots=slots, update=by_count))
 
 
-def test_an_interruption_of_prepare_is_none_of_the_rules_errors() -> None:
+def test_interrupted_prepare_is_not_a_rule_error() -> None:
     def prepare(*, learning_rate):
         raise KeyboardInterrupt
 
@@ -486,7 +486,7 @@ def test_allowed_formulas_run_on_both_engines() -> None:
         ({"name": ""}, "The name of a rule must be a text, not ''"),
     ],
 )
-def test_fields_of_the_wrong_type(keywords: dict[str, Any], message: str) -> None:
+def test_fields_of_wrong_type_raise(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(RuleError, match=message):
         Rule(**{"name": "Mine", "update": fine, **keywords})
 
@@ -500,12 +500,12 @@ def test_fields_of_the_wrong_type(keywords: dict[str, Any], message: str) -> Non
         (lambda: Slot(""), "name of a Slot must be a text, not ''"),
     ],
 )
-def test_slots_and_hyperparameters_of_the_wrong_type(make: Any, message: str) -> None:
+def test_slots_and_hyperparameters_of_wrong_type_raise(make: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         make()
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_numbers_are_accepted() -> None:
     assert Hyper("beta", np.float32(0.5)).default == 0.5  # pyright: ignore
     assert Slot("m", np.int64(1)).initial == 1  # pyright: ignore
 

@@ -67,7 +67,7 @@ def trained(rule: Rule, **options: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("update", [crowded, hurried])
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_names_are_free_under_options(engine: Any, update: Any, options: Any) -> None:
+def test_formula_names_are_free_under_options(engine: Any, update: Any, options: Any) -> None:
     with thalweg.engine(engine):
         actual = trained(replace(SIMPLE, update=update), **options)
         assert_same(actual, trained(SIMPLE, **options))
@@ -92,7 +92,7 @@ def scaled(var, grad, scale, *, learning_rate, weight_decay):
 @pytest.mark.parametrize(
     ("scale_by", "update"), [(by_scale, scaled), (by_rate, hurried), (by_rate, crowded)]
 )
-def test_names_are_free_in_a_wrapper(scale_by: Any, update: Any) -> None:
+def test_formula_names_are_free_in_a_wrapper(scale_by: Any, update: Any) -> None:
     hypers = (RATE, DECAY, *[Hyper("scale", 0.25)] * (scale_by is by_scale))
     actual = [
         trained(replace(SIMPLE, update=WrappedStepFormula(formula, scale_by), hypers=hypers))

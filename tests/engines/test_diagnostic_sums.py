@@ -60,7 +60,7 @@ def test_sums_have_the_documented_order(size: int, scale: float) -> None:
 
 @many("scale", (1.0, 1e-36, 1e-12, 1e12, 1e37))
 @many("size", SIZES)
-def test_no_square_overflows_or_is_lost(size: int, scale: float) -> None:
+def test_sums_of_squares_do_not_overflow_or_underflow(size: int, scale: float) -> None:
     array = drawn(size, scale, 2)
     sums = sums_of_products({"a": array}, {"square": ("a", "a")})
     exact = math.fsum(float(x) ** 2 for x in array)
@@ -78,7 +78,7 @@ def test_a_nonfinite_value_stays_in_its_leaf(number: float) -> None:
     assert math.isnan(second) if math.isnan(number) else second == math.inf
 
 
-def test_numbers_of_64_bits_stay_so() -> None:
+def test_sums_of_float64_stay_float64() -> None:
     array = drawn(700, 1.0, 4).astype(np.float64) * 1e100
     sums = sums_of_products({"a": array}, {"square": ("a", "a")})
     assert sums["square"][0] == pytest.approx(math.fsum(x * x for x in array), rel=1e-14)

@@ -53,18 +53,18 @@ COPIES: dict[str, tuple[Tensor, Tensor, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_a_copy_that_is_refused(name: str) -> None:
+def test_invalid_copy_raises(name: str) -> None:
     var, copy, error, words = COPIES[name]
     with pytest.raises(error, match=words):
         layout.check_copy(var, copy, "w")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_copy_that_is_accepted(dtype: torch.dtype) -> None:
+def test_valid_copy_is_accepted(dtype: torch.dtype) -> None:
     layout.check_copy(torch.ones(2, 3), torch.ones(2, 3, dtype=dtype), "w")
 
 
-def test_narrow_gradients_are_refused_unless_they_are_asked_for() -> None:
+def test_narrow_gradients_raise_unless_requested() -> None:
     var, narrow = torch.ones(2, 3), torch.ones(2, 3, dtype=HALF)
     slices = IndexedSlices(narrow, torch.tensor([0, 1]), (2, 3))
     for check, grad in (
@@ -111,7 +111,7 @@ def test_strides_are_classified(
     assert not size or start == BUFFER.data_ptr() + 12
 
 
-def test_too_many_addresses_to_compare_may_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_is_assumed_for_too_many_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = strided((3, 3), (2, 3))
     monkeypatch.setattr(layout, "_ENUMERABLE", 9)
     assert not layout.may_overlap(tensor)
@@ -137,7 +137,7 @@ PAIRS: dict[str, tuple[Callable[[], tuple[Tensor, Tensor]], bool]] = {
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("is_turned", [False, True])
-def test_tensors_that_share_memory(name: str, is_turned: bool) -> None:
+def test_overlapping_tensors_are_detected(name: str, is_turned: bool) -> None:
     make, share = PAIRS[name]
     tensors = [*make(), torch.zeros(3)]
     if is_turned:
@@ -151,18 +151,18 @@ def test_tensors_that_share_memory(name: str, is_turned: bool) -> None:
         layout.check_disjoint(tensors, names)
 
 
-def test_devices_share_no_memory() -> None:
+def test_tensors_on_different_devices_do_not_overlap() -> None:
     assert not layout._share_bytes(BUFFER[:4], torch.empty(4, device="meta"))
 
 
-def test_a_run_that_ended_is_not_compared_with_later_ones() -> None:
+def test_ended_memory_run_is_not_compared_again() -> None:
     long, between, following = BUFFER[:10], BUFFER[20:30], BUFFER[12:20]
     layout.check_disjoint([long, between, following], ["long", "inside", "after"])
     with pytest.raises(LayoutError, match="'long' and 'late'"):
         layout.check_disjoint([BUFFER[:30], BUFFER[2:2], BUFFER[28:40]], ["long", "none", "late"])
 
 
-def test_runs_that_gradients_must_keep_out_of() -> None:
+def test_written_runs_must_not_overlap_gradients() -> None:
     start = BUFFER.data_ptr()
     bounds = layout.runs_of([BUFFER[8:12], BUFFER[4:8], BUFFER[20:24], BUFFER[:0]])
     assert bounds.tolist() == [-1, 1, start + 16, start + 48, start + 80, start + 96]
@@ -176,7 +176,7 @@ def test_runs_that_gradients_must_keep_out_of() -> None:
 @pytest.mark.parametrize(
     ("first", "is_copied"), [(0, False), (4, False), (5, True), (8, True), (15, True), (16, False)]
 )
-def test_a_gradient_in_memory_that_is_written_is_copied(first: int, is_copied: bool) -> None:
+def test_gradient_in_written_memory_is_copied(first: int, is_copied: bool) -> None:
     buffer = torch.arange(32.0)
     var, slot, grad = buffer[8:12], buffer[12:16], buffer[first : first + 4]
     (separate,) = gate._copy_overlapping([var], [grad], [[slot]], [None])
@@ -245,7 +245,7 @@ def adam(*shapes: tuple[int, ...]) -> Problem:
     return Problem.make(case("Adam").row, shapes, [WIDE] * len(shapes), seed=0)
 
 
-def test_memory_of_slots_and_copies_is_compared_with_all_other() -> None:
+def test_slot_and_copy_memory_is_checked_for_overlap() -> None:
     problem = adam((4,), (4,))
     problem.slots[0][0] = problem.variables[1].view(4)
     with pytest.raises(LayoutError, match="'a slot of w0' and 'w1' in one step"):
@@ -258,7 +258,7 @@ def test_memory_of_slots_and_copies_is_compared_with_all_other() -> None:
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_indices_may_lie_in_what_the_step_writes(engine: Any) -> None:
+def test_indices_may_lie_in_written_memory(engine: Any) -> None:
     variables = []
     for is_copied in (False, True):
         memory = torch.zeros(8)
@@ -284,7 +284,7 @@ def raw(problem: Problem, selection: Any = KEEP) -> list[bool]:
     return [not isinstance(part, ReferencePart) for part in parts]
 
 
-def test_the_engine_of_each_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_is_chosen_per_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = adam((4, 3), (5, 3))
     assert raw(problem) == [True]
     assert raw(problem, KEEP._replace(name="reference")) == [False, False]
@@ -294,7 +294,7 @@ def test_the_engine_of_each_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raw(problem) == [True, False]
 
 
-def test_a_plan_of_the_step_before_the_last_is_kept() -> None:
+def test_previous_two_plans_are_cached() -> None:
     engines = Engines()
     for number in range(2):
         problem = adam((4, 3))

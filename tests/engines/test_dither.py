@@ -120,14 +120,14 @@ def test_steps_are_near_those_of_float32(storage: Any) -> None:
 @pytest.mark.parametrize("beta2", [0.95, 0.999, 0.9999])
 @pytest.mark.parametrize("seed", range(2, 5))
 @many("storage", STORAGES)
-def test_steps_are_near_those_of_float32_at_length(storage: Any, beta2: float, seed: int) -> None:
+def test_long_trainings_are_near_those_of_float32(storage: Any, beta2: float, seed: int) -> None:
     check(storage, 6000, 4096, seed, beta2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beta2", [0.999, 0.9999])
 @pytest.mark.parametrize("period", [55, 89])
-def test_gradients_at_periods_of_fibonacci(period: int, beta2: float) -> None:
+def test_fibonacci_period_gradients_do_not_bias(period: int, beta2: float) -> None:
     rng = np.random.default_rng(period)
     sizes = 10.0 ** -rng.uniform(0, 2, 4096)
     sizes[::32] = 1
@@ -141,7 +141,7 @@ def test_gradients_at_periods_of_fibonacci(period: int, beta2: float) -> None:
 
 
 @pytest.mark.parametrize("codec", POSITIVE, ids=lambda codec: codec.name)
-def test_a_positive_number_is_never_0(codec: Any) -> None:
+def test_positive_number_never_encodes_as_0(codec: Any) -> None:
     numbers = np.full(codec.block, 1e-30, np.float32)
     numbers[0], numbers[5] = 1.0, 0.0
     for step in range(100):
@@ -154,7 +154,7 @@ def test_a_positive_number_is_never_0(codec: Any) -> None:
 
 
 @pytest.mark.parametrize("codec", OF_SLOTS.values(), ids=lambda x: x.name)
-def test_the_mean_of_the_codes_is_the_number(codec: Any) -> None:
+def test_mean_of_dithered_codes_is_the_number(codec: Any) -> None:
     """To a 250th of the distance between two codes, over as many steps."""
     top = decode_array(codec, encode_array(codec, np.ones(codec.block, np.float32)), codec.block)
     numbers = np.linspace(0.3, 0.9, codec.block, dtype=np.float32)
@@ -169,7 +169,7 @@ def test_the_mean_of_the_codes_is_the_number(codec: Any) -> None:
     np.testing.assert_allclose(mean, numbers, rtol=3e-4)
 
 
-def test_steps_without_a_number_take_the_nearest_code() -> None:
+def test_steps_without_step_number_use_the_nearest_code() -> None:
     assert (dithers_of(5, -1) == 0.5).all()
 
 

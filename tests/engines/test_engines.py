@@ -114,7 +114,7 @@ def test_stages_are_fused_with_the_bits_of_the_reference(case, dtype):
 
 
 @by_rule(FIRST)
-def test_memory_of_any_strides_is_updated_in_its_own_order(case):
+def test_memory_of_any_strides_is_updated_in_memory_order(case):
     problem = Problem.make(case.row, [(2, 3, 4, 5)], [torch.float32], 1)
     expected = reference(case, problem)
     layout = torch.channels_last
@@ -156,7 +156,7 @@ def test_threads_do_not_change_bits(case, dtypes, count, threads, monkeypatch):
 
 
 @by_rule_and_dtypes()
-def test_order_of_variables_does_not_matter(case, dtypes):
+def test_results_do_not_depend_on_variable_order(case, dtypes):
     problem = mixed(case, dtypes)
     expected = take(case, problem.copy())
     order = np.random.default_rng(3).permutation(len(problem.variables)).tolist()
@@ -165,7 +165,7 @@ def test_order_of_variables_does_not_matter(case, dtypes):
 
 
 @by_rule(FIRST)
-def test_repeats_of_a_variable_run_one_after_the_other(case):
+def test_repeats_of_a_variable_run_in_sequence(case):
     problem = Problem.make(case.row, [33, 5], [torch.float32] * 2, 2)
     (first, second_row), second = problem.gradients, rulebook.values(33, torch.float32, _rng())
     expected = problem.copy()
@@ -231,7 +231,7 @@ def test_variable_and_learning_rate_scale_together(case):
 
 
 @by_rule([case for case in FIRST if case.row.scale_free is not None])
-def test_scale_of_gradients_does_not_matter(case):
+def test_adaptive_rules_ignore_gradient_scale(case):
     exact, problem = case.with_hypers(**case.row.scale_free), _quiet(case)
     expected = _scaled(take(exact, problem.copy(), steps=2), case.row, grad=1024.0)
     expected.gradients = problem.gradients
@@ -283,7 +283,7 @@ def test_halves_are_rounded_once_to_nearest_even(dtype):
 
 @by_rule_and_dtype
 @many("name", ["cpu", "reference"])
-def test_gradients_are_untouched(case, dtype, name):
+def test_gradients_are_not_written(case, dtype, name):
     problem = Problem.make(case.row, [100, (3, 4)], [dtype] * 2, 4, 0.1)
     grads_before = [grad.clone() for grad in problem.gradients]
     versions = [grad._version for grad in problem.gradients]
@@ -319,7 +319,7 @@ def test_gradients_may_lie_in_written_memory(case, alias, name):
 
 
 @by_rule(FIRST)
-def test_a_gradient_in_a_slot_is_read_before_it_is_written(case):
+def test_gradient_aliasing_a_slot_is_read_first(case):
     if not case.rule.slots:
         pytest.skip(f"{case.rule.name} has no slots")
     problem = Problem.make(case.row, [50], [torch.float32], 5)
@@ -341,7 +341,7 @@ def test_versions_of_written_tensors_advance(case, dtypes, name):
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
-def test_backward_through_an_old_value_is_refused(name):
+def test_backward_through_an_old_value_raises(name):
     var = torch.ones(4, requires_grad=True)
     loss = (var * var).sum()
     loss.backward(retain_graph=True)
@@ -414,7 +414,7 @@ def square_in_double(var, grad):
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
-def test_wide_rounds_only_where_it_is_narrowed(name):
+def test_wide_rounds_only_when_narrowed(name):
     grad = torch.tensor([1 + 2.0**-13])
     var = -grad * grad  # rounded; what the rounding took is left
     take(update_case(square_in_double), Problem([var], [[]], [grad]), KEEP._replace(name=name))
@@ -431,7 +431,7 @@ def python_scalars(var, grad, *, whole, third, double):
 
 @by_dtype
 @pytest.mark.parametrize("switch", [0, 1, -1.0])
-def test_a_condition_may_be_a_scalar(dtype, switch):
+def test_condition_can_be_a_scalar(dtype, switch):
     case = update_case(pick)
     problem = Problem.make(case.row, [20], [dtype], 6)
     expected = reference(case, problem, switch=switch)
@@ -454,7 +454,7 @@ def assigned_scalar(var, grad, *, learning_rate):
 
 
 @pytest.mark.parametrize("indices", [None, [1, 0, 1]], ids=["dense", "sparse"])
-def test_a_formula_may_assign_to_its_scalars(indices):
+def test_formula_can_assign_to_its_scalars(indices):
     from thalweg import Hyper
 
     case = update_case(assigned_scalar, hypers=(Hyper("learning_rate", 0.1),))
@@ -469,7 +469,7 @@ def test_a_formula_may_assign_to_its_scalars(indices):
 
 
 @by_rule(FIRST)
-def test_a_steady_step_compiles_and_allocates_nothing(case, monkeypatch, tmp_path):
+def test_repeated_step_does_not_compile_or_allocate(case, monkeypatch, tmp_path):
     import tracemalloc
 
     problem = Problem.make(case.row, [100] * 50, [torch.float32] * 50, 8)
@@ -573,7 +573,7 @@ def test_math_is_exact_or_fast() -> None:
     assert current().math == "exact"
 
 
-def test_math_changes_nothing_on_the_cpu() -> None:
+def test_math_option_has_no_effect_on_the_cpu() -> None:
     results: list[torch.Tensor] = []
     for math in ("exact", "fast"):
         w = torch.nn.Parameter(torch.linspace(-1, 1, 1000))

@@ -44,7 +44,7 @@ def _neighbours(problem, clean, place):
 
 @by_rule_and_dtype
 @many("kind", BAD)
-def test_a_bad_gradient_harms_its_own_element_only(case, dtype, kind):
+def test_nonfinite_gradient_affects_only_its_element(case, dtype, kind):
     clean = Problem.make(case.row, [LONG], [dtype], 1)
     untouched, value = clean.copy(), BAD[kind](torch.finfo(dtype))
     take(case, clean, FLUSH)
@@ -61,7 +61,7 @@ def test_a_bad_gradient_harms_its_own_element_only(case, dtype, kind):
 @by_rule(FIRST)
 @many("kind", BAD)
 @many("place", [0, 2, 4])
-def test_a_bad_sparse_row_harms_itself_only(case, kind, place):
+def test_nonfinite_sparse_row_affects_only_itself(case, kind, place):
     clean = Problem.make(case.row, [(9, 5)], [torch.float32], 1)
     values, rows = rulebook.values((5, 5), torch.float32, np.random.default_rng(2)), [3, 1, 3, 8, 0]
     problem, var = clean.copy(), clean.variables[0]
@@ -77,7 +77,7 @@ def test_a_bad_sparse_row_harms_itself_only(case, kind, place):
 
 
 @by_rule(FIRST)
-def test_nan_stays(case):
+def test_nan_gradient_gives_nan_variable(case):
     if case.rule.name in ("Ftrl", "FtrlPower"):
         pytest.skip("Ftrl computes the variable anew")
     problem = Problem.make(case.row, [9], [torch.float32], 1)
@@ -139,14 +139,14 @@ def test_engines_agree_on_denormals(case, selection, role, dtype):
 @by_rule(FIRST)
 @many("role", ROLES)
 @many("name", ["cpu", "reference"])
-def test_flush_leaves_no_denormal(case, role, name):
+def test_flush_mode_leaves_no_denormal(case, role, name):
     problem = take(case, _small(case, role), FLUSH._replace(name=name))
     for tensor in problem.written():
         assert not bool(((tensor != 0) & (tensor.abs() < 1.1754944e-38)).any())
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
-def test_keep_is_ieee_arithmetic(name):
+def test_keep_mode_is_ieee_arithmetic(name):
     def slots():
         return [torch.full((9,), 1e-39), torch.full((9,), 1e-39)]
 
@@ -157,7 +157,7 @@ def test_keep_is_ieee_arithmetic(name):
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
-def test_flush_equals_tensorflow(name):
+def test_flush_mode_equals_tensorflow(name):
     problem = Problem([torch.full((9,), 1e-40)], [[torch.full((9,), 1e-39)] * 1 + [torch.zeros(9)]],
                       [torch.zeros(9)])  # fmt: skip
     take(ADAM, problem, FLUSH._replace(name=name))
@@ -189,7 +189,7 @@ def gradient_kept(var, grad, old):
 @both
 @pytest.mark.parametrize("formula", [larger_of_slot, chosen, gradient_kept])
 @pytest.mark.parametrize("length", [1, 3, 8, 35, 67])
-def test_numbers_that_are_chosen_and_not_computed_agree(selection, formula, length):
+def test_selected_denormals_agree_between_engines(selection, formula, length):
     case, dtype = update_case(formula, 1), torch.float32
     small = torch.tensor(SMALL * 10)[:length]
     slots = [small.flip(0).clone()]
@@ -207,7 +207,7 @@ def two_threads(threads):
 
 
 @both
-def test_all_threads_treat_denormals_alike(selection, two_threads):
+def test_threads_treat_denormals_alike(selection, two_threads):
     count = 400_000
     slots = [torch.full((count,), 1e-39), torch.full((count,), 1e-39)]
     problem = Problem([torch.zeros(count)], [slots], [torch.zeros(count)])
@@ -225,7 +225,7 @@ def _products(count=400_000):
 @both
 @pytest.mark.parametrize("caller", [True, False], ids=["caller flushes", "caller keeps"])
 @pytest.mark.parametrize("name", ["cpu", "reference"])
-def test_flags_of_the_caller_are_as_before(selection, caller, name, two_threads):
+def test_caller_floating_point_flags_are_restored(selection, caller, name, two_threads):
     problem = Problem.make(ADAM.row, [200_000], [torch.float32], 1)
     with set_denormals(caller):
         products = _products(100)
@@ -276,13 +276,13 @@ def test_worker_processes_step(method, two_threads):
         assert pool.map_async(_step_digest, [0, 1]).get(60) == [expected, expected]
 
 
-def test_threads_of_our_own_where_there_is_no_openmp(two_threads, monkeypatch):
+def test_thread_pool_is_used_without_openmp(two_threads, monkeypatch):
     expected = _step_digest()
     monkeypatch.setattr(openmp, "gomp_parallel", lambda: None)
     assert _step_digest() == expected
 
 
-def test_torch_s_own_openmp_is_used_where_there_is_one():
+def test_torch_openmp_runtime_is_used_if_present():
     with open("/proc/self/maps") as maps:
         if "libgomp" not in maps.read():
             pytest.skip("torch has no libgomp here")

@@ -111,7 +111,7 @@ def adam() -> Case:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
 @BY_KIND
 @BY_ENGINE
-def test_every_pattern_of_16_bits(
+def test_all_16_bit_patterns_equal_the_reference(
     engine: Any, kind: torch.dtype, dtype: torch.dtype, selection: Any, count: int, threads: Any
 ) -> None:
     threads(count)
@@ -122,7 +122,7 @@ def test_every_pattern_of_16_bits(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
 @BY_ENGINE
-def test_every_tie_of_bfloat16(engine: Any, dtype: torch.dtype) -> None:
+def test_all_bfloat16_ties_equal_the_reference(engine: Any, dtype: torch.dtype) -> None:
     equal_ties(dtype, engine)
 
 
@@ -147,7 +147,9 @@ def equal_ties(dtype: torch.dtype, engine: Any, stride: int = 1) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 @BY_KIND
 @BY_ENGINE
-def test_every_pattern_in_rows(engine: Any, kind: torch.dtype, count: int, threads: Any) -> None:
+def test_all_16_bit_patterns_in_rows_equal_the_reference(
+    engine: Any, kind: torch.dtype, count: int, threads: Any
+) -> None:
     threads(count)
     copy, rows = PATTERNS.view(kind).reshape(-1, 16), torch.randperm(1 << 12).tolist()
     for case in (adam(), lazy()):
@@ -167,7 +169,7 @@ def lazy() -> Case:
     ids=label,
 )
 @BY_ENGINE
-def test_every_rule(engine: Any, case: Case, form: str) -> None:
+def test_every_rule_steps_from_copies(engine: Any, case: Case, form: str) -> None:
     equal_steps(case, form, engine)
 
 
@@ -219,9 +221,7 @@ def of_all(var: Any, grad: Any, a: Any, b: Any) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 @BY_ENGINE
-def test_a_plan_is_not_used_for_steps_that_read_copies_and_for_others(
-    engine: Any, form: str
-) -> None:
+def test_plan_is_not_shared_between_steps_with_and_without_copies(engine: Any, form: str) -> None:
     case, selection = adam(), KEEP._replace(name=engine)
     copy = torch.ones(13, 5, dtype=torch.bfloat16)
     problem = problem_of(case, copy, torch.float32, FORMS[form])

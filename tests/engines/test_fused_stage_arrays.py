@@ -60,7 +60,9 @@ KINDS += [(name, torch.float64) for name in CASES if name != "factor"]
 
 @pytest.mark.parametrize(("name", "kind"), KINDS, ids=str)
 @pytest.mark.parametrize("sides", [(1, 1), (3, 3), (7, 64), (65, 130)], ids=str)
-def test_both_make_the_same(name: str, sides: tuple[int, int], kind: torch.dtype) -> None:
+def test_stage_gives_equal_numpy_and_torch_results(
+    name: str, sides: tuple[int, int], kind: torch.dtype
+) -> None:
     function, of_rows, of_columns, of_scalars = CASES[name]
     lines = {x: values_of((2, 5, sides[0], 1), kind, k) for k, x in enumerate(of_rows)}
     lines |= {x: values_of((2, 5, 1, sides[1]), kind, 3 + k) for k, x in enumerate(of_columns)}

@@ -64,7 +64,7 @@ def _states() -> list[bool]:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_each_guard_is_on_in_its_block_only(name: str) -> None:
+def test_guard_is_active_only_in_its_block(name: str) -> None:
     assert not any(_states())
     with BLOCKS[name]():
         states = _states()
@@ -73,7 +73,7 @@ def test_each_guard_is_on_in_its_block_only(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, whose tracer is deprecated
-def test_the_last_is_on_while_torch_traces() -> None:
+def test_tracing_guard_is_active_while_torch_traces() -> None:
     history: list[list[bool]] = []
 
     def function(x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def _torchs(var: Any) -> Callable[[Any], object]:
         var.grad = grad
         optimizer.step()
 
-    step.taken = lambda: getattr(optimizer._cache.replay, "taken", 0)  # pyright: ignore
+    step.taken = lambda: getattr(optimizer.step_cache.replay, "taken", 0)  # pyright: ignore
     return step
 
 
@@ -115,7 +115,7 @@ STEPS: dict[str, Callable[[], Callable[[Any], Callable[[Any], object]]]] = {
 
 @pytest.mark.parametrize("name", [block for block in BLOCKS if block != "profiler"])
 @pytest.mark.parametrize("front_end", STEPS)
-def test_no_step_in_a_block_is_taken_in_one_call(front_end: str, name: str) -> None:
+def test_guarded_blocks_prevent_replay(front_end: str, name: str) -> None:
     var = Parameter(torch.ones(3)) if front_end == "optim" else Variable(torch.ones(3))
     step: Any = STEPS[front_end]()(var)
     for _ in range(4):

@@ -119,14 +119,14 @@ def run_python(program, **environment):
     return process.stdout
 
 
-def test_a_source_that_changed_after_the_import_is_refused(write, tmp_path):
+def test_source_changed_after_the_import_raises(write, tmp_path):
     module = write("moved", formula("var - grad * 0.5"))
     (tmp_path / "moved.py").write_text(HEADER + formula("var - grad * 0.125"))
     with pytest.raises(RuleError, match=r"source of update .*moved\.py:3.* changed after it was"):
         step(module.update)
 
 
-def test_a_closure_that_changed_after_the_import_is_refused(write, tmp_path):
+def test_closure_changed_after_the_import_raises(write, tmp_path):
     text = "def make(k):\n    def update(var, grad):\n        return (var - grad * k * {},)\n"
     text += "    return update\n"
     module = write("closed", text.format(2.0))
@@ -198,17 +198,17 @@ def closure(code):
     return update
 
 
-def test_closures_of_one_text_are_different_kernels():
+def test_closures_with_equal_source_are_different_kernels():
     assert [step(closure(code)) for code in (0.5, 2, 0.5, -1.0)] == [0.0, -3.0, 0.0, 3.0]
 
 
-def test_rules_of_one_name_are_different_kernels(write):
+def test_rules_with_equal_name_are_different_kernels(write):
     first = write("one", formula("var - grad * RATE", "RATE = 0.5"))
     second = write("two", formula("var - grad * RATE", "RATE = 2.0"))
     assert (step(first.update), step(second.update)) == (0.0, -3.0)
 
 
-def test_helpers_of_one_name_in_formula_and_stage_stay_apart(write):
+def test_helpers_with_equal_name_in_formula_and_stage_differ(write):
     first = write("stage_a", formula("var - helper(grad)", "def helper(x):\n    return x * 3"))
     second = write(
         "stage_b",
@@ -221,12 +221,12 @@ def test_helpers_of_one_name_in_formula_and_stage_stay_apart(write):
         assert var.tolist() == [-15.0] * 3
 
 
-def test_a_constant_that_is_not_a_number():
+def test_nan_and_infinite_constants_compile():
     assert np.isnan(step(closure(float("nan"))))
     assert step(closure(float("inf"))) == -np.inf
 
 
-def test_names_of_any_script(write):
+def test_unicode_names_compile(write):
     text = "def update(var, grad):\n    β = grad * 0.5\n    return (var - β,)\n"
     assert step(write("greek", text).update) == 0.0
 
@@ -332,27 +332,27 @@ STATEMENTS = {
 
 
 @pytest.mark.parametrize("body", STATEMENTS.values(), ids=STATEMENTS)
-def test_statements_other_than_assignments_are_refused(write, body):
+def test_statements_other_than_assignments_raise(write, body):
     module = write("stated", f"def update(var, grad):\n    {body}\n")
     with pytest.raises(RuleError, match=r"update .*stated\.py"):
         step(module.update)
 
 
-def test_lambdas_and_callables_are_refused():
+def test_lambdas_and_callables_raise():
     with pytest.raises(RuleError, match="must be written with def, not as a lambda"):
         step(lambda var, grad: (var - grad,))
     with pytest.raises(RuleError, match="must be a function written with def"):
         step(np.add)
 
 
-def test_a_formula_without_a_source_is_refused():
+def test_formula_without_a_source_raises():
     names = {}
     exec("def update(var, grad):\n    return (var - grad,)", names)
     with pytest.raises(RuleError, match="Cannot read the source of update"):
         step(names["update"])
 
 
-def test_a_formula_of_the_wrong_shape_is_refused():
+def test_formula_of_the_wrong_shape_raises():
     def update(var, grad, slot):
         return var, slot
 
@@ -552,7 +552,7 @@ SETTINGS = {
     ("name", "value"),
     [pytest.param(*setting, id=setting[0], marks=pytest.mark.slow) for setting in SETTINGS.items()],
 )
-def test_settings_make_other_machine_code_that_is_kept(folder, name, value):
+def test_settings_have_separate_cached_machine_code(folder, name, value):
     output = run_python(DENSE)
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert run_python(DENSE, **{name: value}) == output
@@ -605,7 +605,7 @@ def last(values):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16, np.float32, np.float64])
-def test_a_loop_does_what_its_python_does(dtype):
+def test_compiled_loop_equals_its_python(dtype):
     values, expected_values = (np.arange(6, dtype=dtype).reshape(2, 3) for _ in range(2))
     expected = np.array([True, False, True])
     assert Loop(scaled, shifted)(values, np.int64(3), expected) == (4, 3)
@@ -618,7 +618,7 @@ def test_a_loop_returns_one_number():
     assert Loop(last)(np.array([3, -5])) == -5
 
 
-def test_a_loop_reads_what_may_not_be_written():
+def test_compiled_loop_reads_read_only_arrays():
     values = np.array([3, -5])
     values.flags.writeable = False
     assert Loop(last)(values) == -5
@@ -636,7 +636,7 @@ REFUSED_BY_LOOPS = {
 
 
 @pytest.mark.parametrize("values", REFUSED_BY_LOOPS.values(), ids=REFUSED_BY_LOOPS)
-def test_a_loop_refuses_what_has_no_address(values):
+def test_compiled_loop_rejects_arguments_without_address(values):
     with pytest.raises(TypeError):
         Loop(last)(values)
 

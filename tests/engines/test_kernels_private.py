@@ -109,9 +109,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("plant", FILES.values(), ids=FILES)
-def test_a_file_that_another_may_have_written_is_not_run_but_replaced(
-    planted, give_away, monkeypatch, plant
-):
+def test_file_writable_by_others_is_replaced_not_run(planted, give_away, monkeypatch, plant):
     plant(planted, give_away)
     assert silently("k_target", VALUE) == VALUE
     assert stat.S_IMODE(planted.lstat().st_mode) == 0o600
@@ -120,14 +118,14 @@ def test_a_file_that_another_may_have_written_is_not_run_but_replaced(
     assert silently("k_target", 2.5) == VALUE  # kept, and read
 
 
-def test_a_folder_in_the_place_of_a_file_is_survived(planted, give_away):
+def test_folder_in_place_of_a_kernel_file_is_tolerated(planted, give_away):
     planted.unlink()
     planted.mkdir()
     with pytest.warns(PerformanceWarning, match="cannot be kept in .*kernels"):
         assert made("k_target", VALUE) == VALUE
 
 
-def test_what_a_link_in_the_place_of_a_file_names_is_not_written(planted, base):
+def test_link_in_place_of_a_kernel_file_is_not_followed(planted, base):
     (base / "precious").write_text("precious")
     planted.unlink()
     planted.symlink_to(base / "precious")
@@ -153,9 +151,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("spoil", FAULTS.values(), ids=FAULTS)
-def test_a_folder_that_others_could_write_to_is_left_for_a_fresh_one(
-    planted, base, give_away, monkeypatch, spoil
-):
+def test_folder_writable_by_others_is_replaced(planted, base, give_away, monkeypatch, spoil):
     spoil(base / "kernels", give_away)
     entries_before = tree(base)
     with pytest.warns(PerformanceWarning, match=r"kernels.* is left alone") as warned:
@@ -174,14 +170,14 @@ def test_a_folder_that_others_could_write_to_is_left_for_a_fresh_one(
     assert silently("k_target", 3.5) == VALUE  # the fresh one is found again, without a word
 
 
-def test_a_folder_that_others_can_only_read_is_used_as_it_is(base, monkeypatch):
+def test_folder_readable_by_others_is_used(base, monkeypatch):
     (base / "kernels").mkdir(mode=0o755)
     assert silently("k_target", VALUE) == VALUE
     assert kept(base / "kernels")
     assert stat.S_IMODE((base / "kernels").stat().st_mode) == 0o755
 
 
-def test_what_a_hostile_link_names_keeps_its_mode(base, tmp_path, give_away):
+def test_link_target_keeps_its_mode(base, tmp_path, give_away):
     target = tmp_path / "target"
     target.mkdir(mode=0o755)
     (base / "kernels").symlink_to(target)
@@ -192,7 +188,7 @@ def test_what_a_hostile_link_names_keeps_its_mode(base, tmp_path, give_away):
     assert not list(target.iterdir())
 
 
-def test_a_place_full_of_such_folders_is_given_up(base):
+def test_cache_is_disabled_after_too_many_unsafe_folders(base):
     for name in ("kernels", *(f"kernels-{number}" for number in range(2, 10))):
         (base / name).mkdir()
         (base / name).chmod(0o777)
@@ -224,7 +220,7 @@ PATH_FAULTS = {
 
 
 @pytest.mark.parametrize(("spoil", "cause"), PATH_FAULTS.values(), ids=PATH_FAULTS)
-def test_below_a_folder_of_others_nothing_is_run_or_made(planted, base, give_away, spoil, cause):
+def test_unsafe_parent_folder_disables_the_cache(planted, base, give_away, spoil, cause):
     spoil(base, give_away)
     entries_before = tree(base.parent)
     with pytest.warns(
@@ -257,14 +253,14 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
-def test_where_no_other_can_replace_anything_kernels_are_kept(planted, base, change):
+def test_safe_parent_folders_keep_kernels(planted, base, change):
     change(base)
     assert silently("k_target", VALUE) == PLANTED  # here the user's own, of before
     assert silently("k_second", 2.5) == 2.5
     assert len(list(planted.parent.glob("k_second.*.o"))) == 1
 
 
-def test_links_that_lead_in_a_circle_end(base, monkeypatch):
+def test_circular_links_terminate(base, monkeypatch):
     (base / "round").symlink_to("round")
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(base / "round"))
     with pytest.warns(PerformanceWarning, match="cannot be kept in"):
@@ -282,7 +278,7 @@ def test_files_in_the_working_directory_are_not_run(base, planted, monkeypatch, 
         assert made("k_target", VALUE) == VALUE
 
 
-def test_all_that_is_made_is_private_whatever_the_umask(base, monkeypatch):
+def test_created_files_are_private_for_any_umask(base, monkeypatch):
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(base / "one" / "two"))
     old_umask = os.umask(0)
     try:
@@ -298,7 +294,7 @@ def test_all_that_is_made_is_private_whatever_the_umask(base, monkeypatch):
 # Between the look and the use
 
 
-def test_the_checked_file_is_the_one_that_is_read(planted, base, monkeypatch):
+def test_checked_file_is_the_file_read(planted, base, monkeypatch):
     evil = base / "evil"
     evil.write_bytes(planted.read_bytes())
     planted.unlink()
@@ -319,7 +315,7 @@ def test_the_checked_file_is_the_one_that_is_read(planted, base, monkeypatch):
     assert swaps
 
 
-def test_no_descriptor_is_left_open(planted, base, give_away):
+def test_cache_leaves_no_descriptor_open(planted, base, give_away):
     def count():
         return len(os.listdir("/dev/fd"))
 
@@ -334,7 +330,7 @@ def test_no_descriptor_is_left_open(planted, base, give_away):
 # Platforms
 
 
-def test_without_o_path_folders_are_opened_to_be_read(planted, base, monkeypatch):
+def test_missing_o_path_opens_folders_for_reading(planted, base, monkeypatch):
     monkeypatch.delattr(os, "O_PATH", raising=False)
     assert silently("k_target", VALUE) == PLANTED
     base.chmod(0o777)
@@ -343,7 +339,7 @@ def test_without_o_path_folders_are_opened_to_be_read(planted, base, monkeypatch
         assert made("k_target", VALUE) == VALUE
 
 
-def test_where_owners_cannot_be_seen_no_kernels_are_kept(planted, base, monkeypatch):
+def test_cache_is_disabled_without_file_owners(planted, base, monkeypatch):
     monkeypatch.setattr(private_directory, "AVAILABLE", False)
     entries_before = tree(base)
     assert (silently("k_target", VALUE), silently("k_second", 2.5)) == (VALUE, 2.5)
@@ -353,7 +349,7 @@ def test_where_owners_cannot_be_seen_no_kernels_are_kept(planted, base, monkeypa
 # What cannot be written can still be read
 
 
-def test_a_folder_that_only_root_writes_is_read(planted, monkeypatch):
+def test_folder_writable_only_by_root_is_read(planted, monkeypatch):
     def refuse(*args, **options):
         raise PermissionError("read-only")
 

@@ -19,7 +19,7 @@ INTEL = Tuning()
     ("processor", "prefetch"),
     [("icelake-server", 2048), ("znver4", 0), ("apple-m1", 2048), ("generic", 2048)],
 )
-def test_the_name_of_a_processor_says_what_suits_it(processor, prefetch):
+def test_processor_name_selects_the_tuning(processor, prefetch):
     assert tuning_of(processor).prefetch == prefetch
 
 
@@ -42,7 +42,7 @@ def test_bad_settings_raise(setting):
 
 
 @pytest.mark.parametrize("distance", [0, 512])
-def test_kernels_prefetch_as_far_as_suits(monkeypatch, distance):
+def test_kernels_prefetch_the_tuned_distance(monkeypatch, distance):
     monkeypatch.setattr(codegen, "tuning", lambda: INTEL._replace(prefetch=distance))
     source = codegen.generate_update(Update(ADAM.update, ("float32",) * 4), "float32").source
     assert ("prefetch(" in source) == bool(distance)
@@ -74,7 +74,7 @@ sys.stdout.write(torch.cat([each.flatten() for each in made]).numpy().tobytes().
 SETTINGS = ["prefetch=0", "prefetch=64", "vectors=256", "serial=0", "serial=1000000"]
 
 
-def test_bits_are_the_same_however_kernels_are_tuned(tmp_path):
+def test_tuning_does_not_change_bits(tmp_path):
     folder = tmp_path / "kernels"
 
     def run(setting):

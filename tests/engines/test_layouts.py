@@ -48,12 +48,12 @@ def test_layouts_give_right_bits_or_a_layout_error(server, rule, role):
     assert dict(zip(names, outcomes, strict=True)) == expected
 
 
-def test_the_server_survives_and_names_a_crash(server):
+def test_crash_server_survives_and_reports_a_crash(server):
     batch = [["SGD", "variable", "contiguous"], ["SGD", "gradient", "contiguous"]]
     assert server.run(batch) == ["ok", "ok"]
 
 
-def test_deferred_signs_of_gradients():
+def test_deferred_gradient_signs_are_resolved():
     problem = Problem.make(ADAM.row, [1], [torch.float32], 1)
     grad = torch.complex(torch.ones(1), torch.full((1,), 2.0)).conj().imag
     assert grad.is_neg()
@@ -63,7 +63,7 @@ def test_deferred_signs_of_gradients():
     assert_same(take(ADAM, problem, count=2).written(), expected.written())
 
 
-def test_numpy_arrays_with_negative_strides_are_no_tensors():
+def test_negative_stride_arrays_raise():
     with pytest.raises(ValueError, match="strides"):
         torch.from_numpy(np.arange(4.0)[::-1])
 
@@ -88,7 +88,7 @@ SHARING = {
 
 @pytest.mark.parametrize("pair", SHARING.values(), ids=SHARING)
 @pytest.mark.parametrize("selection", [FLUSH, KEEP._replace(name="reference")], ids=str)
-def test_variables_that_share_memory_are_refused(pair, selection):
+def test_overlapping_variables_raise(pair, selection):
     memory = torch.arange(24.0)
     with pytest.raises(LayoutError, match="cannot update 'w0' and 'w1' in one step"):
         take(FIRST[0], _two(*pair(memory)), selection)
@@ -105,14 +105,14 @@ DISJOINT = {
 
 @pytest.mark.parametrize("pair", DISJOINT.values(), ids=DISJOINT)
 @pytest.mark.filterwarnings("ignore::thalweg.PerformanceWarning")
-def test_interleaved_variables_are_fine(pair):
+def test_interleaved_variables_are_accepted(pair):
     memory = torch.arange(24.0)
     problem = _two(*pair(memory))
     expected = reference(FIRST[0], problem)
     assert_same(take(FIRST[0], problem).written(), expected.written())
 
 
-def test_a_large_strided_pair_is_refused_rather_than_compared(monkeypatch):
+def test_large_strided_pair_raises_without_comparison(monkeypatch):
     monkeypatch.setattr(layout, "_ENUMERABLE", 4)
     memory = torch.zeros(24)
     with pytest.raises(LayoutError):
@@ -143,7 +143,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("slot", REFUSALS)
-def test_slots_of_other_memory_are_refused(server, slot):
+def test_slots_in_foreign_memory_raise(server, slot):
     assert server.run([["Adam", "foreign slot", slot]]) == [REFUSALS[slot]]
 
 

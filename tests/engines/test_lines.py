@@ -112,7 +112,7 @@ def test_sums_have_the_documented_order(shape: Any, axis: str) -> None:
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("side", OVERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_sums_are_those_of_numpy(shape: Any, side: str, reduce: str) -> None:
+def test_line_sums_equal_numpy(shape: Any, side: str, reduce: str) -> None:
     values = numbers(shape).reshape(-1, *shape[-2:])
     actual = reduce_lines(values, side, reduce).numpy()
     function = np.sum if reduce == "sum" else np.max
@@ -136,7 +136,9 @@ def test_sums_are_those_of_numpy(shape: Any, side: str, reduce: str) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("axis", OVERS)
-def test_odd_values(axis: str, values: list[float], total: str, largest: str) -> None:
+def test_reductions_handle_nan_infinity_and_signed_zero(
+    axis: str, values: list[float], total: str, largest: str
+) -> None:
     matrix = torch.tensor([values], dtype=torch.float64)
     laid_out = matrix.t().contiguous() if axis == "column" else matrix
     for reduce, expected in (("sum", total), ("largest", largest)):
@@ -206,7 +208,7 @@ def without_payload(tensors: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_the_kernel_has_the_bits_of_the_order(dtype: Any, count: int, threads: Any) -> None:
+def test_kernel_equals_the_documented_order(dtype: Any, count: int, threads: Any) -> None:
     threads(count)
     params = [numbers(shape, 1).to(dtype) for shape in SHAPES]
     grads = [[numbers(shape, 2 + step).to(dtype) for shape in SHAPES] for step in range(2)]
@@ -235,7 +237,7 @@ READING = [
 
 @pytest.mark.parametrize("special", [1.0, float("nan"), float("inf"), -0.0])
 @pytest.mark.parametrize("rule", [FULL, *READING], ids=["every", "rows", "columns"])
-def test_long_rows_have_the_bits_of_the_order(rule: Rule, special: float, threads: Any) -> None:
+def test_long_rows_equal_the_documented_order(rule: Rule, special: float, threads: Any) -> None:
     threads(2)
     params = [numbers(shape, 1).float() for shape in LONG]
     grads = [[numbers(shape, 2).float() for shape in LONG]]
@@ -249,7 +251,7 @@ def test_long_rows_have_the_bits_of_the_order(rule: Rule, special: float, thread
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf"), -0.0, 1e-310, 1e30])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_odd_numbers_spread_alike(dtype: Any, special: float) -> None:
+def test_nonfinite_numbers_spread_as_in_the_reference(dtype: Any, special: float) -> None:
     shapes = ((70, 6), (3, 1030), (2, 5, 4))
     params = [numbers(shape, 1).to(dtype) for shape in shapes]
     grads = [[numbers(shape, 2).to(dtype) for shape in shapes] for _ in range(2)]
@@ -260,7 +262,7 @@ def test_odd_numbers_spread_alike(dtype: Any, special: float) -> None:
     assert_same(*map(without_payload, results))
 
 
-def test_each_variable_has_the_bits_that_it_has_alone() -> None:
+def test_variables_do_not_affect_each_other() -> None:
     params = [numbers(shape, 1).float() for shape in SHAPES]
     grads = [[numbers(shape, 2).float() for shape in SHAPES]]
     joint = after(FULL, "cpu", params, grads)
@@ -269,7 +271,7 @@ def test_each_variable_has_the_bits_that_it_has_alone() -> None:
         assert_same(single, joint[len(single) * place : len(single) * (place + 1)])
 
 
-def test_rows_of_a_variable_that_does_not_lie_row_by_row() -> None:
+def test_transposed_variable_equals_contiguous_variable() -> None:
     lying = numbers((70, 40), 1).float().t()
     grad = numbers((40, 70), 2).float()
     transposed = [torch.empty_strided((40, 70), (1, 40)).copy_(tensor) for tensor in (lying, grad)]
@@ -285,7 +287,7 @@ def test_rows_of_a_variable_that_does_not_lie_row_by_row() -> None:
 
 
 @pytest.mark.parametrize("flush", [True, False])
-def test_denormals_count_alike(flush: bool) -> None:
+def test_denormals_are_treated_as_in_the_reference(flush: bool) -> None:
     grads = [[torch.full((65, 9), 1e-40)]]
     results = []
     for engine in ("cpu", "reference"):
@@ -300,7 +302,7 @@ def test_denormals_count_alike(flush: bool) -> None:
 
 @pytest.mark.parametrize("ends", [(3e-308, -2.9e-308), (1e-310, 1e-310), (-1e-310, -0.0)], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1025), (65, 1), (1, 2049), (2, 3), (40, 3, 3)], ids=str)
-def test_what_tiles_have_is_flushed_after_a_stage(shape: Any, ends: tuple[float, float]) -> None:
+def test_tile_denormals_are_flushed_after_a_stage(shape: Any, ends: tuple[float, float]) -> None:
     grad = torch.zeros(shape, dtype=torch.float64)
     grad.view(-1)[0], grad.view(-1)[-1] = ends
     results = []
@@ -351,7 +353,7 @@ def _check_drawn(
     assert_same(*map(without_payload, results))
 
 
-def test_rules_of_any_parts_have_the_same_bits_on_both_engines() -> None:
+def test_random_row_rules_equal_the_reference() -> None:
     check_examples(_check_drawn, 60, CASES)
 
 
@@ -431,7 +433,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_a_rule_that_cannot_be_is_refused(changes: Any, message: str) -> None:
+def test_invalid_row_rule_raises(changes: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message) as error_info:
         check_rule(replace(FULL, **changes))
     assert "Every" in str(error_info.value)
@@ -450,7 +452,7 @@ def test_a_rule_that_cannot_be_is_refused(changes: Any, message: str) -> None:
         (lambda: Slot("a", per="row", shape=lambda r, c: (r, c)), "and of no shape= beside"),
     ],
 )  # fmt: skip
-def test_parts_that_cannot_be_are_refused(make: Any, message: str) -> None:
+def test_invalid_passes_raise(make: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         make()
 
@@ -470,7 +472,7 @@ def test_parameters_without_rows_raise_by_name(param: Any, error: Any, message: 
         optim.RuleOptimizer([("up", param.requires_grad_())], FULL)
 
 
-def test_sparse_gradients_are_refused_and_made_dense_for_a_whole_rule() -> None:
+def test_sparse_gradients_raise_or_become_dense() -> None:
     grad = torch.zeros(6, 3)
     grad[2] = 1.5
     whole_rule, results = replace(FULL, whole=True), []
@@ -537,7 +539,7 @@ def test_a_step_that_overflows_changes_nothing() -> None:
 
 @pytest.mark.parametrize("over", ["row", "variable"])
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_a_measure_that_reads_another_one_has_a_sweep_of_its_own(engine: Any, over: Any) -> None:
+def test_dependent_measure_has_a_separate_sweep(engine: Any, over: Any) -> None:
     rule = rule_of(gradients, beside, (over, "row"), ("sum", "sum"), None, False, False)
     grads = [torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 1.0]])]
     param, memory, _, _ = after(rule, engine, [torch.ones(1, 2)], [[grad] for grad in grads])
@@ -564,5 +566,5 @@ def test_a_measure_may_come_after_a_pass() -> None:
     torch.testing.assert_close(param.detach(), 1 - 0.125 * step)
 
 
-def test_the_parts_of_the_library_are_all_used_here() -> None:
+def test_all_library_passes_are_tested() -> None:
     assert {*FIRST, *SECOND} <= {part for part in vars(line_rules).values() if callable(part)}

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bit_comparison import assert_same
 from keras_table import both_engines
 from thalweg import IndexedSlices, Variable, keras, v1
 from thalweg._core.slots import SlotStore
@@ -53,7 +54,7 @@ each_face = pytest.mark.parametrize("face", ["keras", "v1"])
 @each_face
 @pytest.mark.parametrize("size", [0, 4, SIZE - 4])
 @pytest.mark.parametrize("role", ["gradient", "variable", "slot"])
-def test_a_storage_that_was_cut(face: str, role: str, size: int) -> None:
+def test_truncated_storage_raises(face: str, role: str, size: int) -> None:
     training = Training(face, "cpu")
     cut = {"gradient": training.grads[1], "variable": training.vars[1], "slot": training.slot()}
     intact = [training.vars[0], training.vars[2]]
@@ -61,12 +62,11 @@ def test_a_storage_that_was_cut(face: str, role: str, size: int) -> None:
     cut[role].untyped_storage().resize_(size)
     with pytest.raises(LayoutError, match=r"'w\d:0' has no memory that holds its 16 elements"):
         training.step()
-    for var, expected in zip(intact, copies, strict=True):
-        assert torch.equal(var, expected)
+    assert_same(intact, copies)
 
 
 @pytest.mark.parametrize("engine", ["cpu", "auto"])
-def test_a_block_of_slots_that_begins_with_none_was_cut(engine: str) -> None:
+def test_truncated_slot_block_raises(engine: str) -> None:
     empty, w = Variable(torch.ones(0, 2), name="empty"), Variable(torch.ones(4, 4), name="w")
     opt = keras.optimizers.SGD(0.1, momentum=0.9)
     opt.engine = engine
@@ -79,7 +79,7 @@ def test_a_block_of_slots_that_begins_with_none_was_cut(engine: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["gradient", "variable"])
-def test_a_storage_that_was_cut_before_mixed_gradients_are_clipped(role: str) -> None:
+def test_truncated_storage_raises_before_clipping(role: str) -> None:
     w = Variable(torch.ones(1 << 20, dtype=torch.float16), name="w")
     options: dict[str, Any] = {"loss_scaling": "Backoff", "clip_gradients": 1.0}
     step = optimize_loss(lambda: 0, "Adam", {}, lambda s: 0.1, var_list=[w], **options)
@@ -93,7 +93,7 @@ def test_a_storage_that_was_cut_before_mixed_gradients_are_clipped(role: str) ->
 
 @each_face
 @pytest.mark.parametrize("size", [0, 8, 24])
-def test_indices_that_were_cut(face: str, size: int) -> None:
+def test_truncated_indices_raise(face: str, size: int) -> None:
     training = Training(face, "cpu")
     indices = torch.arange(4)
     training.grads[1] = IndexedSlices(torch.ones(4, 4), indices, (4, 4))
@@ -104,7 +104,7 @@ def test_indices_that_were_cut(face: str, size: int) -> None:
 
 # What Keras counts is read first, by torch, which refuses what has no byte left.
 @pytest.mark.parametrize(("face", "size"), [("keras", 4), ("v1", 4), ("v1", 0)])
-def test_a_counter_that_was_cut(face: str, size: int) -> None:
+def test_truncated_counter_raises(face: str, size: int) -> None:
     training = Training(face, "cpu")
     count = Variable(torch.zeros((), dtype=torch.int64), name="count", trainable=False)
     if face == "keras":
@@ -122,7 +122,7 @@ def test_a_counter_that_was_cut(face: str, size: int) -> None:
     vars_before = [var.clone() for var in training.vars]
     with pytest.raises(LayoutError, match="'count:0' has no memory that holds its 1 elements"):
         step()
-    assert all(map(torch.equal, training.vars, vars_before))
+    assert_same(training.vars, vars_before)
 
 
 READERS: dict[str, Callable[[Any], Any]] = {
@@ -136,7 +136,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
 @each_face
 @pytest.mark.parametrize("size", [0, SIZE - 4])
 @pytest.mark.parametrize("reader", READERS)
-def test_a_state_of_which_a_slot_was_cut_is_not_copied(face: str, reader: str, size: int) -> None:
+def test_state_with_truncated_slot_is_not_copied(face: str, reader: str, size: int) -> None:
     training = Training(face, "cpu")
     if not hasattr(training.opt, "get_weights") and reader == "weights":
         pytest.skip("TensorFlow 1 has none")
@@ -159,7 +159,7 @@ class OwnUpdateV1(v1.train.AdamOptimizer):
 
 @pytest.mark.parametrize("make", [OwnUpdate, OwnUpdateV1])
 @pytest.mark.parametrize("size", [0, SIZE - 4])
-def test_a_slot_that_was_cut_before_hooks_of_ones_own(make: Any, size: int) -> None:
+def test_truncated_slot_raises_before_user_hooks(make: Any, size: int) -> None:
     training = Training("keras", "cpu")
     training.opt = make(0.1)
     training.step()
@@ -167,11 +167,11 @@ def test_a_slot_that_was_cut_before_hooks_of_ones_own(make: Any, size: int) -> N
     vars_before = training.vars[0].clone()
     with pytest.raises(LayoutError, match="has no memory that holds its 16 elements"):
         training.step()
-    assert torch.equal(training.vars[0], vars_before)
+    assert_same([training.vars[0]], [vars_before])
 
 
 @pytest.mark.parametrize("offset", [0, 4])
-def test_a_new_gradient_over_less_memory_than_it_has_elements(offset: int) -> None:
+def test_gradient_over_truncated_memory_raises(offset: int) -> None:
     training = Training("keras", "cpu")
     buffer = torch.ones(16 + offset)
     training.grads[1] = buffer[offset:].view(4, 4)
@@ -209,9 +209,7 @@ CHANGES: list[Callable[[Any], None]] = [given_memory, transposed, swapped, data_
 @pytest.mark.parametrize("early", [False, True], ids=["asked_for_now", "held_for_long"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.filterwarnings("ignore::thalweg.PerformanceWarning")
-def test_a_slot_changed_in_hand_is_the_slot_from_then_on(
-    face: str, change: Any, early: bool
-) -> None:
+def test_replaced_slot_data_is_used(face: str, change: Any, early: bool) -> None:
     fast, slow = Training(face, "cpu"), Training(face, "reference")
     for training in (fast, slow):
         slot = training.slot()
@@ -222,8 +220,7 @@ def test_a_slot_changed_in_hand_is_the_slot_from_then_on(
         training.step()
         change(slot)
         training.step()
-    for a, b in zip(fast.all(), slow.all(), strict=True):
-        assert torch.equal(a, b)
+    assert_same(fast.all(), slow.all())
 
 
 def test_private_slots_are_not_checked() -> None:
@@ -241,7 +238,7 @@ def test_private_slots_are_not_checked() -> None:
 @both_engines
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-def test_a_file_mapped_for_reading_is_refused(tmp_path: Path, engine: str, sparse: bool) -> None:
+def test_read_only_mapped_file_raises(tmp_path: Path, engine: str, sparse: bool) -> None:
     np.ones((2048, 4), np.float32).tofile(tmp_path / "w")
     mapped = np.memmap(tmp_path / "w", np.float32, "r", shape=(2048, 4))
     w = torch.nn.Parameter(torch.from_numpy(mapped))
@@ -253,7 +250,7 @@ def test_a_file_mapped_for_reading_is_refused(tmp_path: Path, engine: str, spars
         grad = IndexedSlices(torch.ones(1, 4), torch.tensor([3]), (2048, 4))
     with pytest.raises(LayoutError, match="'Variable:0' in place: its memory may only be read"):
         opt.apply_gradients([(torch.ones(3), v), (grad, w)])
-    assert torch.equal(v, torch.ones(3))
+    assert_same([v], [torch.ones(3)])
     with pytest.raises(LayoutError, match="its memory may only be read"):
         v1.train.AdamOptimizer().apply_gradients([(grad, w)])
     step = optimize_loss(lambda: w.sum(), "Momentum", {"momentum": 0.9}, lambda s: 0.1)
@@ -261,7 +258,7 @@ def test_a_file_mapped_for_reading_is_refused(tmp_path: Path, engine: str, spars
         step()
 
 
-def test_a_file_mapped_for_writing_is_trained(tmp_path: Path) -> None:
+def test_writable_mapped_file_is_trained(tmp_path: Path) -> None:
     np.ones(8, np.float32).tofile(tmp_path / "w")
     w = torch.nn.Parameter(torch.from_numpy(np.memmap(tmp_path / "w", np.float32, "r+")))
     keras.optimizers.SGD(0.5).apply_gradients([(torch.ones(8), w)])
@@ -271,7 +268,7 @@ def test_a_file_mapped_for_writing_is_trained(tmp_path: Path) -> None:
 @both_engines
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_memory_that_an_engine_reads_remains_torchs_own(
+def test_memory_read_by_an_engine_stays_resizable(
     engine: str, dtype: torch.dtype, sparse: bool
 ) -> None:
     """NumPy's share in it would mark it, and the list of mappings be read in each step."""

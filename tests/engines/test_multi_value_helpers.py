@@ -60,7 +60,7 @@ def test_helpers_equal_inlined_formulas(engine: str, dtype: torch.dtype) -> None
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_a_formula_is_plain_python_still() -> None:
+def test_formula_with_helpers_runs_as_plain_python() -> None:
     number = np.float64
     actual = update(number(1), number(2), number(0), number(0), learning_rate=number(0.1))
     assert actual == plain(number(1), number(2), number(0), number(0), learning_rate=number(0.1))

@@ -16,7 +16,7 @@ from thalweg._engines.cpu import openmp
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch's OpenMP library is GNU's on Linux")
-def test_the_runtime_is_found_without_a_map_of_memory() -> None:
+def test_runtime_is_found_without_proc_maps() -> None:
     program = """
 import builtins, ctypes, re
 real = builtins.open
@@ -43,7 +43,7 @@ assert re.search("torch.*lib(gomp|iomp5|omp)", path) or torch_is_the_systems(pat
     assert process.returncode == 0, process.stderr
 
 
-def test_one_thread_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_openmp_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmp, "_find_runtime", lambda: None)
     monkeypatch.setattr(openmp, "team_size", lambda: 4)
     openmp.gomp_parallel.cache_clear()
@@ -76,7 +76,7 @@ def without_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("simulate", [without_a_module, without_the_function])
-def test_steps_on_a_simulated_other_system(
+def test_steps_run_on_a_simulated_other_system(
     simulate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openmp, "team_size", lambda: 4)

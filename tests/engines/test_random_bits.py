@@ -35,13 +35,13 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), ANSWERS)
-def test_known_answers(counter: Any, key: Any, words: Any) -> None:
+def test_philox_has_known_answers(counter: Any, key: Any, words: Any) -> None:
     first, step, number, high = counter
     draws = philox.philox((np.uint64(first), step, number, np.uint64(high)), key)
     assert tuple(map(int, draws)) == words
 
 
-def test_the_text_of_kernels_has_the_known_answers() -> None:
+def test_kernel_source_philox_has_known_answers() -> None:
     for (group, step, number, stream), (low, high), words in ANSWERS:
         output: dict[int, int] = {}
         variables = {"origin": 8 * group, "begin": 0, "count": 8, "step": step, "number": number}
@@ -57,7 +57,7 @@ def drawn(count: int, first: int = 0, step: int = 3, number: int = 2, stream: in
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 8, 9, 4097, (1 << 35) - 3, (1 << 40) + 5])
-def test_a_part_has_the_bits_of_the_whole(first: int) -> None:
+def test_slice_draws_the_bits_of_the_whole(first: int) -> None:
     begin = first - first % 8
     whole_run = drawn(300, begin)
     np.testing.assert_array_equal(drawn(40, first), whole_run[first - begin :][:40])
@@ -72,12 +72,12 @@ CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
-def test_each_input_changes_the_draws(changes: dict[str, Any]) -> None:
+def test_every_input_changes_the_draws(changes: dict[str, Any]) -> None:
     matches = int((drawn(4096) == drawn(4096, **changes)).sum())
     assert matches < 5  # of which chance has 1/16 on average
 
 
-def test_all_draws_come_equally_often() -> None:
+def test_draws_are_uniform() -> None:
     counts = np.bincount(drawn(1 << 22), minlength=1 << 16)
     expected = (1 << 22) / (1 << 16)
     chi = float(((counts - expected) ** 2 / expected).sum())
@@ -142,7 +142,9 @@ def every(dtype: torch.dtype) -> torch.Tensor:
 
 @by_dtype
 @pytest.mark.parametrize("draw", DRAWS)
-def test_representable_numbers_stay(dtype: torch.dtype, draw: int, same_draw: Any) -> None:
+def test_representable_numbers_round_to_themselves(
+    dtype: torch.dtype, draw: int, same_draw: Any
+) -> None:
     same_draw(draw)
     numbers = every(dtype)
     expected = bits(numbers.to(dtype))
@@ -161,9 +163,7 @@ def between(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 @by_dtype
 @pytest.mark.parametrize("draw", [0, 65535])
-def test_the_least_draw_stays_below_and_the_largest_goes_up(
-    dtype: torch.dtype, draw: int, same_draw: Any
-) -> None:
+def test_extreme_draws_round_down_and_up(dtype: torch.dtype, draw: int, same_draw: Any) -> None:
     same_draw(draw)
     middle, low, high = between(dtype)
     exact = middle.double() == low.double() + (high.double() - low.double()) * 0.375
@@ -204,7 +204,7 @@ def test_rounding_up_is_proportional(
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize(("dtype", "low", "place", "share"), SHARES)
-def test_the_mean_of_what_is_drawn_is_the_number(
+def test_mean_of_rounded_numbers_is_the_number(
     dtype: torch.dtype, low: float, place: float, share: float, engine: str
 ) -> None:
     low = float(torch.tensor(low).to(dtype))
@@ -231,7 +231,7 @@ AT_THE_END = [
 
 @pytest.mark.parametrize(("dtype", "number", "expected"), AT_THE_END)
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_beyond_the_largest_is_as_to_nearest(
+def test_overflow_rounds_as_to_nearest(
     dtype: torch.dtype, number: float, expected: float, engine: str
 ) -> None:
     actual = rounded(torch.full((300,), number), dtype, engine)
@@ -255,7 +255,7 @@ def patterns(count: int, seed: int = 0) -> torch.Tensor:
 @by_dtype
 @pytest.mark.parametrize("place", PLACES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
-def test_engines_and_draws_agree(size: int, place: tuple[int, int], dtype: torch.dtype) -> None:
+def test_engines_draw_equal_bits(size: int, place: tuple[int, int], dtype: torch.dtype) -> None:
     numbers = patterns(size)
     key = tuple(int(x) for x in list(random_bits.scalars_of(7**15, 5).values())[1:])
     draws = philox.draw_bits(size, place[1], 5, place[0], 1, key)
@@ -266,7 +266,7 @@ def test_engines_and_draws_agree(size: int, place: tuple[int, int], dtype: torch
 
 @by_dtype
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_parts_are_drawn_as_the_whole(engine: str, dtype: torch.dtype) -> None:
+def test_partial_launches_draw_the_bits_of_the_whole(engine: str, dtype: torch.dtype) -> None:
     numbers = patterns(70_000, 1)
     expected_bits, begin = bits(rounded(numbers, dtype, engine, (4, 0))), 0
     for size in (1, 6, 250, 4096, 65536, 111):
@@ -277,7 +277,7 @@ def test_parts_are_drawn_as_the_whole(engine: str, dtype: torch.dtype) -> None:
 
 
 @by_dtype
-def test_the_order_is_that_of_memory(dtype: torch.dtype) -> None:
+def test_draws_follow_memory_order(dtype: torch.dtype) -> None:
     """Of dense memory, whatever the strides; the reference alone takes what has gaps."""
     numbers = patterns(12 * 70, 2)
     flat = bits(rounded(numbers, dtype))

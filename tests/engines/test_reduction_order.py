@@ -138,7 +138,7 @@ def test_leaves_are_added_in_pairs_of_neighbours(count):
     assert_bits(combine_leaves(values, np.array([count])), expected)
 
 
-def test_many_tensors_are_combined_like_each_alone():
+def test_batched_leaves_combine_as_single_tensors():
     counts = np.array([0, 3, 1, 0, 17, 2, 1, 4, 0])
     leaves = wide(numbers(int(2 * counts.sum()))).reshape(-1, 2)
     leaves_before = leaves.copy()
@@ -175,7 +175,7 @@ def test_kernels_add_in_the_same_order(dtype, formula):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("position", [0, 1023, 1024, 65_535, 70_000])
-def test_special_numbers(dtype, special, position):
+def test_nonfinite_numbers_equal_the_specification(dtype, special, position):
     grad = torch.zeros(70_001, dtype=dtype)
     grad[position] = special
 
@@ -189,7 +189,7 @@ def test_special_numbers(dtype, special, position):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_denormals_count_whatever_the_thread_does_with_them(dtype):
+def test_denormals_are_summed_in_any_thread_mode(dtype):
     grad = torch.full((3000,), torch.finfo(dtype).smallest_normal, dtype=torch.float64)
     grad = (grad / 4).to(dtype)
     assert (grad != 0).all()
@@ -236,7 +236,7 @@ def test_the_other_tensors_do_not_change_bits():
 
 
 @pytest.mark.parametrize("cut", [LEAF, 2 * LEAF])
-def test_parts_of_a_tensor_have_its_leaves(cut):
+def test_tensor_parts_share_the_leaves_of_the_whole(cut):
     grad = numbers(200_003)
     leaves = measured((gradient_squares,), [(grad, grad)], leaves=True)
     parts = [(grad[:cut], grad[:cut]), (grad[cut:], grad[cut:])]
@@ -308,7 +308,7 @@ def test_elements_count_in_row_major_order_whatever_their_layout(of_var, of_grad
     assert_bits(np.concatenate(actual), expected[0, :2])
 
 
-def test_of_a_transposed_matrix_a_copy_is_measured():
+def test_transposed_matrix_is_measured_from_a_copy():
     tensors = [numbers(30 * 1100, seed=seed).view(30, 1100) for seed in range(3)]
     expected = of_step([tensor.clone() for tensor in tensors], "cpu", 2)
     assert not Offsets([layout_of(permuted(tensors[0], [1, 0]))]).are_compact
@@ -335,7 +335,7 @@ def layout_of(tensor):
 
 
 @pytest.mark.parametrize(("shape", "order"), ORDERS, ids=str)
-def test_tables_have_the_place_of_each_element(shape, order):
+def test_offset_tables_have_each_element(shape, order):
     tensor = permuted(torch.arange(np.prod(shape)).view(shape), order)
     in_memory = tensor.permute(order).reshape(-1)
     offsets = Offsets([layout_of(tensor)])
@@ -433,7 +433,7 @@ STAGES = {
         for dtype in DTYPES
     ],
 )
-def test_stages_come_first_in_the_type_of_the_update(dtype, stages, scalars):
+def test_stages_run_first_in_the_update_dtype(dtype, stages, scalars):
     tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in (70_001, 900)]
     actual = measured((gradient_squares, variable_squares), tensors, stages, scalars)
     for index, streams in enumerate(tensors):
@@ -454,7 +454,7 @@ def with_slot(value, slope, memory, *, rate):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_formula_of_its_own_with_a_slot_and_a_scalar(dtype):
+def test_custom_formula_with_slot_and_scalar_is_summed(dtype):
     streams = tuple(numbers(70_001, dtype, seed) for seed in (1, 2, 3))
     stages, scalars = (clip_by_value,), {"rate": 0.3, "clipvalue": 2.0}
     actual = measured((with_slot, gradient_squares), [streams], stages, scalars, leaves=True)
@@ -467,7 +467,7 @@ def nearly_ones(var, grad):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_counts_beside_other_measures(dtype):
+def test_counts_and_other_measures_are_summed_together(dtype):
     formulas = (gradient_squares, ones, nearly_ones, ones, variable_squares)
     tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in SIZES]
     tensors[4][0][7:9] = torch.nan
@@ -480,7 +480,7 @@ def test_counts_beside_other_measures(dtype):
     assert_bits(measured((ones, gradient_squares), tensors), actual[:, [1, 0]])
 
 
-def test_streams_of_several_types():
+def test_streams_of_several_dtypes_are_summed():
     streams = (numbers(70_001), numbers(70_001, torch.float16, 1), numbers(70_001, torch.bfloat16))
     scalars = {"rate": 0.3}
     actual = measured((with_slot,), [streams], (), scalars, leaves=True)
@@ -494,7 +494,7 @@ def test_unused_streams_are_not_read():
     assert_bits(Leaves([3000]).compute_sums(kernel, base), [sums_of(gradient_squares, [grad])])
 
 
-def test_products_are_rounded_before_they_are_added():
+def test_products_are_rounded_before_summing():
     grad = numbers(2048, torch.float64)
     square = wide(grad) * wide(grad)
     assert_bits(sums_of(gradient_squares, [grad]), [one_by_one(square)])
@@ -509,7 +509,7 @@ def two_results(var, grad):
 
 
 @pytest.mark.parametrize("formula", [too_many, two_results])
-def test_a_formula_that_does_not_fit_is_refused(formula):
+def test_invalid_measure_formula_raises(formula):
     with pytest.raises(RuleError, match=rf"{formula.__name__} .* a measure of 2 tensors takes up"):
         launch.sum_kernel((formula,), (), ("float32", "float32"), np.float32)
 
@@ -533,7 +533,7 @@ def set_to_total(var, grad, *, found):
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize(("formula", "expected"), [(count, 15.0), (rate_of_count, 3.75)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_formula_that_reads_no_element_is_added_up_for_each(engine, formula, expected, dtype):
+def test_constant_formula_is_summed_per_element(engine, formula, expected, dtype):
     rule = Rule(
         name="Counting",
         update=set_to_total,
@@ -548,7 +548,7 @@ def test_a_formula_that_reads_no_element_is_added_up_for_each(engine, formula, e
     assert (param == expected).all()
 
 
-def test_a_tree_is_used_again():
+def test_reduction_tree_is_cached():
     tree = Tree(np.array([3, 1]))
     for seed in range(3):
         leaves = wide(numbers(4, seed=seed))

@@ -233,25 +233,27 @@ def _check_bits(name: str, dtype: Any, shapes: Any, answers: Any) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_the_bits_are_those_of_the_reference(name: str, answers: Any) -> None:
+def test_small_matrices_equal_the_reference(name: str, answers: Any) -> None:
     _check_bits(name, torch.float32, MINI, answers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["both", "Adafactor"])
-def test_other_types_have_the_bits_of_the_reference(name: str, dtype: Any, answers: Any) -> None:
+def test_small_matrices_of_other_dtypes_equal_the_reference(
+    name: str, dtype: Any, answers: Any
+) -> None:
     _check_bits(name, dtype, MINI, answers)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["both", "typed", "Adafactor", "SM3 with a mean"])
-def test_all_sides_have_the_bits_of_the_reference(name: str, dtype: Any, answers: Any) -> None:
+def test_all_side_lengths_equal_the_reference(name: str, dtype: Any, answers: Any) -> None:
     _check_bits(name, dtype, SHAPES, answers)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_options_are_supported(options: Any) -> None:
+def test_small_matrix_kernels_support_options(options: Any) -> None:
     shapes = ((40, 3, 3), (9, 4))
     dtype = torch.bfloat16 if "masters" in options else torch.float32
     params = [numbers(shape, 1, dtype) for shape in shapes]
@@ -264,7 +266,7 @@ def test_options_are_supported(options: Any) -> None:
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf"), -0.0, 1e-42, 3e38])
 @pytest.mark.parametrize("denormals", ["flush", "keep"])
-def test_odd_numbers_spread_alike(special: float, denormals: Any) -> None:
+def test_nonfinite_numbers_spread_as_in_the_reference(special: float, denormals: Any) -> None:
     shapes = ((40, 3, 3), (3, 4))
     results = []
     for engine in ("cpu", "reference"):
@@ -305,7 +307,7 @@ def _check_drawn(rows: int, columns: int, count: int, dtype: Any, rate: Any, see
     assert_same(*results)
 
 
-def test_any_sides_have_the_bits_of_the_reference() -> None:
+def test_random_side_lengths_equal_the_reference() -> None:
     sides, kinds = st.integers(1, 8), st.sampled_from([torch.float32, torch.float64])
     counts, rates = st.integers(1, 3 * LANES), st.sampled_from([0.0, 0.1, 1e-3])
     check_examples(_check_drawn, 5, st.tuples(sides, sides, counts, kinds, rates, st.just(3)))
@@ -351,7 +353,7 @@ def test_a_step_that_fails_between_sweeps_has_changed_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_slots_wider_than_the_arithmetic_are_rounded_as_the_reference_rounds(dtype: Any) -> None:
+def test_slots_wider_than_the_compute_dtype_round_as_the_reference(dtype: Any) -> None:
     results = []
     for engine in ("cpu", "reference"):
         param = numbers((40, 3, 3), 1, dtype).requires_grad_()
@@ -368,7 +370,7 @@ def test_slots_wider_than_the_arithmetic_are_rounded_as_the_reference_rounds(dty
 
 @pytest.mark.parametrize("shape", [(100, 3, 3), (100, 9)], ids=str)
 @pytest.mark.parametrize("first", [0, 240, 400, 600])
-def test_a_gradient_may_lie_where_slots_do(first: int, shape: Any) -> None:
+def test_gradient_may_share_memory_with_slots(first: int, shape: Any) -> None:
     results = []
     for engine in ("cpu", "reference"):
         params = [numbers(size, 1).requires_grad_() for size in ((100, 3, 3), shape)]
@@ -389,7 +391,7 @@ def test_a_gradient_may_lie_where_slots_do(first: int, shape: Any) -> None:
     assert_same(*results)
 
 
-def test_a_slot_that_has_become_another_type_in_place_is_looked_at() -> None:
+def test_slot_with_changed_dtype_is_detected() -> None:
     param = numbers((9, 3, 3), 1).requires_grad_()
     param.grad = numbers((9, 3, 3), 2)
     optimizer = optim.RuleOptimizer([param], RULES["wide"])
@@ -404,7 +406,7 @@ def counted(*, rows, columns, row_count):
     return rows * row_count, columns
 
 
-def test_a_size_is_no_hyperparameter_of_a_fused_stage() -> None:
+def test_size_is_not_a_fused_stage_hyperparameter() -> None:
     rule = Rule(
         name="Counted",
         passes=(*LINES, FusedStage(counted, makes=("rows", "columns"))),
@@ -544,7 +546,7 @@ BAD_STAGES = {
 
 
 @pytest.mark.parametrize("message", BAD_STAGES)
-def test_a_stage_that_is_no_formula_of_lines_is_refused(message: str) -> None:
+def test_fused_stage_without_line_formula_raises(message: str) -> None:
     rule = Rule(
         name="Refused",
         passes=(
@@ -558,7 +560,7 @@ def test_a_stage_that_is_no_formula_of_lines_is_refused(message: str) -> None:
         check_rule(rule)
 
 
-def test_such_a_stage_is_refused_over_large_matrices_too() -> None:
+def test_invalid_fused_stage_raises_for_large_matrices() -> None:
     stage = FusedStage(mixes, makes=("rows", "columns"))
     rule = Rule(name="Refused", passes=(*LINES, stage), update=without_slots, hypers=TYPED.hypers)
     param = thalweg.Variable(numbers((9, 9), 1))
@@ -578,7 +580,7 @@ def test_such_a_stage_is_refused_over_large_matrices_too() -> None:
         ({"makes": ("rows",), "heads": 2}, "has neither every="),
     ],
 )
-def test_a_fused_stage_says_what_it_makes(options: Any, message: str) -> None:
+def test_fused_stage_with_invalid_outputs_raises(options: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         FusedStage(narrow_stage, **options)
 
@@ -600,7 +602,7 @@ def gradient_share(var, grad, *, length):
     return grad / length
 
 
-def test_a_row_may_see_the_length_of_its_variable() -> None:
+def test_row_formula_can_read_the_variable_length() -> None:
     rule = Rule(
         name="Seeing",
         passes=(
@@ -684,7 +686,7 @@ ODD_RULES = {
 
 
 @pytest.mark.parametrize("name", ODD_RULES)
-def test_odd_rules_have_the_bits_of_the_reference(name: str, answers: Any) -> None:
+def test_unusual_rules_equal_the_reference(name: str, answers: Any) -> None:
     rule, shapes = ODD_RULES[name], ((40, 3, 3), (4, 5))
     check_rule(rule)
     params = [numbers(shape, 1) for shape in shapes]
@@ -696,7 +698,7 @@ def test_odd_rules_have_the_bits_of_the_reference(name: str, answers: Any) -> No
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16], ids=str)
-def test_slots_of_other_types_keep_the_bits_of_the_reference(kind: Any) -> None:
+def test_slots_of_other_dtypes_equal_the_reference(kind: Any) -> None:
     results = []
     for engine in ("cpu", "reference"):
         param = numbers((40, 3, 3), 1).requires_grad_()
@@ -712,7 +714,7 @@ def test_slots_of_other_types_keep_the_bits_of_the_reference(kind: Any) -> None:
     assert_same(*results)
 
 
-def test_choices_see_no_denormals() -> None:
+def test_conditions_see_flushed_denormals() -> None:
     rule = Rule(
         name="Choosing",
         passes=tuple(

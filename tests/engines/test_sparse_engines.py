@@ -137,7 +137,7 @@ def test_infinities_that_cancel_are_nan_without_a_warning(name):
     ],
     ids=label,
 )
-def test_copies_follow_in_the_rows_that_are_written(case, copy_dtype):
+def test_copies_are_written_in_updated_rows(case, copy_dtype):
     problem = make(case, 7, [5, 0, 5], (4,))
     results = []
     for name in ("cpu", "reference"):
@@ -164,7 +164,7 @@ def test_duplicates_of_gradient_descent_move_one_after_the_other(name):
 
 
 @by_rule(FIRST)
-def test_order_of_unique_indices_does_not_matter(case):
+def test_results_do_not_depend_on_unique_index_order(case):
     problem = make(case, 30, [4, 9, 0, 29, 17])
     order = torch.tensor([3, 0, 4, 2, 1])
     grad, shuffled = problem.gradients[0], problem.copy()
@@ -174,7 +174,7 @@ def test_order_of_unique_indices_does_not_matter(case):
 
 @by_rule(FIRST)
 @many("name", ["cpu", "reference"])
-def test_rows_without_indices_change_only_where_the_rule_says_so(case, name):
+def test_untouched_rows_change_only_if_the_rule_updates_them(case, name):
     problem = make(case, 8, [3])
     unchanged = problem.copy()
     take(case, problem, KEEP._replace(name=name))
@@ -187,7 +187,7 @@ def test_rows_without_indices_change_only_where_the_rule_says_so(case, name):
 
 
 @by_rule(FIRST)
-def test_no_indices_change_only_what_every_row_does(case):
+def test_empty_indices_apply_only_the_untouched_row_update(case):
     problem = make(case, 8, [])
     expected = reference(case, problem)
     unchanged = problem.copy()
@@ -210,7 +210,7 @@ def test_threads_and_slices_do_not_change_bits(case, count, threads, monkeypatch
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3])
-def test_values_at_an_odd_address_are_read_right(offset):
+def test_unaligned_values_are_read_correctly(offset):
     case = next(case for case in FIRST if case.rule.name == "Adagrad")
     problem = make(case, 9, [2, 5, 2, 2, 8])
     expected = reference(case, problem)
@@ -221,7 +221,7 @@ def test_values_at_an_odd_address_are_read_right(offset):
     assert_same(take(case, problem).written(), expected.written())
 
 
-def test_strided_and_negated_values_are_read_right():
+def test_strided_and_negated_values_are_read_correctly():
     case = next(case for case in FIRST if case.rule.name == "Adam")
     problem = make(case, 9, [2, 5, 2, 2, 8])
     expected, grad = reference(case, problem), problem.gradients[0]
@@ -241,7 +241,7 @@ def test_sparse_and_dense_mix_in_one_step():
     assert_same(take(case, joint, steps=2).written(), expected.written())
 
 
-def test_a_table_and_its_own_rows_as_gradient():
+def test_gradient_may_alias_the_rows_of_its_table():
     case = next(case for case in FIRST if case.rule.name == "Adagrad")
     problem = make(case, 6, [0, 1, 2, 0])
     var = problem.variables[0]

@@ -104,7 +104,7 @@ def test_a_bad_index_after_a_good_step_changes_nothing(case, engine):
 @many("engine", ENGINES)
 @many("indices", [[], [3, 0, 2], [2, 2, 0, 2], [0, 3]])
 @many("width", [(3,), ()])
-def test_good_indices_leave_the_neighbours_alone(case, engine, indices, width):
+def test_valid_indices_do_not_touch_adjacent_memory(case, engine, indices, width):
     table = Table(width)
     optimizer(case, engine).apply_gradients([(slices(indices, width=width), table.var)])
     table.assert_canaries()
@@ -123,7 +123,7 @@ def test_good_indices_leave_the_neighbours_alone(case, engine, indices, width):
     ],
     ids=["float", "uint8", "bool", "int16", "matrix", "scalar", "too many"],
 )
-def test_indices_of_the_wrong_kind_are_refused(indices, error, text):
+def test_invalid_index_dtypes_and_shapes_raise(indices, error, text):
     with pytest.raises(error) as error_info:
         IndexedSlices(torch.ones(2, 3), indices)
     assert text in str(error_info.value)
@@ -144,7 +144,7 @@ LYING = {
 @pytest.mark.parametrize(("values", "shape", "text"), LYING.values(), ids=LYING)
 @engines
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad"])
-def test_shapes_that_lie_are_refused(values, shape, text, engine, name):
+def test_inconsistent_shapes_raise(values, shape, text, engine, name):
     table = Table()
     opt = RuleOptimizer(ROWS[name].rule)
     opt.engine = engine
@@ -166,7 +166,7 @@ def test_dense_shape_of_slices_is_not_read(rows, engine):
 
 
 @engines
-def test_values_of_another_dtype_are_refused(engine):
+def test_values_of_another_dtype_raise(engine):
     table, opt = Table(), optimizer(CASES[0], engine)
     with pytest.raises(
         InvalidTypeError, match=r"is float64 but the variable is float32\. Cast the"
@@ -184,7 +184,7 @@ def test_a_scalar_variable_has_no_rows(engine):
 
 
 @engines
-def test_a_sparse_tensor_with_a_bad_index_is_refused(engine):
+def test_sparse_tensor_with_invalid_index_raises(engine):
     table, opt = Table(), optimizer(CASES[0], engine)
     coo = torch.sparse_coo_tensor(
         torch.tensor([[1, 9]]), torch.ones(2, 3), (4, 3), check_invariants=False
@@ -195,7 +195,7 @@ def test_a_sparse_tensor_with_a_bad_index_is_refused(engine):
 
 
 @engines
-def test_a_table_without_rows(engine):
+def test_empty_table_takes_only_empty_gradients(engine):
     var = torch.zeros(0, 3, requires_grad=True)
     opt = optimizer(next(case for case in FIRST if case.rule.name == "Adam"), engine)
     opt.apply_gradients(

@@ -29,7 +29,7 @@ def last_place(upper: Any) -> Any:
 
 
 @pytest.mark.parametrize("code", range(-128, 128))
-def test_all_numbers_and_codes_stay(code: int) -> None:
+def test_all_numbers_and_codes_round_trip(code: int) -> None:
     codes = np.full(len(BFLOATS), code, np.int8).view(np.uint8)
     joined = join_numbers(BFLOATS, codes)
     upper, split_codes = split_numbers(joined)
@@ -92,13 +92,13 @@ def test_a_parameter_is_the_nearest_bfloat16() -> None:
         (3.4028234e38, 0x7F80, 0), (2.0**-149, 0, 0), (2.0**-133, 1, 0),
     ],
 )  # fmt: skip
-def test_single_numbers(number: float, upper: int, code: int) -> None:
+def test_split_of_single_numbers_is_as_specified(number: float, upper: int, code: int) -> None:
     parts = split_numbers(np.float32([number]))
     assert (int(parts[0][0]), int(parts[1].view(np.int8)[0])) == (upper, code)
     assert encode_tensor(SPLIT8, torch.tensor([number])).tolist() == [code & 255]
 
 
-def test_random_bits_go_up_as_often_as_a_number_is_near() -> None:
+def test_random_bits_round_up_in_proportion() -> None:
     numbers = np.full(256, np.float32(1.0 + 2.0**-8 - 2.0**-15 * 0.75), np.float32)
     bits = np.arange(256, dtype=np.uint32) + np.uint32(0xAB00)  # of which the lower 8 count
     joined = join_numbers(*split_numbers(numbers, bits))
@@ -108,7 +108,7 @@ def test_random_bits_go_up_as_often_as_a_number_is_near() -> None:
         np.testing.assert_array_equal(join_numbers(*split_numbers(repeated, bits)), repeated)
 
 
-def test_codes_beside_what_torch_rounds() -> None:
+def test_codes_of_torch_rounded_parameters_are_clamped() -> None:
     """A master's parameter is rounded to even, where half a place up is a 256th too low."""
     numbers = patterns()
     torch_rounded = torch.from_numpy(numbers).to(torch.bfloat16)
@@ -136,7 +136,7 @@ def heavy(var: Any, grad: Any, m: Any, *, learning_rate: Any) -> Any:
     return var - learning_rate * grad, m + grad
 
 
-def test_split_numbers_are_not_a_storage() -> None:
+def test_split8_is_not_a_slot_storage() -> None:
     rule = Rule(name="Heavy", update=heavy, slots=(Slot("m", storage="split8"),))
     with pytest.raises(RuleError, match="'split8', which is of weights='split' alone; expected"):
         check_rule(rule)

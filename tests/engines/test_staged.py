@@ -62,7 +62,7 @@ def take(optimizer: Any, params: list[Tensor], count: int = 1, seed: int = 1) ->
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_a_step_is_what_its_passes_say(engine: Any) -> None:
+def test_staged_step_equals_its_passes(engine: Any) -> None:
     params = parameters()
     expected = [(param.detach().clone(), torch.zeros(param.shape)) for param in params]
     with thalweg.engine(engine):
@@ -76,7 +76,7 @@ def test_a_step_is_what_its_passes_say(engine: Any) -> None:
         assert_same([optimizer.state[param]["mean"]], [mean])
 
 
-def test_variables_that_lie_by_columns_are_the_same_matrices() -> None:
+def test_column_major_variables_equal_row_major_ones() -> None:
     rows, columns = parameters([(4, 3)]), [parameters([(4, 3)])[0].detach().t().contiguous().t()]
     assert not columns[0].is_contiguous()
     for params in (rows, columns):
@@ -85,7 +85,7 @@ def test_variables_that_lie_by_columns_are_the_same_matrices() -> None:
     assert_same([columns[0].detach().contiguous()], [rows[0].detach()])
 
 
-def test_a_step_over_more_variables_is_that_over_each() -> None:
+def test_batched_step_equals_single_steps() -> None:
     joint, single = parameters(), parameters()
     take(optim.RuleOptimizer(joint, CENTERED), joint, 3)
     dice = torch.Generator().manual_seed(1)
@@ -104,7 +104,7 @@ def failing(*, step: Tensor, fails: list[bool]) -> Any:
     return {"step": step}
 
 
-def test_a_stage_that_fails_leaves_everything_as_it_was() -> None:
+def test_failing_stage_changes_nothing() -> None:
     fails = [False]
     rule = replace(
         CENTERED, passes=(CENTERED.passes[0], Stage(partial(failing, fails=fails), heads=1))
@@ -127,7 +127,7 @@ def test_a_stage_that_fails_leaves_everything_as_it_was() -> None:
     assert not torch.equal(params[0].detach(), params_before[0])
 
 
-def test_a_step_that_is_left_out_runs_no_stage() -> None:
+def test_skipped_step_runs_no_stage() -> None:
     calls: list[int] = []
 
     def count(*, step):
@@ -165,7 +165,7 @@ KEEPING = replace(
 
 
 @pytest.mark.parametrize("face", ["optim", "keras"])
-def test_slots_of_a_stage_have_their_shape_and_change_every_so_often(face: str) -> None:
+def test_stage_slots_have_their_shape_and_update_interval(face: str) -> None:
     params = parameters([(4, 3), (2, 3, 2)])
     if face == "keras":
         params = [Variable(param.detach(), name=f"w{k}") for k, param in enumerate(params)]
@@ -193,7 +193,7 @@ def test_slots_of_a_stage_have_their_shape_and_change_every_so_often(face: str) 
             torch.testing.assert_close(torch.as_tensor(factor), want)
 
 
-def test_parameters_whose_steps_have_other_numbers_are_called_apart() -> None:
+def test_parameters_with_other_step_counts_run_separate_stages() -> None:
     calls: list[tuple[int, float]] = []
 
     def look(*, step, t):
@@ -230,13 +230,13 @@ def test_stages_need_matrices(shape: Any, dtype: Any, error: Any, message: str) 
         optim.RuleOptimizer([param], CENTERED)
 
 
-def test_empty_matrices_are_none() -> None:
+def test_empty_matrices_skip_stages() -> None:
     params = parameters([(0, 3), (3, 0), (4, 3)])
     take(optim.RuleOptimizer(params, CENTERED), params, 2)
     assert params[2].isfinite().all()
 
 
-def test_a_variable_that_comes_twice_is_refused() -> None:
+def test_repeated_variable_raises() -> None:
     w = Variable(torch.ones(2, 2), name="w")
     with pytest.raises(InvalidArgumentError, match="comes twice in a step of rule 'Centered'"):
         RuleOptimizer(CENTERED).apply_gradients([(torch.ones(2, 2), w), (torch.ones(2, 2), w)])
@@ -324,7 +324,7 @@ def test_a_contradictory_rule_raises(changes: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("interval", [0, -1, 1.5, True, None])
-def test_a_stage_is_called_every_so_many_steps(interval: Any) -> None:
+def test_stage_with_invalid_interval_raises(interval: Any) -> None:
     with pytest.raises(RuleError, match="every of a Stage must be a positive integer"):
         Stage(center, interval)
 
@@ -336,7 +336,7 @@ def test_results_of_a_pass_have_names(names: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Stage, partial(Pass, makes="step")])
-def test_passes_and_stages_are_of_functions(kind: Any) -> None:
+def test_passes_and_stages_need_functions(kind: Any) -> None:
     with pytest.raises(RuleError, match="needs a function, not 3"):
         kind(3)
 
@@ -363,7 +363,7 @@ def of_two(var, grad, one, other, mean, *, learning_rate):
     return var - learning_rate * (one + 2 * other), grad
 
 
-def test_what_a_stage_was_given_it_may_return_under_another_name() -> None:
+def test_stage_may_return_an_input_under_another_name() -> None:
     rule = replace(
         CENTERED, passes=(Pass(two_values, makes=("one", "other")), Stage(swap)), update=of_two
     )
@@ -383,7 +383,7 @@ def add_later(*, step):
     return {"step": step + 100}
 
 
-def test_what_a_slot_becomes_is_what_the_stage_returned() -> None:
+def test_slot_becomes_the_returned_value() -> None:
     passes = (CENTERED.passes[0], Stage(returns_its_own), Stage(add_later))
     (param,) = params = [torch.zeros(1, 1, requires_grad=True)]
     optimizer = optim.RuleOptimizer(params, replace(KEEPING, passes=passes))
@@ -392,7 +392,7 @@ def test_what_a_slot_becomes_is_what_the_stage_returned() -> None:
     assert optimizer.state[param]["factor"].item() == 1.0
 
 
-def test_variables_in_any_order_of_memory() -> None:
+def test_variables_of_any_memory_format_are_staged() -> None:
     torch.manual_seed(0)
     laid_out = [
         torch.randn(6, 4, 3, 3).to(memory_format=torch.channels_last),
@@ -415,7 +415,7 @@ def with_default(*, step, learning_rate=7.0, unknown=3.0):
     return {"step": step * (learning_rate - 0.5) + unknown}
 
 
-def test_a_stage_is_given_what_it_has_a_default_for() -> None:
+def test_stage_parameters_with_defaults_are_passed() -> None:
     rule = replace(CENTERED, passes=(CENTERED.passes[0], Stage(with_default)))
     check_rule(rule)
     (param,) = params = [torch.zeros(2, 2, requires_grad=True)]
@@ -423,7 +423,7 @@ def test_a_stage_is_given_what_it_has_a_default_for() -> None:
     torch.testing.assert_close(param.detach(), torch.full((2, 2), -1.5))
 
 
-def test_a_call_that_is_refused_makes_no_state() -> None:
+def test_rejected_call_creates_no_state() -> None:
     opt, w = RuleOptimizer(KEEPING), Variable(torch.ones(3), name="w")
     for _ in range(2):
         with pytest.raises(InvalidArgumentError, match="for matrices"):
@@ -457,7 +457,7 @@ def test_a_shape_is_a_tuple_of_sizes(shape: Any, message: str) -> None:
         check_rule(replace(KEEPING, slots=slots))
 
 
-def test_a_rule_is_checked_whatever_the_defaults_are() -> None:
+def test_rule_check_is_independent_of_defaults() -> None:
     from thalweg.rules.modern import SOAP
 
     default_dtype = torch.get_default_dtype()
@@ -487,7 +487,7 @@ def test_a_stage_that_fails_in_a_step_is_named() -> None:
     )
 
 
-def test_heads_cut_what_a_stage_is_given() -> None:
+def test_heads_split_stage_inputs() -> None:
     shapes: list[Any] = []
 
     def seen(*, step, rows, share):

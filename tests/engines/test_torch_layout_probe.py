@@ -14,7 +14,7 @@ IS_TESTED = sys.platform == "linux" and platform.python_implementation() == "CPy
 
 
 @pytest.mark.skipif(not IS_TESTED, reason="tested with CPython on Linux")
-def test_the_layout_is_found_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_layout_is_found_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("THALWEG_NATIVE_LOOK", raising=False)
     assert isinstance(torch_layout_probe.layout(), torch_layout_probe.Layout), (
         torch_layout_probe.layout()

@@ -83,7 +83,7 @@ def run(formula: Any, *args: Any, **scalars: Any) -> Any:
 
 
 @pytest.mark.parametrize(("formula", "other"), [(ahead, as_sum), (back, as_difference)])
-def test_what_is_moved_is_a_sum_or_a_difference_to_engines(formula: Any, other: Any) -> None:
+def test_moved_base_is_traced_as_sum_or_difference(formula: Any, other: Any) -> None:
     results = [graph.results for graph in map(trace_formula, (formula, other))]
     assert all(first is second for first, second in zip(*results, strict=True))
     kernels = [
@@ -95,7 +95,7 @@ def test_what_is_moved_is_a_sum_or_a_difference_to_engines(formula: Any, other: 
 
 
 @pytest.mark.parametrize("formula", [ahead, back, named, unnamed])
-def test_a_formula_around_a_step(formula: Any) -> None:
+def test_wrapped_step_formula_is_applied(formula: Any) -> None:
     var, grad, m = args = values()
     got, slot = run(WrappedStepFormula(formula, doubled), *args, rate=F(0.25), by=F(2))
     _, plain_slot = run(formula, *args, rate=F(0.25))
@@ -113,7 +113,7 @@ def test_a_formula_around_a_step(formula: Any) -> None:
 
 
 @pytest.mark.parametrize("formula", [ahead, back, named, unnamed])
-def test_nested_wrappers(formula: Any) -> None:
+def test_nested_wrappers_compose(formula: Any) -> None:
     args = values()
     inner = WrappedStepFormula(formula, doubled)
     numbers = {"rate": F(0.25), "by": F(2)}
@@ -131,7 +131,7 @@ def the_base(var: Any, grad: Any, base: Any, step: Any) -> Any:
     return base
 
 
-def test_a_measure_reads_no_more_than_its_step_follows_from() -> None:
+def test_step_measure_reads_only_its_dependencies() -> None:
     def update(var: Any, grad: Any, m: Any, v: Any, *, rate: Any, beta: Any) -> Any:
         v = v * beta + grad * grad
         m = m + grad
@@ -191,7 +191,7 @@ def _another_of_its_name(var: Any, grad: Any) -> Any:
         (_three, r"`moved\(var, grad, 1\)` needs 2 arguments"),
     ],
 )
-def test_where_a_step_is_said(update: Any, message: str) -> None:
+def test_invalid_step_declaration_raises(update: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         trace_formula(update)
 
@@ -233,7 +233,7 @@ def test_a_wrapper_must_be_a_function(formula: Any) -> None:
             WrappedStepFormula(*formulas)
 
 
-def test_what_has_no_decay_has_none_to_decide_on() -> None:
+def test_wrapper_of_decay_raises_for_formula_without_decay() -> None:
     trace_formula(WrappedStepFormula(ahead, tenth, decays=True))
     trace_formula(WrappedStepFormula(named, tenth, decays=True))
     for formula in (back, unnamed):
@@ -246,7 +246,7 @@ def test_only_engines_run_wrapped_formulas() -> None:
         WrappedStepFormula(ahead, tenth)(1.0, 2.0, 3.0)
 
 
-def test_before_an_average_and_in_rows() -> None:
+def test_wrapped_rule_works_with_average_and_rows() -> None:
     rule = Rule(
         name="Wrapped",
         update=WrappedStepFormula(named, tenth),

@@ -34,7 +34,7 @@ def trained_state() -> dict[str, Any]:
     return opt.state_dict()
 
 
-def test_a_used_up_generator_is_told() -> None:
+def test_exhausted_generator_is_reported() -> None:
     model, _ = network()
     parameters, opt = model.parameters(), Adam(0.1)
     opt.minimize(loss_of(model), parameters)
@@ -43,7 +43,7 @@ def test_a_used_up_generator_is_told() -> None:
     assert opt.iterations.item() == 1
 
 
-def test_loaded_slots_that_no_variable_of_the_first_step_answers_to_are_told() -> None:
+def test_unmatched_loaded_slots_are_reported_at_the_first_step() -> None:
     opt = Adam(0.1)
     opt.load_state_dict(trained_state())
     model, variables = network(with_names=False)
@@ -52,7 +52,7 @@ def test_loaded_slots_that_no_variable_of_the_first_step_answers_to_are_told() -
     opt.minimize(loss_of(model), variables)  # once is enough
 
 
-def test_loaded_slots_wait_without_a_word_for_the_variables_of_a_later_step() -> None:
+def test_loaded_slots_wait_silently_for_later_variables() -> None:
     opt = Adam(0.1)
     opt.load_state_dict(trained_state())
     model, (weight, bias) = network()
@@ -148,7 +148,7 @@ SLIPS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("slip", "error", "message"), SLIPS.values(), ids=SLIPS)
-def test_the_message_says_what_to_give(
+def test_mistake_error_says_what_to_pass(
     slip: Callable[[], Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=re.escape(message)):

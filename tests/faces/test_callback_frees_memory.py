@@ -31,7 +31,7 @@ def crashes(server: Server, cases: list[tuple[Any, ...]], good: tuple[str, ...])
 
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-def test_what_a_function_of_a_step_cuts_is_not_written(
+def test_memory_truncated_by_a_step_callback_is_not_written(
     server: Server, name: str, sparse: bool
 ) -> None:
     cases = [
@@ -45,7 +45,9 @@ def test_what_a_function_of_a_step_cuts_is_not_written(
 
 @pytest.mark.parametrize("face", ["keras", "v1"])
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-def test_what_a_constraint_cuts_is_not_written(server: Server, face: str, twice: bool) -> None:
+def test_memory_truncated_by_a_constraint_is_not_written(
+    server: Server, face: str, twice: bool
+) -> None:
     victims = ("variable", "other", "value", "slot", "counter")
     cases = [("constrained", face, victim, twice) for victim in victims]
     assert not crashes(server, cases, ("refused", "taken"))
@@ -53,7 +55,7 @@ def test_what_a_constraint_cuts_is_not_written(server: Server, face: str, twice:
 
 
 @pytest.mark.parametrize("name", ["policy", "skip", "writer"])
-def test_what_a_function_of_a_mixed_step_cuts_is_not_written(server: Server, name: str) -> None:
+def test_memory_truncated_in_a_mixed_step_is_not_written(server: Server, name: str) -> None:
     victims = ("variable", "master", "slot", "gradient", "counter")
     cases = [("mixed", name, victim) for victim in victims]
     assert not crashes(server, cases, ("refused",))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import thalweg.v1 as tf
+from bit_comparison import assert_same
 from thalweg import Variable, optim, schedules
 from thalweg._core.replay_pairs import ReplayedPairs
 from thalweg._engines import torch_layout_probe
@@ -81,7 +82,7 @@ def compare(make: Callable[[Any], Any], change: Change | None, monkeypatch: Any)
             careful.setenv("THALWEG_NATIVE_LOOK", "0")
             twin.step(seed)
         for tensor, twin_tensor in zip(run.written(), twin.written(), strict=True):
-            assert torch.equal(tensor.nan_to_num(), twin_tensor.nan_to_num()), f"step {seed}"
+            assert_same([tensor.nan_to_num()], [twin_tensor.nan_to_num()], f"step {seed}")
     assert twin.taken == 0
     assert run.calls == twin.calls
     return run
@@ -114,7 +115,9 @@ SCHEDULES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_of_keras(name: str, decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_follows_keras_schedules(
+    name: str, decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make = SCHEDULES[name]
     run = compare(lambda _: optimizers.Adam(make(), decay=decay), None, monkeypatch)
     assert run.taken == STEPS - 2
@@ -206,11 +209,13 @@ BY_HAND: dict[str, tuple[Callable[[Any], Any], Change]] = {
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_numbers_of_keras_that_are_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_follows_assigned_keras_hyperparameters(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert compare(*BY_HAND[name], monkeypatch).count_replayed == STEPS - 2
 
 
-def test_attributes_of_users_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_follows_assigned_user_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
     def note(run: Training, k: int) -> None:
         run.optimizer.note = k
         run.optimizer.learning_rate = 0.1 / (1 + k)
@@ -218,7 +223,7 @@ def test_attributes_of_users_that_are_set(monkeypatch: pytest.MonkeyPatch) -> No
     assert compare(_keras(), note, monkeypatch).count_replayed > STEPS - 8
 
 
-def test_attributes_in_another_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_follows_a_replaced_attribute_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
     def replace(run: Training, k: int) -> None:
         run.optimizer.__dict__ = dict(run.optimizer.__dict__)
 
@@ -270,7 +275,9 @@ def _move_step(run: Training, k: int) -> None:
 
 @pytest.mark.parametrize("name", DECAYS)
 @pytest.mark.parametrize("optimizer", V1)
-def test_decays(optimizer: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_follows_v1_decays(
+    optimizer: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = compare(lambda run: V1[optimizer](DECAYS[name](run.global_step)), _move_step, monkeypatch)
     assert run.taken == STEPS - 2
 
@@ -300,7 +307,7 @@ RATES: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("change", [_scale_rate, _lose_rate, _move_rate])
 @pytest.mark.parametrize("name", RATES)
 @pytest.mark.parametrize("optimizer", V1)
-def test_rates_in_tensors(
+def test_replay_follows_tensor_rates(
     optimizer: str, name: str, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(run: Any) -> Any:
@@ -339,7 +346,7 @@ def _count_computations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", FORESEEN)
-def test_numbers_are_computed_for_several_steps(name: str, monkeypatch: Any) -> None:
+def test_rates_are_computed_for_several_steps(name: str, monkeypatch: Any) -> None:
     run, counts = Training(FORESEEN[name]), _count_computations(monkeypatch)
     for seed in range(STEPS):
         run.step(seed)
@@ -347,7 +354,7 @@ def test_numbers_are_computed_for_several_steps(name: str, monkeypatch: Any) -> 
     assert counts == [0, 1, 2, 4, 8, 16, 32]  # none when it is planned
 
 
-def test_numbers_of_optimize_loss_are_computed_for_several_steps(monkeypatch: Any) -> None:
+def test_optimize_loss_rates_are_computed_for_several_steps(monkeypatch: Any) -> None:
     step, counts = _optimize_loss(Variable(torch.ones(3))), _count_computations(monkeypatch)
     for _ in range(STEPS):
         step()
@@ -375,7 +382,7 @@ def test_a_schedule_that_fails_fails_at_its_step() -> None:
     assert errors[0] == errors[1]
 
 
-def test_a_decay_that_draws_random_numbers() -> None:
+def test_replay_follows_a_random_decay() -> None:
     run = Training(lambda run: train.AdamOptimizer(_noisy(run.global_step)))
     for seed in range(STEPS):
         run.step(seed)
@@ -386,7 +393,7 @@ def _noisy(step: Any) -> Any:
     return train.noisy_linear_cosine_decay(0.1, step, 30)
 
 
-def test_a_decay_of_another_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_follows_a_decay_of_another_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     def make(run: Any) -> Any:
         run.epoch = Variable(0, dtype=torch.int64)
         return train.AdamOptimizer(train.exponential_decay(0.1, run.epoch, 3, 0.9))
@@ -437,7 +444,7 @@ def test_functions_that_change_the_step_are_called_once(
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_step_that_is_refused_calls_no_function(name: str) -> None:
+def test_rejected_step_calls_no_rate_function(name: str) -> None:
     run = Training(FUNCTIONS[name])
     for seed in range(5):
         run.step(seed)
@@ -446,12 +453,12 @@ def test_a_step_that_is_refused_calls_no_function(name: str) -> None:
     with pytest.raises((ValueError, TypeError)):
         run.optimizer.apply_gradients(grads)
     assert run.calls == calls
-    assert all(map(torch.equal, tensors_before, run.written()))
+    assert_same(tensors_before, run.written())
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("result", ["a word", float("nan"), ValueError("no rate")], ids=str)
-def test_functions_that_fail(name: str, result: Any) -> None:
+def test_failing_rate_function_takes_no_step(name: str, result: Any) -> None:
     errors: list[tuple[Any, ...]] = []
     for is_careful in (False, True):
         run = Training(FUNCTIONS[name])
@@ -475,14 +482,14 @@ def test_functions_that_fail(name: str, result: Any) -> None:
             try:
                 run.step(seed)
             except (TypeError, ValueError) as error:
-                assert all(map(torch.equal, tensors_before, run.written()))
+                assert_same(tensors_before, run.written())
                 raised.append((seed, type(error), str(error), error.__notes__))
         errors.append((raised, run.calls, [tensor.tolist() for tensor in run.written()]))
     assert repr(errors[0]) == repr(errors[1])
 
 
 @pytest.mark.parametrize("by_feed", [False, True])
-def test_runs_of_a_session(by_feed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_replay_follows_rates(by_feed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     values: list[Any] = []
     for is_careful in (False, True):
@@ -507,7 +514,7 @@ def test_runs_of_a_session(by_feed: bool, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in DECAYS if name.startswith("policy")])
-def test_policies_of_optimize_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_follows_optimize_loss_policies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: list[Any] = []
     for is_careful in (False, True):
         weights = Variable(torch.arange(6.0))
@@ -522,7 +529,7 @@ def test_policies_of_optimize_loss(name: str, monkeypatch: pytest.MonkeyPatch) -
         quick = step._inner._plans.now().replay
         outcomes.append((getattr(quick, "taken", 0), weights.detach()))
     assert [count for count, _ in outcomes] == [STEPS - 2, 0]
-    assert torch.equal(outcomes[0][1], outcomes[1][1])
+    assert_same([outcomes[0][1]], [outcomes[1][1]])
 
 
 RATES_WITHOUT_MEMORY = {
@@ -533,7 +540,7 @@ RATES_WITHOUT_MEMORY = {
 
 @pytest.mark.parametrize("kind", RATES_WITHOUT_MEMORY)
 @pytest.mark.parametrize("front_end", ["optim", "keras", "v1"])
-def test_rates_that_no_memory_holds_as_they_are(front_end: str, kind: str) -> None:
+def test_lazy_or_meta_rates_are_read_by_torch(front_end: str, kind: str) -> None:
     """Steps read such a rate by torch's functions: its memory is missing, or has another sign."""
     ends: list[Tensor] = []
     for rate in (RATES_WITHOUT_MEMORY[kind](), float(RATES_WITHOUT_MEMORY[kind]())):

@@ -31,7 +31,7 @@ def _sparse(values: torch.Tensor) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("face", FACES)
-def test_a_gradient_that_is_not_finite_is_refused(
+def test_nonfinite_gradient_raises(
     face: str, sparse: bool, kind: str, steps: int, engine: Any
 ) -> None:
     a, b = Variable(torch.ones(5), name="a"), Variable(torch.ones(4, 3), name="b")
@@ -54,14 +54,14 @@ def test_a_gradient_that_is_not_finite_is_refused(
 
 
 @both_engines
-def test_large_numbers_are_numbers(engine: Any) -> None:
+def test_large_finite_gradients_pass(engine: Any) -> None:
     w = Variable(torch.zeros(2, dtype=torch.float64))
     with thalweg.engine(engine, check_numerics=True):
         keras.optimizers.SGD(1.0).apply_gradients([(torch.full_like(w, 1e300), w)])
     assert w.tolist() == [-1e300] * 2
 
 
-def test_a_loss_scaler_answers_itself() -> None:
+def test_loss_scaler_handles_nonfinite_gradients() -> None:
     w = Variable(torch.ones(2, dtype=torch.float16), name="w")
     step = optimize_loss(
         lambda: (w.float() * float("inf")).sum(),
@@ -77,7 +77,7 @@ def test_a_loss_scaler_answers_itself() -> None:
     assert w.tolist() == [1.0, 1.0]
 
 
-def test_it_is_off_unless_it_is_asked_for() -> None:
+def test_check_numerics_is_off_by_default() -> None:
     w = Variable(torch.ones(1))
     with thalweg.engine(check_numerics=True), thalweg.engine("cpu", check_numerics=False):
         keras.optimizers.SGD(1.0).apply_gradients([(torch.tensor([float("nan")]), w)])

@@ -186,7 +186,7 @@ def test_a_compiled_step_has_the_bits_of_eager_mode(case, backend):
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["this torch", "an older torch"])
-def test_what_a_step_calls_is_not_compiled(older, monkeypatch):
+def test_calls_within_a_step_are_not_compiled(older, monkeypatch):
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -214,7 +214,7 @@ def test_what_a_step_calls_is_not_compiled(older, monkeypatch):
     assert not any("mul(3)" in code for code in graphs)
 
 
-def test_a_step_is_one_break():
+def test_compiled_step_is_one_graph_break():
     weights, optimizer = _model(), keras.Adam(0.1)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -227,7 +227,7 @@ def test_a_step_is_one_break():
     assert explained.graph_count == 2
 
 
-def test_a_whole_graph_is_refused_in_words():
+def test_fullgraph_compile_raises_with_advice():
     weights, optimizer = _model(), keras.Adam(0.1)
 
     @torch.compile(backend="eager", fullgraph=True)
@@ -257,14 +257,14 @@ def test_a_loss_that_was_compiled_stays_compiled_in_a_step():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-def test_inductor():
+def test_inductor_step_equals_eager_step():
     expected = _results(CASES["keras"], lambda step: step)
     results = _results(CASES["keras"], torch.compile)
     for tensor, twin in zip(expected, results, strict=True):
         torch.testing.assert_close(tensor.detach(), twin.detach())
 
 
-def test_importing_imports_no_compiler():
+def test_import_does_not_import_the_compiler():
     code = (
         "import sys, thalweg, thalweg.v1, thalweg.tf, thalweg.keras.optimizers\n"
         "import thalweg.openseq2seq.optimizers, thalweg.optim.tensorflow\n"

@@ -41,7 +41,7 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_what_was_cut_is_refused(server: Server, share: float) -> None:
+def test_truncated_memory_raises(server: Server, share: float) -> None:
     texts = dict(zip(CASES, server.run([(name, share) for name in CASES]), strict=True))
     assert {name: text for name, text in texts.items() if not is_good(name, text)} == {}
 
@@ -55,7 +55,7 @@ def accumulating(shape: tuple[int, ...]) -> tuple[Any, Any]:
     return optimizer, param
 
 
-def test_a_sum_that_was_refused_is_as_it_was() -> None:
+def test_rejected_gradient_sum_is_unchanged() -> None:
     optimizer, param = accumulating((SIZE,))
     param.grad = torch.ones(SIZE)
     copy = param.grad.clone()
@@ -70,7 +70,7 @@ def test_a_sum_that_was_refused_is_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 40, 2**31])
-def test_rows_beyond_a_sum_are_refused(bad: int) -> None:
+def test_rows_beyond_a_gradient_sum_raise(bad: int) -> None:
     optimizer, param = accumulating((40, 3))
     indices, values = torch.tensor([[1, bad]]), torch.ones(2, 3)
     param.grad = torch.sparse_coo_tensor(indices, values, (40, 3), check_invariants=False)

@@ -222,7 +222,7 @@ def test_large_slots_do_not_depend_on_the_default_device(name: str) -> None:
 
 @pytest.mark.parametrize("default", ["float64", "bfloat16"])
 @pytest.mark.parametrize("name", ["ASGD", "NAdam"])
-def test_numbers_follow_the_default_dtype_as_in_torch(name: str, default: str) -> None:
+def test_hyperparameters_follow_the_default_dtype_as_in_torch(name: str, default: str) -> None:
     states: list[dict[str, Any]] = []
     with DEFAULTS[default]():
         for cls in (getattr(torch.optim, name), getattr(optim, name)):
@@ -306,7 +306,7 @@ optimizer = optim.AdamW([param], lr=0.1, clip_grad_norm=1.0)
 for _ in range(6):
     param.grad = torch.from_numpy(ones)
     optimizer.step()
-print(optimizer._cache.rebind_target is not None, param[0, 0].item())
+print(optimizer.step_cache.rebind_target is not None, param[0, 0].item())
 for optimizer in (keras.optimizers.Nadam(0.1), train.AdamOptimizer(0.1)):
     variable = Variable(ones)
     for _ in range(6):

@@ -95,7 +95,7 @@ def check(case: Case, step: int, key: str, got: np.ndarray, digest: int, sample:
 
 
 @pytest.mark.parametrize("inputs", GOLDENS["inputs"])
-def test_the_inputs_are_those_of_the_recording(inputs: str) -> None:
+def test_inputs_equal_the_recorded_inputs(inputs: str) -> None:
     assert record.inputs_digest(*inputs.split("/")) == GOLDENS["inputs"][inputs]
 
 
@@ -106,7 +106,7 @@ def test_the_inputs_are_those_of_the_recording(inputs: str) -> None:
         for id, case in CASES.items()
     ],
 )
-def test_every_array_has_tensorflow_s_bits(case_id: str) -> None:
+def test_every_array_has_tensorflow_bits(case_id: str) -> None:
     case = CASES[case_id]
     arrays = record.wide_inputs(case["inputs"], case["dtype"])
     opt = getattr(optimizers, case["optimizer"])(**case["kwargs"])
@@ -142,7 +142,7 @@ TOLERANCE = 1e-6
 @pytest.mark.parametrize(
     "title", [*(f"v1/{name}" for name in rows.V1), *(f"keras/{name}" for name in rows.KERAS)]
 )
-def test_rows_of_sparse_gradients(title: str, width: int) -> None:
+def test_sparse_gradient_rows_have_tensorflow_bits(title: str, width: int) -> None:
     face, name = title.split("/")
     cls, arguments, slots = (rows.V1 if face == "v1" else rows.KERAS)[name]
     start, steps = rows.problem(width)

@@ -85,7 +85,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("face", "trouble"), CASES)
-def test_a_step_that_is_refused_says_so(face: str, trouble: str) -> None:
+def test_rejected_step_error_notes_nothing_changed(face: str, trouble: str) -> None:
     case = FACES[face]()
     tensors_before = [tensor.clone() for tensor in case.state()]
     TROUBLES[trouble](case)
@@ -95,14 +95,14 @@ def test_a_step_that_is_refused_says_so(face: str, trouble: str) -> None:
     assert all(any(map(partial(torch.equal, tensor), tensors_before)) for tensor in case.state())
 
 
-def test_a_closure_that_fails_and_a_block_of_averages() -> None:
+def test_failing_closure_and_averages_block_have_notes() -> None:
     case = FACES["clipped"]()
     assert notes_of(lambda: case.opt.step(burnt)) == [NOT_TAKEN]
     with case.opt.swapped():
         assert notes_of(case.opt.step) == [NOT_TAKEN]
 
 
-def test_gradients_that_were_added_to_their_sums_are_told() -> None:
+def test_accumulated_gradients_are_noted() -> None:
     note_count = 0
     for number in itertools.count(0, 3):
         case = FACES["sums"]()
@@ -118,7 +118,7 @@ def test_gradients_that_were_added_to_their_sums_are_told() -> None:
     assert note_count
 
 
-def test_a_step_of_torchs_own_that_fails_is_undone() -> None:
+def test_failing_torch_fallback_step_is_undone() -> None:
     param = torch.nn.Parameter(torch.ones(3))
     opt = optim.Adam([param], differentiable=True)
     param.grad = torch.ones(3)
@@ -127,7 +127,7 @@ def test_a_step_of_torchs_own_that_fails_is_undone() -> None:
 
 
 @pytest.mark.parametrize("face", [optim.Adam, optim.tensorflow.Adam])
-def test_what_was_applied_in_the_backward_pass_is_not_denied(face: Any) -> None:
+def test_note_reports_updates_of_the_backward_pass(face: Any) -> None:
     params: list[Any] = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
     opt = face(params, lr=0.1, in_backward=True)
     (params[0] * params[1]).sum().backward()
@@ -141,7 +141,7 @@ def test_what_was_applied_in_the_backward_pass_is_not_denied(face: Any) -> None:
             cut(param.grad)
 
     for param in params:  # hooks are called in order
-        opt._cache.heard.pop(id(param)).remove()
+        opt.step_cache.heard.pop(id(param)).remove()
         param.register_post_accumulate_grad_hook(trouble)
     listen(opt)
     notes = notes_of((params[0] * params[1]).sum().backward)
@@ -178,13 +178,13 @@ PAIRS: dict[str, Callable[[Variable], Any]] = {
 
 @pytest.mark.parametrize("trouble", PAIRS)
 @pytest.mark.parametrize("face", ["keras", "v1"])
-def test_pairs_that_are_refused(face: str, trouble: str) -> None:
+def test_invalid_pairs_have_a_note(face: str, trouble: str) -> None:
     w = Variable(torch.ones(3), "w")
     assert NOT_TAKEN in notes_of(lambda: APPLIES[face](PAIRS[trouble](w)))
     assert w.numpy().tolist() == [1, 1, 1]
 
 
-def test_without_a_gate_what_was_updated_is_not_denied() -> None:
+def test_note_reports_ungated_updates() -> None:
     a, b = Variable([1.0], "a"), Variable([1.0], "b")
     opt = v1.train.GradientDescentOptimizer(1.0)
     opt.minimize(lambda: (a * b).sum(), var_list=[a, b], gate_gradients=opt.GATE_NONE)
@@ -207,7 +207,7 @@ def test_without_a_gate_what_was_updated_is_not_denied() -> None:
     assert notes == [f"With GATE_NONE these variables had been updated before: ['{name}']."]
 
 
-def test_a_step_that_is_skipped_does_not_say_that_it_was_taken() -> None:
+def test_skipped_step_note_does_not_claim_a_step() -> None:
     w = Variable(torch.ones(3, dtype=torch.float16), "w")
     factors = torch.ones(3)
     step = optimize_loss(

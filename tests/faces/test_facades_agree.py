@@ -258,7 +258,7 @@ def test_denormal_hyperparameters_are_flushed(
     np.testing.assert_array_equal(w.numpy(), np.full(9, expected))
 
 
-def test_a_denormal_rate_is_flushed_before_anything_is_made_of_it() -> None:
+def test_denormal_rate_is_flushed_before_use() -> None:
     w, opt = thalweg.Variable([0.0]), keras.Adamax(5e-39, beta_1=0.999, beta_2=0.0)
     for grad in (1000.0, 1.0):
         opt.apply_gradients([([grad], w)])

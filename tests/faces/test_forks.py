@@ -200,7 +200,7 @@ def test_a_step_under_way_at_the_fork_marks_its_optimizer_in_the_child(make):
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_a_load_that_fails_leaves_the_mark(make):
+def test_failed_load_keeps_the_fork_mark(make):
     stop = Stop()
     case = make(stop)
 
@@ -217,7 +217,7 @@ def test_a_load_that_fails_leaves_the_mark(make):
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_others_step_on_in_the_child(make):
+def test_other_optimizers_step_in_the_child(make):
     stop = Stop()
     busy, free = make(stop), make(Stop())
     opt_copy = make(Stop())
@@ -267,7 +267,7 @@ def test_a_fork_within_the_step_of_its_own_thread_marks_nothing():
     assert int(optimizer.iterations) == int(twin.iterations) + 1
 
 
-def test_averages_under_way_are_refused_in_the_child():
+def test_averages_in_progress_raise_in_the_child():
     stop = Stop()
     averages = v1.train.ExponentialMovingAverage(0.9)
     var = thalweg.Variable([1.0])
@@ -331,12 +331,12 @@ def test_a_fork_waits_for_a_compilation(monkeypatch, tmp_path):
         assert run_in_child(lambda: train(DOUBLED)) == [-1.0, 0.0]
 
 
-def test_a_fork_within_a_compilation_of_its_own_thread(monkeypatch):
+def test_fork_within_a_compilation_does_not_deadlock(monkeypatch):
     with kernel_cache._lock:
         assert run_in_child(lambda: _plain(keras.SGD(0.1)).values()["iterations"]) == 1
 
 
-def test_a_fork_does_not_wait_for_ever(monkeypatch):
+def test_fork_wait_times_out(monkeypatch):
     monkeypatch.setattr("thalweg._base.locks._PATIENCE", 0.2)
     stop = Stop()
 
@@ -419,7 +419,7 @@ def test_a_run_that_reads_is_forgotten_in_the_child_and_its_values_are_not(graph
         assert run_in_child(child) == [3.0, 4.0]
 
 
-def test_a_fork_within_a_run_of_its_own_thread(graph):
+def test_fork_within_a_session_run_does_not_deadlock(graph):
     var = tf.Variable([1.0], name="w")
     answers: list[Any] = []
     session = Session(graph=graph)
@@ -439,7 +439,7 @@ def test_a_fork_within_a_run_of_its_own_thread(graph):
 
 
 @pytest.mark.parametrize("face", ["v1", "keras"])
-def test_an_optimizer_in_a_run_is_its_session_s_affair(graph, face):
+def test_optimizer_within_a_session_run_is_not_marked(graph, face):
     stop = Stop()
     var = tf.Variable([1.0, 2.0], name="w")
     grad = torch.tensor([1.0, 1.0])
@@ -505,7 +505,7 @@ def test_a_graph_that_was_being_built_can_be_built_on(graph):
         assert run_in_child(lambda: tf.Variable([1.0], name="w").name) == "w:0"
 
 
-def test_what_waits_in_threads_does_not_wait_in_the_child():
+def test_locks_held_by_threads_are_free_in_the_child():
     coordinator = v1.train.Coordinator()
     stop = Stop()
 
@@ -522,7 +522,7 @@ def test_what_waits_in_threads_does_not_wait_in_the_child():
         assert run_in_child(child)
 
 
-def test_workers_that_wait_elsewhere_get_no_token_of_the_child():
+def test_waiting_workers_get_no_token_from_the_child():
     meeting, go = Rendezvous(lambda: []), threading.Event()
     worker = threading.Thread(target=lambda: go.set() or meeting.meet([], 0), daemon=True)
     worker.start()
@@ -583,7 +583,7 @@ def test_runners_of_queues_start_threads_of_their_own_in_the_child(graph):
 # Threads of OpenMP
 
 
-def test_large_tensors_in_a_child_of_a_process_that_used_openmp(threads):
+def test_child_steps_large_tensors_after_openmp(threads):
     threads(2)
     count = 400_000
     var = torch.nn.Parameter(torch.ones(count))
@@ -609,7 +609,7 @@ def test_large_tensors_in_a_child_of_a_process_that_used_openmp(threads):
     assert (train(keras.Adam(0.1, clipnorm=1.0)), train(v1.train.AdamOptimizer(0.1))) == expected
 
 
-def test_one_thread_where_the_team_cannot_be_sent_home(threads, monkeypatch):
+def test_child_steps_if_openmp_team_cannot_be_paused(threads, monkeypatch):
     threads(2)
     var = torch.from_numpy(np.ones(400_000, np.float32)).requires_grad_()
     grad = torch.from_numpy(np.full(400_000, 1.0, np.float32))
@@ -624,14 +624,14 @@ def test_one_thread_where_the_team_cannot_be_sent_home(threads, monkeypatch):
     assert run_in_child(child) == (True, True)
 
 
-def test_a_step_in_one_call_has_one_thread_there_too(threads, monkeypatch):
+def test_replayed_step_in_the_child_uses_one_thread(threads, monkeypatch):
     threads(2)
     param = torch.nn.Parameter(torch.from_numpy(np.ones(400_000, np.float32)))
     optimizer = optim.SGD([param], lr=0.25)
     param.grad = torch.from_numpy(np.ones(400_000, np.float32))
     for _ in range(3):
         optimizer.step()
-    quick = optimizer._cache.replay
+    quick = optimizer.step_cache.replay
     assert quick is not None
     assert quick.taken == 1
     monkeypatch.setattr(openmp, "_find_runtime", lambda: None)
@@ -643,7 +643,7 @@ def test_a_step_in_one_call_has_one_thread_there_too(threads, monkeypatch):
     assert run_in_child(child) == (2, True)
 
 
-def test_kernels_with_locking_go_on_in_the_child():
+def test_kernels_with_locking_work_in_the_child():
     from thalweg.v1 import training_kernels
 
     stop = Stop()
@@ -671,7 +671,7 @@ def test_every_lock_of_the_package_is_one_that_forks_renew():
     }
 
 
-def test_a_lock_is_as_threading_s():
+def test_fork_safe_lock_behaves_as_threading_lock():
     lock = Lock()
     with lock, lock:
         assert not run_in_child(lambda: _taken_by_another(lock))

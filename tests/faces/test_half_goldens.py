@@ -55,7 +55,7 @@ def distance(got: torch.Tensor, golden: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_half_precision_is_as_near_as_promised(name: str) -> None:
+def test_half_precision_is_within_documented_bounds(name: str) -> None:
     _, row, face, cls, kwargs, dtype, sparse = CASES[name]
     start, grads, indices = halves.problem(name)
     var = torch.nn.Parameter(torch.from_numpy(start).to(getattr(torch, dtype)))
@@ -103,7 +103,7 @@ PARTED: list[tuple[Any, float, str, float, float, float]] = [
 
 
 @pytest.mark.parametrize(("make", "rate", "dtype", "grad", "recorded_w", "expected_w"), PARTED)
-def test_where_tensorflow_is_not_followed(
+def test_documented_deviations_from_tensorflow_hold(
     make: Any, rate: float, dtype: str, grad: float, recorded_w: float, expected_w: float
 ) -> None:
     var = torch.nn.Parameter(torch.ones(2, dtype=getattr(torch, dtype)))

@@ -89,7 +89,7 @@ KERAS: dict[str, tuple[Any, dict[str, Any], list[float]]] = {
 
 @both_engines
 @pytest.mark.parametrize("name", [*V1, *KERAS])
-def test_types_of_hyperparameters(name: str, engine: Any) -> None:
+def test_hyperparameter_types_give_equal_steps(name: str, engine: Any) -> None:
     make, kwargs, expected = {**V1, **KERAS}[name]
     opt, var = make(**kwargs), Variable(START)
     opt.engine = engine
@@ -99,7 +99,7 @@ def test_types_of_hyperparameters(name: str, engine: Any) -> None:
 
 
 @pytest.mark.parametrize("name", V1)
-def test_types_of_hyperparameters_in_a_graph(name: str) -> None:
+def test_hyperparameter_types_give_equal_steps_in_a_graph(name: str) -> None:
     make, kwargs, expected = V1[name]
     with tf.Graph().as_default(), tf.Session() as session:
         var, opt = tf.Variable(START), make(**kwargs)
@@ -133,7 +133,7 @@ class Watching(optimizers.Nadam):
 @both_engines
 @pytest.mark.parametrize("make", [optimizers.Nadam, Watching])
 @pytest.mark.parametrize(("dtypes", "steps", "expected"), NADAM)
-def test_a_step_without_the_dtype_of_nadams_cache_leaves_it(
+def test_nadam_cache_is_unchanged_by_steps_of_other_dtypes(
     dtypes: Any, steps: list[Sequence[int]], expected: list[float], make: Any, engine: Any
 ) -> None:
     variables = [torch.nn.Parameter(torch.ones(1, dtype=dtype)) for dtype in dtypes]

@@ -10,7 +10,7 @@ from attack.interruptions import KINDS, TRAININGS, WRONG, run_interrupted
 SEED = 0
 
 
-def test_an_interrupted_step_is_whole_and_its_notes_are_true() -> None:
+def test_interrupted_step_is_atomic_and_notes_are_true() -> None:
     counts, output = run_interrupted(",".join(TRAININGS), ",".join(KINDS), 1, SEED, timeout=280)
     assert not set(counts) & set(WRONG), output
     assert sum(counts.values()) == len(KINDS) * len(TRAININGS), output

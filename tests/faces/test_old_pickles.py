@@ -49,13 +49,13 @@ def assert_near(actual: Any, expected: Any, path: str) -> None:
 
 @pytest.mark.parametrize("name", OBJECTS)
 @pytest.mark.parametrize("protocol", [2, 5])
-def test_what_was_pickled_goes_on(name: str, protocol: int) -> None:
+def test_old_pickles_resume(name: str, protocol: int) -> None:
     unpickled = pickle.loads(recorded()[f"{name}/{protocol}.pickle"])
     assert_told(OBJECTS[name].tell(unpickled), f"{name}/told.json")
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_a_state_of_torch_save_goes_on(name: str) -> None:
+def test_torch_save_state_resumes(name: str) -> None:
     state = torch.load(io.BytesIO(recorded()[f"{name}/state.pt"]), weights_only=True)
     training = TRAININGS[name]
     assert_told(training.gone_on(training.loaded(state)), f"{name}/after.json")
@@ -64,7 +64,7 @@ def test_a_state_of_torch_save_goes_on(name: str) -> None:
 # Keras' variables lack the `copy` of NumPy's protocol.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("name", FILES)
-def test_files_go_on(name: str, tmp_path: Path) -> None:
+def test_old_checkpoint_files_resume(name: str, tmp_path: Path) -> None:
     if name.startswith("keras3"):
         pytest.importorskip("keras", reason="Keras 3 is not installed")
     prefix = f"{name}/files/"
@@ -76,6 +76,6 @@ def test_files_go_on(name: str, tmp_path: Path) -> None:
     assert_told(FILES[name].tell(tmp_path), f"{name}/files.json")
 
 
-def test_all_kinds_are_recorded() -> None:
+def test_all_pickle_kinds_are_recorded() -> None:
     names = {name.partition("/")[0] for name in recorded()}
     assert names == {*OBJECTS, *TRAININGS, *FILES}

@@ -41,7 +41,7 @@ def values(training: Any) -> dict[str, Any]:
 
 
 @every_training
-def test_a_first_step_without_memory_may_be_taken_again(make: Callable[[], Any]) -> None:
+def test_failed_first_allocation_can_be_retried(make: Callable[[], Any]) -> None:
     undisturbed = make()
     undisturbed.step(0), undisturbed.step(1)
     expected = copy_everything(undisturbed)
@@ -68,7 +68,7 @@ def test_a_first_step_without_memory_may_be_taken_again(make: Callable[[], Any])
     assert failed > 3
 
 
-def test_averages_without_memory_begin_later() -> None:
+def test_averages_begin_after_a_failed_allocation() -> None:
     undisturbed = OfAverages()
     undisturbed.step(0), undisturbed.step(1)
     for number in itertools.count():
@@ -88,7 +88,7 @@ def test_averages_without_memory_begin_later() -> None:
 
 
 @every_training
-def test_a_state_without_memory_is_not_loaded(make: Callable[[], Any]) -> None:
+def test_failed_allocation_does_not_load_the_state(make: Callable[[], Any]) -> None:
     training = make()
     training.step(0), training.step(1)
     state = training.state()

@@ -77,7 +77,7 @@ def test_slots_of_a_graph_have_its_key() -> None:
         assert list(graph_opt._slots["w"]) == ["momentum"]
 
 
-def test_what_a_slot_dict_handed_out_is_seen_by_a_steady_step() -> None:
+def test_replayed_step_sees_changes_through_slot_dicts() -> None:
     w, twin = Variable([1.0]), Variable([1.0])
     opts = [train.MomentumOptimizer(0.1, 0.9), train.MomentumOptimizer(0.1, 0.9)]
     for _ in range(3):
@@ -116,7 +116,7 @@ def test_hyperparameters_are_a_dict() -> None:
     assert dict(opt._hyper.items()).keys() == set(opt._hyper.keys())
 
 
-def test_children_of_a_checkpoint() -> None:
+def test_optimizer_has_checkpoint_children() -> None:
     opt = optimizers.SGD(0.25)
     stepped(opt)
     children = {child.name: child.ref for child in opt._checkpoint_dependencies}
@@ -133,14 +133,14 @@ def test_gradients_of_none_are_filtered() -> None:
 
 
 @pytest.mark.parametrize("target", [3, "w", None, [1.0], np.ones(2)])
-def test_processors_refuse_what_is_no_tensor(target: Any) -> None:
+def test_processors_reject_non_tensors(target: Any) -> None:
     for make in (base._get_processor, *CLASSES):
         with pytest.raises(NotImplementedError, match="Trying to optimize unsupported type"):
             make(target)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_processors_do_not_update_what_is_no_variable(cls: Any) -> None:
+def test_processors_do_not_update_tensors(cls: Any) -> None:
     x, opt = torch.ones(2), train.GradientDescentOptimizer(1.0)
     for grad in (torch.ones(2), tf.IndexedSlices(torch.ones(1), torch.tensor([0]))):
         with pytest.raises(NotImplementedError, match="Trying to update a Tensor"):
@@ -187,7 +187,7 @@ def tf_flat(nest: Any) -> list[Any]:
     )
 
 
-def test_keys_that_cannot_be_sorted_are_refused() -> None:
+def test_unsortable_keys_raise() -> None:
     w, v = Variable([1.0]), Variable([1.0])
     with pytest.raises(
         InvalidTypeError, match=r"must have keys that can be sorted, not \[1, 'a'\]"
@@ -199,7 +199,7 @@ def test_keys_that_cannot_be_sorted_are_refused() -> None:
 
 
 @pytest.mark.parametrize("method", [17, -1, "ADD_N", 0.5])
-def test_an_aggregation_that_is_none_is_refused_in_graphs(method: Any) -> None:
+def test_unsupported_aggregation_raises_in_graphs(method: Any) -> None:
     opt, text = train.GradientDescentOptimizer(1.0), "Invalid `aggregation_method` specified"
     with tf.Graph().as_default():
         w = tf.Variable([1.0])

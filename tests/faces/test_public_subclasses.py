@@ -23,7 +23,7 @@ BOUNDS = {
 
 
 @many("case", list(RECORDED_CASES))
-def test_a_subclass_gives_the_numbers_and_names_of_tensorflow(case: str) -> None:
+def test_subclasses_have_tensorflow_values_and_names(case: str) -> None:
     golden, actual = RECORDED_CASES[case], written.taken(case)
     assert actual.get("name") == golden.get("name")
     assert list(actual["values"]) == list(golden["values"])
@@ -34,5 +34,5 @@ def test_a_subclass_gives_the_numbers_and_names_of_tensorflow(case: str) -> None
         assert distance.max() <= bound, variable
 
 
-def test_there_is_a_record_of_every_case() -> None:
+def test_every_case_is_recorded() -> None:
     assert set(RECORDED_CASES) == set(written.CASES)

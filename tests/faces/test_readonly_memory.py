@@ -35,7 +35,7 @@ def server() -> Iterator[Server]:
     "name",
     [pytest.param(name, marks=[] if name in QUICK_CASES else [pytest.mark.slow]) for name in TABLE],
 )
-def test_numbers_in_read_only_memory_are_refused(server: Server, name: str) -> None:
+def test_counters_in_read_only_memory_raise(server: Server, name: str) -> None:
     is_torchs = name.startswith(("optim-", "tensorflow-"))
     cases = [
         (name, place, replaces)

@@ -139,7 +139,7 @@ ENDINGS: dict[str, Callable[[], Training]] = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_a_step_whose_end_is_skipped_does_not_block_the_next(
+def test_step_without_end_does_not_block_the_next(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupt a step just before its block ends, as a debugger can, and keep the traceback."""
@@ -175,7 +175,7 @@ def trained(steps: int, **options: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
-def test_a_real_signal_within_a_careful_step() -> None:
+def test_signal_handler_step_within_a_step_raises() -> None:
     param, optimizer = trained(1)
     messages: list[str] = []
 
@@ -204,7 +204,7 @@ def test_a_real_signal_within_a_careful_step() -> None:
     assert (optimizer.last_step.count, optimizer.state[param]["step"].item()) == (2, 2)
 
 
-def test_a_callback_that_steps_raises_and_the_step_is_whole() -> None:
+def test_callback_that_steps_raises_and_step_is_atomic() -> None:
     param, optimizer = trained(1)
     param.constraint = lambda value: (optimizer.step(), value)[1]
     with pytest.raises(FailedPreconditionError, match="within a step of the same") as raised:
@@ -222,7 +222,7 @@ def test_a_closure_may_step() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 6])
-def test_a_state_that_is_read_within_a_step_is_that_of_before_or_after(steps: int) -> None:
+def test_state_read_within_a_step_is_consistent(steps: int) -> None:
     """State dicts that a handler of SIGTERM saves within a step."""
 
     def read(param: Any, optimizer: Any) -> list[torch.Tensor]:
@@ -248,7 +248,7 @@ def test_a_state_that_is_read_within_a_step_is_that_of_before_or_after(steps: in
         ), place
 
 
-def test_keras_within_a_constraint() -> None:
+def test_nested_keras_step_in_a_constraint_raises() -> None:
     from thalweg import Variable
 
     var, optimizer = Variable(torch.ones(3), name="w"), Adam(0.1)
@@ -261,7 +261,7 @@ def test_keras_within_a_constraint() -> None:
 
 
 @pytest.mark.parametrize("steps", [4, 5, 8])
-def test_a_step_within_a_step_after_the_count_was_set(steps: int) -> None:
+def test_nested_step_after_assigned_count_counts_or_raises(steps: int) -> None:
     """Take a step while the numbers of coming steps, and the table of them, are made."""
 
     def trained() -> tuple[Any, list[Any]]:

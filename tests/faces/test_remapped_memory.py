@@ -28,7 +28,7 @@ print(*results)
 """
 
 
-def test_memory_that_is_mapped_again_for_reading_only_is_an_error(tmp_path) -> None:
+def test_remapped_read_only_memory_raises(tmp_path) -> None:
     command = [sys.executable, "-X", "faulthandler", "-c", SCRIPT, str(tmp_path / "step")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert run.stdout.split() == ["taken", "LayoutError"] * 8, run.stderr

@@ -21,7 +21,7 @@ each_face = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 @each_face
 @pytest.mark.parametrize("kind", [torch.nn.Parameter, Variable])
-def test_a_constraint_given_later_holds_from_then_on(make: Any, kind: Any) -> None:
+def test_constraint_set_later_is_applied(make: Any, kind: Any) -> None:
     var, opt = kind(torch.zeros(2)), make()
     for count in range(6):
         if count == 3:
@@ -31,7 +31,7 @@ def test_a_constraint_given_later_holds_from_then_on(make: Any, kind: Any) -> No
 
 
 @each_face
-def test_a_constraint_elsewhere_leaves_plans_in_force(
+def test_constraint_of_other_variable_keeps_plans(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     var, opt, unused = Variable(torch.zeros(2)), make(), Variable(0.0)
@@ -53,7 +53,7 @@ def test_a_constraint_elsewhere_leaves_plans_in_force(
 
 
 @pytest.mark.parametrize("kind", [torch.nn.Parameter, Variable])
-def test_a_constraint_given_later_ends_swept_steps(kind: Any) -> None:
+def test_constraint_set_later_ends_swept_steps(kind: Any) -> None:
     var = kind(torch.zeros(2))
     step = optimize_loss(
         lambda: -var.sum(),
@@ -71,7 +71,7 @@ def test_a_constraint_given_later_ends_swept_steps(kind: Any) -> None:
 
 
 @each_face
-def test_another_16_bit_dtype_of_a_variable_is_refused(make: Any) -> None:
+def test_changed_16_bit_dtype_raises(make: Any) -> None:
     var, opt = Variable(torch.ones(4, dtype=torch.bfloat16)), make()
     grad = torch.ones(4, dtype=torch.bfloat16)
     for _ in range(3):
@@ -84,7 +84,7 @@ def test_another_16_bit_dtype_of_a_variable_is_refused(make: Any) -> None:
 
 
 @each_face
-def test_a_deferred_sign_of_several_elements_counts(make: Any) -> None:
+def test_lazy_negation_is_resolved_in_replay(make: Any) -> None:
     var, opt = Variable(torch.ones(2)), make()
     for _ in range(3):
         opt.apply_gradients([(torch.zeros(2), var)])

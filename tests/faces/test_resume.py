@@ -35,7 +35,7 @@ QUICK = ("keras", "v1")
 
 @pytest.mark.parametrize("face", [slow_unless(face in QUICK, face) for face in FACES])
 @pytest.mark.filterwarnings('ignore:dtype is "mixed", but nothing')
-def test_every_stop_is_gone_on_from_in_another_process(face: str, tmp_path: Path) -> None:
+def test_training_resumes_in_another_process_from_every_step(face: str, tmp_path: Path) -> None:
     stops: dict[str, list[Any]] = {}
     ends: dict[str, dict[str, Any]] = {}
     for name, make in FACES[face].items():

@@ -69,7 +69,7 @@ calls = pytest.mark.parametrize(
 
 @calls
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_saver_has_the_state_of_a_graph(make: Callable[[], Any], call: Any) -> None:
+def test_graph_state_dict_raises_and_names_saver(make: Callable[[], Any], call: Any) -> None:
     with tf.Graph().as_default():
         opt = make()
         with pytest.raises(FailedPreconditionError, match=r"by thalweg\.v1\.train\.Saver\.$"):
@@ -89,7 +89,7 @@ def test_a_step_of_eager_mode_keeps_its_state_while_a_graph_is_built() -> None:
         step.load_state_dict(state)
 
 
-def test_an_optimizer_around_masters_has_no_names_for_them() -> None:
+def test_average_around_masters_raises_for_state_dict() -> None:
     opt = MovingAverageOptimizer(MixedPrecisionOptimizerWrapper(train.AdamOptimizer()))
     for call in (opt.state_dict, lambda: opt.load_state_dict({})):
         with pytest.raises(TypeError, match=r"has no names for its masters\. Put it inside"):

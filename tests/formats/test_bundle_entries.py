@@ -136,7 +136,7 @@ ENTRIES: dict[str, tuple[BundleEntry | bytes, type[ThalwegError], str]] = {
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_wrong_entry_is_refused(name: str, tmp_path: Path) -> None:
+def test_invalid_entry_raises(name: str, tmp_path: Path) -> None:
     bad_entry, kind, words = ENTRIES[name]
     prefix = write(tmp_path / "ckpt", {**TWO_TENSORS, b"w": bad_entry}, PAYLOAD)
     with pytest.raises(kind, match=words) as error:
@@ -268,7 +268,7 @@ SLICES: dict[str, tuple[dict[bytes, BundleEntry | bytes], type[ThalwegError], st
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_wrong_slices_are_refused(name: str, tmp_path: Path) -> None:
+def test_invalid_slices_raise(name: str, tmp_path: Path) -> None:
     entries, kind, words = SLICES[name]
     prefix = write(tmp_path / "ckpt", entries, PAYLOAD)
     with pytest.raises(kind, match=words) as error:
@@ -331,7 +331,7 @@ HEADERS: dict[str, tuple[BundleHeader | bytes, type[ThalwegError], str]] = {
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_a_wrong_header_is_refused(name: str, tmp_path: Path) -> None:
+def test_invalid_header_raises(name: str, tmp_path: Path) -> None:
     header, kind, words = HEADERS[name]
     prefix = write(tmp_path / "ckpt", TWO_TENSORS, PAYLOAD, header)
     for call in (bundle.read, bundle.describe):
@@ -339,7 +339,7 @@ def test_a_wrong_header_is_refused(name: str, tmp_path: Path) -> None:
             call(prefix)
 
 
-def test_names_are_keys_of_dictionaries_and_nothing_else(tmp_path: Path) -> None:
+def test_tensor_names_are_only_dictionary_keys(tmp_path: Path) -> None:
     home = tmp_path / "inside"
     home.mkdir()
     names = ["../../x", "/etc/passwd", "CON", "..", ".", " ", "é", "a\nb", "x" * 1_000_000]
@@ -397,7 +397,7 @@ def strings(data: bytes, checksum: int, count: int = 3) -> dict[bytes, BundleEnt
     return {b"t": BundleEntry(7, (count,), 0, 0, len(data), mask_checksum(checksum))}
 
 
-def test_wrong_strings_are_refused(tmp_path: Path) -> None:
+def test_invalid_strings_raise(tmp_path: Path) -> None:
     data, checksum = encoded_strings(TEXTS)
     assert data.startswith(LENGTHS)
     good = write(tmp_path / "ckpt", strings(data, checksum), data)
@@ -424,7 +424,7 @@ def test_wrong_strings_are_refused(tmp_path: Path) -> None:
         bundle.read(write(tmp_path / "ckpt", strings(huge, 0, 1), huge))
 
 
-def test_promises_take_no_memory(tmp_path: Path) -> None:
+def test_declared_sizes_allocate_no_memory(tmp_path: Path) -> None:
     large = ((0, None), (0, None))
     shape = (2**20, 2**20)
     cases: dict[str, dict[bytes, BundleEntry]] = {

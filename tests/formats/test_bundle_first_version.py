@@ -89,7 +89,7 @@ GOOD: dict[str, tuple[bytes, list[tuple[bytes, bytes]], object]] = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_it_is_read(name: str, tmp_path: Path) -> None:
+def test_first_version_bundle_is_read(name: str, tmp_path: Path) -> None:
     description, values, expected = GOOD[name]
     path = put(tmp_path / "ckpt", description, *values)
     assert bundle.is_bundle(path)
@@ -213,7 +213,7 @@ def test_damaged_files_raise(name: str, tmp_path: Path) -> None:
     assert str(error.value).startswith(f"{path}: ")
 
 
-def test_strings_are_read(tmp_path: Path) -> None:
+def test_first_version_strings_are_read(tmp_path: Path) -> None:
     path = put(
         tmp_path / "ckpt",
         described(shape=(1, 2), dtype=7),
@@ -222,14 +222,14 @@ def test_strings_are_read(tmp_path: Path) -> None:
     assert bundle.read(path).strings == {"w": [b"a", b""]}
 
 
-def test_a_file_without_a_description_is_refused(tmp_path: Path) -> None:
+def test_missing_description_raises(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     path.write_bytes(encoded_table([value(BOX, FOUR)]))
     with pytest.raises(DataLossError, match="it has no description of its tensors"):
         bundle.read(path)
 
 
-def test_each_byte_is_checked(tmp_path: Path) -> None:
+def test_flipped_bytes_of_a_first_version_bundle_raise(tmp_path: Path) -> None:
     path = put(tmp_path / "ckpt", described(), value(BOX, FOUR))
     data, expected = path.read_bytes(), bits(path)
     harmless: set[int] = set()
@@ -243,7 +243,7 @@ def test_each_byte_is_checked(tmp_path: Path) -> None:
     assert harmless <= set(range(len(data) - FOOTER + 4, len(data) - 8))
 
 
-def test_several_files_are_one_checkpoint(tmp_path: Path) -> None:
+def test_sharded_files_are_one_checkpoint(tmp_path: Path) -> None:
     for place, (extents, data) in enumerate(((TOP, floats(1, 2)), (BOTTOM, floats(3, 4)))):
         path = tmp_path / f"ckpt-{place:05d}-of-00002"
         put(path, described([extents]), value(extents, data))
@@ -263,13 +263,13 @@ def test_several_files_are_one_checkpoint(tmp_path: Path) -> None:
         bundle.read(tmp_path / "ckpt")
 
 
-def test_names_can_be_chosen() -> None:
+def test_subset_of_names_is_read() -> None:
     contents = bundle.read(SAMPLE, ["part"])
     assert contents.tensors.keys() == {"part"}
     assert contents.tensors["part"].shape == (5, 2)
 
 
-def test_files_without_a_table_count_as_missing(tmp_path: Path) -> None:
+def test_files_without_a_table_are_missing(tmp_path: Path) -> None:
     (tmp_path / "ckpt").write_text("text" * 20)
     (tmp_path / "folder").mkdir()
     for name in ("ckpt", "folder", "none"):

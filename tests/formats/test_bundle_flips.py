@@ -40,7 +40,7 @@ def put(file: IO[bytes], place: int, byte: int) -> None:
     file.write(bytes([byte]))
 
 
-def test_each_bit_of_a_small_bundle_is_checked(tmp_path: Path) -> None:
+def test_flipped_bits_of_a_small_bundle_raise(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     end = Path(f"{prefix}.index").stat().st_size
     # What the end of a table is filled up with says nothing. The last bit of the number before it
@@ -51,13 +51,13 @@ def test_each_bit_of_a_small_bundle_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_each_byte_of_an_object_checkpoint_is_checked(tmp_path: Path) -> None:
+def test_flipped_bytes_of_an_object_checkpoint_raise(tmp_path: Path) -> None:
     bundle.write(tmp_path / "ckpt", *bundle_examples.as_objects())
     end = (tmp_path / "ckpt.index").stat().st_size
     assert harmless(tmp_path / "ckpt", [0xFF]) <= set(range(end - FOOTER + PLACES, end - 8))
 
 
-def test_each_byte_of_slices_is_checked(tmp_path: Path) -> None:
+def test_flipped_bytes_of_slices_raise(tmp_path: Path) -> None:
     for path in (BUNDLES / "boxes").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     prefix = tmp_path / "model.ckpt"
@@ -65,7 +65,7 @@ def test_each_byte_of_slices_is_checked(tmp_path: Path) -> None:
     assert harmless(prefix, [0x10]) <= set(range(end - FOOTER + PLACES, end - 8))
 
 
-def test_a_flip_is_told_with_the_name_and_both_checksums(tmp_path: Path) -> None:
+def test_flipped_bit_error_has_name_and_both_checksums(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     data = bytearray(Path(f"{prefix}{DATA}").read_bytes())
     data[-1] ^= 1
@@ -88,7 +88,7 @@ def test_unrequested_tensors_are_not_read(tmp_path: Path) -> None:
     assert len(bundle.describe(prefix)) == 2
 
 
-def test_data_that_is_truncated_is_refused(tmp_path: Path) -> None:
+def test_truncated_data_raises(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     data = Path(f"{prefix}{DATA}").read_bytes()
     for length in range(len(data)):
@@ -98,7 +98,7 @@ def test_data_that_is_truncated_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_random_flips_of_a_large_bundle_are_refused(tmp_path: Path) -> None:
+def test_random_flipped_bits_of_a_large_bundle_raise(tmp_path: Path) -> None:
     tensors = {f"w{place}": torch.randn(1 << 20) for place in range(4)}
     bundle.write(
         tmp_path / "ckpt",

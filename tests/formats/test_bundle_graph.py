@@ -30,7 +30,7 @@ def put(folder: Path, *texts: bytes) -> Path:
     )
 
 
-def test_a_sample_is_told() -> None:
+def test_sample_object_graph_is_described() -> None:
     graph = bundle.read(GOLDENS / "ckpt_v1" / "adam_object" / "model.ckpt").graph
     assert graph is not None
     assert dict(graph.nodes[0].children) == {"model": 1, "optimizer": 2, "step": 3}
@@ -78,25 +78,25 @@ WRONG: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_graph_is_refused(name: str, tmp_path: Path) -> None:
+def test_invalid_object_graph_raises(name: str, tmp_path: Path) -> None:
     data, words = WRONG[name]
     with pytest.raises(DataLossError, match=f"'{KEY}': {words}"):
         bundle.read(put(tmp_path, data))
 
 
-def test_a_graph_is_one_string(tmp_path: Path) -> None:
+def test_duplicate_object_graph_string_raises(tmp_path: Path) -> None:
     graph = encode_graph(ObjectGraph((Node(),)))
     assert bundle.read(put(tmp_path, graph)).graph == ObjectGraph((Node(),))
     with pytest.raises(DataLossError, match=f"'{KEY}': it has 2 strings"):
         bundle.read(put(tmp_path, graph, graph))
 
 
-def test_a_graph_that_turns_in_a_circle_is_read(tmp_path: Path) -> None:
+def test_cyclic_object_graph_is_read(tmp_path: Path) -> None:
     cycle = ObjectGraph((Node({"next": 1, "self": 0}), Node({"back": 0})))
     assert bundle.read(put(tmp_path, encode_graph(cycle))).graph == cycle
 
 
-def test_a_graph_is_read_whatever_is_asked_for() -> None:
+def test_object_graph_is_read_with_any_selection() -> None:
     contents = bundle.read(GOLDENS / "ckpt_v2" / "adam" / "model.ckpt", ())
     assert contents.tensors == {}
     assert contents.graph is not None

@@ -63,7 +63,7 @@ def shown(tensors: dict[str, StoredTensor]) -> dict[str, Any]:
 
 @SHARED_FIXTURES
 @given(st.dictionaries(NAMES, tensors(), max_size=8))
-def test_tensors_come_back(tmp_path: Path, given_tensors: dict[str, StoredTensor]) -> None:
+def test_tensors_round_trip(tmp_path: Path, given_tensors: dict[str, StoredTensor]) -> None:
     bundle.write(tmp_path / "ckpt", given_tensors)
     contents = bundle.read(tmp_path / "ckpt")
     assert shown(contents.tensors) == shown(given_tensors)
@@ -75,7 +75,7 @@ def test_tensors_come_back(tmp_path: Path, given_tensors: dict[str, StoredTensor
 
 
 @given(st.dictionaries(st.binary(max_size=12), st.binary(max_size=6), max_size=60))
-def test_tables_come_back(items: dict[bytes, bytes]) -> None:
+def test_tables_round_trip(items: dict[bytes, bytes]) -> None:
     data = encoded_table(sorted(items.items()))
     assert (
         dict(iterate_entries(lambda offset, size: data[offset : offset + size], len(data))) == items
@@ -83,7 +83,7 @@ def test_tables_come_back(items: dict[bytes, bytes]) -> None:
 
 
 @given(st.integers(-(2**63), 2**64 - 1))
-def test_numbers_come_back(value: int) -> None:
+def test_varints_round_trip(value: int) -> None:
     data = proto.encode_varint(value)
     assert proto.read_varint(data, 0, len(data)) == (value % 2**64, len(data))
     message = proto.ProtoMessage(proto.number_field(3, value), {3: proto.VARINT})
@@ -96,7 +96,7 @@ KEYS = st.tuples(st.text(CHARACTERS), st.lists(st.tuples(LENGTHS, LENGTHS), max_
 
 
 @given(KEYS, KEYS)
-def test_keys_of_slices_have_the_order_of_what_they_stand_for(first: Any, second: Any) -> None:
+def test_slice_keys_sort_as_name_and_extents(first: Any, second: Any) -> None:
     def rank(name: str, extents: Any) -> Any:
         return name.encode(), len(extents), extents
 
@@ -126,13 +126,13 @@ def graphs(draw: Any) -> ObjectGraph:
 
 @SHARED_FIXTURES
 @given(graphs())
-def test_graphs_come_back(tmp_path: Path, graph: ObjectGraph) -> None:
+def test_object_graphs_round_trip(tmp_path: Path, graph: ObjectGraph) -> None:
     bundle.write(tmp_path / "ckpt", {}, graph)
     assert bundle.read(tmp_path / "ckpt").graph == graph
     assert [entry.name for entry in bundle.describe(tmp_path / "ckpt")] == [KEY]
 
 
-def test_memory_is_shared_with_nobody_and_can_be_written(tmp_path: Path) -> None:
+def test_read_tensors_have_separate_writable_memory(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     first, second = (bundle.read(prefix).tensors["dec/bias"] for _ in range(2))
     tensor = first.tensor()
@@ -141,7 +141,7 @@ def test_memory_is_shared_with_nobody_and_can_be_written(tmp_path: Path) -> None
     assert second.array().tolist() == [0, 1, 2]
 
 
-def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
+def test_progress_goes_from_zero_to_total(tmp_path: Path) -> None:
     def watched() -> tuple[list[tuple[int, int]], Any]:
         calls: list[tuple[int, int]] = []
         return calls, lambda *numbers: calls.append(numbers)
@@ -168,13 +168,13 @@ def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
         ("a\ud800", r"The name 'a\\ud800' is no Unicode"),
     ],
 )
-def test_names_that_mean_something_else_are_refused(name: str, words: str, tmp_path: Path) -> None:
+def test_reserved_names_raise(name: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         bundle.write(tmp_path / "ckpt", {name: stored_tensor.of_tensor(torch.ones(1))})
     assert not os.listdir(tmp_path)
 
 
-def test_tensors_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_unsupported_tensors_raise(tmp_path: Path) -> None:
     cases = {
         "has 3 bytes, F32 of shape \\(1,\\) has 4": StoredTensor("F32", (1,), memoryview(b"abc")),
         "has 300 axes": StoredTensor("U8", (1,) * 300, memoryview(b"a")),
@@ -187,12 +187,12 @@ def test_tensors_that_are_none_are_refused(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointWriteError, match=f"{DATA}: No such file or directory"):
         bundle.write(tmp_path / "none" / "ckpt", {"w": stored_tensor.of_tensor(torch.ones(1))})
 
 
-def test_reading_takes_the_memory_of_the_tensors(tmp_path: Path) -> None:
+def test_reading_allocates_only_the_tensors(tmp_path: Path) -> None:
     tensors = {f"w{place}": stored_tensor.of_tensor(torch.ones(1 << 18)) for place in range(4)}
     bundle.write(tmp_path / "ckpt", tensors)
     bundle.read(tmp_path / "ckpt")

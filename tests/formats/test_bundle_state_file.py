@@ -23,7 +23,7 @@ def parsed(folder: Path, text: str | bytes) -> CheckpointState | None:
     return read_state(folder)
 
 
-def test_a_sample_of_tensorflow_is_read() -> None:
+def test_tensorflow_state_file_is_read() -> None:
     home = GOLDENS / "ckpt_v1" / "adam"
     path = str(home / "model.ckpt-5")
     assert read_state(home) == CheckpointState(path, [path])
@@ -31,7 +31,7 @@ def test_a_sample_of_tensorflow_is_read() -> None:
     assert read_state(home / "none") is None
 
 
-def test_it_is_written_as_tensorflow_writes_it(tmp_path: Path) -> None:
+def test_state_file_is_written_as_by_tensorflow(tmp_path: Path) -> None:
     path = str(tmp_path / "model.ckpt-5")
     write_state(tmp_path, CheckpointState(path, [path]))
     sample = GOLDENS / "ckpt_v1" / "adam" / "checkpoint"
@@ -57,7 +57,7 @@ TIMES = st.floats(allow_nan=False, allow_infinity=False)
 
 @SHARED_FIXTURES
 @given(st.lists(PATHS.filter(lambda path: path not in (".", "..")), max_size=3), st.lists(TIMES))
-def test_it_comes_back(tmp_path: Path, names: list[str], times: list[float]) -> None:
+def test_state_file_round_trips(tmp_path: Path, names: list[str], times: list[float]) -> None:
     paths = [str(tmp_path / name) for name in names]
     state = CheckpointState(paths[-1] if paths else "", paths, times)
     write_state(tmp_path, state)
@@ -79,7 +79,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_is_understood(text: str, tmp_path: Path) -> None:
+def test_text_format_variants_are_parsed(text: str, tmp_path: Path) -> None:
     state = parsed(tmp_path, text)
     expected = TEXTS[text]
     assert state is not None
@@ -114,7 +114,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("text", DAMAGED)
-def test_damaged_text_is_refused(text: str, tmp_path: Path) -> None:
+def test_damaged_text_raises(text: str, tmp_path: Path) -> None:
     with pytest.raises(DataLossError, match=DAMAGED[text]) as error:
         parsed(tmp_path, text.encode("latin-1"))
     assert str(error.value).startswith(str(tmp_path / "checkpoint"))
@@ -140,7 +140,7 @@ OUTSIDE_PATHS = [
 
 @pytest.mark.parametrize("field", ["model_checkpoint_path", "all_model_checkpoint_paths"])
 @pytest.mark.parametrize("path", OUTSIDE_PATHS)
-def test_a_path_that_leads_outside_is_refused(path: str, field: str, tmp_path: Path) -> None:
+def test_path_outside_the_folder_raises(path: str, field: str, tmp_path: Path) -> None:
     home = tmp_path / "run"
     (home / "sub").mkdir(parents=True)
     (home / "link").symlink_to("/etc")
@@ -154,7 +154,7 @@ def test_a_path_that_leads_outside_is_refused(path: str, field: str, tmp_path: P
         parsed(home, text)
 
 
-def test_a_path_that_stays_inside_is_taken(tmp_path: Path) -> None:
+def test_path_inside_the_folder_is_accepted(tmp_path: Path) -> None:
     home = tmp_path / "run"
     (home / "sub").mkdir(parents=True)
     (tmp_path / "linked").symlink_to("run")
@@ -170,7 +170,7 @@ def test_a_path_that_stays_inside_is_taken(tmp_path: Path) -> None:
         parsed(home, f'model_checkpoint_path: "{sibling}/x"')
 
 
-def test_a_relative_folder_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_folder_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("", ".", "run"):
         Path(folder or ".").mkdir(exist_ok=True)
@@ -183,7 +183,7 @@ def test_a_relative_folder_is_as_good(tmp_path: Path, monkeypatch: pytest.Monkey
     assert Path("run/checkpoint").read_text() == LAST_LINE  # so that the folder can be moved
 
 
-def test_nothing_is_written_that_leads_outside(tmp_path: Path) -> None:
+def test_writing_a_path_outside_the_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(UnsafeCheckpointError, match="which is not in its folder"):
         write_state(tmp_path, CheckpointState("/elsewhere/model.ckpt-5"))
     with pytest.raises(UnsafeCheckpointError, match="which is not in its folder"):

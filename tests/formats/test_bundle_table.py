@@ -10,14 +10,14 @@ import pytest
 from bundle_files import (
     DATA,
     MAGIC,
+    add_checksum,
+    add_index,
     bits,
     block,
-    ended,
     entry,
     footer,
     handle,
     pairs,
-    sealed,
     small,
     table,
 )
@@ -37,7 +37,7 @@ PAYLOAD = b"\0\0\x80\x3f" * 2
 ENTRY = entry(PAYLOAD).encode_message()
 PAIRS = pairs({b"": HEAD, b"a": ENTRY, b"b": entry(b"", shape=(0,)).encode_message()})
 GOOD = block(PAIRS)
-EMPTY = sealed(block(()))
+EMPTY = add_checksum(block(()))
 
 
 def damaged(data: bytes) -> bytes:
@@ -49,7 +49,7 @@ def damaged(data: bytes) -> bytes:
 
 def beyond(offset: int, length: int) -> bytes:
     """Return a table whose footer points elsewhere."""
-    return ended(sealed(GOOD), [(0, b"\xff", handle(offset, length))])
+    return add_index(add_checksum(GOOD), [(0, b"\xff", handle(offset, length))])
 
 
 ELEVEN = b"\x80" * 10 + b"\1"  # a number of eleven bytes
@@ -64,11 +64,11 @@ DAMAGED_TABLES: dict[str, tuple[bytes, str]] = {
     "zeros": (b"\0" * 4096, "does not end as a table does"),
     "footer alone": (footer(handle(0, 0), handle(0, 0)), "it goes from 0 to 5, the file to 0"),
     "footer of eleven bytes": (
-        sealed(GOOD) + ELEVEN.ljust(40, b"\0") + MAGIC.to_bytes(8, "little"),
+        add_checksum(GOOD) + ELEVEN.ljust(40, b"\0") + MAGIC.to_bytes(8, "little"),
         "end of the file: a number has more than 64 bits",
     ),
     "footer that does not end": (
-        sealed(GOOD) + b"\1" * 3 + b"\x80" * 37 + MAGIC.to_bytes(8, "little"),
+        add_checksum(GOOD) + b"\1" * 3 + b"\x80" * 37 + MAGIC.to_bytes(8, "little"),
         "a number has more than 64 bits",
     ),
     "remarks past the end": (
@@ -83,15 +83,17 @@ DAMAGED_TABLES: dict[str, tuple[bytes, str]] = {
     "block of 2 ** 64": (beyond(2**64 - 1, 2**64 - 1), "it goes from 18446744073709551615"),
     "block in the footer": (beyond(10, len(table(GOOD)) - 30), "it goes from 10"),
     "place with more behind": (
-        ended(sealed(GOOD), [(0, b"\xff", handle(0, len(GOOD)) + b"\0")]),
+        add_index(add_checksum(GOOD), [(0, b"\xff", handle(0, len(GOOD)) + b"\0")]),
         "there is more than a place for",
     ),
     "place of one number": (
-        ended(sealed(GOOD), [(0, b"\xff", b"\0")]),
+        add_index(add_checksum(GOOD), [(0, b"\xff", b"\0")]),
         "a number is cut off",
     ),
     "blocks upon each other": (
-        ended(sealed(GOOD), [(0, b"x", handle(0, len(GOOD))), (0, b"y", handle(0, len(GOOD)))]),
+        add_index(
+            add_checksum(GOOD), [(0, b"x", handle(0, len(GOOD))), (0, b"y", handle(0, len(GOOD)))]
+        ),
         "the block at 0 begins within another",
     ),
     "checksum": (damaged(GOOD), "Checksum does not match: stored .* vs. calculated on"),
@@ -162,7 +164,7 @@ DAMAGED_TABLES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGED_TABLES)
-def test_a_damaged_table_is_refused(name: str, tmp_path: Path) -> None:
+def test_damaged_table_raises(name: str, tmp_path: Path) -> None:
     data, words = DAMAGED_TABLES[name]
     (tmp_path / "ckpt.index").write_bytes(data)
     (tmp_path / f"ckpt{DATA}").write_bytes(PAYLOAD)
@@ -181,13 +183,13 @@ def test_undamaged_tables_are_read(tmp_path: Path) -> None:
         assert bundle.read(tmp_path / "ckpt").tensors["a"].array().tolist() == [1.0, 1.0]
 
 
-def test_snappy_is_refused_as_such(tmp_path: Path) -> None:
+def test_snappy_compression_raises_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "ckpt.index").write_bytes(table(GOOD, kind=1))
     with pytest.raises(UnsupportedCheckpointError, match=r"compressed with snappy.*save it"):
         bundle.read(tmp_path / "ckpt")
 
 
-def test_an_index_that_is_truncated_is_refused(tmp_path: Path) -> None:
+def test_truncated_index_raises(tmp_path: Path) -> None:
     small(tmp_path / "ckpt")
     index = (tmp_path / "ckpt.index").read_bytes()
     for length in range(len(index)):
@@ -196,7 +198,7 @@ def test_an_index_that_is_truncated_is_refused(tmp_path: Path) -> None:
             bundle.read(tmp_path / "ckpt")
 
 
-def test_an_index_larger_than_any_is_refused_unread(tmp_path: Path) -> None:
+def test_oversized_index_raises_before_reading(tmp_path: Path) -> None:
     with (tmp_path / "ckpt.index").open("wb") as file:
         file.truncate(1 << 40)  # takes no room
     with pytest.raises(DataLossError, match="the index has 1099511627776 bytes, no more than"):
@@ -233,7 +235,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert [part.name for part in bundle.describe(tmp_path / "ckpt")] == ["dec/bias", "dec/kernel"]
 
 
-def test_a_file_names_its_checkpoint(tmp_path: Path) -> None:
+def test_bundle_file_name_gives_its_prefix(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     for suffix in (".index", DATA):
         assert bits(Path(f"{prefix}{suffix}")) == bits(prefix)
@@ -245,7 +247,7 @@ def test_a_file_names_its_checkpoint(tmp_path: Path) -> None:
         bundle.read(second_prefix)
 
 
-def test_files_are_found_by_their_paths_where_folders_cannot_be_opened(
+def test_files_are_found_in_unlistable_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix = small(tmp_path / "ckpt")
@@ -261,7 +263,7 @@ def test_files_are_found_by_their_paths_where_folders_cannot_be_opened(
     assert bits(Path("ckpt")) == expected
 
 
-def test_a_file_that_becomes_shorter_is_noticed(tmp_path: Path) -> None:
+def test_file_truncated_during_reading_raises(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     with checkpoint_directory.Folder(str(prefix)) as home:
         file = home.open_shard(DATA)

@@ -125,7 +125,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("is_complete", [True, False], ids=["whole", "half"])
-def test_readers_say_what_a_foreign_file_is(kind: str, is_complete: bool, tmp_path: Path) -> None:
+def test_readers_identify_foreign_files(kind: str, is_complete: bool, tmp_path: Path) -> None:
     make, (error, pattern) = FOREIGN[kind]
     content = make()
     path = tmp_path / "it"
@@ -158,7 +158,7 @@ FOREIGN_FILES: dict[str, tuple[Path, str]] = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN_FILES)
-def test_readers_of_another_kind_name_what_opens_a_file(kind: str, tmp_path: Path) -> None:
+def test_readers_name_the_function_that_opens_a_file(kind: str, tmp_path: Path) -> None:
     source, looks = FOREIGN_FILES[kind]
     path = tmp_path / "it"
     shutil.copy(source, path)
@@ -169,12 +169,12 @@ def test_readers_of_another_kind_name_what_opens_a_file(kind: str, tmp_path: Pat
         checkpoint.restore(path)
 
 
-def test_a_checkpoint_of_tensorflow_is_named_to_restore() -> None:
+def test_restore_identifies_a_tensorflow_checkpoint() -> None:
     with pytest.raises(UnsupportedCheckpointError, match=f"is a checkpoint of TensorFlow: {READ}"):
         checkpoint.restore(SAVER)
 
 
-def test_ours_is_named_to_readers_of_others(tmp_path: Path) -> None:
+def test_other_readers_identify_a_thalweg_file(tmp_path: Path) -> None:
     path = tmp_path / "it"
     path.write_bytes(of_thalweg(tmp_path))
     for read in (bundle.read, keras_files.read):
@@ -200,7 +200,7 @@ CUTS = (0, 1, 7, 9, 30, 0.5, 0.9, -20, -1)
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_files_that_are_cut_off_are_named_and_told(kind: str, tmp_path: Path) -> None:
+def test_truncated_files_are_identified(kind: str, tmp_path: Path) -> None:
     sources, readers = DAMAGED[kind]
     parts = {end: path.read_bytes() for end, path in sources.items()} or {"": of_thalweg(tmp_path)}
     path = tmp_path / "it"
@@ -220,7 +220,7 @@ def test_files_that_are_cut_off_are_named_and_told(kind: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_files_with_a_flipped_bit_are_named(kind: str, tmp_path: Path) -> None:
+def test_files_with_a_flipped_bit_are_identified(kind: str, tmp_path: Path) -> None:
     sources, readers = DAMAGED[kind]
     parts = {end: path.read_bytes() for end, path in sources.items()} or {"": of_thalweg(tmp_path)}
     path = tmp_path / "it"
@@ -251,7 +251,7 @@ COMMANDS = (("inspect",), ("verify",), ("diff",), ("convert",), ("convert", "--t
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_commands_say_the_same(kind: str, tmp_path: Path) -> None:
+def test_commands_identify_foreign_files(kind: str, tmp_path: Path) -> None:
     make, (_, pattern) = FOREIGN[kind]
     path, new = tmp_path / "it", tmp_path / "out"
     path.write_bytes(make())
@@ -267,7 +267,7 @@ def test_commands_say_the_same(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", range(8, 8 + len(header.FIRST)))
-def test_one_flipped_bit_does_not_make_ours_a_file_of_others(place: int, tmp_path: Path) -> None:
+def test_thalweg_file_with_flipped_bit_is_not_foreign(place: int, tmp_path: Path) -> None:
     path = tmp_path / "run"
     checkpoint.save(path, variables={"w": torch.ones(2)})
     content = bytearray(path.read_bytes())

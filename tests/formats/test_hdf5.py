@@ -79,7 +79,7 @@ CHUNKED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("array", [MATRIX, np.zeros((30, 20), "i8")], ids=["numbers", "zeros"])
 @pytest.mark.parametrize("name", CHUNKED)
-def test_chunks_are_put_together(name: str, array: Any, tmp_path: Path) -> None:
+def test_chunks_are_assembled(name: str, array: Any, tmp_path: Path) -> None:
     path = made(
         tmp_path / "a.h5", lambda file: file.create_dataset("x", data=array, **CHUNKED[name])
     )
@@ -87,7 +87,7 @@ def test_chunks_are_put_together(name: str, array: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 300, 5000])
-def test_copies_of_lzf_are_expanded(size: int, tmp_path: Path) -> None:
+def test_lzf_back_references_are_expanded(size: int, tmp_path: Path) -> None:
     dice = random.Random(size)
     text = bytes(dice.choice(b"ab") for _ in range(size)) + bytes(size) + b"abc" * size
     array = np.frombuffer(text, np.uint8)
@@ -156,7 +156,7 @@ def test_attributes_are_read(name: str, settings: dict[str, Any], tmp_path: Path
     assert texts(path, "g") == {"first": [b"1"], "x": expected}
 
 
-def test_numbers_are_no_texts(tmp_path: Path) -> None:
+def test_numeric_attributes_are_not_strings(tmp_path: Path) -> None:
     path = made(tmp_path / "a.h5", lambda file: file.attrs.update({"x": 1.0}))
     with pytest.raises(UnsupportedCheckpointError, match="'x' is no text"):
         texts(path)
@@ -170,12 +170,12 @@ def test_numbers_are_no_texts(tmp_path: Path) -> None:
     # The first two are published with the function; the others are what HDF5's newer files have.
     [(b"", 0xDEADBEEF), (b"Four score and seven years ago", 0x17770551)],
 )
-def test_lookup3_is_the_published_one(data: bytes, expected: int) -> None:
+def test_lookup3_has_published_values(data: bytes, expected: int) -> None:
     assert lookup3(data) == expected
 
 
 @pytest.mark.parametrize("settings", [{"libver": "latest"}, {"track_order": True}], ids=str)
-def test_newer_structures_are_checked(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_newer_structures_have_checksums(settings: dict[str, Any], tmp_path: Path) -> None:
     def fill(file: h5py.File) -> None:
         for number in range(20):
             file[f"name{number}"] = np.int32(number)
@@ -390,7 +390,7 @@ UNSUPPORTED: dict[str, tuple[Fill, dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of h5py, about long floats
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_unsupported_features_raise_with_their_name(name: str, tmp_path: Path) -> None:
     fill, settings, error, message = UNSUPPORTED[name]
     path = made(tmp_path / "a.h5", fill, **settings)
     tracemalloc.start()
@@ -402,7 +402,7 @@ def test_refused_by_name(name: str, tmp_path: Path) -> None:
     assert peak < 2_000_000
 
 
-def test_no_file_is_no_hdf5(tmp_path: Path) -> None:
+def test_missing_and_non_hdf5_files_raise(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError):
         arrays(tmp_path / "a.h5")
     for data in (b"", b"\x89HDF", bytes(5000), b"\x89HDF\r\n\x1a\n"):
@@ -411,7 +411,7 @@ def test_no_file_is_no_hdf5(tmp_path: Path) -> None:
             arrays(tmp_path / "a.h5")
 
 
-def test_a_file_that_ends_too_early_is_refused_at_every_length(tmp_path: Path) -> None:
+def test_truncated_files_of_every_length_raise(tmp_path: Path) -> None:
     path = made(tmp_path / "a.h5", lambda file: file.create_dataset("x/y", data=MATRIX))
     content = path.read_bytes()
     for size in range(0, len(content), 61):
@@ -420,7 +420,7 @@ def test_a_file_that_ends_too_early_is_refused_at_every_length(tmp_path: Path) -
             arrays(path)
 
 
-def test_structures_that_overlap_cost_no_more_than_the_file(tmp_path: Path) -> None:
+def test_overlapping_structures_cost_at_most_the_file_size(tmp_path: Path) -> None:
     """Let every group share a table of names, which would be read once for each."""
 
     def fill(file: h5py.File) -> None:
@@ -439,7 +439,7 @@ def test_structures_that_overlap_cost_no_more_than_the_file(tmp_path: Path) -> N
         arrays(path)
 
 
-def test_chunks_are_no_larger_than_the_file_that_says_so(tmp_path: Path) -> None:
+def test_declared_chunks_larger_than_the_file_raise(tmp_path: Path) -> None:
     path = made(tmp_path / "a.h5", _bomb)
     data, key = bytearray(path.read_bytes()), struct.pack("<IIQ", 12, 0, 0)
     position = data.index(key)
@@ -454,7 +454,7 @@ def test_chunks_are_no_larger_than_the_file_that_says_so(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("extent", [2**63, 2**60, 2**40])
-def test_shapes_without_elements_are_no_larger_than_any(extent: int, tmp_path: Path) -> None:
+def test_oversized_empty_shapes_raise(extent: int, tmp_path: Path) -> None:
     def fill(file: h5py.File) -> None:
         file.create_dataset("x", data=np.zeros((0, 77777), "f4"))
 
@@ -470,7 +470,7 @@ def test_shapes_without_elements_are_no_larger_than_any(extent: int, tmp_path: P
 
 
 @pytest.mark.parametrize("settings", [{}, {"track_order": True}], ids=str)
-def test_names_have_no_paths_in_them(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_names_with_paths_raise(settings: dict[str, Any], tmp_path: Path) -> None:
     path = made(tmp_path / "a.h5", lambda file: file.create_dataset("name", data=1), **settings)
     data = path.read_bytes().replace(b"name", b"../x")
     path.write_bytes(data)
@@ -478,7 +478,7 @@ def test_names_have_no_paths_in_them(settings: dict[str, Any], tmp_path: Path) -
         arrays(path)
 
 
-def test_h5py_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_does_not_need_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made(tmp_path / "a.h5", lambda file: file.create_dataset("x", data=MATRIX))
     monkeypatch.setitem(sys.modules, "h5py", None)
     assert np.array_equal(arrays(path)["x"].array(), MATRIX)

@@ -79,7 +79,7 @@ def test_optimizers_are_read_to_the_bit(recorded_case: tuple[dict[str, Any], Ker
         assert same(tensor, case, "slot", expected[name]), name
 
 
-def test_optimizers_are_told_by_class_and_configuration(
+def test_optimizers_have_class_and_configuration(
     recorded_case: tuple[dict[str, Any], KerasFile],
 ) -> None:
     case, file = recorded_case
@@ -100,7 +100,7 @@ def test_optimizers_are_told_by_class_and_configuration(
             assert np.float32(config[key]) == np.float32(value), key
 
 
-def test_kinds_are_told_by_content(tmp_path: Path) -> None:
+def test_file_kinds_are_detected_by_content(tmp_path: Path) -> None:
     for path, kind in ((ADAM, "keras"), (WEIGHTS, "weights.h5"), (LEGACY, "h5")):
         copy = tmp_path / "model"
         copy.write_bytes(path.read_bytes())
@@ -109,7 +109,7 @@ def test_kinds_are_told_by_content(tmp_path: Path) -> None:
         assert read(copy).kind == kind
 
 
-def test_other_files_are_none_of_keras(tmp_path: Path) -> None:
+def test_other_files_are_not_keras_files(tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     assert not is_keras_file(path)
     assert not is_keras_file(tmp_path)
@@ -125,7 +125,7 @@ def test_other_files_are_none_of_keras(tmp_path: Path) -> None:
         read(tmp_path / "nothing")
 
 
-def test_neither_keras_nor_h5py_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_does_not_need_keras_or_h5py(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("h5py", "keras", "tensorflow", "torch"):
         monkeypatch.setitem(sys.modules, name, None)
     for path in (ADAM, WEIGHTS, LEGACY):
@@ -229,7 +229,7 @@ def legacy(path: Path, layers: dict[str, dict[str, Any]], slots: dict[str, Any])
     return made(path, fill)
 
 
-def test_long_lists_of_names_are_put_together(tmp_path: Path) -> None:
+def test_split_name_lists_are_joined(tmp_path: Path) -> None:
     slots = {f"Adam/w{number}/m:0": number for number in range(1000)}
     path = legacy(tmp_path / "a.h5", {"dense": {"dense/kernel:0": 1}}, slots)
     file = read(path)
@@ -238,7 +238,7 @@ def test_long_lists_of_names_are_put_together(tmp_path: Path) -> None:
     assert (file.class_name, file.config) == (None, None)
 
 
-def test_layers_tell_variables_of_one_name_apart(tmp_path: Path) -> None:
+def test_layers_distinguish_variables_of_equal_name(tmp_path: Path) -> None:
     layers = {"b": {"kernel:0": 1}, "a": {"kernel:0": 2, "bias:0": 3}}
     variables = read(legacy(tmp_path / "a.h5", layers, {"iter:0": 0})).variables
     assert list(variables) == ["b/kernel", "a/kernel", "a/bias"]
@@ -265,7 +265,7 @@ def test_layers_tell_variables_of_one_name_apart(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_lists_that_do_not_fit_are_refused(change: Any, message: str, tmp_path: Path) -> None:
+def test_inconsistent_lists_raise(change: Any, message: str, tmp_path: Path) -> None:
     path = legacy(tmp_path / "a.h5", {"dense": {"dense/kernel:0": 1}}, {"x:0": 0})
     with h5py.File(path, "a") as file:
         change(file)
@@ -273,7 +273,7 @@ def test_lists_that_do_not_fit_are_refused(change: Any, message: str, tmp_path: 
         read(path)
 
 
-def test_optimizers_with_a_missing_number_are_refused(tmp_path: Path) -> None:
+def test_optimizers_with_a_numbering_gap_raise(tmp_path: Path) -> None:
     path = weights(tmp_path / "a.h5", {"optimizer": [1, 2, 3], "layers/dense": [1]})
     with h5py.File(path, "a") as file:
         del file["optimizer/vars/1"]
@@ -281,7 +281,7 @@ def test_optimizers_with_a_missing_number_are_refused(tmp_path: Path) -> None:
         read(path)
 
 
-def test_hdf5_of_others_is_refused(tmp_path: Path) -> None:
+def test_hdf5_files_of_other_programs_raise(tmp_path: Path) -> None:
     path = made(tmp_path / "a.h5", lambda file: file.create_dataset("data/x", data=1.0))
     with pytest.raises(UnsupportedCheckpointError, match="not one of Keras: 'data/x' is in no"):
         read(path)
@@ -306,7 +306,7 @@ def archive(path: Path, change: Change | None = None, **options: Any) -> Path:
     return path
 
 
-def test_archives_that_others_packed_are_read(tmp_path: Path) -> None:
+def test_archives_of_other_zip_writers_are_read(tmp_path: Path) -> None:
     expected = {name: bytes(tensor.data) for name, tensor in read(ADAM).optimizer.items()}
     for number, options in enumerate(({}, {"compression": zipfile.ZIP_DEFLATED})):
         path = archive(tmp_path / f"{number}.keras", **options)
@@ -384,7 +384,7 @@ HOSTILE: dict[str, tuple[Change, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_archives_are_refused(name: str, tmp_path: Path) -> None:
+def test_hostile_archives_raise(name: str, tmp_path: Path) -> None:
     change, error, message = HOSTILE[name]
     path = archive(tmp_path / "a.keras", change)
     with measured(), pytest.raises(error, match=message.replace("(", r"\(")):
@@ -428,7 +428,7 @@ PATCHES: dict[str, tuple[bytes, int, bytes, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_damaged_archives_are_refused(name: str, tmp_path: Path) -> None:
+def test_damaged_archives_raise(name: str, tmp_path: Path) -> None:
     signature, offset, value, error, message = PATCHES[name]
     path = archive(tmp_path / "a.keras")
     patched(path, signature, offset, value)
@@ -436,7 +436,7 @@ def test_damaged_archives_are_refused(name: str, tmp_path: Path) -> None:
         read(path)
 
 
-def test_each_flipped_byte_of_weights_is_noticed(tmp_path: Path) -> None:
+def test_flipped_weight_bytes_raise(tmp_path: Path) -> None:
     path, content = tmp_path / "a.keras", ADAM.read_bytes()
     begin = content.index(b"\x89HDF")
     for position in range(begin, begin + 18_000, 997):
@@ -447,7 +447,7 @@ def test_each_flipped_byte_of_weights_is_noticed(tmp_path: Path) -> None:
             read(path)
 
 
-def test_an_archive_that_ends_too_early_is_refused(tmp_path: Path) -> None:
+def test_truncated_archive_raises(tmp_path: Path) -> None:
     path, content = tmp_path / "a.keras", ADAM.read_bytes()
     for size in [*range(0, len(content), 499), len(content) - 1]:
         path.write_bytes(content[:size])
@@ -457,9 +457,7 @@ def test_an_archive_that_ends_too_early_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [65_537, 10**6])
-def test_archives_of_too_many_members_are_refused_before_they_are_listed(
-    count: int, tmp_path: Path
-) -> None:
+def test_archives_with_too_many_members_raise_before_listing(count: int, tmp_path: Path) -> None:
     path = tmp_path / "a.keras"
     entry = b"PK\1\2" + bytes(24) + struct.pack("<H", 1) + bytes(16) + b"a"
     entries = entry * count
@@ -541,7 +539,7 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("name", TEXTS)
-def test_hostile_descriptions_are_refused(name: str, tmp_path: Path) -> None:
+def test_hostile_descriptions_raise(name: str, tmp_path: Path) -> None:
     for writer, title in ((in_archive, "a.keras"), (in_attribute, "b.h5")):
         path = writer(tmp_path / title, TEXTS[name])
         with pytest.raises(InvalidConfigError, match=title):
@@ -595,6 +593,6 @@ def test_models_have_the_order_and_the_names_of_their_description(tmp_path: Path
     assert list(variables) == ["last/kernel", "conv2d/kernel", "dense/kernel"]
 
 
-def test_sums_of_metrics_are_left_out(tmp_path: Path) -> None:
+def test_metric_totals_are_left_out(tmp_path: Path) -> None:
     path = weights(tmp_path / "a.h5", {"layers/dense": [1], "metrics/mean": [2, 3]})
     assert list(read(path).variables) == ["dense/kernel"]

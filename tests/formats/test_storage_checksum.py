@@ -43,13 +43,17 @@ def crc(request: pytest.FixtureRequest) -> Callable[[memoryview, int], int]:
 
 
 @pytest.mark.parametrize(("data", "expected"), CHECKSUMS)
-def test_known_values(data: bytes, expected: int, crc: Callable[[memoryview, int], int]) -> None:
+def test_crc32c_has_known_values(
+    data: bytes, expected: int, crc: Callable[[memoryview, int], int]
+) -> None:
     assert crc32c(data) == expected
     if data:
         assert crc(memoryview(data), 0) == expected
 
 
-def test_all_ways_agree_at_all_lengths_and_places(crc: Callable[[memoryview, int], int]) -> None:
+def test_crc32c_implementations_agree_for_all_lengths(
+    crc: Callable[[memoryview, int], int],
+) -> None:
     data = memoryview(random.Random(0).randbytes(400))
     for length in range(1, 300):
         place = length % 9
@@ -59,7 +63,7 @@ def test_all_ways_agree_at_all_lengths_and_places(crc: Callable[[memoryview, int
 
 
 @pytest.mark.parametrize("size", [10, 4096, 4097, 100_001])
-def test_parts_give_what_the_whole_gives(size: int) -> None:
+def test_crc32c_of_parts_equals_crc32c_of_the_whole(size: int) -> None:
     dice = random.Random(size)
     data = dice.randbytes(size)
     for _ in range(20):
@@ -68,7 +72,7 @@ def test_parts_give_what_the_whole_gives(size: int) -> None:
     assert crc32c(b"", 123) == 123
 
 
-def test_any_contiguous_memory_is_read() -> None:
+def test_crc32c_reads_any_contiguous_memory() -> None:
     array = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
     assert crc32c(array.data) == crc32c(array.tobytes()) == crc32c(bytearray(array.tobytes()))
     assert crc32c(np.zeros((3, 0)).data) == 0
@@ -76,7 +80,7 @@ def test_any_contiguous_memory_is_read() -> None:
     assert crc32c(array.data) == crc32c(array.tobytes())
 
 
-def test_masks_are_those_of_tensorflow() -> None:
+def test_crc32c_masks_equal_tensorflow() -> None:
     assert mask_checksum(0) == 0xA282EAD8
     assert mask_checksum(1) == 0xA284EAD8
     assert mask_checksum(0x8000) == 0xA282EAD9
@@ -86,7 +90,7 @@ def test_masks_are_those_of_tensorflow() -> None:
         assert unmask_checksum(mask_checksum(value)) == value != mask_checksum(value)
 
 
-def test_without_the_instruction_tables_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crc32c_falls_back_to_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum_compiled, "_crc_instructions", lambda: None)
     monkeypatch.setattr(checksum_compiled, "by_slices", lambda table: BY_SLICES)
     monkeypatch.setattr(checksum, "_fast_functions", [])
@@ -94,7 +98,7 @@ def test_without_the_instruction_tables_are_taken(monkeypatch: pytest.MonkeyPatc
     assert crc32c(data) == checksum._by_table(memoryview(data), 0)
 
 
-def test_the_function_for_arm_is_good_llvm() -> None:
+def test_arm_crc32c_is_valid_llvm() -> None:
     from llvmlite import binding
 
     text = str(
@@ -106,7 +110,7 @@ def test_the_function_for_arm_is_good_llvm() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 4096, 99_999])
-def test_sums_of_parts_are_combined(size: int) -> None:
+def test_crc32c_checksums_are_combined(size: int) -> None:
     data = random.Random(size).randbytes(size)
     for cut in {0, 1, size // 3, size}:
         first, second = data[:cut], data[cut:]

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 
 import storage_files
-from storage_files import DOCUMENT, a_few, have_equal_contents, stored
+from storage_files import DOCUMENT, a_few, counting_tensor, have_equal_contents
 from thalweg._formats import container
 from thalweg._formats.container import Contents
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor, of_tensor
@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     return target
 
 
-def test_files_are_read_back(path: Path) -> None:
+def test_files_round_trip(path: Path) -> None:
     assert have_equal_contents(container.read(path), Contents(DOCUMENT, a_few()))
 
 
@@ -44,7 +44,7 @@ def test_a_file_without_tensors_holds_its_document(tmp_path: Path) -> None:
     assert have_equal_contents(container.read(tmp_path / "a"), Contents({}, {}))
 
 
-def test_safetensors_reads_it(path: Path) -> None:
+def test_safetensors_package_reads_the_file(path: Path) -> None:
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
         for name, tensor in a_few().items():
@@ -57,7 +57,7 @@ def test_safetensors_reads_it(path: Path) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])
 @pytest.mark.parametrize("dtype", ITEM_BYTES)
 def test_every_dtype_goes_both_ways(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    expected = stored(dtype, shape)
+    expected = counting_tensor(dtype, shape)
     tensor = expected.tensor()
     assert tuple(tensor.shape) == shape
     container.write(tmp_path / "a", {"x": of_tensor(tensor)}, {})
@@ -77,7 +77,7 @@ def test_tensors_share_the_memory_that_was_read(path: Path) -> None:
 
 
 def test_memory_that_is_read_only_is_copied() -> None:
-    entry = stored("F32", (3,))
+    entry = counting_tensor("F32", (3,))
     tensor = entry.tensor()
     tensor.zero_()
     assert bytes(entry.data) == bytes(range(12))
@@ -92,7 +92,7 @@ def test_memory_that_is_not_aligned_is_copied() -> None:
         assert entry.array().flags.aligned
 
 
-def test_bools_are_true_or_false() -> None:
+def test_invalid_bool_bytes_raise() -> None:
     entry = StoredTensor("BOOL", (3,), memoryview(b"\0\1\2"))
     for function in (entry.tensor, entry.array):
         with pytest.raises(DataLossError, match=re.escape("A bool of shape (3,)")):
@@ -101,7 +101,7 @@ def test_bools_are_true_or_false() -> None:
 
 def test_numpy_has_no_bfloat16() -> None:
     with pytest.raises(UnsupportedCheckpointError, match="NumPy has no bfloat16"):
-        stored("BF16", (2,)).array()
+        counting_tensor("BF16", (2,)).array()
 
 
 TENSORS: dict[str, torch.Tensor] = {
@@ -116,7 +116,7 @@ TENSORS: dict[str, torch.Tensor] = {
 
 
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
-def test_any_strided_tensor_is_stored(tensor: torch.Tensor) -> None:
+def test_strided_tensors_are_stored(tensor: torch.Tensor) -> None:
     actual = of_tensor(tensor).tensor()
     assert actual.dtype == tensor.dtype
     assert torch.equal(actual, tensor.detach().clone())
@@ -143,8 +143,12 @@ def test_unsupported_tensors_raise(tensor: Any, error: type[Exception], message:
 
 
 INVALID: dict[str, tuple[dict[str, StoredTensor], dict[Any, Any], str]] = {
-    "a reserved name": ({"__metadata__": stored("U8", (1,))}, {}, "can be called '__metadata__'"),
-    "half a surrogate": ({"\ud800": stored("U8", (1,))}, {}, "No tensor can be called"),
+    "a reserved name": (
+        {"__metadata__": counting_tensor("U8", (1,))},
+        {},
+        "can be called '__metadata__'",
+    ),
+    "half a surrogate": ({"\ud800": counting_tensor("U8", (1,))}, {}, "No tensor can be called"),
     "an unknown dtype": (
         {"x": StoredTensor("F128", (0,), memoryview(b""))},
         {},
@@ -180,7 +184,7 @@ def test_a_file_is_described_without_its_tensors(path: Path) -> None:
         assert raw == bytes(tensor.data)
 
 
-def test_some_tensors_can_be_read_alone(path: Path) -> None:
+def test_subset_of_tensors_can_be_read(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[container.describe(path).tensors["dec/kernel"].begin] ^= 1
     path.write_bytes(raw)
@@ -207,7 +211,7 @@ def test_errors_describe_the_damaged_tensor(path: Path) -> None:
         assert str(error.value) == message
 
 
-def test_kinds_of_files_are_told_apart(path: Path, tmp_path: Path) -> None:
+def test_file_kinds_are_distinguished(path: Path, tmp_path: Path) -> None:
     assert container.is_container(path)
     for number, content in enumerate((b"", b"{}", path.read_bytes()[:8])):
         (tmp_path / str(number)).write_bytes(content)
@@ -229,8 +233,8 @@ def test_paths_without_a_file_raise(function: Any, tmp_path: Path) -> None:
         function(tmp_path / "pipe")
 
 
-def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
-    tensors = {"a": stored("F32", (3000, 700)), "b": stored("U8", (5,))}
+def test_progress_goes_from_zero_to_total(tmp_path: Path) -> None:
+    tensors = {"a": counting_tensor("F32", (3000, 700)), "b": counting_tensor("U8", (5,))}
     calls: list[tuple[int, int]] = []
 
     def note(count: int, total: int) -> None:
@@ -251,7 +255,7 @@ def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
         assert calls[-1] == (total, total)
 
 
-def test_a_tensor_that_changes_meanwhile_makes_no_damaged_file(tmp_path: Path) -> None:
+def test_concurrently_changed_tensor_gives_a_valid_file(tmp_path: Path) -> None:
     tensor, stop = torch.zeros(1_000_000), threading.Event()
 
     def change() -> None:
@@ -269,9 +273,7 @@ def test_a_tensor_that_changes_meanwhile_makes_no_damaged_file(tmp_path: Path) -
         thread.join()
 
 
-def test_memory_that_is_not_there_changes_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_error_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def empty(*_: Any) -> Any:
         raise MemoryError
 
@@ -284,9 +286,9 @@ def test_memory_that_is_not_there_changes_nothing(
     assert have_equal_contents(container.read(path), Contents(DOCUMENT, a_few()))
 
 
-def test_many_tensors(tmp_path: Path) -> None:
+def test_many_tensors_round_trip(tmp_path: Path) -> None:
     dice = random.Random(0)
-    tensors = {f"layer{i}/w": stored("F32", (dice.randrange(9),), i) for i in range(2000)}
+    tensors = {f"layer{i}/w": counting_tensor("F32", (dice.randrange(9),), i) for i in range(2000)}
     container.write(tmp_path / "a", tensors, {"n": 2000})
     assert have_equal_contents(container.read(tmp_path / "a"), Contents({"n": 2000}, tensors))
 

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 import storage_files
-from storage_files import DOCUMENT, Header, a_few, have_equal_contents, packed, parts, stored, whole
+from storage_files import (
+    DOCUMENT,
+    Header,
+    a_few,
+    counting_tensor,
+    have_equal_contents,
+    make_file,
+    packed,
+    parts,
+)
 from thalweg._formats import container, header
 from thalweg._formats.container import Contents
 from thalweg.errors import (
@@ -31,7 +40,7 @@ SUMS = re.compile(r"stored \d+ vs\. calculated on the restored bytes \d+$")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the path of a file of about 3 KB."""
     path = tmp_path_factory.mktemp("small") / "ckpt"
-    tensors = {**a_few(), "more": stored("F64", (250,), 7)}
+    tensors = {**a_few(), "more": counting_tensor("F64", (250,), 7)}
     container.write(path, tensors, DOCUMENT)
     assert 2900 < path.stat().st_size < 3300
     return path
@@ -41,7 +50,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the path of a file of 16 MB."""
     path = tmp_path_factory.mktemp("large") / "ckpt"
-    container.write(path, {f"w{i}": stored("F32", (500, 1000), i) for i in range(8)}, {})
+    container.write(path, {f"w{i}": counting_tensor("F32", (500, 1000), i) for i in range(8)}, {})
     return path
 
 
@@ -84,30 +93,30 @@ def refuses_all(path: Path, bits: Iterator[int] | range) -> int:
     return count
 
 
-def test_one_bit_of_every_byte(small: Path) -> None:
+def test_flipped_bit_in_any_byte_raises(small: Path) -> None:
     dice, size = random.Random(0), small.stat().st_size
     assert refuses_all(small, (8 * i + dice.randrange(8) for i in range(size))) == size
 
 
 @pytest.mark.slow
-def test_every_bit(small: Path) -> None:
+def test_any_flipped_bit_raises(small: Path) -> None:
     size = small.stat().st_size
     assert refuses_all(small, range(8 * size)) == 8 * size
 
 
-def test_random_bits_of_a_larger_file(large: Path) -> None:
+def test_random_flipped_bits_of_a_larger_file_raise(large: Path) -> None:
     dice, size = random.Random(0), large.stat().st_size
     assert refuses_all(large, (dice.randrange(8 * size) for _ in range(20))) == 20
 
 
 @pytest.mark.slow
-def test_many_random_bits_of_a_larger_file(large: Path) -> None:
+def test_many_random_flipped_bits_of_a_larger_file_raise(large: Path) -> None:
     dice, size = random.Random(1), large.stat().st_size
     assert refuses_all(large, (dice.randrange(8 * size) for _ in range(1000))) == 1000
 
 
 @pytest.mark.parametrize("function", [container.read, container.describe])
-def test_files_that_end_too_early_at_any_length(
+def test_truncated_files_of_any_length_raise(
     function: Callable[[Path], Any], small: Path, tmp_path: Path
 ) -> None:
     raw, short = small.read_bytes(), tmp_path / "short"
@@ -118,14 +127,14 @@ def test_files_that_end_too_early_at_any_length(
             function(short)
 
 
-def test_files_that_go_on(small: Path, tmp_path: Path) -> None:
+def test_trailing_bytes_raise(small: Path, tmp_path: Path) -> None:
     for extra in (b"\0", b"x" * 100, small.read_bytes()):
         (tmp_path / "long").write_bytes(small.read_bytes() + extra)
         with pytest.raises(DataLossError, match=r"It has \d+ bytes; its header tells of \d+"):
             container.read(tmp_path / "long")
 
 
-def test_a_file_that_is_cut_while_it_is_read(large: Path, tmp_path: Path) -> None:
+def test_file_truncated_during_reading_raises(large: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut"
     path.write_bytes(large.read_bytes())
 
@@ -153,7 +162,7 @@ LENGTHS = {
 
 @pytest.mark.parametrize("size", [None, 200_000_000])
 @pytest.mark.parametrize("begin", LENGTHS.values(), ids=LENGTHS)
-def test_lengths_that_lie(begin: bytes, size: int | None, tmp_path: Path) -> None:
+def test_inconsistent_lengths_raise(begin: bytes, size: int | None, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(begin)
     if size is not None:
@@ -170,7 +179,7 @@ def test_lengths_that_lie(begin: bytes, size: int | None, tmp_path: Path) -> Non
 
 def test_memory_is_bounded_by_the_size_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    container.write(path, {"x": stored("F32", (3,))}, {})
+    container.write(path, {"x": counting_tensor("F32", (3,))}, {})
 
     def change(header: Header, manifest: Header) -> None:
         header["x"].update(shape=[2**40], data_offsets=[0, 2**42])
@@ -290,13 +299,15 @@ FORGED: dict[str, tuple[Change, type[ThalwegError], str]] = {
 
 @pytest.fixture
 def valid(tmp_path: Path) -> Path:
-    tensors = {"a": stored("F32", (2,)), "b": stored("U8", (3,))}
+    tensors = {"a": counting_tensor("F32", (2,)), "b": counting_tensor("U8", (3,))}
     container.write(tmp_path / "plain", tensors, {"a": 1})
     return tmp_path / "plain"
 
 
 @pytest.mark.parametrize(("change", "error", "message"), FORGED.values(), ids=FORGED)
-def test_forged_files(change: Change, error: type[ThalwegError], message: str, valid: Path) -> None:
+def test_forged_files_raise(
+    change: Change, error: type[ThalwegError], message: str, valid: Path
+) -> None:
     valid.write_bytes(storage_files.forged(valid, change))
     functions = [container.read, container.verify]
     if "Checksum" not in message:
@@ -314,7 +325,7 @@ def test_repacked_files_are_read(valid: Path) -> None:
     assert have_equal_contents(container.read(valid), initial)
 
 
-def test_many_differences_are_not_all_told(valid: Path) -> None:
+def test_many_differences_are_abbreviated(valid: Path) -> None:
     def change(header: Header, manifest: Header) -> None:
         manifest["tensors"].update({f"c{i}": ["F32", [0], 0] for i in range(25)})
 
@@ -333,7 +344,7 @@ def remade(path: Path, change: Callable[[str], str | bytes]) -> None:
     """Replace the text of the header."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
-    path.write_bytes(whole(change(raw[8 : 8 + length].decode()), raw[8 + length :]))
+    path.write_bytes(make_file(change(raw[8 : 8 + length].decode()), raw[8 + length :]))
 
 
 TEXTS: dict[str, tuple[Callable[[str], str | bytes], type[ThalwegError], str]] = {
@@ -365,7 +376,7 @@ TEXTS: dict[str, tuple[Callable[[str], str | bytes], type[ThalwegError], str]] =
 
 
 @pytest.mark.parametrize(("change", "error", "message"), TEXTS.values(), ids=TEXTS)
-def test_forged_headers(
+def test_forged_headers_raise(
     change: Callable[[str], str | bytes], error: type[ThalwegError], message: str, valid: Path
 ) -> None:
     remade(valid, change)
@@ -388,7 +399,7 @@ MANIFESTS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS)
-def test_forged_manifests(manifest: str, valid: Path) -> None:
+def test_forged_manifests_raise(manifest: str, valid: Path) -> None:
     header, _, data = parts(valid.read_bytes())
     valid.write_bytes(packed(header, manifest, data))
     with pytest.raises(InvalidConfigError, match=re.escape(f"{valid}: manifest: ")):
@@ -401,20 +412,22 @@ NAMES = ["../../x", "/etc/passwd", "a\0b", "x" * 1_000_000, "CON", "", ".", "a\n
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name[:12]))
-def test_names_are_keys_only(name: str, tmp_path: Path) -> None:
+def test_tensor_names_are_only_keys(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    container.write(folder / "a", {name: stored("F32", (2,))}, {name: name})
+    container.write(folder / "a", {name: counting_tensor("F32", (2,))}, {name: name})
     contents = container.read(folder / "a")
-    assert have_equal_contents(contents, Contents({name: name}, {name: stored("F32", (2,))}))
+    assert have_equal_contents(
+        contents, Contents({name: name}, {name: counting_tensor("F32", (2,))})
+    )
     assert os.listdir(tmp_path) == ["folder"]
     assert os.listdir(folder) == ["a"]
 
 
-def test_a_file_of_another_program(tmp_path: Path) -> None:
+def test_file_of_another_program_raises(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
-    save_file({"x": storage_files.stored("F32", (2,)).array()}, tmp_path / "a")
+    save_file({"x": storage_files.counting_tensor("F32", (2,)).array()}, tmp_path / "a")
     with pytest.raises(
         DataLossError,
         match="no file of thalweg: it is a file of safetensors that another library wrote",

@@ -38,20 +38,20 @@ def replaced(path: Any) -> None:
     atomic_write.replace(path, NEW, len(NEW_CONTENT))
 
 
-def test_the_new_content_is_there(path: Path) -> None:
+def test_replace_writes_the_new_content(path: Path) -> None:
     replaced(path)
     assert path.read_bytes() == NEW_CONTENT
     assert os.listdir(path.parent) == ["ckpt"]
 
 
-def test_any_kind_of_path_will_do(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replace_accepts_any_path_type(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     for number, path_form in enumerate((path, str(path), os.fsencode(path), "ckpt", "./ckpt")):
         atomic_write.replace(path_form, [b"%d" % number], 1)
         assert path.read_bytes() == b"%d" % number
 
 
-def test_the_beginning_is_written_last(path: Path) -> None:
+def test_file_beginning_is_written_last(path: Path) -> None:
     order: list[str] = []
 
     def parts() -> Iterator[bytes]:
@@ -81,7 +81,7 @@ def test_permissions_are_those_of_new_files(umask: int, path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o604, 0o660])
-def test_a_private_file_stays_private(mode: int, path: Path) -> None:
+def test_private_file_keeps_its_mode(mode: int, path: Path) -> None:
     path.chmod(mode)
     modes: list[int] = []
 
@@ -96,7 +96,7 @@ def test_a_private_file_stays_private(mode: int, path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_stays_its_owners(path: Path) -> None:
+def test_file_keeps_its_owner(path: Path) -> None:
     os.chown(path, 1234, 4321)
     path.chmod(0o640)
     replaced(path)
@@ -104,7 +104,7 @@ def test_a_file_stays_its_owners(path: Path) -> None:
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o640)
 
 
-def test_a_group_that_may_not_have_the_file_does_not_see_it(
+def test_mode_drops_group_bits_if_group_cannot_be_kept(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
@@ -119,7 +119,7 @@ def test_a_group_that_may_not_have_the_file_does_not_see_it(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_links_are_followed(path: Path, tmp_path: Path) -> None:
+def test_symbolic_links_are_followed(path: Path, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "a").write_bytes(OLD)
     (tmp_path / "link").symlink_to("real/a")
@@ -134,7 +134,7 @@ def test_links_are_followed(path: Path, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "real")) == ["a", "b", "c"]
 
 
-def test_other_names_of_a_file_keep_the_old_content(path: Path) -> None:
+def test_hard_links_keep_the_old_content(path: Path) -> None:
     link = path.with_name("other")
     os.link(path, link)
     replaced(path)
@@ -210,9 +210,7 @@ def test_announced_sizes_must_match(total: int, path: Path) -> None:
     assert os.listdir(path.parent) == ["ckpt"]
 
 
-def test_a_disk_that_is_full_is_told_with_figures(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_error_has_sizes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, free = os.write, [12_000_000]
 
     def limited(file: int, data: Any) -> int:
@@ -235,7 +233,7 @@ def test_a_disk_that_is_full_is_told_with_figures(
 
 
 @pytest.mark.parametrize("limit", [1, 7, 4096])
-def test_writes_that_are_cut_short_go_on(
+def test_short_writes_are_continued(
     limit: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
@@ -244,15 +242,13 @@ def test_writes_that_are_cut_short_go_on(
     assert path.read_bytes() == NEW_CONTENT
 
 
-def test_a_write_of_nothing_does_not_go_on_for_ever(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zero_byte_write_terminates(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic_write.os, "write", lambda file, data: 0)
     with pytest.raises(CheckpointWriteError, match="Input/output error"):
         replaced(path)
 
 
-def test_signals_that_are_handled_do_not_end_it(path: Path) -> None:
+def test_handled_signals_do_not_interrupt_a_write(path: Path) -> None:
     signals: list[int] = []
     old_handler = signal.signal(signal.SIGALRM, lambda *_: signals.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
@@ -291,7 +287,7 @@ def test_leftovers_of_crashed_writers_are_deleted(path: Path) -> None:
     assert all(file.exists() for file in stay)
 
 
-def test_locked_leftovers_stay(path: Path) -> None:
+def test_locked_temporary_files_are_kept(path: Path) -> None:
     import fcntl
 
     foreign = left(path, os.getpid())
@@ -312,7 +308,7 @@ def test_links_in_place_of_temporary_files_are_not_followed(path: Path) -> None:
     assert victim.read_bytes() == OLD
 
 
-def test_names_may_hold_anything(tmp_path: Path) -> None:
+def test_file_names_may_have_any_characters(tmp_path: Path) -> None:
     for name in (".hidden", "a b", "a\nb", "*", "ckpt.(1)[2]", "-", "ü"):
         target = tmp_path / name
         deleted = left(target, dead())
@@ -321,7 +317,7 @@ def test_names_may_hold_anything(tmp_path: Path) -> None:
         assert not deleted.exists()
 
 
-def test_writers_at_the_same_time_make_whole_files(path: Path) -> None:
+def test_concurrent_threads_write_complete_files(path: Path) -> None:
     contents = [bytes([number]) * 300_000 for number in range(4)]
     errors: list[BaseException] = []
 
@@ -341,7 +337,7 @@ def test_writers_at_the_same_time_make_whole_files(path: Path) -> None:
     assert os.listdir(path.parent) == ["ckpt"]
 
 
-def test_processes_at_the_same_time_make_whole_files(path: Path) -> None:
+def test_concurrent_processes_write_complete_files(path: Path) -> None:
     program = (
         "from thalweg._formats import atomic_write as disk\n"
         "for _ in range(40): disk.replace(sys.argv[1], [sys.argv[2].encode() * 200000], 200000)"
@@ -368,7 +364,7 @@ def test_folders_are_made(tmp_path: Path) -> None:
         atomic_write.make_folder(tmp_path / "file" / "b")
 
 
-def test_folders_above_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parent_folders_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     sync = os.fsync
 
@@ -381,7 +377,7 @@ def test_folders_above_reach_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
     assert synced == [str(tmp_path), str(tmp_path / "a")]
 
 
-def test_files_are_opened(path: Path) -> None:
+def test_open_for_reading_accepts_only_regular_files(path: Path) -> None:
     with atomic_write.open_for_reading(path) as file:
         assert file.read() == OLD
     path.with_name("link").symlink_to(path)
@@ -397,7 +393,7 @@ def test_files_are_opened(path: Path) -> None:
         atomic_write.open_for_reading("/dev/zero")
 
 
-def test_no_descriptors_are_left_open(path: Path) -> None:
+def test_replace_leaves_no_descriptor_open(path: Path) -> None:
     initial = os.listdir("/proc/self/fd")
     replaced(path)
     for bad in (path.parent, path / "x"):
@@ -410,7 +406,7 @@ def test_no_descriptors_are_left_open(path: Path) -> None:
     assert os.listdir("/proc/self/fd") == initial
 
 
-def test_the_standard_library_is_enough() -> None:
+def test_module_needs_only_the_standard_library() -> None:
     program = (
         "import thalweg._formats.container\n"
         "found = {name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)\n"

@@ -42,7 +42,7 @@ def test_invalid_texts_raise(text: str | bytes) -> None:
         json_text.loads(text)
 
 
-def test_depth_is_bounded_whatever_python_allows() -> None:
+def test_depth_limit_is_independent_of_recursion_limit() -> None:
     old_limit = sys.getrecursionlimit()
     sys.setrecursionlimit(10**6)
     try:
@@ -79,12 +79,12 @@ ROUND_TRIPS: list[Any] = [
 
 
 @pytest.mark.parametrize("value", ROUND_TRIPS, ids=repr)
-def test_values_are_read_back(value: Any) -> None:
+def test_json_values_round_trip(value: Any) -> None:
     document = json_text.loads(json_text.dumps(value))
     assert repr(document) == repr(value)
 
 
-def test_tuples_come_back_as_lists() -> None:
+def test_tuples_are_read_as_lists() -> None:
     assert json_text.loads(json_text.dumps({"a": (1, (2,))})) == {"a": [1, [2]]}
 
 
@@ -126,5 +126,5 @@ def test_cyclic_values_raise() -> None:
         json_text.dumps(value)
 
 
-def test_as_many_levels_are_written_as_are_read() -> None:
+def test_write_depth_equals_read_depth() -> None:
     assert json_text.loads(json_text.dumps(_deep(100))) == _deep(100)

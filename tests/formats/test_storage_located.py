@@ -34,14 +34,14 @@ def _copied(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("ending", ["", ".index", DATA, ".meta"])
-def test_a_bundle_is_found_by_the_name_of_each_of_its_files(ending: str, tmp_path: Path) -> None:
+def test_bundle_is_located_by_any_of_its_files(ending: str, tmp_path: Path) -> None:
     prefix = _copied(tmp_path)
     Path(f"{prefix}.meta").write_bytes(b"a graph")
     place = locate_checkpoint(f"{prefix}{ending}")
     assert (place.path, place.kind, place.writer) == (str(prefix), PathKind.BUNDLE, "tensorflow")
 
 
-def test_ours_is_found_with_and_without_its_ending(tmp_path: Path) -> None:
+def test_thalweg_file_is_located_with_and_without_suffix(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run.safetensors", variables={"w": torch.ones(2)})
     for name in ("run", "run.safetensors"):
         location = locate_checkpoint(tmp_path / name)
@@ -49,7 +49,7 @@ def test_ours_is_found_with_and_without_its_ending(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", ".safetensors"])
-def test_ours_goes_before_tensorflows_for_all_readers(ending: str, tmp_path: Path) -> None:
+def test_thalweg_file_takes_precedence_over_tensorflow(ending: str, tmp_path: Path) -> None:
     prefix = _copied(tmp_path)
     checkpoint.save(f"{prefix}{ending}", variables={"w": torch.ones(2)})
     w = torch.zeros(2)
@@ -63,7 +63,7 @@ def test_ours_goes_before_tensorflows_for_all_readers(ending: str, tmp_path: Pat
     assert tensorflow.load(f"{prefix}.index").step == 5
 
 
-def test_a_file_of_keras_is_not_hidden_by_what_it_was_turned_into(tmp_path: Path) -> None:
+def test_keras_file_is_not_hidden_by_its_conversion(tmp_path: Path) -> None:
     path = tmp_path / "it.keras"
     shutil.copy(GOLDENS / "keras_files" / "adam.keras", path)
     checkpoint.save(f"{path}.safetensors", variables={"w": torch.ones(2)})
@@ -135,16 +135,14 @@ INVALID_PATHS = {
     [tensorflow.load, inspection.list_file, inspection.list_verified, inspection.read_tensors],
 )
 @pytest.mark.parametrize("kind", INVALID_PATHS)
-def test_every_reader_says_the_same_of_what_is_no_checkpoint(
-    kind: str, read: object, tmp_path: Path
-) -> None:
+def test_readers_agree_about_non_checkpoints(kind: str, read: object, tmp_path: Path) -> None:
     cls, message = INVALID_PATHS[kind]
     with pytest.raises(cls, match=message):
         read(_made(kind, tmp_path))  # pyright: ignore
 
 
 @pytest.mark.parametrize("kind", INVALID_PATHS)
-def test_savers_and_checkpoints_of_objects_say_it_too(kind: str, tmp_path: Path) -> None:
+def test_savers_and_object_checkpoints_reject_non_checkpoints(kind: str, tmp_path: Path) -> None:
     path = _made(kind, tmp_path)
     cls, message = INVALID_PATHS[kind]
     if locate_checkpoint(path).kind is not PathKind.MISSING:  # there a saver has TensorFlow's words
@@ -167,7 +165,7 @@ LOOPED: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("case", LOOPED)
-def test_links_that_lead_to_one_another_are_named(case: str, tmp_path: Path) -> None:
+def test_circular_links_raise_with_their_name(case: str, tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("other")
     (tmp_path / "other").symlink_to("one")
     with pytest.raises(ThalwegError, match=str(tmp_path / "one")):
@@ -177,13 +175,13 @@ def test_links_that_lead_to_one_another_are_named(case: str, tmp_path: Path) -> 
     assert sorted(os.listdir(tmp_path)) == ["one", "other"]
 
 
-def test_files_of_keras_are_named_to_savers() -> None:
+def test_saver_identifies_keras_files() -> None:
     path = next((GOLDENS / "keras_files").glob("*.keras"))
     for read in (train.NewCheckpointReader, train.Checkpoint().restore):
         with pytest.raises(ThalwegError, match=r"is a file of Keras, which thalweg\.checkpoint"):
             read(path)
 
 
-def test_a_file_of_tensorflow_is_not_turned_into_one(tmp_path: Path) -> None:
+def test_converting_tensorflow_to_tensorflow_raises(tmp_path: Path) -> None:
     with pytest.raises(ThalwegError, match=r"is a checkpoint of TensorFlow, and only one of thal"):
         tensorflow.convert(SAVER, tmp_path / "out", to="tf")

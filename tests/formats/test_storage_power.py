@@ -10,14 +10,14 @@ import pytest
 
 from attack import power
 from attack.power import Content, Op
-from storage_files import DOCUMENT, stored
+from storage_files import DOCUMENT, counting_tensor
 from thalweg._formats import atomic_write, container
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 
 
 def saved(path: Path) -> None:
-    tensors = {f"w{i}": stored("U8", (600 * (i + 1),), i) for i in range(3)}
+    tensors = {f"w{i}": counting_tensor("U8", (600 * (i + 1),), i) for i in range(3)}
     container.write(path, tensors, DOCUMENT)
 
 
@@ -41,7 +41,7 @@ def broken(log: list[Op], path: Path, old: Content) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("old", [b"old" * 1000, None], ids=["old", "none"])
-def test_no_state_is_broken(old: Content, tmp_path: Path) -> None:
+def test_power_loss_leaves_a_complete_file(old: Content, tmp_path: Path) -> None:
     log = log_of(tmp_path / "ckpt", old)
     count, bad = broken(log, tmp_path / "ckpt", old)
     assert [op.kind for op in log] == ["make", *["write"] * 4, "sync", "rename", "sync"]
@@ -76,7 +76,9 @@ WORSE = {
 
 
 @pytest.mark.parametrize("change", WORSE.values(), ids=WORSE)
-def test_other_ways_break(change: Callable[[list[Op]], list[Op]], tmp_path: Path) -> None:
+def test_reordered_writes_are_detected_as_broken(
+    change: Callable[[list[Op]], list[Op]], tmp_path: Path
+) -> None:
     log = change(log_of(tmp_path / "ckpt", b"old" * 1000))
     assert broken(log, tmp_path / "ckpt", b"old" * 1000)[1] > 0
 
@@ -90,6 +92,6 @@ def test_leftovers_of_other_processes_are_removed(tmp_path: Path) -> None:
     assert not broken(log, path, b"old")[1]
 
 
-def test_folders_are_on_the_disk_before_files_are(tmp_path: Path) -> None:
+def test_folders_are_synced_before_files(tmp_path: Path) -> None:
     log = power.recorded(lambda: atomic_write.make_folder(tmp_path / "a" / "b"))
     assert log == [Op("sync", str(tmp_path)), Op("sync", str(tmp_path / "a"))]

@@ -41,7 +41,7 @@ COUNTS: dict[str, tuple[dict[str, Any], Callable[[Any], Any], bool]] = {
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("is_counted_first", [False, True])
-def test_what_a_run_reads_beside_a_count(name: str, is_counted_first: bool) -> None:
+def test_run_reads_the_documented_count_beside_an_update(name: str, is_counted_first: bool) -> None:
     options, count, is_early = COUNTS[name]
     with tf.Graph().as_default(), tf.Session() as session:
         step = _made(**options)
@@ -118,7 +118,7 @@ def _train_as_bert(warmup: int) -> list[float]:
         (True, 3, 0.0),
     ],
 )
-def test_berts_rate_of_reference_variables_is_that_of_the_step_after(
+def test_bert_rate_with_reference_variables_is_one_step_ahead(
     is_resource: bool, warmup: int, expected: float
 ) -> None:
     was_enabled = tf.resource_variables_enabled()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import thalweg.tf as tf
-from parallel_workers import together
+from parallel_workers import run_together
 from sessions import initialized
 from thalweg import FailedPreconditionError, InvalidArgumentError
 from thalweg import _graph as graph
@@ -151,7 +151,7 @@ VALUES: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize(("build", "expected"), VALUES.values(), ids=VALUES.keys())
-def test_values(build: Callable[[Any], Any], expected: list[Any]) -> None:
+def test_cond_and_while_loop_values(build: Callable[[Any], Any], expected: list[Any]) -> None:
     for leaves in both(build, ROWS):
         assert len(leaves) == len(expected)
         for leaf, target in zip(leaves, expected, strict=True):
@@ -212,7 +212,9 @@ GRADIENTS: dict[str, tuple[Callable[[Any, Any], Any], Any, Any]] = {
 
 
 @pytest.mark.parametrize(("loss", "growth", "down"), GRADIENTS.values(), ids=GRADIENTS.keys())
-def test_gradients(graph: Any, loss: Callable[..., Any], growth: Any, down: Any) -> None:
+def test_cond_and_while_loop_gradients(
+    graph: Any, loss: Callable[..., Any], growth: Any, down: Any
+) -> None:
     w, p = tf.Variable([2.0, 3.0]), v1.placeholder(tf.float32, [])
     (gradient,) = v1.gradients(loss(w, p), [w])
     with initialized() as session:
@@ -220,7 +222,7 @@ def test_gradients(graph: Any, loss: Callable[..., Any], growth: Any, down: Any)
         np.testing.assert_array_equal(session.run(gradient, {p: -1.0}), down)
 
 
-def test_only_the_branch_that_is_chosen_updates(graph: Any) -> None:
+def test_only_the_chosen_branch_updates(graph: Any) -> None:
     p, k = v1.placeholder(tf.bool, []), tf.Variable(0.0)
     update = tf.cond(p, lambda: v1.assign_add(k, 1.0), lambda: v1.assign_sub(k, 5.0))
     with initialized() as session:
@@ -229,7 +231,7 @@ def test_only_the_branch_that_is_chosen_updates(graph: Any) -> None:
             assert session.run(k) == value
 
 
-def test_what_a_branch_uses_of_the_outside_runs_in_any_case(graph: Any) -> None:
+def test_outer_operations_of_a_branch_always_run(graph: Any) -> None:
     p, k = v1.placeholder(tf.bool, []), tf.Variable(0.0)
     update = v1.assign_add(k, 1.0)
     x = tf.cond(p, lambda: tf.identity(update), lambda: tf.constant(9.0))
@@ -238,7 +240,7 @@ def test_what_a_branch_uses_of_the_outside_runs_in_any_case(graph: Any) -> None:
         assert session.run(k) == 1.0
 
 
-def test_an_optimizer_steps_only_when_it_is_told(graph: Any) -> None:
+def test_optimizer_steps_only_in_the_chosen_branch(graph: Any) -> None:
     p, w = v1.placeholder(tf.bool, []), tf.Variable([2.0])
     step = v1.train.get_or_create_global_step()
     optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
@@ -264,7 +266,7 @@ def test_an_optimizer_steps_only_when_it_is_told(graph: Any) -> None:
         ]
 
 
-def test_an_optimizer_may_differentiate_in_a_branch(graph: Any) -> None:
+def test_optimizer_can_differentiate_in_a_branch(graph: Any) -> None:
     p, w = v1.placeholder(tf.bool, []), tf.Variable([2.0])
     loss = tf.reduce_sum(w * w)
     train = tf.cond(p, lambda: v1.train.GradientDescentOptimizer(0.1).minimize(loss), tf.no_op)
@@ -288,7 +290,7 @@ def test_an_optimizer_steps_in_a_loop(graph: Any) -> None:
         assert session.run(w) == 0.25
 
 
-def test_lookahead(graph: Any) -> None:
+def test_lookahead_in_cond_follows_every_third_step(graph: Any) -> None:
     """Slow weights follow fast ones in every third step, which then begin there."""
     fast, slow = tf.Variable(4.0, name="fast"), tf.Variable(4.0, trainable=False, name="slow")
     step = v1.train.get_or_create_global_step()
@@ -334,7 +336,7 @@ def test_gradients_flow_past_an_update_in_a_branch(graph: Any) -> None:
         assert session.run(y, {p: False}) == 10.0
 
 
-def test_rows_of_an_embedding_in_a_branch(graph: Any) -> None:
+def test_embedding_rows_in_a_branch_have_sparse_gradients(graph: Any) -> None:
     p, table = v1.placeholder(tf.bool, []), tf.Variable(np.ones((4, 2), "f4"))
     rows = tf.cond(p, lambda: tf.nn.embedding_lookup(table, [1, 1]), lambda: tf.zeros([2, 2]))
     train = v1.train.AdagradOptimizer(1.0, 1.0).minimize(tf.reduce_sum(rows))
@@ -346,7 +348,7 @@ def test_rows_of_an_embedding_in_a_branch(graph: Any) -> None:
         assert session.run(table)[1, 0] == pytest.approx(1 - 2 / np.sqrt(5))
 
 
-def test_slices_come_out_of_a_branch(graph: Any) -> None:
+def test_branch_can_return_slices(graph: Any) -> None:
     p = v1.placeholder(tf.bool, [])
     first, second = (
         tf.IndexedSlices(tf.constant([[x]]), tf.constant([int(x)]), (3, 1)) for x in (1.0, 2.0)
@@ -357,7 +359,7 @@ def test_slices_come_out_of_a_branch(graph: Any) -> None:
         assert session.run(choice, {p: False}).indices.tolist() == [2]
 
 
-def test_modules_in_a_branch_keep_their_buffers_of_those_runs(graph: Any) -> None:
+def test_module_buffers_update_only_in_chosen_branches(graph: Any) -> None:
     p, x = v1.placeholder(tf.bool, []), v1.placeholder(tf.float32, [4, 1])
     norm = torch.nn.BatchNorm1d(1, momentum=1.0)
     y = tf.cond(p, lambda: norm(x), lambda: x)
@@ -369,7 +371,7 @@ def test_modules_in_a_branch_keep_their_buffers_of_those_runs(graph: Any) -> Non
         assert session.run(mean) == [1.0]
 
 
-def test_variables_made_in_a_branch_are_outside_of_it(graph: Any) -> None:
+def test_variables_created_in_a_branch_are_global(graph: Any) -> None:
     p = v1.placeholder(tf.bool, [])
     x = tf.cond(
         p, lambda: tf.Variable(1.0, name="a"), lambda: v1.get_variable("b", initializer=2.0)
@@ -380,7 +382,7 @@ def test_variables_made_in_a_branch_are_outside_of_it(graph: Any) -> None:
         assert session.run(x, {p: False}) == 2.0
 
 
-def test_an_uninitialized_variable_matters_only_where_it_is_read(graph: Any) -> None:
+def test_uninitialized_variable_raises_only_if_read(graph: Any) -> None:
     p, w = v1.placeholder(tf.bool, []), tf.Variable(1.0)
     x = tf.cond(p, lambda: w + 1.0, lambda: tf.constant(0.0))
     with v1.Session() as session:
@@ -389,7 +391,7 @@ def test_an_uninitialized_variable_matters_only_where_it_is_read(graph: Any) -> 
             session.run(x, {p: True})
 
 
-def test_a_branch_reads_what_was_before_a_later_update(graph: Any) -> None:
+def test_branch_reads_values_before_a_later_update(graph: Any) -> None:
     p, w = v1.placeholder(tf.bool, []), tf.Variable([1.0])
     w_before = tf.cond(p, lambda: w, lambda: w)
     with initialized() as session:
@@ -403,7 +405,7 @@ def test_random_numbers_are_drawn_anew_each_time(graph: Any) -> None:
     assert len({*first, *second}) == 6
 
 
-def test_names_and_static_shapes(graph: Any) -> None:
+def test_cond_has_names_and_static_shapes(graph: Any) -> None:
     p, x = v1.placeholder(tf.bool, []), v1.placeholder(tf.float32, [None, 3])
     choice = tf.cond(p, lambda: x, lambda: tf.zeros([2, 3]))
     assert (choice.name, choice.shape, choice.dtype) == ("cond/Merge:0", (None, 3), tf.float32)
@@ -456,13 +458,15 @@ INVALID: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("build", "error", "match"), INVALID.values(), ids=INVALID.keys())
-def test_refused(graph: Any, build: Callable[..., Any], error: type[Exception], match: str) -> None:
+def test_invalid_branches_raise(
+    graph: Any, build: Callable[..., Any], error: type[Exception], match: str
+) -> None:
     p, x = v1.placeholder(tf.bool, []), v1.placeholder(tf.float32, [3])
     with pytest.raises(error, match=match):
         build(p, x)
 
 
-def test_what_a_branch_makes_is_not_used_outside(graph: Any) -> None:
+def test_using_a_branch_tensor_outside_raises(graph: Any) -> None:
     p, outs = v1.placeholder(tf.bool, []), []
     tf.cond(p, lambda: outs.append(tf.constant(1.0) + 1.0) or outs[0], lambda: tf.constant(0.0))
     for use in (
@@ -492,7 +496,7 @@ FAILING: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize(("build", "match"), FAILING.values(), ids=FAILING.keys())
-def test_errors_of_runs(build: Callable[[Any], Any], match: str) -> None:
+def test_branch_errors_are_raised_by_the_run(build: Callable[[Any], Any], match: str) -> None:
     with pytest.raises(InvalidArgumentError, match=match):
         build(tf.constant(0.0))
     with tf.Graph().as_default(), v1.Session() as session:
@@ -502,7 +506,7 @@ def test_errors_of_runs(build: Callable[[Any], Any], match: str) -> None:
             session.run(tensor, {x: 0.0})
 
 
-def test_threads_that_run_branches_see_no_half_updates(graph: Any) -> None:
+def test_concurrent_branches_see_complete_updates(graph: Any) -> None:
     p, a, b = v1.placeholder(tf.bool, []), tf.Variable(0), tf.Variable(0)
 
     def update() -> Any:
@@ -518,11 +522,11 @@ def test_threads_that_run_branches_see_no_half_updates(graph: Any) -> None:
                 a_value, b_value = session.run([a, b])
                 assert a_value == b_value
 
-        together(*[work] * 4)
+        run_together(*[work] * 4)
         assert session.run(a) == 40
 
 
-def test_a_branch_that_waits_lets_others_run(graph: Any) -> None:
+def test_waiting_branch_lets_other_runs_proceed(graph: Any) -> None:
     p, arrived, w = v1.placeholder(tf.bool, []), threading.Event(), tf.Variable(0)
     increment = w.assign_add(1)
 
@@ -536,7 +540,7 @@ def test_a_branch_that_waits_lets_others_run(graph: Any) -> None:
             session.run(increment)
             arrived.set()
 
-        together(lambda: session.run(train_op, {p: True}), arrive)
+        run_together(lambda: session.run(train_op, {p: True}), arrive)
         assert session.run(w) == 1
 
 
@@ -548,7 +552,7 @@ def _waiting(event: threading.Event) -> Any:
     return graph.operation(wait, [], "wait", kind="blocking", outputs=graph.Output(torch.bool, ()))
 
 
-def test_loops_over_a_variable_that_they_update(graph: Any) -> None:
+def test_loop_starting_at_an_updated_variable(graph: Any) -> None:
     w = tf.Variable(1.0)
 
     def once(i: Any, total: Any) -> Any:
@@ -561,7 +565,7 @@ def test_loops_over_a_variable_that_they_update(graph: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["scan", "scan backwards", "foldl", "map_fn"])
-def test_loops_over_rows_of_a_tensor_of_unknown_rank(name: str, graph: Any) -> None:
+def test_loop_over_rows_of_unknown_rank(name: str, graph: Any) -> None:
     x = v1.placeholder(tf.float32)
     loops = {
         "scan": (lambda: tf.scan(operator.add, x), np.cumsum(ROWS, 0)),

@@ -119,7 +119,9 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("function", "shape", "expected"), SHAPES.values(), ids=SHAPES.keys())
-def test_static_shape(function: Callable[[Any], Any], shape: Any, expected: Any) -> None:
+def test_symbolic_functions_infer_static_shapes(
+    function: Callable[[Any], Any], shape: Any, expected: Any
+) -> None:
     result = function(tf.placeholder("float32", shape))
     assert result.shape == expected
     assert result.dtype == torch.float32
@@ -160,21 +162,21 @@ def test_shape_has_the_methods_of_a_tensor_shape() -> None:
         x.set_shape([4, 3])
 
 
-def test_what_static_shapes_tell_is_told_at_once() -> None:
+def test_static_shape_queries_need_no_run() -> None:
     x = tf.placeholder("float32", [None, 3])
     assert (x.dim(), x.ndim, x.size(1), x.is_floating_point()) == (2, 2, 3, True)
     with pytest.raises(InvalidTypeError, match="only a run knows"):
         x.size(0)
 
 
-def test_shapes_that_do_not_fit_are_refused_when_the_graph_is_built() -> None:
+def test_mismatched_shapes_raise_when_the_graph_is_built() -> None:
     x = tf.placeholder("float32", [2, 3])
     with pytest.raises(ValueError, match=r"matmul: .* shapes \(2, 3\), \(2, 3\)"):
         x @ x
     assert [op.type for op in tf.get_default_graph().get_operations()] == ["Placeholder"]
 
 
-def test_wrong_arguments_are_refused_when_the_graph_is_built() -> None:
+def test_invalid_arguments_raise_when_the_graph_is_built() -> None:
     x = tf.placeholder("float32", [2, 3])
     with pytest.raises(TypeError, match="invalid combination of arguments"):
         torch.sum(x, nonsense=1)
@@ -208,7 +210,7 @@ INVALID: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("use", "error", "message"), INVALID.values(), ids=INVALID.keys())
-def test_what_needs_a_value_is_refused(
+def test_operations_needing_a_value_raise(
     use: Callable[[Any], Any], error: type[Exception], message: str
 ) -> None:
     x = tf.placeholder("float32", [None])
@@ -245,7 +247,7 @@ def test_names_are_made_unique(graph: tf.Graph) -> None:
     assert (x + 1).name == "add_4:0"
 
 
-def test_name_scopes() -> None:
+def test_name_scopes_prefix_names() -> None:
     with tf.name_scope("a") as first:
         x = tf.constant(1.0, name="x")
         with tf.name_scope("b"):
@@ -261,7 +263,7 @@ def test_name_scopes() -> None:
 
 
 @pytest.mark.parametrize("name", ["bad name", "-x", "", "x:0"])
-def test_name_that_is_not_valid(name: str) -> None:
+def test_invalid_name_raises(name: str) -> None:
     with pytest.raises(ValueError, match="is not a valid name"):
         tf.no_op(name=name)
 
@@ -305,12 +307,12 @@ def test_control_dependencies_nest_and_clear() -> None:
         pass
 
 
-def test_an_unknown_argument_of_a_graph_is_told_by_its_name() -> None:
+def test_unknown_graph_argument_raises_with_its_name() -> None:
     with pytest.raises(TypeError, match=r"^Graph\.__init__\(\) got an unexpected keyword"):
         tf.Graph(strange=1)  # pyright: ignore
 
 
-def test_finalized_graph(graph: tf.Graph) -> None:
+def test_finalized_graph_raises_on_modification(graph: tf.Graph) -> None:
     x = tf.constant(1.0)
     graph.finalize()
     assert graph.finalized
@@ -337,7 +339,7 @@ def test_an_operation_goes_to_the_graph_of_its_inputs(graph: tf.Graph) -> None:
         assert (x + 1).graph is graph
 
 
-def test_collections(graph: tf.Graph) -> None:
+def test_collections_store_and_filter_by_scope(graph: tf.Graph) -> None:
     x = tf.constant(1.0, name="scope/x")
     tf.add_to_collection(tf.GraphKeys.LOSSES, x)
     tf.add_to_collection(tf.GraphKeys.LOSSES, "no name")
@@ -385,13 +387,13 @@ CONSTANTS = [
 
 
 @pytest.mark.parametrize(("arguments", "shape", "dtype"), CONSTANTS)
-def test_constant(arguments: Any, shape: Any, dtype: Any) -> None:
+def test_constant_has_shape_and_dtype(arguments: Any, shape: Any, dtype: Any) -> None:
     x = tf.constant(*arguments)
     assert (x.shape, x.dtype) == (shape, dtype)
     assert np.shape(run(x)) == shape
 
 
-def test_constant_that_does_not_fit() -> None:
+def test_constant_of_wrong_shape_raises() -> None:
     with pytest.raises(ValueError, match=r"3 values do not fit shape \(2,\)"):
         tf.constant([1, 2, 3], shape=(2,))
 
@@ -403,7 +405,7 @@ def test_constant_is_a_copy() -> None:
     np.testing.assert_array_equal(run(x), [1, 1])
 
 
-def test_convert_to_tensor() -> None:
+def test_convert_to_tensor_accepts_values_and_tensors() -> None:
     x = tf.constant(2.0)
     assert tf.convert_to_tensor(x) is x
     np.testing.assert_array_equal(run(tf.convert_to_tensor([x, 3.0, x + 2])), [2, 3, 4])
@@ -463,7 +465,7 @@ def test_eager_mode_computes_at_once() -> None:
     assert with_graph.get_operations() == []
 
 
-def test_numbers_are_divided_by_a_tensor_itself() -> None:
+def test_number_divided_by_a_tensor_is_recorded() -> None:
     x = np.arange(1, 200, dtype="f4")
     assert (7 / tf.constant([2.0])).dtype == torch.float32
     quotient = 0.1 / tf.placeholder(torch.float32, [None])
@@ -473,7 +475,7 @@ def test_numbers_are_divided_by_a_tensor_itself() -> None:
     assert (7 / tf.constant([2])).dtype == torch.float32
 
 
-def test_a_description_of_an_operation() -> None:
+def test_node_def_describes_an_operation() -> None:
     first, two = tf.constant(1.0, name="one"), tf.constant([2.0, 3.0], name="two")
     halves: Any = torch.split(two, 1)
     with tf.control_dependencies([two]):
@@ -498,7 +500,7 @@ class Knowing:
         return tf.constant(3.0) * 1.0
 
 
-def test_an_object_that_knows_its_symbol() -> None:
+def test_object_with_a_symbol_is_used_as_tensor() -> None:
     item = Knowing()
     x = tf.Variable(2.0)
     product = x * item

@@ -78,23 +78,21 @@ USES: dict[str, tuple[Use, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("use", "error", "message"), USES.values(), ids=USES.keys())
-def test_a_placeholder_in_eager_mode_is_refused(
-    use: Use, error: type[Exception], message: str
-) -> None:
+def test_placeholder_in_eager_mode_raises(use: Use, error: type[Exception], message: str) -> None:
     w = Variable([1.0, 2.0], name="w")
     with pytest.raises(error, match=message):
         use(placeholder(), w)
     assert w.tolist() == [1.0, 2.0]
 
 
-def test_what_is_described_needs_no_value() -> None:
+def test_repr_of_a_placeholder_needs_no_value() -> None:
     assert f"{placeholder()}" == "<tf.Tensor 'x:0' shape=(2,) dtype=float32>"
 
 
 @pytest.mark.parametrize(
     "make", [lambda: train.GradientDescentOptimizer(1.0), lambda: optimizers.SGD(1.0)]
 )
-def test_a_graph_that_is_built_takes_no_step(make: Any) -> None:
+def test_building_a_graph_takes_no_step(make: Any) -> None:
     w, opt = Variable([2.0], name="w"), make()
     pairs = [(torch.ones(1), w)]
     for _ in range(2):
@@ -118,7 +116,7 @@ def test_a_variable_of_a_graph_can_be_trained_by_a_used_optimizer() -> None:
 
 
 @pytest.mark.parametrize("function", [tf.convert_to_tensor, lambda x: tf.cast(x, torch.float64)])
-def test_in_eager_mode_gradients_flow_through_conversions(function: Any) -> None:
+def test_eager_gradients_flow_through_conversions(function: Any) -> None:
     w = torch.tensor([1.0, 2.0], requires_grad=True)
     (grad,) = torch.autograd.grad(function(w).square().sum(), [w])
     assert grad.tolist() == [2.0, 4.0]

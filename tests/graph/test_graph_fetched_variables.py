@@ -51,9 +51,7 @@ def fetched(w: Any, opt: Any, steps: int = 3) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("is_resource", [False, True])
-def test_a_resource_variable_is_read_before_and_any_other_after(
-    maker: str, is_resource: bool
-) -> None:
+def test_resource_fetches_precede_updates_and_others_follow(maker: str, is_resource: bool) -> None:
     with Graph().as_default():
         fetches, endings = fetched(MAKERS[maker](is_resource), train.MomentumOptimizer(0.1, 0.9))
     for got, (start, end) in zip(fetches, endings, strict=True):
@@ -66,7 +64,7 @@ def kind_of(make: Callable[[], Any]) -> bool:
         return make().is_resource
 
 
-def test_which_kind_a_variable_is(settings: None) -> None:
+def test_variables_are_resource_variables_by_setting(settings: None) -> None:
     makers = [
         lambda: tf.Variable(1.0),
         lambda: tf.get_variable("w", []),
@@ -88,7 +86,7 @@ def test_which_kind_a_variable_is(settings: None) -> None:
     assert kind_of(makers[0])
 
 
-def test_a_variable_that_is_differentiated_by_and_not_trained() -> None:
+def test_non_trainable_variable_is_fetched_after_its_step() -> None:
     with Graph().as_default(), Session() as session:
         w = tf.Variable(3.0, trainable=False, use_resource=False)
         (grad,) = tf.gradients(w * w, [w])
@@ -97,7 +95,7 @@ def test_a_variable_that_is_differentiated_by_and_not_trained() -> None:
         assert session.run([w, grad, op, w]) == [0.0, 6.0, None, 0.0]
 
 
-def test_several_fetches_of_one_variable_agree() -> None:
+def test_fetches_of_one_variable_are_equal() -> None:
     with Graph().as_default(), Session() as session:
         w = tf.Variable(0.0, use_resource=False)
         add = w.assign_add(1.0)
@@ -126,13 +124,13 @@ STARTS = {
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_the_count_that_a_script_fetches(start: str, tmp_path: Any) -> None:
+def test_fetched_global_step_depends_on_the_variable_kind(start: str, tmp_path: Any) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(start=start))
     process = fresh_process.run("-m thalweg.tf", str(tmp_path / "script.py"))
     assert process.stdout == STARTS[start], process.stderr
 
 
-def test_the_usual_kind_is_left_as_it_was() -> None:
+def test_default_variable_kind_is_restored() -> None:
     assert process.resource_variables
 
 

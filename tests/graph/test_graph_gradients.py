@@ -36,7 +36,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES.keys())
-def test_by_what_one_can_differentiate(make: Callable[[], Any]) -> None:
+def test_gradients_with_respect_to_intermediate_tensors(make: Callable[[], Any]) -> None:
     x = make()
     y = x * x
     z = y * 2 + x
@@ -44,7 +44,7 @@ def test_by_what_one_can_differentiate(make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("trainable", [True, False])
-def test_by_what_is_fed(trainable: bool) -> None:
+def test_gradients_with_respect_to_placeholders(trainable: bool) -> None:
     x = tf.placeholder("float32", [])
     w = tf.Variable(1.0, trainable=trainable)
     gradients = tf.gradients(x * x * w * w, [x, w])
@@ -60,7 +60,7 @@ def test_pass_through_does_not_mix_up_paths() -> None:
 
 
 @pytest.mark.parametrize("stops", [[0], [0, 1], [1], []])
-def test_stop_gradients(stops: list[int]) -> None:
+def test_stop_gradients_cuts_paths(stops: list[int]) -> None:
     a = tf.Variable(1.0)
     b = a * 2
     c = b + b.contiguous() * 3
@@ -80,18 +80,18 @@ def test_gradients_are_none_where_there_is_no_connection() -> None:
     assert initialized().run(gradient) == 2.0
 
 
-def test_of_nothing_no_gradient_is_found(graph: tf.Graph) -> None:
+def test_gradients_of_no_targets_are_none(graph: tf.Graph) -> None:
     assert tf.gradients([], [tf.constant(1.0)]) == [None]
 
 
-def test_no_operation_is_added_without_a_connection(graph: tf.Graph) -> None:
+def test_unconnected_gradients_add_no_operation(graph: tf.Graph) -> None:
     x, y = tf.Variable(1.0), tf.Variable(2.0)
     count = len(graph.get_operations())
     tf.gradients(y, x)
     assert len(graph.get_operations()) == count
 
 
-def test_zeros_where_there_is_no_connection() -> None:
+def test_unconnected_gradients_can_be_zeros() -> None:
     x, y = tf.Variable([1.0, 2.0]), tf.Variable(2.0)
     result = tf.gradients(y, [x, y], unconnected_gradients="zero")
     np.testing.assert_array_equal(initialized().run(result[0]), [0, 0])
@@ -99,7 +99,7 @@ def test_zeros_where_there_is_no_connection() -> None:
         tf.gradients(y, x, unconnected_gradients="one")
 
 
-def test_connection_is_followed_by_output() -> None:
+def test_connections_are_tracked_per_output() -> None:
     x, y = tf.Variable([1.0]), tf.Variable([2.0])
     function = lambda a, b: (a * 2, b * 3)  # noqa: E731
     first, two = tf.get_default_graph().call(function, (x, y), name="both")
@@ -107,7 +107,7 @@ def test_connection_is_followed_by_output() -> None:
     assert tf.gradients(two, [x, y])[0] is None
 
 
-def test_several_targets_and_weights() -> None:
+def test_gradients_sum_weighted_targets() -> None:
     x = tf.Variable([1.0, 2.0])
     ys = [x * 2, (x * x).sum()]
     session = initialized()
@@ -123,7 +123,7 @@ def test_several_targets_and_weights() -> None:
         session.run(wrong)
 
 
-def test_several_gradients_in_one_run() -> None:
+def test_one_run_computes_several_gradients() -> None:
     x = tf.Variable(3.0)
     y = x * x * x
     first = tf.gradients(y, x)
@@ -140,7 +140,7 @@ def test_gradients_of_gradients() -> None:
     assert initialized().run(third) == 6.0
 
 
-def test_what_is_not_symbolic_is_refused() -> None:
+def test_non_symbolic_sources_raise() -> None:
     with pytest.raises(TypeError, match=r"Passed in object 3.0, expected a symbolic tensor"):
         tf.gradients(tf.constant(1.0), 3.0)
 
@@ -181,7 +181,7 @@ def test_gradient_of_looked_up_rows_is_slices(lookup: Callable[[Any, Any], Any])
     assert initialized().run([slices.indices, slices.values], {ids: [1]})[0] == [1]
 
 
-def test_slices_can_be_processed() -> None:
+def test_gradient_slices_can_be_processed() -> None:
     w = tf.Variable([[1.0], [2.0], [3.0]])
     (slices,) = tf.gradients(tf.gather(w, [0, 2]).sum(), w)
     halved = tf.SymbolicSlices(slices.values * 0.5, slices.indices, slices.dense_shape)
@@ -211,7 +211,7 @@ def test_gradient_is_dense_where_rows_and_whole_are_used() -> None:
     np.testing.assert_array_equal(initialized().run(gradient), [[1, 1], [2, 2]])
 
 
-def test_rows_that_only_the_run_finds() -> None:
+def test_gradient_of_rows_known_only_at_run_time() -> None:
     w = tf.Variable([[1.0], [2.0]])
     (gradient,) = tf.gradients(tf.gather(tf.identity(w), [1]).sum(), w)
     session = initialized()
@@ -244,9 +244,7 @@ def _in_a_loop(w: Any) -> Any:
 
 @pytest.mark.parametrize("trainable", [True, False])
 @pytest.mark.parametrize("update", [_updated, _in_a_branch, _in_a_loop])
-def test_a_gradient_after_an_update_is_that_of_the_values_before(
-    update: Any, trainable: bool
-) -> None:
+def test_gradient_after_an_update_uses_earlier_values(update: Any, trainable: bool) -> None:
     """As in TensorFlow, where what a product has read stays as it was."""
     w, x = tf.Variable(3.0, trainable), tf.placeholder("float32", [])
     y = tf.identity(w) * w * x
@@ -277,7 +275,7 @@ def test_gradients_and_updates_take_turns_in_a_loop() -> None:
     assert session.run(w) == 6.0
 
 
-def test_a_step_of_training_copies_nothing_that_autograd_saves() -> None:
+def test_training_step_does_not_copy_saved_tensors() -> None:
     """Also where updates come first, if these are of other variables."""
     w, mean, x = tf.Variable(1.0), tf.Variable(0.0, trainable=False), tf.placeholder("float32", [])
     loss = w * w * x

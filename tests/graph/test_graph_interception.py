@@ -24,14 +24,14 @@ class Passing(nn.Module):
         return x
 
 
-def test_torch_is_left_as_it_was() -> None:
+def test_module_call_is_restored_after_the_graph() -> None:
     original = nn.Module.__call__
     with tf.Graph().as_default(), tf.Graph().as_default():
         assert nn.Module.__call__ is not original
     assert nn.Module.__call__ is original
 
 
-def test_only_the_thread_that_builds_is_concerned() -> None:
+def test_interception_affects_only_the_building_thread() -> None:
     module, outputs = Passing(), []
     with tf.Graph().as_default():
         x = tf.placeholder("float32", [2])

@@ -38,7 +38,7 @@ RUNS = {
 
 @pytest.mark.parametrize("call", range(5))
 @pytest.mark.parametrize("use", RUNS.values(), ids=RUNS)
-def test_a_lock_is_given_back(
+def test_interrupted_run_releases_its_lock(
     use: Callable[..., Any], call: int, graph: tf.Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever others are told of it, which Python's own methods do in several steps."""
@@ -79,7 +79,7 @@ def _once(lock: Any, method: str, monkeypatch: pytest.MonkeyPatch, has_effect: b
 @pytest.mark.parametrize("has_effect", [False, True])
 @pytest.mark.parametrize("method", ["acquire", "release"])
 @pytest.mark.parametrize("use", RUNS.values(), ids=RUNS)
-def test_a_lock_is_given_back_that_was_not_taken_or_given_back_at_once(
+def test_interrupted_acquire_and_release_leave_the_lock_free(
     use: Callable[..., Any], method: str, has_effect: bool, graph: tf.Graph,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -101,7 +101,7 @@ class _Interrupted(list[Any]):
         raise KeyboardInterrupt
 
 
-def test_no_run_stays_under_way(graph: tf.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_run_leaves_no_frame(graph: tf.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     w = tf.Variable(1.0)
     session = initialized()
     monkeypatch.setattr(thread, "frames", _Interrupted())
@@ -111,7 +111,7 @@ def test_no_run_stays_under_way(graph: tf.Graph, monkeypatch: pytest.MonkeyPatch
     assert not executing_eagerly()
 
 
-def test_a_variable_has_a_value_once_its_memory_is_known(
+def test_interrupted_initialization_is_consistent(
     graph: tf.Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or else what is read of it would change with the next update."""

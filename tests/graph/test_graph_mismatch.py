@@ -50,7 +50,7 @@ def graph_of(size: int | None) -> tuple[tf.Graph, Any, Any, Any]:
 
 @pytest.mark.parametrize("size", [2, None])
 @pytest.mark.parametrize("case", MISFITS)
-def test_shapes_that_do_not_fit_are_refused(case: str, size: int | None) -> None:
+def test_mismatched_shapes_raise(case: str, size: int | None) -> None:
     graph, *tensors = graph_of(size)
     with graph.as_default(), pytest.raises(ValueError, match=r"The inputs .*have the shapes"):
         MISFITS[case](*tensors)
@@ -75,7 +75,7 @@ def test_shapes_that_do_not_fit_are_refused(case: str, size: int | None) -> None
         ),
     ],
 )
-def test_the_operation_and_its_tensors_are_named(build: Build, message: str) -> None:
+def test_shape_error_names_operation_and_tensors(build: Build, message: str) -> None:
     graph, *tensors = graph_of(None)
     count = len(graph.get_operations())
     with graph.as_default(), pytest.raises(tf.InvalidArgumentError, match=message):
@@ -101,7 +101,7 @@ def test_the_operation_and_its_tensors_are_named(build: Build, message: str) -> 
         (lambda a, b: torch.cat([a, b]) @ torch.ones(4, 1), ([None, None], [2, 4])),
     ],
 )
-def test_what_a_run_may_put_together_is_not_refused(build: Any, shapes: tuple[Any, Any]) -> None:
+def test_possibly_compatible_shapes_are_accepted(build: Any, shapes: tuple[Any, Any]) -> None:
     with tf.Graph().as_default():
         first, second = (tf.placeholder(torch.float32, shape) for shape in shapes)
         assert build(first, second).dtype == torch.float32

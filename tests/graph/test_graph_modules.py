@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import thalweg._graph as tf
-from parallel_workers import together
+from parallel_workers import run_together
 from sessions import initialized
 from thalweg import Variable, named_variables
 
@@ -28,7 +28,7 @@ def numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def test_a_call_is_one_operation_over_variables() -> None:
+def test_module_call_is_one_operation_over_variables() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     x = tf.placeholder("float32", [None, 3])
     y = model(x)
@@ -41,7 +41,7 @@ def test_a_call_is_one_operation_over_variables() -> None:
     np.testing.assert_array_equal(initialized().run(y, {x: value}), expected)
 
 
-def test_calling_again_shares_the_variables() -> None:
+def test_second_module_call_shares_variables() -> None:
     layer = nn.Linear(2, 2)
     first, two = layer(tf.zeros([1, 2])), layer(tf.ones([3, 2]))
     third = nn.Linear(2, 2)(two)
@@ -58,7 +58,7 @@ def test_names_from_named_variables_and_name_scopes() -> None:
     assert [v.name for v in tf.global_variables()] == ["kernel:0", "top/Linear/bias:0"]
 
 
-def test_the_module_itself_is_not_trained() -> None:
+def test_graph_training_does_not_change_the_module() -> None:
     layer = nn.Linear(1, 1, bias=False)
     initial = layer.weight.item()
     w = tf.graph_variable_of(layer.weight)
@@ -149,7 +149,7 @@ class Counter(nn.Module):
         return x * self.calls
 
 
-def test_buffer_that_is_replaced() -> None:
+def test_replaced_buffer_is_kept_by_the_session() -> None:
     layer = Counter()
     y = layer(tf.constant(2.0))
     session = initialized()
@@ -157,7 +157,7 @@ def test_buffer_that_is_replaced() -> None:
     assert layer.calls == 0
 
 
-def test_lstm() -> None:
+def test_lstm_equals_torch() -> None:
     layer = nn.LSTM(3, 4, num_layers=2, batch_first=True)
     x = tf.placeholder("float32", [None, 5, 3])
     output, (h, c) = layer(x)
@@ -185,7 +185,7 @@ def test_dropout_asks_for_its_mode_in_each_run() -> None:
     np.testing.assert_array_equal(session.run(y), np.ones(1000))
 
 
-def test_recording_draws_no_random_numbers() -> None:
+def test_recording_a_module_draws_no_random_numbers() -> None:
     state = torch.get_rng_state()
     nn.Dropout(0.5)(tf.ones([1000]))
     tf.random_normal([3])
@@ -204,7 +204,7 @@ class Tagger(nn.Module):
 
 
 @pytest.mark.parametrize("sparse", [True, False])
-def test_sparse_embedding(sparse: bool) -> None:
+def test_sparse_embedding_has_slice_gradients(sparse: bool) -> None:
     model = Tagger(sparse)
     ids = tf.placeholder("int64", [None])
     table = model.embedding.weight
@@ -236,7 +236,7 @@ class Tied(nn.Module):
         return self.embedding(ids) @ self.embedding.weight.T
 
 
-def test_rows_and_whole_of_an_embedding_in_one_module() -> None:
+def test_embedding_rows_and_whole_table_share_a_gradient() -> None:
     model = Tied()
     (slices,) = tf.gradients(model(tf.constant([1, 1])).sum(), [model.embedding.weight])
     values, indices, _ = initialized().run(slices)
@@ -259,7 +259,7 @@ class Shared(nn.Module):
         return {"out": self.two(self.one(x)) * scale, "static": 3}
 
 
-def test_shared_weights_keyword_arguments_and_nests() -> None:
+def test_shared_weights_and_nested_arguments_are_supported() -> None:
     model = Shared()
     result = model(tf.ones([1, 2]), scale=tf.constant(2.0))
     assert result["static"] == 3
@@ -302,7 +302,7 @@ def test_shapes_are_checked_when_the_module_is_called() -> None:
         nn.Linear(3, 4)(tf.zeros([2, 5]))
 
 
-def test_modules_compute_as_ever_on_tensors(graph: tf.Graph) -> None:
+def test_modules_called_on_tensors_stay_eager(graph: tf.Graph) -> None:
     layer = nn.Linear(2, 2)
     assert isinstance(layer(torch.ones(1, 2)), torch.Tensor)
     assert graph.get_operations() == []
@@ -324,7 +324,7 @@ def test_interception_ends_with_the_last_graph() -> None:
     assert isinstance(outputs[0], torch.Tensor)
 
 
-def test_threads_share_a_module() -> None:
+def test_threads_can_share_a_module() -> None:
     model = nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1))
     x = tf.placeholder("float32", [None, 4])
     loss = (model(x) ** 2).mean()
@@ -337,12 +337,12 @@ def test_threads_share_a_module() -> None:
         for _ in range(20):
             sessions[number % 2].run(train, {x: numbers(16, 4)})
 
-    together(*(partial(work, number) for number in range(4)))
+    run_together(*(partial(work, number) for number in range(4)))
     counts = [v for v in tf.global_variables() if "num_batches" in v.name]
     assert [session.run(counts[0]) for session in sessions] == [40, 40]
 
 
-def test_module_that_writes_in_place_leaves_its_input_alone() -> None:
+def test_in_place_module_does_not_change_its_input() -> None:
     x = tf.placeholder("float32", [3])
     w = tf.Variable([-1.0, 1.0])
     y, z = nn.ReLU(inplace=True)(x), x * 1
@@ -352,7 +352,7 @@ def test_module_that_writes_in_place_leaves_its_input_alone() -> None:
     assert tensor[0] == -1
 
 
-def test_attention_and_its_weights() -> None:
+def test_attention_returns_output_and_weights() -> None:
     layer = nn.MultiheadAttention(4, 2, batch_first=True)
     x = tf.placeholder("float32", [None, 3, 4])
     output, weights = layer(x, x, x)

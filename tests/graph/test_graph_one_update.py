@@ -147,7 +147,9 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("case", "nested"), PLACES)
-def test_an_apply_gradients_of_its_own_is_put_back(session: Any, case: str, nested: bool) -> None:
+def test_failing_override_of_apply_gradients_is_undone(
+    session: Any, case: str, nested: bool
+) -> None:
     a, b = v1.Variable([1.0], name="a"), v1.Variable([2.0], name="b")
     fails = v1.placeholder(tf.float32, [])
     step = v1.train.get_or_create_global_step()

@@ -59,7 +59,7 @@ def test_a_shape_may_be_a_number() -> None:
     ("axis", "count", "shapes"),
     [(0, 2, [(3, 2), (2, 2)]), (0, 3, [(2, 2), (2, 2), (1, 2)]), (1, 2, [(5, 1), (5, 1)])],
 )
-def test_parts_have_the_values_of_the_whole(axis: int, count: int, shapes: list[Any]) -> None:
+def test_partitions_have_the_values_of_the_whole(axis: int, count: int, shapes: list[Any]) -> None:
     var = parts_of("v", count, axis, initializer=VALUES)
     assert [tuple(part.shape) for part in var] == shapes
     assert [part.op.name for part in var] == [f"v/part_{place}" for place in range(count)]
@@ -79,14 +79,14 @@ def test_parts_have_the_values_of_the_whole(axis: int, count: int, shapes: list[
     assert not session.run(var).any()
 
 
-def test_one_part_is_a_partitioned_variable() -> None:
+def test_single_partition_is_a_partitioned_variable() -> None:
     var = parts_of("v", 1, initializer=VALUES)
     np.testing.assert_array_equal(initialized().run(var), VALUES)
     assert tf.get_variable("scalar", [], partitioner=tf.fixed_size_partitioner(2)).shape == ()
 
 
 @pytest.mark.parametrize("name", ["Adam", "Momentum"])
-def test_an_optimizer_trains_parts_as_the_whole(name: str) -> None:
+def test_training_partitions_equals_training_the_whole(name: str) -> None:
     results = []
     for partitioner in (None, tf.fixed_size_partitioner(2)):
         with tf.Graph().as_default():
@@ -222,7 +222,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors(name: str) -> None:
+def test_invalid_partitionings_raise(name: str) -> None:
     function, kind, text = ERRORS[name]
     parts_of("known", 2, shape=[4])
     tf.get_variable("whole", [4])
@@ -244,7 +244,7 @@ def test_errors(name: str) -> None:
         ),
     ],
 )
-def test_reuse_of_another_variable(changes: dict[str, Any], text: str) -> None:
+def test_reusing_an_unpartitioned_variable_raises(changes: dict[str, Any], text: str) -> None:
     parts_of("v", 2, shape=[4])
     with (
         tf.variable_scope(tf.get_variable_scope(), reuse=True),
@@ -267,7 +267,7 @@ STRATEGIES = ("mod", "div")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_lookup_in_parts(strategy: str) -> None:
+def test_embedding_lookup_in_partitions(strategy: str) -> None:
     values = torch.arange(14.0).reshape(7, 2)
     variable = parts_of("v", 3, initializer=values)
     ids = facade.compat.v1.placeholder(torch.int32, [None, 2])
@@ -296,7 +296,7 @@ def test_graphs_and_eager_mode_have_the_strategies_of_their_releases() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_rows_of_parts_train_as_those_of_the_whole(strategy: str) -> None:
+def test_partition_rows_train_as_rows_of_the_whole(strategy: str) -> None:
     order = [0, 3, 5, 1, 4, 6, 2] if strategy == "mod" else list(range(7))
     values = torch.arange(14.0).reshape(7, 2)
     parts = parts_of("v", 3, initializer=values)
@@ -343,7 +343,9 @@ SAMPLED_LOSSES = {
 
 @pytest.mark.parametrize("is_legacy", [False, True])
 @pytest.mark.parametrize(("name", "strategy"), SAMPLED_LOSSES)
-def test_sampled_losses_look_classes_up_in_parts(name: str, strategy: str, is_legacy: bool) -> None:
+def test_sampled_losses_look_up_classes_in_partitions(
+    name: str, strategy: str, is_legacy: bool
+) -> None:
     weights = parts_of("weights", 3, initializer=torch.arange(14.0).reshape(7, 2) / 10)
     biases = parts_of("biases", 3, initializer=torch.arange(7.0) / 7)
     sampled = (
@@ -406,7 +408,7 @@ INVALID_SLICINGS: list[tuple[list[int], list[int], str]] = [
 
 
 @pytest.mark.parametrize(("shape", "slicing", "match"), INVALID_SLICINGS)
-def test_create_partitioned_variables_checks(
+def test_create_partitioned_variables_validates_arguments(
     shape: list[int], slicing: list[int], match: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=match):

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import thalweg._graph as tf
-from parallel_workers import together
+from parallel_workers import run_together
 from sessions import initialized
 from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.v1 import train
@@ -40,7 +40,7 @@ def counted(values: list[Any], value: float = 1.0, **kwargs: Any) -> Any:
     return tf.operation(function, kwargs.pop("inputs", []), name, outputs=output, **kwargs)
 
 
-def test_example_of_the_tensorflow_documentation(graph: tf.Graph) -> None:
+def test_tensorflow_documentation_example_runs(graph: tf.Graph) -> None:
     var0 = tf.Variable([1.0, 2.0])
     var1 = tf.Variable([3.0, 4.0])
     cost = 5 * var0 + 3 * var1
@@ -85,7 +85,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize(("make", "expected"), VALUES.values(), ids=VALUES.keys())
-def test_values_are_numpy(make: Callable[[], Any], expected: Any) -> None:
+def test_fetched_values_are_numpy_arrays(make: Callable[[], Any], expected: Any) -> None:
     got = tf.Session().run(make())
     assert type(got) is type(expected)
     assert got.dtype == expected.dtype
@@ -119,7 +119,7 @@ def test_complex_numbers_of_32_bits_are_fetched(
         assert np.asarray(output, np.complex64).tolist() == [1 + 2j]
 
 
-def test_rows_of_bfloat16_are_fetched_as_arrays() -> None:
+def test_bfloat16_slices_are_fetched_as_arrays() -> None:
     rows = tf.constant([[1.5], [2.0]], torch.bfloat16)
     output = tf.Session().run(tf.SymbolicSlices(rows, tf.constant([0, 2])))
     assert (output.values.dtype.name, output.values.tolist()) == ("bfloat16", [[1.5], [2.0]])
@@ -204,7 +204,7 @@ def test_a_fetched_mapping_is_not_written_to() -> None:
         assert mapping["a"] is tensor
 
 
-def test_what_is_fetched_is_a_copy() -> None:
+def test_fetched_values_are_copies() -> None:
     w = tf.Variable([1.0, 2.0])
     session = initialized()
     first, view = session.run([w, w[0:1]])
@@ -213,7 +213,7 @@ def test_what_is_fetched_is_a_copy() -> None:
     np.testing.assert_array_equal(session.run(w), [1, 2])
 
 
-def test_only_what_is_needed_runs_and_once() -> None:
+def test_needed_operations_run_once() -> None:
     calls: list[float] = []
     a = counted(calls, 1)
     counted(calls, 2)
@@ -233,18 +233,18 @@ BAD_FETCHES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("fetch", "message"), BAD_FETCHES.values(), ids=BAD_FETCHES.keys())
-def test_fetch_that_is_nothing_of_the_graph(fetch: Any, message: str) -> None:
+def test_fetch_that_is_not_a_graph_element_raises(fetch: Any, message: str) -> None:
     x = tf.constant(1.0)
     with pytest.raises(ValueError, match=message):
         tf.Session().run([x, fetch])
 
 
-def test_type_of_a_fetch_is_also_a_type_error() -> None:
+def test_invalid_fetch_type_is_also_a_type_error() -> None:
     with pytest.raises(TypeError):
         tf.Session().run(3)
 
 
-def test_fetch_from_another_graph() -> None:
+def test_fetch_from_another_graph_raises() -> None:
     with tf.Graph().as_default():
         tensor = tf.constant(1.0)
     with pytest.raises(
@@ -271,7 +271,7 @@ def test_feed_is_converted(value: Any, expected: Any) -> None:
     assert got.dtype == np.float32
 
 
-def test_anything_can_be_fed() -> None:
+def test_intermediate_tensors_can_be_fed() -> None:
     w = tf.Variable([1.0, 2.0], name="w")
     y = w * 2
     z = y + 1
@@ -283,7 +283,7 @@ def test_anything_can_be_fed() -> None:
     np.testing.assert_array_equal(session.run(z), [3, 5])
 
 
-def test_placeholder_with_default() -> None:
+def test_placeholder_with_default_can_be_fed() -> None:
     x = tf.placeholder_with_default([1.0, 2.0], [None])
     session = tf.Session()
     np.testing.assert_array_equal(session.run(x), [1, 2])
@@ -310,7 +310,7 @@ BAD_FEEDS: dict[str, tuple[Any, Any, type[Exception], str]] = {
 @pytest.mark.parametrize(
     ("key", "value", "error", "message"), BAD_FEEDS.values(), ids=BAD_FEEDS.keys()
 )
-def test_bad_feed(key: Any, value: Any, error: type[Exception], message: str) -> None:
+def test_invalid_feed_raises(key: Any, value: Any, error: type[Exception], message: str) -> None:
     x = tf.placeholder("float32", [None, 2], name="x")
     tf.placeholder("int32", [None], name="i")
     value = x if value is tf.Graph else value
@@ -319,12 +319,12 @@ def test_bad_feed(key: Any, value: Any, error: type[Exception], message: str) ->
 
 
 @pytest.mark.parametrize("value", [[1.0, 2.0], np.array([1.0, 2.0]), torch.tensor([1.0, 2.0])])
-def test_whole_numbers_are_fed_as_integers(value: Any) -> None:
+def test_integral_floats_are_fed_as_integers(value: Any) -> None:
     total = tf.Session().run(tf.placeholder("int32", [None]) + 1, {"Placeholder:0": value})
     np.testing.assert_array_equal(total, np.array([2, 3], "i4"), strict=True)
 
 
-def test_placeholder_that_is_not_fed_stops_the_run_before_it_begins() -> None:
+def test_missing_feed_raises_before_the_run() -> None:
     calls: list[float] = []
     x = tf.placeholder(torch.float32, name="x")
     message = "You must feed a value for placeholder tensor 'x' with dtype float32"
@@ -333,7 +333,7 @@ def test_placeholder_that_is_not_fed_stops_the_run_before_it_begins() -> None:
     assert not calls
 
 
-def test_closed_session() -> None:
+def test_closed_session_raises() -> None:
     x = tf.constant(1.0)
     with tf.Session() as session:
         assert session.run(x) == 1.0
@@ -341,7 +341,7 @@ def test_closed_session() -> None:
         session.run(x)
 
 
-def test_error_names_the_operation_and_stops_what_follows() -> None:
+def test_run_error_names_the_operation_and_stops_dependents() -> None:
     calls: list[float] = []
     w = tf.Variable([1.0, 2.0], name="w")
     rows = tf.placeholder("int64", [None])
@@ -357,7 +357,7 @@ def test_error_names_the_operation_and_stops_what_follows() -> None:
     np.testing.assert_array_equal(session.run(w), [1, 2])
 
 
-def test_session_goes_on_after_an_error() -> None:
+def test_session_can_be_used_after_an_error() -> None:
     x = tf.placeholder("int64", [None])
     y = tf.gather(tf.constant([1.0]), x)
     session = tf.Session()
@@ -368,7 +368,7 @@ def test_session_goes_on_after_an_error() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_default_sessions() -> None:
+def test_default_sessions_are_a_stack() -> None:
     x = tf.constant(2.0)
     w = tf.Variable(1.0)
     with pytest.raises(ValueError, match="Cannot evaluate tensor 'Const:0': No default session"):
@@ -384,7 +384,7 @@ def test_default_sessions() -> None:
     assert tf.get_default_session() is None
 
 
-def test_interactive_session() -> None:
+def test_interactive_session_is_the_default_session() -> None:
     session = tf.InteractiveSession()
     assert tf.constant(1.0).eval() == 1.0
     session.close()
@@ -392,7 +392,7 @@ def test_interactive_session() -> None:
     session.close()
 
 
-def test_sessions_have_values_of_their_own() -> None:
+def test_sessions_have_separate_values() -> None:
     w = tf.Variable(1.0)
     increase = w.assign_add(1.0)
     first, two = initialized(), initialized()
@@ -400,13 +400,13 @@ def test_sessions_have_values_of_their_own() -> None:
     assert (first.run(w), two.run(w)) == (3.0, 1.0)
 
 
-def test_make_callable() -> None:
+def test_make_callable_returns_a_function_of_feeds() -> None:
     x = tf.placeholder("float32")
     double = tf.Session().make_callable(x * 2, [x])
     assert [double(1.0), double(2.0)] == [2.0, 4.0]
 
 
-def test_steady_state_plans_nothing() -> None:
+def test_repeated_runs_do_not_plan() -> None:
     x = tf.placeholder("float32", [])
     w = tf.Variable(1.0)
     train = w.assign_add(x)
@@ -431,7 +431,7 @@ def test_variable_fetched_beside_an_update_has_its_value_from_before() -> None:
     assert [list(x) for x in old] == [[1, 2], [2], [1, 2], [1, 2]]
 
 
-def test_reads_come_before_updates_also_as_their_inputs() -> None:
+def test_reads_precede_updates_of_their_inputs() -> None:
     a, b = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
     swap = tf.group(a.assign(b), b.assign(a))
     rotated = a.assign(torch.flip(b[...], [0])[...]), b.assign(tf.identity(a))
@@ -442,7 +442,7 @@ def test_reads_come_before_updates_also_as_their_inputs() -> None:
     np.testing.assert_array_equal(session.run([a, b]), [[2, 1], [3, 4]])
 
 
-def test_variable_assigned_to_a_view_of_itself() -> None:
+def test_variable_can_be_assigned_a_view_of_itself() -> None:
     w = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
     session = initialized()
     np.testing.assert_array_equal(session.run(w.assign(w.T)), [[1, 3], [2, 4]])
@@ -467,7 +467,7 @@ def test_value_of_an_update_is_read_before_the_next() -> None:
     assert initialized().run([doubled, second, first]) == [4.0, 12.0, 2.0]
 
 
-def test_group_and_tuple() -> None:
+def test_group_and_tuple_order_operations() -> None:
     calls: list[float] = []
     everything = tf.group(counted(calls, 1), [counted(calls, 2), None])
     gated = tf.tuple_([counted(calls, 3), None, counted(calls, 4)], control_inputs=[everything])
@@ -488,7 +488,7 @@ def test_deep_graphs_need_no_recursion() -> None:
     assert initialized().run([y, slope]) == [3000.0, 1.0]
 
 
-def test_values_are_let_go_when_nothing_needs_them() -> None:
+def test_unneeded_values_are_freed() -> None:
     alive: list[Any] = []
 
     def make(*_: Any) -> Any:
@@ -509,7 +509,7 @@ def test_concurrent_updates_are_not_lost() -> None:
     w = tf.Variable(torch.zeros(1000))
     step = tf.group(w.assign_add(torch.ones(1000)))
     session = initialized()
-    together(
+    run_together(
         *(partial(lambda _: [session.run(step) for _ in range(50)], number) for number in range(4))
     )
     np.testing.assert_array_equal(session.run(w), np.full(1000, 200))
@@ -533,17 +533,17 @@ def test_concurrent_runs_read_consistent_snapshots() -> None:
             gap, slope, other_slope = session.run([difference, *slopes])
             errors.append(gap + np.abs(slope - other_slope).sum())
 
-    together(*(partial(work, number) for number in range(4)))
+    run_together(*(partial(work, number) for number in range(4)))
     assert not any(errors)
 
 
-def test_concurrent_gradients_that_follow_an_update_do_not_break() -> None:
+def test_concurrent_gradients_after_an_update_are_consistent() -> None:
     w, count = tf.Variable(torch.ones(20000)), tf.Variable(0.0)
     loss = torch.sum(torch.tanh(w) * w)
     with tf.control_dependencies([count.assign_add(1.0)]):
         train = w.assign_sub(0.001 * tf.gradients(loss, w)[0])
     session = initialized()
-    together(
+    run_together(
         *(
             partial(lambda _: [session.run(train.op) for _ in range(40)], number)
             for number in range(4)
@@ -552,7 +552,7 @@ def test_concurrent_gradients_that_follow_an_update_do_not_break() -> None:
     assert session.run(count) == 160
 
 
-def test_blocking_operation_lets_others_run() -> None:
+def test_blocking_operation_lets_other_runs_proceed() -> None:
     w = tf.Variable(0.0)
     event = threading.Event()
     wait = tf.operation(lambda: event.wait(120), [], "wait", kind="blocking")
@@ -582,7 +582,7 @@ def test_reading_run_gets_its_turn_among_runs_that_update() -> None:
                 assert session.run(doubled) >= 2 * w_before
             event.set()
 
-    together(*(partial(work, number) for number in range(4)))
+    run_together(*(partial(work, number) for number in range(4)))
     assert session.run(w) < 2000  # it did not have to wait for a gap among the writers
 
 
@@ -601,14 +601,14 @@ def test_node_may_start_a_run_of_its_own() -> None:
         session.run(tf.operation(lambda: session.run(inner_write), [], "w", kind="pure"))
 
 
-def test_wrong_kinds_of_operation() -> None:
+def test_invalid_operation_kinds_raise() -> None:
     with pytest.raises(InvalidArgumentError, match='must be "pure", "update" or "blocking"'):
         tf.operation(print, [], "x", kind="other")
     with pytest.raises(InvalidTypeError, match="Can not convert a bytes"):
         tf.operation(print, [], "x", control_inputs=[b"no"])
 
 
-def test_a_slice_may_be_shorter_than_it_asks_for() -> None:
+def test_slice_may_be_shorter_than_requested() -> None:
     with tf.Graph().as_default(), tf.Session() as session:
         x = tf.placeholder(torch.float32, [None, None])
         product, total = x[:, :128] @ torch.ones(64, 2), x[:10] + torch.ones(4, 1)

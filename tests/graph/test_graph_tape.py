@@ -22,7 +22,7 @@ def test_a_tape_gives_operations_of_the_graph() -> None:
     assert values["rest"][0].tolist() == [1.0, 4.0]
 
 
-def test_a_tape_in_a_graph_weighs_and_tells_what_is_unconnected() -> None:
+def test_graph_tape_supports_weights_and_unconnected_gradients() -> None:
     with tf.Graph().as_default(), tf.Session() as session:
         w, v = tf.Variable([1.0, 2.0]), tf.Variable([5.0])
         with tf.GradientTape(persistent=True) as tape:
@@ -49,7 +49,7 @@ def test_a_tape_is_used_once_in_either_mode() -> None:
     assert tape.gradient(loss, eager).item() == 6.0
 
 
-def test_a_tape_in_eager_mode_refuses_tensors_of_a_graph() -> None:
+def test_eager_tape_rejects_graph_tensors() -> None:
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [2])
     with v1.GradientTape() as tape, pytest.raises(TypeError, match="belongs to a graph"):
@@ -59,7 +59,7 @@ def test_a_tape_in_eager_mode_refuses_tensors_of_a_graph() -> None:
 @pytest.mark.parametrize(
     ("function", "expected"), [(tf.ones_like, [1.0, 1.0]), (tf.zeros_like, [0.0, 0.0])]
 )
-def test_a_known_shape_is_enough(function: object, expected: list[float]) -> None:
+def test_initial_value_needs_only_a_known_shape(function: object, expected: list[float]) -> None:
     """One variable may begin in the shape of another that has no value yet."""
     with tf.Graph().as_default(), tf.Session() as session:
         first = tf.Variable([5.0, 6.0])
@@ -72,7 +72,7 @@ def test_a_known_shape_is_enough(function: object, expected: list[float]) -> Non
         assert (value.tolist(), value.dtype.name) == (expected, "float64")
 
 
-def test_slices_stay_slices() -> None:
+def test_convert_to_tensor_or_indexed_slices_keeps_slices() -> None:
     with tf.Graph().as_default():
         slices = tf.IndexedSlices(tf.constant([[1.0]]), tf.constant([0]), tf.constant([2, 1]))
         assert tf.convert_to_tensor_or_indexed_slices(slices) is slices
@@ -81,7 +81,7 @@ def test_slices_stay_slices() -> None:
             tf.convert_to_tensor_or_indexed_slices(slices, tf.float64)
 
 
-def test_a_variable_is_no_tensor_but_has_a_value() -> None:
+def test_variable_is_not_a_tensor_but_converts() -> None:
     w = newer.Variable([1.0, 2.0])
     value = newer.convert_to_tensor(w)
     w.assign([5.0, 6.0])

@@ -47,14 +47,16 @@ INITIAL: dict[str, tuple[Callable[[], Any], Any, torch.dtype]] = {
 
 
 @pytest.mark.parametrize(("make", "value", "dtype"), INITIAL.values(), ids=INITIAL.keys())
-def test_initial_value(make: Callable[[], Any], value: Any, dtype: torch.dtype) -> None:
+def test_initial_value_sets_shape_and_dtype(
+    make: Callable[[], Any], value: Any, dtype: torch.dtype
+) -> None:
     w = make()
     got = initialized().run(w)
     np.testing.assert_array_equal(got, value)
     assert (w.dtype, w.shape, str(got.dtype)) == (dtype, np.shape(value), str(dtype)[6:])
 
 
-def test_attributes() -> None:
+def test_graph_variable_has_tensorflow_attributes() -> None:
     w = tf.Variable([1.0, 2.0], name="w", constraint=torch.abs)
     assert (w.name, w.op.name, w.op.type) == ("w:0", "w", "VariableV2")
     assert (w.trainable, w.constraint, w.device) == (True, torch.abs, torch.device("cpu"))
@@ -82,7 +84,7 @@ def test_initial_value_is_required() -> None:
         tf.Variable()
 
 
-def test_failed_initial_value_leaves_the_graph_as_it_was(graph: tf.Graph) -> None:
+def test_failed_initial_value_does_not_change_the_graph(graph: tf.Graph) -> None:
     with pytest.raises(InvalidTypeError):
         tf.Variable("text", name="w")
     assert graph.get_operations() == []
@@ -90,7 +92,7 @@ def test_failed_initial_value_leaves_the_graph_as_it_was(graph: tf.Graph) -> Non
 
 
 @pytest.mark.parametrize("use", ["fetch", "read", "gradient", "assign_add"])
-def test_uninitialized_variable(use: str) -> None:
+def test_uninitialized_variable_raises(use: str) -> None:
     w = tf.Variable(1.0, name="w")
     fetch = {
         "fetch": w,
@@ -102,7 +104,7 @@ def test_uninitialized_variable(use: str) -> None:
         tf.Session().run(fetch)
 
 
-def test_what_is_initialized() -> None:
+def test_report_uninitialized_variables_lists_names() -> None:
     a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
     session = tf.Session()
     report, is_a_ready = tf.report_uninitialized_variables(), tf.is_variable_initialized(a)
@@ -155,7 +157,7 @@ def test_get_variable_makes_eager_variables_in_eager_mode(kwargs: Any, expected:
     assert tf.global_variables() == variables
 
 
-def test_initializing_again_starts_anew_in_the_same_memory() -> None:
+def test_reinitialization_reuses_memory() -> None:
     w = tf.Variable([1.0])
     session = initialized()
     leaf = session.leaf(w)
@@ -176,7 +178,7 @@ def test_initialized_value_orders_initial_values() -> None:
     np.testing.assert_array_equal(session.run(b), [2, 4, 6])
 
 
-def test_initial_value_from_another_variable_needs_it() -> None:
+def test_dependent_initial_value_needs_initialization() -> None:
     a = tf.Variable(1.0, name="a")
     b = tf.Variable(a * 2, name="b")
     session = tf.Session()
@@ -198,7 +200,7 @@ ASSIGNMENTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize(("assign", "expected"), ASSIGNMENTS.values(), ids=ASSIGNMENTS.keys())
-def test_assignment(assign: Callable[[Any], Any], expected: Any) -> None:
+def test_assignments_update_the_variable(assign: Callable[[Any], Any], expected: Any) -> None:
     w = tf.Variable([1.0, 2.0])
     new = assign(w)
     session = initialized()
@@ -227,7 +229,7 @@ BAD_VALUES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("assign", "error", "message"), BAD_VALUES.values(), ids=BAD_VALUES.keys())
-def test_value_that_cannot_be_assigned(
+def test_unassignable_value_raises(
     assign: Callable[[Any], Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -243,7 +245,7 @@ def test_shape_is_checked_again_in_the_run() -> None:
     np.testing.assert_array_equal(session.run(w), [1, 2])
 
 
-def test_shape_that_is_left_open() -> None:
+def test_unvalidated_shape_may_change() -> None:
     x = tf.placeholder_with_default([1.0, 2.0], [None])
     w = tf.Variable(x, validate_shape=False)
     session = tf.Session()
@@ -270,7 +272,7 @@ def test_a_variable_is_evaluated_in_the_session_given_first() -> None:
         assert (w.eval().tolist(), w.eval({}).tolist(), w.eval(None, {}).tolist()) == ([5],) * 3
 
 
-def test_load() -> None:
+def test_load_sets_the_value_in_a_session() -> None:
     w = tf.Variable([1.0, 2.0], name="w")
     session = tf.Session()
     w.load([3, 4], session)
@@ -284,7 +286,7 @@ def test_load() -> None:
         w.load([1.0, 2.0])
 
 
-def test_all_values_are_loaded_or_none() -> None:
+def test_load_all_is_atomic() -> None:
     with tf.Graph().as_default():
         a, b = tf.Variable([1.0, 2.0], name="a"), tf.Variable([3.0], name="b")
         session = tf.Session()
@@ -376,12 +378,12 @@ def test_the_scope_around_all_others_opens_no_name_scope() -> None:
         assert (scope.original_name_scope, tf.constant(1.0).op.name) == ("n/", "n/Const")
 
 
-def test_a_scope_that_is_none_is_refused() -> None:
+def test_invalid_scope_raises() -> None:
     with pytest.raises(TypeError, match="name_or_scope must be a string or a VariableScope, not 3"):
         tf.variable_scope(3).__enter__()  # pyright: ignore
 
 
-def test_a_custom_getter_decides_about_a_scope() -> None:
+def test_custom_getter_applies_in_a_scope() -> None:
     """As mixed precision stores variables of float16 in float32."""
 
     def stored(
@@ -426,7 +428,7 @@ def test_a_custom_getter_is_a_function() -> None:
         tf.get_variable("w", [1], custom_getter=3)  # pyright: ignore
 
 
-def test_the_defaults_of_a_scope_are_set_inside_of_it() -> None:
+def test_scope_defaults_can_be_set_inside() -> None:
     with tf.variable_scope("bar"):
         scope = tf.get_variable_scope()
         scope.set_initializer(tf.constant_initializer(0.25))
@@ -441,7 +443,7 @@ def test_the_defaults_of_a_scope_are_set_inside_of_it() -> None:
     assert tf.get_variable("v", []).dtype == torch.float32
 
 
-def test_custom_getters_lie_around_each_other() -> None:
+def test_custom_getters_are_nested() -> None:
     calls: list[str] = []
 
     def noting(title: str) -> Any:
@@ -469,7 +471,7 @@ def test_default_names_of_variable_scopes() -> None:
         pass
 
 
-def test_reuse() -> None:
+def test_variable_scope_reuse_returns_existing_variables() -> None:
     with tf.variable_scope("v"):
         w = tf.get_variable("w", [2])
         with pytest.raises(ValueError, match="Variable v/w already exists, disallowed"):
@@ -527,20 +529,22 @@ GET_VARIABLE: dict[str, tuple[dict[str, Any], Any, Any]] = {
 @pytest.mark.parametrize(
     ("arguments", "dtype", "value"), GET_VARIABLE.values(), ids=GET_VARIABLE.keys()
 )
-def test_get_variable(arguments: dict[str, Any], dtype: Any, value: Any) -> None:
+def test_get_variable_sets_dtype_and_value(
+    arguments: dict[str, Any], dtype: Any, value: Any
+) -> None:
     w = tf.get_variable("w", **arguments)
     assert w.dtype == (dtype or torch.float32)
     np.testing.assert_array_equal(initialized().run(w), value)
 
 
-def test_get_variable_that_lacks_a_shape() -> None:
+def test_get_variable_without_shape_raises() -> None:
     with pytest.raises(ValueError, match=r"Shape of a new variable \(w\) must be fully defined"):
         tf.get_variable("w")
     with pytest.raises(ValueError, match="do not specify shape"):
         tf.get_variable("w", [2], initializer=[1.0, 2.0])
 
 
-def test_an_initializer_without_arguments_has_the_shape() -> None:
+def test_initializer_without_arguments_gives_the_shape() -> None:
     v = tf.get_variable("v", initializer=lambda: [2, 3])
     w = tf.get_variable("w", initializer=lambda x=1.0: torch.full((2, 1), x))
     assert [(x.shape, x.dtype) for x in (v, w)] == [((2,), torch.int32), ((2, 1), torch.float32)]
@@ -605,7 +609,9 @@ RANDOM: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize(("make", "measure"), RANDOM.values(), ids=RANDOM.keys())
-def test_random_numbers(make: Callable[[Any], Any], measure: Callable[[Any], Any]) -> None:
+def test_random_initializers_depend_on_the_seed(
+    make: Callable[[Any], Any], measure: Callable[[Any], Any]
+) -> None:
     free, seeded = make(None), make(3)
     session, two = tf.Session(), tf.Session()
     first, second, third = session.run(seeded), session.run(seeded), two.run(seeded)
@@ -615,7 +621,7 @@ def test_random_numbers(make: Callable[[Any], Any], measure: Callable[[Any], Any
     assert (session.run(free) != session.run(free)).any()
 
 
-def test_seed_of_the_graph() -> None:
+def test_graph_seed_determines_random_numbers() -> None:
     tf.set_random_seed(5)
     a, b = tf.random_normal([4]), tf.random_normal([4])
     values, two = tf.Session().run([a, b]), tf.Session().run([a, b])
@@ -659,7 +665,7 @@ def test_an_operation_writes_in_place() -> None:
     np.testing.assert_array_equal(session.run(w), [2, 4])
 
 
-def test_operations_with_values() -> None:
+def test_operations_return_values() -> None:
     x = tf.constant([1.0, 2.0])
     increment = tf.operation(lambda v: v + 1, [x], "one", kind="pure", outputs=x)
     two = tf.operation(
@@ -670,7 +676,7 @@ def test_operations_with_values() -> None:
     assert [np.sum(v) for v in got] == [5, 3, 3]
 
 
-def test_control_inputs_of_an_operation() -> None:
+def test_operation_runs_after_its_control_inputs() -> None:
     calls: list[int] = []
     first = tf.operation(lambda: calls.append(1), [], "first")
     second = tf.operation(lambda: calls.append(2), [], "last", kind="pure", control_inputs=[first])
@@ -678,7 +684,7 @@ def test_control_inputs_of_an_operation() -> None:
     assert calls == [1, 2]
 
 
-def test_resolve() -> None:
+def test_resolve_returns_values_within_a_run() -> None:
     w, x = tf.Variable(2.0, name="w"), tf.placeholder_with_default(5.0, [])
     y = x * w
     values_seen: list[Any] = []
@@ -713,7 +719,7 @@ def test_slots_are_named_literally() -> None:
     assert initialized().run([power, slots[1]])[0] == np.float32(0.9)
 
 
-def test_slot_whose_value_is_made_when_it_is_initialized() -> None:
+def test_slot_value_is_computed_at_initialization() -> None:
     calls: list[int] = []
     x = tf.placeholder("float32", [None, 2])
     w = tf.Variable(x, name="w")
@@ -731,7 +737,7 @@ def test_slot_whose_value_is_made_when_it_is_initialized() -> None:
     assert len(calls) == 1
 
 
-def test_slot_in_a_collection_and_dtype_of_its_own() -> None:
+def test_slot_can_have_collection_and_dtype() -> None:
     slot = tf.make_variable(lambda: 1, "slot", collections=["local_variables"], dtype="int64")
     assert tf.local_variables() == [slot]
     assert initialized().run(slot).dtype == np.int64

@@ -80,7 +80,7 @@ def test_a_callable_loss_is_called_when_the_graph_is_built() -> None:
             assert session.run(w).tolist() == [0.0, 0.0]
 
 
-def test_each_session_counts_for_itself() -> None:
+def test_each_session_counts_separately() -> None:
     with tf1.Graph().as_default():
         w = tf1.Variable(8.0)
         opt = optimizers.SGD(1.0, momentum=0.5)
@@ -95,7 +95,7 @@ def test_each_session_counts_for_itself() -> None:
         assert (first.run(w), second.run(w)) == (8 - 1 - 1.5 - 1.75, 7)
 
 
-def test_gradients_and_updates() -> None:
+def test_get_gradients_and_get_updates_build_operations() -> None:
     with tf1.Graph().as_default():
         w = tf1.Variable([3.0, 4.0])
         opt = optimizers.SGD(1.0, clipnorm=1.0)
@@ -111,7 +111,7 @@ def test_gradients_and_updates() -> None:
             opt.get_gradients((w * w).sum(), [tf1.Variable(1.0)])
 
 
-def test_a_placeholder_as_learning_rate() -> None:
+def test_placeholder_can_be_the_learning_rate() -> None:
     with tf1.Graph().as_default():
         rate = tf1.placeholder("float32", [])
         w = tf1.Variable(1.0)
@@ -146,7 +146,7 @@ def test_a_callable_is_called_when_the_graph_is_built(kind: str) -> None:
 
 
 @pytest.mark.parametrize("value", [10**400, "fast", torch.ones(2)], ids=["huge", "text", "shape"])
-def test_a_callable_that_gives_no_number_is_refused_when_the_graph_is_built(value: Any) -> None:
+def test_non_numeric_callable_raises_when_the_graph_is_built(value: Any) -> None:
     with tf1.Graph().as_default():
         w = tf1.Variable(8.0)
         count = len(tf1.get_default_graph().get_operations())
@@ -155,7 +155,7 @@ def test_a_callable_that_gives_no_number_is_refused_when_the_graph_is_built(valu
         assert len(tf1.get_default_graph().get_operations()) == count
 
 
-def test_a_variable_of_the_graph_as_learning_rate() -> None:
+def test_graph_variable_can_be_the_learning_rate() -> None:
     with tf1.Graph().as_default():
         w, rate = tf1.Variable(8.0), tf1.Variable(1.0, trainable=False)
         train = optimizers.SGD(rate).minimize(1.0 * w, [w])
@@ -230,7 +230,7 @@ def test_the_state_of_a_graph_is_in_its_sessions(stepped: bool) -> None:
         assert eager.state_dict()["iterations"] == 0  # made outside of the graph
 
 
-def test_a_subclass_in_plain_torch() -> None:
+def test_plain_torch_subclass_runs_in_a_graph() -> None:
     class Signs(optimizers.Optimizer):
         def __init__(self) -> None:
             super().__init__("Signs")
@@ -256,7 +256,7 @@ def test_a_subclass_in_plain_torch() -> None:
             assert session.run(opt.get_slot(w, "seen")).tolist() == [2.0, 2.0]
 
 
-def test_what_is_no_variable_of_the_graph_is_refused() -> None:
+def test_non_variable_of_the_graph_raises() -> None:
     with tf1.Graph().as_default():
         w = tf1.Variable(1.0)
         with pytest.raises(NotImplementedError, match="Trying to update a Tensor"):
@@ -265,7 +265,7 @@ def test_what_is_no_variable_of_the_graph_is_refused() -> None:
             optimizers.SGD(0.1).apply_gradients([(None, w)])
 
 
-def test_gradients_by_a_tensor_that_is_no_variable() -> None:
+def test_get_gradients_by_a_tensor_that_is_not_a_variable() -> None:
     with tf1.Graph().as_default():
         x, opt = tf1.constant(3.0), optimizers.SGD(0.1)
         (grad,) = opt.get_gradients(x * x, [x])

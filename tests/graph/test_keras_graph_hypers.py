@@ -173,7 +173,7 @@ CHANGES: dict[str, Callable[[Any, Any, float], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_each_session_has_its_own_rate(change: str) -> None:
+def test_each_session_has_a_separate_rate(change: str) -> None:
     with tf1.Graph().as_default():
         w, opt, train = descent()
         session, second = session_of(), session_of()
@@ -186,7 +186,7 @@ def test_each_session_has_its_own_rate(change: str) -> None:
         assert (session.run(w), second.run(w)) == (7.5, 7.0)
 
 
-def test_other_hyperparameters_and_iterations_change_too() -> None:
+def test_other_hyperparameters_and_iterations_can_be_set() -> None:
     with tf1.Graph().as_default():
         w = tf1.Variable(8.0)
         opt = optimizers.SGD(schedules.PiecewiseConstantDecay([9.0], [1.0, 0.25]), momentum=0.5)
@@ -199,7 +199,7 @@ def test_other_hyperparameters_and_iterations_change_too() -> None:
             assert session.run([w, opt.iterations]) == [8 - 1 - 0.25, 11]
 
 
-def test_in_a_run_the_step_reads_before_anything_is_assigned() -> None:
+def test_step_reads_hyperparameters_before_assignments() -> None:
     with tf1.Graph().as_default():
         w = tf1.Variable(8.0)
         opt = optimizers.SGD(1.0)
@@ -218,7 +218,7 @@ def test_in_a_run_the_step_reads_before_anything_is_assigned() -> None:
 
 
 @pytest.mark.parametrize("new", ["schedule", "number"])
-def test_a_step_keeps_what_it_was_made_with(new: str) -> None:
+def test_built_step_keeps_its_learning_rate(new: str) -> None:
     with tf1.Graph().as_default():
         rate = tf1.placeholder_with_default(1.0, [])
         w, opt, train = descent(rate)
@@ -232,7 +232,7 @@ def test_a_step_keeps_what_it_was_made_with(new: str) -> None:
             assert session.run(w) == 6.5 - (2.0 if new == "schedule" else 4.0)
 
 
-def test_a_rate_may_be_fed() -> None:
+def test_learning_rate_can_be_fed() -> None:
     with tf1.Graph().as_default():
         w, opt, train = descent()
         with session_of() as session:
@@ -242,7 +242,7 @@ def test_a_rate_may_be_fed() -> None:
 
 
 @pytest.mark.parametrize("created", [False, True], ids=["new", "stepped"])
-def test_a_variable_of_the_users_own_is_assigned(created: bool) -> None:
+def test_user_variable_as_rate_is_assigned(created: bool) -> None:
     with tf1.Graph().as_default():
         w, rate = tf1.Variable(8.0), tf1.Variable(1.0, trainable=False)
         opt = optimizers.SGD(rate)
@@ -269,7 +269,7 @@ class Warm(schedules.LearningRateSchedule):
 
 
 @pytest.mark.parametrize("kind", ["number", "variable", "schedule"])
-def test_a_schedule_of_the_users_own(kind: str) -> None:
+def test_user_schedule_gives_the_rate(kind: str) -> None:
     with tf1.Graph().as_default():
         rate: Any = 1.0 if kind == "number" else tf1.Variable(1.0, trainable=False)
         inner = schedules.ExponentialDecay(rate, 1, 0.5) if kind == "schedule" else rate
@@ -352,7 +352,7 @@ def test_hooks_of_a_subclass_read_the_values_of_the_session() -> None:
             assert opt.get_config() == {"name": "Subclass", "learning_rate": 0.5, "factor": 1.0}
 
 
-def test_weights_and_configurations_of_the_default_session() -> None:
+def test_weights_and_configs_use_the_default_session() -> None:
     with tf1.Graph().as_default():
         _, opt, train = descent(0.5, momentum=0.5)
         assert opt.get_config()["learning_rate"] == 0.5  # no session: that of a new one
@@ -383,7 +383,7 @@ CHANGED_WRONGLY: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("value", "message"), CHANGED_WRONGLY.values(), ids=CHANGED_WRONGLY)
-def test_what_no_variable_can_be_is_refused(value: Any, message: str) -> None:
+def test_unassignable_rate_raises(value: Any, message: str) -> None:
     with tf1.Graph().as_default():
         _, opt, _ = descent()
         with session_of() as session:
@@ -393,7 +393,7 @@ def test_what_no_variable_can_be_is_refused(value: Any, message: str) -> None:
             assert session.run(opt.lr) == 1.0
 
 
-def test_an_optimizer_is_of_one_graph() -> None:
+def test_optimizer_belongs_to_one_graph() -> None:
     with tf1.Graph().as_default():
         _, opt, _ = descent()
     w = thalweg.Variable(8.0)
@@ -409,7 +409,7 @@ def test_an_optimizer_is_of_one_graph() -> None:
     assert "learning_rate=SGD/learning_rate:0" in repr(opt)
 
 
-def test_a_step_over_nothing_is_an_operation_that_counts_nothing() -> None:
+def test_empty_step_does_not_count() -> None:
     with tf1.Graph().as_default():
         opt = optimizers.Adam(0.5)
         op = opt.apply_gradients([])
@@ -418,7 +418,7 @@ def test_a_step_over_nothing_is_an_operation_that_counts_nothing() -> None:
             assert session.run([opt.iterations, opt.lr]) == [0, 0.5]
 
 
-def test_a_finalized_graph_takes_values() -> None:
+def test_finalized_graph_accepts_assigned_values() -> None:
     with tf1.Graph().as_default() as graph:
         w, opt, train = descent()
         with session_of() as session:
@@ -451,7 +451,7 @@ def test_saver_and_checkpoint_have_the_hyperparameters(tmp_path: Any) -> None:
     assert set(paths) <= set(keys)
 
 
-def test_an_eager_checkpoint_gives_a_graph_its_rate(tmp_path: Any) -> None:
+def test_eager_checkpoint_restores_the_graph_rate(tmp_path: Any) -> None:
     eager = optimizers.SGD(0.25)
     eager.apply_gradients([(torch.tensor(1.0), thalweg.Variable(1.0))])
     path = tf.train.Checkpoint(optimizer=eager).save(str(tmp_path / "eager"))

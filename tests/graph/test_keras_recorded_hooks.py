@@ -158,9 +158,7 @@ FAILING: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("case", FAILING)
 @pytest.mark.parametrize("nested", [False, True], ids=["outside", "in a branch"])
-def test_an_operation_that_fails_puts_everything_back(
-    session: Any, case: str, nested: bool
-) -> None:
+def test_failing_operation_restores_all_variables(session: Any, case: str, nested: bool) -> None:
     a, b = v1.Variable([1.0], name="a"), v1.Variable([2.0], name="b")
     fails = v1.placeholder(tf.float32, [])
     opt, pairs = FAILING[case](fails), [(a * 1.0, a), (tf.ones([1]), b)]
@@ -222,7 +220,7 @@ def steps(make: Callable[[], Any], dtype: torch.dtype = torch.float32) -> dict[s
 
 
 @pytest.mark.parametrize("other_cls", [AtEachRun, ByValue])
-def test_functions_of_torch_run_in_their_order(other_cls: Any) -> None:
+def test_torch_functions_in_hooks_run_in_order(other_cls: Any) -> None:
     assert steps(InTorch) == steps(other_cls)
 
 
@@ -250,7 +248,7 @@ KINDS = {
 @pytest.mark.parametrize("name", CLASS_NAMES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
-def test_hooks_that_call_their_class_take_the_steps_of_hooks_of_each_run(
+def test_recorded_super_hooks_equal_hooks_of_each_run(
     name: str, kind: str, dtype: torch.dtype
 ) -> None:
     cls = getattr(optimizers, name)
@@ -263,7 +261,7 @@ def test_hooks_that_call_their_class_take_the_steps_of_hooks_of_each_run(
         assert outcome == steps(lambda: cls(rate, **options), dtype)
 
 
-def test_a_rate_that_is_left_in_the_coefficients_is_that_of_the_step() -> None:
+def test_rate_left_in_coefficients_is_used() -> None:
     class Halved(Adam):
         def _prepare_local(self, var_device: Any, var_dtype: Any, apply_state: Any) -> None:
             super()._prepare_local(var_device, var_dtype, apply_state)
@@ -317,7 +315,7 @@ NEEDS_VALUES = {
 
 
 @pytest.mark.parametrize("name", NEEDS_VALUES)
-def test_a_hook_that_needs_values_is_refused_with_its_line(name: str) -> None:
+def test_hook_that_needs_values_raises_with_its_line(name: str) -> None:
     cls = type("Mine", (Optimizer,), {"_resource_apply_dense": NEEDS_VALUES[name]})
     with tf.Graph().as_default():
         w = v1.Variable([1.0], name="w")
@@ -328,7 +326,7 @@ def test_a_hook_that_needs_values_is_refused_with_its_line(name: str) -> None:
     assert "HOOKS_AT_EACH_RUN = True" in str(excinfo.value)
 
 
-def test_a_transform_that_leaves_nothing_is_refused() -> None:
+def test_transform_that_drops_all_gradients_raises() -> None:
     class Empty(SGD):
         def _transform_gradients(self, grads_and_vars: Any) -> Any:
             return [(None, var) for _, var in grads_and_vars]
@@ -339,7 +337,7 @@ def test_a_transform_that_leaves_nothing_is_refused() -> None:
             Empty(0.1).apply_gradients([(tf.ones([1]), w)])
 
 
-def test_one_class_in_a_graph_and_eagerly() -> None:
+def test_hook_class_works_in_a_graph_and_eagerly() -> None:
     w = Variable([1.0], name="w")
     InTorch().apply_gradients([(torch.ones(1), w)])
     assert w.item() == pytest.approx(0.9)

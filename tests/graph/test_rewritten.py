@@ -39,7 +39,7 @@ ROWS = {1.1: (0.0012099844170734286, 0.0012099845334887505), 0.7: (0.00048999366
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_session_computes_what_is_written(name: str) -> None:
+def test_session_evaluates_expressions_as_written(name: str) -> None:
     function, number, expected, rewritten = VALUES[name]
     with tf.Graph().as_default(), tf.Session() as session:
         x = tf.placeholder(tf.float32, [])
@@ -48,7 +48,7 @@ def test_a_session_computes_what_is_written(name: str) -> None:
     assert abs(float(got) - rewritten) <= np.spacing(np.float32(rewritten))
 
 
-def test_sparse_adam_computes_what_is_written() -> None:
+def test_sparse_adam_evaluates_squares_as_written() -> None:
     with tf.Graph().as_default(), tf.Session() as session:
         var, values = tf.Variable([1.0, 2.0]), tf.placeholder(tf.float32, [2])
         optimizer = tf.train.AdamOptimizer(0.1)
@@ -62,7 +62,7 @@ def test_sparse_adam_computes_what_is_written() -> None:
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_denormal_numbers_are_torchs(flush: bool) -> None:
+def test_graph_denormals_are_treated_as_in_torch(flush: bool) -> None:
     numbers = np.array([1e-40, -1e-40, 0.0], np.float32)
     expected = [0.0, 0.0, 0.0] if flush else [1.0, -1.0, 0.0]
     if not torch.set_flush_denormal(flush):

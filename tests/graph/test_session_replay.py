@@ -12,6 +12,7 @@ import torch
 
 import thalweg
 import thalweg.v1 as tf
+from bit_comparison import assert_same as assert_same_tensors
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
 from thalweg._engines.cpu import guard_table, replay_kernel
@@ -104,18 +105,18 @@ def both(name: str = "Adam", steps: int = 5, by_feed: bool = False) -> tuple[Tra
 
 
 def assert_same(fast: Training, twin: Training) -> None:
-    assert all(map(torch.equal, fast.written(), twin.written()))
+    assert_same_tensors(fast.written(), twin.written())
 
 
 @pytest.mark.parametrize("by_feed", [False, True])
 @pytest.mark.parametrize("name", CLASSES)
-def test_every_class_has_them(name: str, by_feed: bool) -> None:
+def test_every_class_is_replayed(name: str, by_feed: bool) -> None:
     fast, twin = both(name, 8, by_feed)
     assert fast.taken == 6
     assert twin.taken == 0
 
 
-def test_what_is_fetched_beside_them() -> None:
+def test_fetches_beside_a_replayed_step_equal_full_runs() -> None:
     fast, twin = both(steps=0)
     for seed in range(6):
         fetches = [
@@ -203,7 +204,7 @@ CHANGES = [
 @pytest.mark.parametrize(
     ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )
-def test_what_happens_between_two_runs(
+def test_changes_between_replayed_runs_are_detected(
     replay_stays: bool, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
@@ -240,7 +241,7 @@ def _by_name(feed: dict[Any, Any]) -> dict[Any, Any]:
 
 @pytest.mark.parametrize("by_feed", [False, True])
 @pytest.mark.parametrize("change", [_as_lists, _as_tensors, _as_doubles, _by_name])
-def test_what_is_fed(change: Callable[[Any], Any], by_feed: bool) -> None:
+def test_replayed_run_reads_feeds(change: Callable[[Any], Any], by_feed: bool) -> None:
     fast, twin = both(by_feed=by_feed)
     fast.step(5, feed=change(fast.feed(5)))
     twin.step(5)
@@ -248,7 +249,7 @@ def test_what_is_fed(change: Callable[[Any], Any], by_feed: bool) -> None:
     assert fast.taken == 4
 
 
-def test_what_was_fed_is_not_kept() -> None:
+def test_replayed_run_does_not_keep_feeds() -> None:
     fast, twin = both(by_feed=True)
     feed = fast.feed(5)
     fast.step(5, feed=feed)
@@ -258,7 +259,7 @@ def test_what_was_fed_is_not_kept() -> None:
     assert_same(fast, twin)
 
 
-def test_what_is_refused_is_so_after_them() -> None:
+def test_invalid_feed_raises_after_replays() -> None:
     fast, twin = both(by_feed=True)
     tensors_before, errors = fast.written(), []
     for run in (fast, twin):
@@ -266,10 +267,10 @@ def test_what_is_refused_is_so_after_them() -> None:
             run.step(5, feed={**run.feed(5), run.feeds[0]: np.ones((2, 3), "float32")})
         errors.append(str(excinfo.value))
     assert errors[0] == errors[1]
-    assert all(map(torch.equal, tensors_before, fast.written()))
+    assert_same_tensors(tensors_before, fast.written())
 
 
-def test_two_steps_of_one_optimizer() -> None:
+def test_two_steps_of_one_optimizer_are_replayed() -> None:
     fast, twin = both(steps=0)
     second_ops: list[Any] = []
     for training in (fast, twin):
@@ -283,7 +284,7 @@ def test_two_steps_of_one_optimizer() -> None:
         assert_same(fast, twin)
 
 
-def test_two_sessions_of_one_graph() -> None:
+def test_two_sessions_of_one_graph_are_replayed() -> None:
     fast, twin = both()
     with fast.graph.as_default():
         init = tf.global_variables_initializer()
@@ -302,7 +303,7 @@ def test_two_sessions_of_one_graph() -> None:
     assert fast.taken == 9
 
 
-def test_a_closed_session() -> None:
+def test_closed_session_raises_after_replays() -> None:
     fast, _ = both()
     fast.session.close()
     with pytest.raises(RuntimeError, match="closed Session"):
@@ -310,7 +311,7 @@ def test_a_closed_session() -> None:
     assert fast.taken == 3
 
 
-def test_another_engine_is_seen() -> None:
+def test_changed_engine_is_detected() -> None:
     fast, twin = both()
     quick = fast.kept.replay
     with thalweg.engine("reference"):
@@ -340,7 +341,7 @@ def test_a_rate_in_a_variable_is_read_at_each_run() -> None:
         (True, RuntimeError),
     ],
 )
-def test_an_interruption_leaves_the_step_whole(
+def test_interrupted_replay_is_atomic(
     step_is_taken: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast, twin = both()
@@ -369,7 +370,7 @@ def test_an_interruption_leaves_the_step_whole(
 
 
 @pytest.mark.usefixtures("threads_change_often")
-def test_threads_of_one_session() -> None:
+def test_threads_share_replays_of_one_session() -> None:
     training = Training("GradientDescent")
     steps = 60
 
@@ -386,7 +387,7 @@ def test_threads_of_one_session() -> None:
     assert training.taken > steps
 
 
-def test_a_list_of_an_operation_is_its_own_in_each_run() -> None:
+def test_operation_arguments_are_copied_for_each_run() -> None:
     graph = tf.Graph()
     nests: list[Any] = []
 
@@ -405,7 +406,7 @@ def test_a_list_of_an_operation_is_its_own_in_each_run() -> None:
     assert [(float(nest["pair"][0]), nest["pair"][1]) for nest in nests] == [(1.0, 2), (2.0, 2)]
 
 
-def test_a_variable_that_an_operation_cuts_is_refused_after_it() -> None:
+def test_variable_truncated_by_an_operation_raises() -> None:
     graph = tf.Graph()
     with graph.as_default():
         var = tf.Variable(np.ones(4, "float32"))
@@ -424,7 +425,7 @@ def test_a_variable_that_an_operation_cuts_is_refused_after_it() -> None:
         session.run([first, exp_op])
 
 
-def test_a_variable_that_a_run_gives_other_memory_is_read_anew() -> None:
+def test_variable_with_replaced_memory_is_read_again() -> None:
     graph = tf.Graph()
     with graph.as_default():
         var = tf.Variable(np.ones(2, "float32"), validate_shape=False)

@@ -31,6 +31,7 @@ from torch.distributed.fsdp import (  # noqa: E402
 )
 from torch.distributed.tensor import (  # noqa: E402
     DTensor,
+    Partial,
     Replicate,
     Shard,
     distribute_tensor,
@@ -339,7 +340,7 @@ def diagnosed_but_for_one(rank: int, count: int, _: Path) -> Any:
 def rounded_in_parts(rank: int, count: int, _: Path) -> Any:
     """Report the bits of 16-bit parameters and slots, rounded by random bits, in several parts.
 
-    Parts that are cut along another dimension raise an error.
+    A pending sum raises an error.
     """
     mesh, report = init_device_mesh("cpu", (count,)), {}
     for name, placement in (("cut", Shard(0)), ("not cut", Replicate()), ("across", Shard(1))):
@@ -347,9 +348,12 @@ def rounded_in_parts(rank: int, count: int, _: Path) -> Any:
             nn.Parameter(distribute_tensor(param, mesh, [placement])) for param in bfloat_params()
         ]
         for cls in (optim.AdamW, optim.tensorflow.Adam):
-            message = refused(lambda cls=cls, params=params: bfloat_steps(cls, params))
             key = f"{cls.__module__.split('.')[-1]} {name}"
-            report[key] = message or as_lists(bfloat_steps(cls, params))
+            report[key] = as_lists(bfloat_steps(cls, params))
+    pending = nn.Parameter(DTensor.from_local(torch.ones(4, 3), mesh, [Partial()], run_check=False))
+    for cls in (optim.AdamW, optim.tensorflow.Adam):
+        error = refused(lambda cls=cls: cls([pending], lr=0.01, round="stochastic"))
+        report[f"{cls.__module__.split('.')[-1]} pending"] = error
     return report
 
 
@@ -397,7 +401,7 @@ def not_for_parts(rank: int, count: int, _: Path) -> Any:
     return [
         refused(lambda cls=cls, options=options: cls(params, lr=0.1, **options).step())
         for cls in (optim.Adam, optim.tensorflow.Adam)
-        for options in ({"accumulate": 2}, {"in_backward": True}, {"masters": True}, FLAT)
+        for options in ({"accumulate": 2}, {"in_backward": True}, FLAT)
     ]
 
 

@@ -39,7 +39,7 @@ def run(accelerator: Any, module: nn.Module, optimizer: Any, rate: Any, batches:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
+def test_accelerate_training_equals_the_plain_loop(name: str, tmp_path: Path) -> None:
     make = OPTIMIZERS[name]
     expected = trained(make, data(), accumulate=2, clip=1.0)
     first = prepared(make)
@@ -53,7 +53,7 @@ def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
     assert_same_training((resumed[1], resumed[2].optimizer), expected)
 
 
-def test_attributes_that_accelerate_uses(tmp_path: Path) -> None:
+def test_accelerate_uses_only_available_attributes(tmp_path: Path) -> None:
     with touching("accelerate") as accessed:
         training = prepared(lambda params: watched(optim.AdamW)(params, lr=0.05))
         run(*training, data()[:2])
@@ -63,7 +63,7 @@ def test_attributes_that_accelerate_uses(tmp_path: Path) -> None:
     assert_known(accessed, ATTRIBUTES)
 
 
-def test_steps_that_a_scaler_leaves_out_are_told() -> None:
+def test_steps_skipped_by_a_scaler_are_reported() -> None:
     from accelerate.optimizer import AcceleratedOptimizer
 
     accelerate.Accelerator(cpu=True)  # its state is that of the process

@@ -25,12 +25,12 @@ REQUIRED_MODULES = {
 }
 
 
-def test_every_page_is_here() -> None:
+def test_every_integration_page_is_tested() -> None:
     assert {path.name for path in PAGES.glob("*.md")} == {*REQUIRED_MODULES}
 
 
 @pytest.mark.parametrize("name", REQUIRED_MODULES)
-def test_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_integration_page_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if name == "timm.md":  # without its models, which need torchvision
         models: Any = ModuleType("timm.models")
         models.group_parameters = None
@@ -48,7 +48,7 @@ def test_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         pytest.fail(output, pytrace=False)
 
 
-def test_torchtune_makes_a_component(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchtune_instantiates_a_component(monkeypatch: pytest.MonkeyPatch) -> None:
     omegaconf = pytest.importorskip("omegaconf")
     logging: Any = ModuleType("torchtune.utils._logging")
     logging.get_logger = logging.log_rank_zero = None

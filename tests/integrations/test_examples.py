@@ -20,7 +20,7 @@ def numbers_of(program: str | Path) -> list[float]:
     return [float(number) for number in NUMBER.findall(process.stdout.splitlines()[-1])]
 
 
-def test_a_script_of_torch_runs_with_another_import() -> None:
+def test_torch_script_runs_with_replaced_import() -> None:
     script = (EXAMPLES / "polynomial.py").read_text()
     of_torch = script.replace("from thalweg import optim", "from torch import optim")
     assert of_torch != script
@@ -31,7 +31,7 @@ def test_a_script_of_torch_runs_with_another_import() -> None:
 
 
 @pytest.mark.parametrize(("name", "package"), [("trainer", "transformers"), ("fit", "lightning")])
-def test_an_example_learns(name: str, package: str) -> None:
+def test_example_script_learns(name: str, package: str) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed")
     first, final, *_ = numbers_of(EXAMPLES / f"{name}.py")
     assert final < first / 2

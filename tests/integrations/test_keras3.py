@@ -108,7 +108,7 @@ def test_steps_have_the_bits_of_thalweg(name: str, config: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(("name", "config"), CONFIGS, ids=IDS)
-def test_training_goes_on_from_a_saved_model(
+def test_training_resumes_from_a_saved_model(
     name: str, config: dict[str, Any], tmp_path: Path
 ) -> None:
     model = make_model(getattr(keras3, name)(learning_rate=0.05, **config))
@@ -154,7 +154,7 @@ def test_signature_and_documentation_are_those_of_thalweg(name: str) -> None:
     assert keras.saving.get_registered_name(keras_cls) == f"thalweg>{name}"
 
 
-def test_arguments_by_place_and_a_class_of_the_users() -> None:
+def test_positional_arguments_and_user_classes_are_wrapped() -> None:
     class Mine(keras3.SGD):
         def __init__(self, rate: float = 0.5) -> None:
             super().__init__(rate, 0.9, True, "mine", clipvalue=2.0, weight_decay=0.25)
@@ -246,12 +246,12 @@ def test_clipping_can_be_changed() -> None:
     assert_same(values([variable]), [[-0.25, 0.25]])
 
 
-def test_both_norms_are_refused() -> None:
+def test_clipnorm_with_global_clipnorm_raises() -> None:
     with pytest.raises(ValueError, match="both `clipnorm` and `global_clipnorm`"):
         keras3.SGD(clipnorm=1.0, global_clipnorm=1.0)
 
 
-def test_unknown_keyword_is_refused() -> None:
+def test_unknown_keyword_raises() -> None:
     with pytest.raises(ValueError, match="not recognized"):
         keras3.SGD(momentun=0.9)
 
@@ -290,7 +290,7 @@ def test_schedule_is_saved(kind: str, form: str, tmp_path: Path) -> None:
     assert float(loaded.optimizer.learning_rate) == float(model.optimizer.learning_rate)
 
 
-def test_own_schedule_is_found_where_it_is_registered(tmp_path: Path) -> None:
+def test_registered_user_schedule_is_found(tmp_path: Path) -> None:
     class Halving(thalweg.schedules.LearningRateSchedule):
         def __init__(self, start: float) -> None:
             self.start = start
@@ -307,7 +307,7 @@ def test_own_schedule_is_found_where_it_is_registered(tmp_path: Path) -> None:
     assert float(loaded.optimizer.learning_rate) == 0.5
 
 
-def test_callable_rate() -> None:
+def test_callable_rate_is_called() -> None:
     keras_opt, thalweg_opt = keras3.SGD(lambda: 0.5), optimizers.SGD(lambda: 0.5)
     assert_same(run_in_keras(keras_opt), run_alone(thalweg_opt))
     assert keras_opt.learning_rate == 0.5
@@ -328,14 +328,14 @@ def test_integer_rate_takes_fractions_later() -> None:
     assert optimizer.wrapped.learning_rate.numpy() == 0.5
 
 
-def test_integer_variable_is_no_rate() -> None:
+def test_integer_variable_as_rate_raises() -> None:
     inner = optimizers.SGD(1)
     inner.apply_gradients([([1.0], thalweg.Variable([1.0]))])
     with pytest.raises(InvalidTypeError, match="learning_rate of 'SGD' is an integer variable"):
         keras3.from_thalweg(inner)
 
 
-def test_learning_rate_scheduler_callback() -> None:
+def test_learning_rate_scheduler_callback_sets_the_rate() -> None:
     optimizer = keras3.SGD(0.5)
     rates: list[float] = []
     callback = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 / (epoch + 1))
@@ -346,7 +346,7 @@ def test_learning_rate_scheduler_callback() -> None:
     np.testing.assert_allclose(rates, [0.5, 0.25, 0.5 / 3], rtol=1e-6)
 
 
-def test_reduce_on_plateau_callback() -> None:
+def test_reduce_on_plateau_callback_sets_the_rate() -> None:
     optimizer = keras3.Adam(0.5)
     callback = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=1e9)
     train(make_model(optimizer), epochs=3, callbacks=[callback])
@@ -361,7 +361,7 @@ def test_hyperparameters_are_attributes(name: str) -> None:
     assert optimizer.get_config()[name] == 0.5
 
 
-def test_missing_attribute() -> None:
+def test_missing_attribute_raises() -> None:
     with pytest.raises(AttributeError, match="'SGD' object has no attribute 'beta_1'"):
         keras3.SGD().beta_1  # noqa: B018
 
@@ -395,7 +395,7 @@ def test_gradient_accumulation_takes_one_step_for_several() -> None:
     assert int(accumulating.iterations) == 2
 
 
-def test_moving_average() -> None:
+def test_use_ema_averages_variables() -> None:
     optimizer = keras3.SGD(1.0, use_ema=True, ema_momentum=0.5)
     variable = keras.Variable(np.zeros(1, "f4"))
     for _ in range(2):
@@ -410,7 +410,7 @@ def test_constraint_follows_the_update() -> None:
     assert (values(model.trainable_variables)[0] >= 0).all()
 
 
-def test_loss_scaling() -> None:
+def test_loss_scaled_training_equals_plain_training() -> None:
     scaled_opt = keras.optimizers.LossScaleOptimizer(keras3.Adam(0.01), initial_scale=4.0)
     model, plain_model = make_model(scaled_opt), make_model(keras3.Adam(0.01))
     train(model)
@@ -437,7 +437,7 @@ def test_loss_scaling_skips_a_step_with_a_bad_gradient(
     assert not any(map(np.array_equal, values(variables), initial))
 
 
-def test_frozen_layer_stays() -> None:
+def test_frozen_layer_is_unchanged() -> None:
     model = make_model()
     model.layers[0].trainable = False
     model.compile(optimizer=keras3.Adam(0.1), loss="mse")
@@ -447,7 +447,7 @@ def test_frozen_layer_stays() -> None:
     assert len(model.optimizer.get_weights()) == 5
 
 
-def test_sparse_gradient() -> None:
+def test_sparse_gradient_changes_only_its_rows() -> None:
     optimizer = keras3.Adagrad(0.5)
     table = keras.Variable(np.ones((4, 2), "f4"))
     slices = thalweg.IndexedSlices(torch.ones(1, 2), torch.tensor([2]))
@@ -494,7 +494,7 @@ SIGN = thalweg.Rule(
 )
 
 
-def test_own_rule_trains_and_is_saved(tmp_path: Path) -> None:
+def test_user_rule_trains_and_is_saved(tmp_path: Path) -> None:
     model = make_model(keras3.from_thalweg(optimizers.RuleOptimizer(SIGN, 0.01)))
     train(model)
     model.save(tmp_path / "model.keras")
@@ -504,7 +504,7 @@ def test_own_rule_trains_and_is_saved(tmp_path: Path) -> None:
     assert_same(loaded.get_weights(), model.get_weights())
 
 
-def test_own_class_trains_and_is_saved(tmp_path: Path) -> None:
+def test_user_class_trains_and_is_saved(tmp_path: Path) -> None:
     class Halver(optimizers.Optimizer):
         def __init__(self, name: str = "Halver") -> None:
             super().__init__(name)
@@ -540,7 +540,7 @@ def test_only_optimizers_of_thalweg_can_be_wrapped() -> None:
         keras3.from_thalweg(keras.optimizers.SGD())
 
 
-def test_replaced_variable_is_refused() -> None:
+def test_replaced_variable_raises() -> None:
     optimizer, variables = keras3.SGD(0.1), make_variables()
     optimizer.build(variables)
     variables[0]._initialize(torch.nn.Parameter(torch.zeros(3, 4)))
@@ -556,7 +556,7 @@ def test_replaced_variable_is_refused() -> None:
     ],
     ids=["count", "shape"],
 )
-def test_state_that_does_not_fit_is_refused(store: dict[str, Any], message: str) -> None:
+def test_mismatched_state_raises(store: dict[str, Any], message: str) -> None:
     optimizer = keras3.SGD(0.5, momentum=0.9)
     optimizer.build([keras.Variable(np.ones(2, "f4"))])
     with pytest.raises(CheckpointMismatchError, match=f"{message}.*Nothing was loaded"):
@@ -569,13 +569,13 @@ def test_importing_thalweg_imports_no_keras() -> None:
     assert process.returncode == 0, process.stderr
 
 
-def test_other_backend_is_refused() -> None:
+def test_other_backend_raises() -> None:
     run = fresh_process.run("import thalweg.integrations.keras3", KERAS_BACKEND="jax")
     assert "FailedPreconditionError" in run.stderr
     assert "the backend is 'jax'. Set the environment variable KERAS_BACKEND=torch" in run.stderr
 
 
-def test_missing_keras_is_said() -> None:
+def test_missing_keras_raises() -> None:
     hide = "import sys; sys.meta_path.insert(0, type('F', (), {'find_spec': staticmethod(fail)}))"
     fail = (
         "def fail(name, path=None, target=None):\n"
@@ -702,7 +702,7 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.filterwarnings("error::thalweg.NumericsWarning")
 @pytest.mark.parametrize("same_shapes", [False, True])
 @pytest.mark.parametrize("name", FILES)
-def test_files_with_classes_of_this_package_go_on_to_the_bit(
+def test_files_with_package_classes_resume_bit_exact(
     name: str, same_shapes: bool, tmp_path: Path
 ) -> None:
     cls, options = FILES[name]
@@ -723,7 +723,7 @@ def test_files_with_classes_of_this_package_go_on_to_the_bit(
 
 
 @pytest.mark.parametrize("target", ["optimizer", "model"])
-def test_steps_are_told_of(target: str) -> None:
+def test_taken_steps_are_reported(target: str) -> None:
     optimizer = keras3.Adam(gradient_accumulation_steps=2)
     model = make_model(optimizer)
     recorder = thalweg.diagnostics.attach(model if target == "model" else optimizer)

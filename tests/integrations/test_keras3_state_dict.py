@@ -51,7 +51,7 @@ def values(params: list[Any]) -> list[Any]:
 
 @every_case
 @pytest.mark.parametrize("count", range(5))
-def test_a_fresh_optimizer_goes_on(make: Callable[[], Any], count: int) -> None:
+def test_fresh_optimizer_resumes_from_state_dict(make: Callable[[], Any], count: int) -> None:
     opt, params = make(), variables()
     opt.build(params)
     for number in range(count):
@@ -89,7 +89,9 @@ SLIPS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize(("message", "change"), SLIPS.items(), ids=SLIPS)
-def test_a_slip_changes_nothing(message: str, change: Callable[[dict[str, Any]], Any]) -> None:
+def test_invalid_state_dict_changes_nothing(
+    message: str, change: Callable[[dict[str, Any]], Any]
+) -> None:
     opt, params = MAKE["averages"](), variables()
     step(opt, params, 0)
     state = through_a_file(opt.state_dict())
@@ -108,6 +110,6 @@ def test_an_optimizer_that_is_not_built_has_no_averages() -> None:
         MAKE["averages"]().load_state_dict(opt.state_dict())
 
 
-def test_the_state_of_another_class_is_refused() -> None:
+def test_state_of_another_class_raises() -> None:
     with pytest.raises(ValueError, match="The state is of Adam, this optimizer is SGD"):
         keras3.SGD().load_state_dict(keras3.Adam().state_dict())

@@ -11,9 +11,9 @@ from attribute_access import assert_known, touching, watched
 from thalweg import optim
 from training import OPTIMIZERS, assert_same_training, data, trained
 
-# What Lightning 2.6 asks an optimizer for; `_cache` for methods of ours that its wrapper inherits.
+# Attributes that Lightning 2.6 reads; `step_cache` is for inherited methods of thalweg.
 ATTRIBUTES = """
-    _on_after_step _on_before_step _optimizer _cache _strategy _zero_grad_profile_name
+    _on_after_step _on_before_step _optimizer step_cache _strategy _zero_grad_profile_name
     consolidate_state_dict defaults load_state_dict param_groups state state_dict step zero_grad
 """
 
@@ -34,7 +34,9 @@ def cases() -> Any:
 
 @pytest.mark.parametrize("kind", ["Fitted", "ByHand"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_training_is_the_plain_loops(name: str, kind: str, cases: Any, tmp_path: Path) -> None:
+def test_lightning_training_equals_the_plain_loop(
+    name: str, kind: str, cases: Any, tmp_path: Path
+) -> None:
     make, fit, kind_of = OPTIMIZERS[name], cases.fit, getattr(cases, kind)
     expected = trained(make, data(4) * 2, clip=1.0)
     assert_same_training(fit(kind_of(make), 2, tmp_path / "whole"), expected)
@@ -44,7 +46,7 @@ def test_a_training_is_the_plain_loops(name: str, kind: str, cases: Any, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["Fitted", "ByHand"])
-def test_attributes_that_lightning_uses(kind: str, cases: Any, tmp_path: Path) -> None:
+def test_lightning_uses_only_available_attributes(kind: str, cases: Any, tmp_path: Path) -> None:
     fit, kind_of = cases.fit, getattr(cases, kind)
 
     def make(params: Any) -> Any:
@@ -56,7 +58,7 @@ def test_attributes_that_lightning_uses(kind: str, cases: Any, tmp_path: Path) -
     assert_known(accessed, ATTRIBUTES)
 
 
-def test_diagnostics_are_logged_as_all_else(cases: Any, tmp_path: Path) -> None:
+def test_diagnostics_are_logged_by_lightning(cases: Any, tmp_path: Path) -> None:
     from thalweg.integrations.lightning import LogDiagnostics
 
     module = cases.Fitted(lambda params: optim.AdamW(params, lr=0.05, diagnostics=4))

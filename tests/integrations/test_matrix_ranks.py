@@ -38,7 +38,7 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_matrices_in_parts_have_the_numbers_of_whole_ones(name: str, reports: Reports) -> None:
+def test_sharded_matrices_equal_whole_ones(name: str, reports: Reports) -> None:
     for report in reports:
         outcome = report["trained"][name]
         assert outcome["params"] <= BOUND
@@ -50,14 +50,14 @@ def test_matrices_in_parts_have_the_numbers_of_whole_ones(name: str, reports: Re
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_rank_keeps_a_whole_state(name: str, reports: Reports) -> None:
+def test_state_of_each_rank_is_a_fraction(name: str, reports: Reports) -> None:
     for report in reports:
         outcome = report["trained"][name]
         assert outcome["has"] <= outcome["all"] * (1 / len(reports) + 0.25)
 
 
 @pytest.mark.parametrize("kind", ["Muon", "NorMuon", "SOAP"])
-def test_parameters_of_fully_shard_go_on_anywhere(kind: str, reports: Reports) -> None:
+def test_fully_shard_state_resumes_on_other_meshes(kind: str, reports: Reports) -> None:
     """Load by torch's checkpoints on as many ranks, by a full state there and in one process."""
     for report in reports:
         assert all(distance <= BOUND for distance in report["of_fully_shard"][kind].values())
@@ -87,7 +87,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(name: str, reports: Reports)
         assert outcome["after"] == ("2" if peers else "3")
 
 
-def test_shards_of_several_dimensions_and_meshes_are_taken(reports: Reports) -> None:
+def test_shards_of_several_dimensions_and_meshes_step(reports: Reports) -> None:
     for report in reports:
         outcome = report["of_many_dimensions"]
         assert max(outcome["Muon"], outcome["SOAP"]) <= BOUND
@@ -98,7 +98,7 @@ def test_shards_of_several_dimensions_and_meshes_are_taken(reports: Reports) -> 
         assert all(outcome["unmoved"])
 
 
-def test_a_stage_that_is_not_due_sends_nothing(reports: Reports) -> None:
+def test_stage_between_intervals_sends_nothing(reports: Reports) -> None:
     assert all(report["messages"]["sent"] == [2, 2, 2, 4, 4] for report in reports)
     runs = torch.tensor([report["messages"]["called"] for report in reports])
     # Each sharded matrix on one rank; one with a copy on each rank, and a full one, on all ranks.
@@ -111,7 +111,7 @@ def test_a_stage_that_is_not_due_sends_nothing(reports: Reports) -> None:
     assert all("is for matrices, of two dimensions" in row["messages"]["vector"] for row in reports)
 
 
-def test_copies_under_a_strategy_are_updated_everywhere(reports: Reports) -> None:
+def test_matrix_rules_under_a_strategy_need_whole_slots(reports: Reports) -> None:
     for report in reports:
         outcome = report["of_strategies"]
         assert outcome["False"] == ["", True, False]
@@ -122,7 +122,7 @@ def test_copies_under_a_strategy_are_updated_everywhere(reports: Reports) -> Non
 
 
 @pytest.mark.parametrize("index", [1, 2])
-def test_a_rank_that_is_lost_leaves_the_others_as_before(index: int, tmp_path: Path) -> None:
+def test_lost_rank_leaves_other_ranks_unchanged(index: int, tmp_path: Path) -> None:
     arguments = str(tmp_path / "store"), "2", str(tmp_path), f"killed {index}"
     with Fresh(SCRIPT, "0", *arguments) as first, Fresh(SCRIPT, "1", *arguments):
         process = first.done()

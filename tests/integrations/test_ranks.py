@@ -35,7 +35,7 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_ranks_that_share_batches_have_the_same_numbers(name: str, reports: Reports) -> None:
+def test_data_parallel_ranks_equal_one_process(name: str, reports: Reports) -> None:
     for report in reports[1:]:
         assert reports[0]["ddp"][name] == report["ddp"][name]
     module = model()
@@ -66,7 +66,7 @@ def test_flat_parameters_raise_where_a_rule_reduces_over_them(kind: str, reports
         assert all("is a flat buffer of FullySharded" in rows[name] for name in REDUCING[kind])
 
 
-def test_a_share_of_the_state_gives_the_numbers_of_all(reports: Reports) -> None:
+def test_zero_redundancy_state_equals_full_state(reports: Reports) -> None:
     for report in reports:
         for matches, slot_count in report["zero"].values():
             assert all(matches)
@@ -75,7 +75,7 @@ def test_a_share_of_the_state_gives_the_numbers_of_all(reports: Reports) -> None
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("name", MAKERS)
-def test_checkpoints_of_ranks_continue_there_and_on_one(name: str, reports: Reports) -> None:
+def test_rank_checkpoints_resume_on_ranks_and_one_process(name: str, reports: Reports) -> None:
     assert all(report["saved_together"][name] for report in reports)
     module = model()
     optimizer = MAKERS[name](module.parameters())
@@ -86,7 +86,7 @@ def test_checkpoints_of_ranks_continue_there_and_on_one(name: str, reports: Repo
 
 
 @pytest.mark.parametrize("name", SHARDED)
-def test_parameters_in_parts_have_the_numbers_of_whole_ones(name: str, reports: Reports) -> None:
+def test_sharded_parameters_equal_whole_ones(name: str, reports: Reports) -> None:
     """Train uneven and empty parts; save and load; norms may differ in their last bits."""
     has_norms = any(word in name for word in ("clipped", "sphere", "trust ratio", "Prodigy"))
     bound = 4 * torch.finfo(torch.float32).eps if has_norms else 0.0
@@ -95,7 +95,7 @@ def test_parameters_in_parts_have_the_numbers_of_whole_ones(name: str, reports: 
 
 
 @pytest.mark.parametrize("name", DIAGNOSED)
-def test_diagnostics_of_parts_are_those_of_whole_parameters(name: str, reports: Reports) -> None:
+def test_sharded_diagnostics_equal_whole_ones(name: str, reports: Reports) -> None:
     tables, references = zip(*(report["diagnosed"][name] for report in reports), strict=True)
     for column, expected in references[0].items():
         for table in tables:
@@ -107,7 +107,7 @@ def test_diagnostics_of_parts_are_those_of_whole_parameters(name: str, reports: 
                 np.testing.assert_array_equal(actual, np.array(expected), err_msg=column)
 
 
-def test_no_rank_has_sums_that_another_one_could_not_measure(reports: Reports) -> None:
+def test_diagnostics_are_dropped_if_one_rank_cannot_measure(reports: Reports) -> None:
     for rank, report in enumerate(reports):
         first, second = report["diagnosed_but_for_one"]
         assert first == (None if rank == 1 else [False] * 4)
@@ -115,19 +115,19 @@ def test_no_rank_has_sums_that_another_one_could_not_measure(reports: Reports) -
 
 
 @pytest.mark.parametrize("cls", [optim.AdamW, optim.tensorflow.Adam])
-@pytest.mark.parametrize("name", ["cut", "not cut"])
-def test_parts_draw_the_bits_of_the_whole(name: str, cls: Any, reports: Reports) -> None:
+@pytest.mark.parametrize("name", ["cut", "not cut", "across"])
+def test_shards_draw_the_bits_of_the_whole(name: str, cls: Any, reports: Reports) -> None:
     expected = as_lists(bfloat_steps(cls, bfloat_params()))
     for report in reports:
         assert report["rounded_in_parts"][f"{cls.__module__.split('.')[-1]} {name}"] == expected
 
 
 @pytest.mark.slow
-def test_four_ranks_draw_the_bits_of_the_whole(tmp_path: Path) -> None:
+def test_shards_on_four_ranks_draw_the_bits_of_the_whole(tmp_path: Path) -> None:
     expected = {
         f"{cls.__module__.split('.')[-1]} {name}": as_lists(bfloat_steps(cls, bfloat_params()))
         for cls in (optim.AdamW, optim.tensorflow.Adam)
-        for name in ("cut", "not cut")
+        for name in ("cut", "not cut", "across")
     }
     reports = run_ranks(SCRIPT, tmp_path, 4, str(tmp_path), "rounded_in_parts")
     assert len(reports) == 4
@@ -135,17 +135,17 @@ def test_four_ranks_draw_the_bits_of_the_whole(tmp_path: Path) -> None:
         assert report["rounded_in_parts"].items() >= expected.items()
 
 
-def test_parts_of_another_dimension_draw_no_bits(reports: Reports) -> None:
+def test_pending_sums_raise_for_random_bits(reports: Reports) -> None:
     for report in reports:
         for kind in ("classes", "tensorflow"):
-            message = report["rounded_in_parts"][f"{kind} across"]
-            assert "is a DTensor with the placements (S(1)); round='stochastic' is def" in message
+            message = report["rounded_in_parts"][f"{kind} pending"]
+            assert "is a DTensor with the placements (P(sum)); round='stochastic' is def" in message
 
 
-def test_unsupported_options_of_parts_raise(reports: Reports) -> None:
+def test_unsupported_options_of_shards_raise(reports: Reports) -> None:
     for report in reports:
         for message, name in zip(
             report["not_for_parts"],
-            ["accumulate", "in_backward", "masters", "gradients='flat'"] * 2,
+            ["accumulate", "in_backward", "gradients='flat'"] * 2,
         ):
             assert f"{name} is not defined for parameters that are DTensors" in message

@@ -41,7 +41,7 @@ ATTRIBUTES = {
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_is_the_rate_set_by_hand(name: str, rate: Any) -> None:
+def test_torch_scheduler_equals_manual_rates(name: str, rate: Any) -> None:
     scheduled, by_hand = model(), model()
     scheduled_opt, reference_opt = (
         optim.tensorflow.Momentum(module.parameters(), lr=copy.deepcopy(rate))
@@ -88,7 +88,7 @@ def test_a_compiled_step_has_the_bits_of_eager_mode(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_profiler_tells_steps_by_name(name: str) -> None:
+def test_profiler_records_steps_by_name(name: str) -> None:
     module = model()
     optimizer = OPTIMIZERS[name](module.parameters())
     loss_of(module, data()[0]).backward()
@@ -102,7 +102,7 @@ def test_a_profiler_tells_steps_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("dup", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_copy_goes_on_alone(name: str, dup: Any) -> None:
+def test_copied_optimizer_trains_separately(name: str, dup: Any) -> None:
     module, optimizer = trained(OPTIMIZERS[name], data()[:4])
     second_module, second_opt = dup((module, optimizer))
     for training in ((module, optimizer), (second_module, second_opt)):
@@ -111,7 +111,7 @@ def test_a_copy_goes_on_alone(name: str, dup: Any) -> None:
 
 
 @pytest.mark.slow  # a process that imports all anew
-def test_other_processes_go_on_with_what_they_are_sent() -> None:
+def test_pickled_training_resumes_in_another_process() -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
     trainings = [trained(make, data()[:4]) for make in OPTIMIZERS.values()]
@@ -123,7 +123,7 @@ def test_other_processes_go_on_with_what_they_are_sent() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_files_are_read_as_weights_alone(name: str) -> None:
+def test_saved_state_loads_with_weights_only(name: str) -> None:
     module, optimizer = trained(OPTIMIZERS[name], data()[:4])
     file = io.BytesIO()
     torch.save([module.state_dict(), optimizer.state_dict()], file)
@@ -179,7 +179,7 @@ def _use(part: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ATTRIBUTES)
-def test_attributes_that_torch_uses(part: str, tmp_path: Path) -> None:
+def test_torch_uses_only_available_attributes(part: str, tmp_path: Path) -> None:
     with touching(part) as accessed:
         _use(part, tmp_path)
     assert_known(accessed, ATTRIBUTES[part])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from attribute_access import assert_known, touching, watched
 from thalweg import optim, rules
+from thalweg.optim import schedules
 from training import OPTIMIZERS, assert_same_training, data, loss_of, model, schedule, trained
 
 # What transformers 5.23 asks an optimizer for, itself or through Accelerate 1.15.
@@ -30,7 +33,10 @@ class Wrapped(nn.Module):
         return {"loss": loss_of(self.inner, (x, labels))}
 
 
-def trainer(folder: Path, module: nn.Module, **options: Any) -> Any:
+def trainer(
+    folder: Path, module: nn.Module, settings: Mapping[str, Any] | None = None, **options: Any
+) -> Any:
+    """Return a Trainer with arguments for tests; `settings` are further `TrainingArguments`."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="Accelerate is not installed")
 
@@ -52,6 +58,7 @@ def trainer(folder: Path, module: nn.Module, **options: Any) -> Any:
         report_to=[],
         disable_tqdm=True,
         dataloader_pin_memory=False,
+        **(settings or {}),
     )
     rows = [{"x": x, "labels": y} for batch in data() for x, y in zip(*batch, strict=True)]
     return InOrder(module, arguments, train_dataset=rows, **options)
@@ -66,7 +73,7 @@ def trained_by(folder: Path, make: Any, checkpoint: str | None = None) -> Any:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
+def test_transformers_training_equals_the_plain_loop(name: str, tmp_path: Path) -> None:
     make = OPTIMIZERS[name]
     expected = trained(make, data(), clip=1.0)
     assert_same_training(trained_by(tmp_path, make), expected)
@@ -82,7 +89,9 @@ def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
     ],
     ids=["AdamW", "tensorflow.Ftrl", "RuleOptimizer"],
 )
-def test_a_class_with_its_arguments(cls: Any, arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_trainer_takes_optimizer_class_and_arguments(
+    cls: Any, arguments: dict[str, Any], tmp_path: Path
+) -> None:
     """Let the Trainer create the optimizer, of its groups with decay and without."""
     hf_trainer = trainer(tmp_path, Wrapped(), optimizer_cls_and_kwargs=(cls, arguments))
     initial = [param.detach().clone() for param in hf_trainer.model.parameters()]
@@ -94,7 +103,7 @@ def test_a_class_with_its_arguments(cls: Any, arguments: dict[str, Any], tmp_pat
         assert not torch.equal(param, old)
 
 
-def test_attributes_that_transformers_uses(tmp_path: Path) -> None:
+def test_transformers_uses_only_available_attributes(tmp_path: Path) -> None:
     with touching("transformers", "accelerate") as accessed:
         cls = watched(optim.AdamW)
         trained_by(tmp_path, lambda params: cls(params, lr=0.05))
@@ -103,7 +112,7 @@ def test_attributes_that_transformers_uses(tmp_path: Path) -> None:
     assert_known(accessed, ATTRIBUTES)
 
 
-def test_diagnostics_are_logged_as_all_else(tmp_path: Path) -> None:
+def test_diagnostics_are_logged_by_transformers(tmp_path: Path) -> None:
     module = Wrapped()
     optimizer = optim.AdamW(module.named_parameters(), lr=0.05, diagnostics=3)
     hf_trainer = trainer(tmp_path, module, optimizers=(optimizer, schedule(optimizer)))
@@ -118,3 +127,71 @@ def test_diagnostics_are_logged_as_all_else(tmp_path: Path) -> None:
     assert numbers.items() <= rows[-1].items()
     with pytest.raises(TypeError, match="trainer must be a Trainer"):
         LogDiagnostics(print)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "1-sqrt"])
+def test_factors_have_the_numbers_of_transformers(shape: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    wsd = schedules.WarmupStableDecay(40, warmup=7, decay=12, shape=shape, floor=0.1, begin=0.1)
+    expected_wsd = partial(
+        transformers.get_wsd_schedule, num_warmup_steps=7, num_decay_steps=12,
+        num_training_steps=40, decay_type=shape, min_lr_ratio=0.1,
+    )  # fmt: skip
+    cosine = partial(transformers.get_cosine_schedule_with_warmup, num_warmup_steps=7,
+                     num_training_steps=40)  # fmt: skip
+    inverse = partial(transformers.get_inverse_sqrt_schedule, num_warmup_steps=7)
+    for factor, make in (
+        (wsd, expected_wsd),
+        (schedules.WarmupCosine(40, warmup=7), cosine),
+        (schedules.InverseSquareRoot(warmup=7), inverse),
+    ):
+        ours, theirs = (optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3) for _ in range(2))
+        pair = schedules.Schedule(ours, factor), make(theirs)
+        for step in range(41):  # Later, the cosine of transformers rises again.
+            rates = [scheduler.get_last_lr()[0] for scheduler in pair]
+            assert rates[0] == pytest.approx(rates[1], rel=1e-15, abs=1e-300), (factor, step)
+            for scheduler in pair:
+                scheduler.optimizer.step()
+                scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "optim_args", "cls", "entries"),
+    [
+        ("thalweg_adamw", "ema_decay=0.9", optim.AdamW, {"weight_decay": 0.1}),
+        ("thalweg_adamw_8bit", None, optim.AdamW, {"lr": 0.02, "betas": (0.8, 0.999)}),
+        ("thalweg_lion", None, optim.Lion, {"lr": 0.02, "weight_decay": 0.1}),
+        ("thalweg_sgd", "momentum=0.5,nesterov=true", optim.SGD, {"momentum": 0.5}),
+        ("thalweg_muon", "ns_steps=3", optim.Mixed, {"rule": "Muon", "ns_steps": 3}),
+    ],
+)
+def test_registered_names_choose_classes(
+    name: str, optim_args: str | None, cls: Any, entries: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from thalweg.integrations.transformers import register
+
+    assert name in register()
+    assert register() == register()
+    settings = {"optim": name, "optim_args": optim_args, "learning_rate": 0.02,
+                "adam_beta1": 0.8, "weight_decay": 0.1}  # fmt: skip
+    hf_trainer = trainer(tmp_path, Wrapped(), settings)
+    hf_trainer.train()
+    optimizer = hf_trainer.optimizer.optimizer
+    assert type(optimizer) is cls
+    assert optimizer.last_step.count == 8
+    assert any(entries.items() <= group.items() for group in optimizer.param_groups)
+
+
+def test_registered_names_are_options_of_the_command_line() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from thalweg.integrations.transformers import register
+
+    register()
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    (arguments,) = parser.parse_args_into_dataclasses(
+        ["--optim", "thalweg_adamw_8bit", "--output_dir", "out"]
+    )
+    assert arguments.optim == "thalweg_adamw_8bit"
+    with pytest.raises(ValueError, match="thalweg_adamx"):
+        transformers.TrainingArguments("out", optim="thalweg_adamx")

@@ -59,7 +59,7 @@ def by_mypy(files: Sequence[str], folder: Path) -> list[tuple[str, int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", [by_pyright, by_mypy])
-def test_mistakes_are_found_and_nothing_else(
+def test_type_checker_reports_only_the_mistakes(
     checker: Callable[[Sequence[str], Path], list[tuple[str, int]]],
     files: list[str],
     tmp_path: Path,

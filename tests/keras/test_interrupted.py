@@ -122,7 +122,7 @@ MAKERS = {
 @errors
 @afterwards
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_step_is_not_taken(make: Any, steps: int, error: Any, engine: str) -> None:
+def test_interrupted_step_is_not_taken(make: Any, steps: int, error: Any, engine: str) -> None:
     fuse, variables = Fuse(error), pair()
     opt = make(fuse)
     opt.engine = engine
@@ -140,7 +140,7 @@ def test_step_is_not_taken(make: Any, steps: int, error: Any, engine: str) -> No
 
 @both_engines
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_next_step_is_as_if_nothing_had_happened(make: Any, engine: str) -> None:
+def test_step_after_interruption_equals_undisturbed_step(make: Any, engine: str) -> None:
     fuse, variables, twins = Fuse(RuntimeError), pair(), pair()
     opt, plain_opt = make(fuse), make(Fuse(RuntimeError))
     opt.engine = plain_opt.engine = engine
@@ -155,7 +155,7 @@ def test_next_step_is_as_if_nothing_had_happened(make: Any, engine: str) -> None
 
 @errors
 @afterwards
-def test_loss_that_fails(steps: int, error: Any) -> None:
+def test_failing_loss_changes_nothing(steps: int, error: Any) -> None:
     fuse, variables = Fuse(error), pair()
     opt = Adam()
     train(opt, variables, steps)
@@ -171,7 +171,7 @@ def test_loss_that_fails(steps: int, error: Any) -> None:
 
 @both_engines
 @errors
-def test_constraint_that_fails_is_the_only_part_not_done(error: Any, engine: str) -> None:
+def test_failing_constraint_leaves_the_update_done(error: Any, engine: str) -> None:
     fuse = Fuse(error)
     a = thalweg.Variable([1.0], "a", constraint=lambda x: fuse(x))
     b = thalweg.Variable([1.0], "b", constraint=lambda x: x.clamp(min=0))
@@ -186,7 +186,7 @@ def test_constraint_that_fails_is_the_only_part_not_done(error: Any, engine: str
 
 
 @errors
-def test_constraint_that_fails_after_a_hook(error: Any) -> None:
+def test_failing_constraint_after_a_hook_is_noted(error: Any) -> None:
     fuse = Fuse(error)
     a = thalweg.Variable([1.0], "a", constraint=lambda x: fuse(x))
     b = thalweg.Variable([1.0], "b")
@@ -198,7 +198,7 @@ def test_constraint_that_fails_after_a_hook(error: Any) -> None:
     assert (a.item(), b.item(), opt.iterations.item()) == (-1.0, -1.0, 1)
 
 
-def test_constraint_of_another_shape() -> None:
+def test_constraint_of_wrong_shape_raises() -> None:
     w = thalweg.Variable([1.0, 1.0], "w", constraint=lambda x: torch.ones(3))
     opt = SGD(1.0)
     with pytest.raises(ValueError, match=r"constraint of 'w:0' returned .*\(3,\)"):
@@ -220,7 +220,7 @@ class Weighted(Hooked):
 
 @errors
 @afterwards
-def test_weights_of_no_variable_are_restored(steps: int, error: Any) -> None:
+def test_failed_step_restores_added_weights(steps: int, error: Any) -> None:
     fuse, variables = Fuse(error), pair()
     opt = Weighted(fuse)
     train(opt, variables, steps)
@@ -253,7 +253,7 @@ def test_an_interruption_comes_before_other_errors(make: Any, first: bool) -> No
     assert opt.iterations.item() == 1
 
 
-def test_of_several_ordinary_errors_the_first_is_raised() -> None:
+def test_first_of_several_errors_is_raised() -> None:
     errors = [ValueError("one"), RuntimeError("two")]
     variables = [thalweg.Variable([1.0], "w", constraint=raising(error)) for error in errors]
     with pytest.raises(ValueError, match="one") as raised:

@@ -30,7 +30,7 @@ def test_the_facade_has_the_functions_under_both_names() -> None:
         assert all(getattr(module, name) is getattr(backend, name) for module in modules)
 
 
-def test_in_eager_mode_a_variable_changes_at_once() -> None:
+def test_eager_set_value_takes_effect_immediately() -> None:
     opt = optimizers.SGD(0.5)
     w = thalweg.Variable([1.0, 2.0])
     K.set_value(opt.lr, 0.25)
@@ -41,7 +41,7 @@ def test_in_eager_mode_a_variable_changes_at_once() -> None:
     assert isinstance(K.get_value(w), np.ndarray)
 
 
-def test_variables_of_keras_3() -> None:
+def test_backend_functions_accept_keras_3_variables() -> None:
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     opt = tf.keras.optimizers.SGD(0.5)
     model.compile(opt, loss="mse")
@@ -60,7 +60,7 @@ def test_variables_of_keras_3() -> None:
     [([1.0], "of shape"), ("x", "Cannot convert"), ([[1.0, 2.0]], "of shape")],
 )
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_a_value_that_does_not_fit_is_refused(mode: str, value: Any, message: str) -> None:
+def test_mismatched_value_raises(mode: str, value: Any, message: str) -> None:
     if mode == "eager":
         w = thalweg.Variable([1.0, 2.0])
         with pytest.raises(ValueError, match=message):
@@ -90,7 +90,7 @@ def test_values_of_a_graph_are_those_of_the_default_session() -> None:
         assert second.run(w).tolist() == [1.0, 2.0]
 
 
-def test_without_a_default_session_there_is_the_one_that_was_given_or_made() -> None:
+def test_get_session_creates_or_returns_the_set_session() -> None:
     with tf1.Graph().as_default() as graph:
         w = tf1.Variable(8.0)
         opt = optimizers.SGD(1.0)
@@ -125,7 +125,7 @@ def test_a_new_variable_of_an_optimizer_needs_no_initializer_to_be_read() -> Non
             K.get_value(tf1.Variable(1.0))
 
 
-def test_settings_are_those_of_keras_and_the_rest_says_what_to_use() -> None:
+def test_backend_has_keras_settings_and_missing_names_advise() -> None:
     assert K.floatx() == "float32"
     assert K.epsilon() == 1e-7
     K.clear_session()

@@ -29,12 +29,12 @@ class MyAdam(Adam):
 
 
 @all_rows
-def test_default_config(row: Row) -> None:
+def test_default_config_has_all_arguments(row: Row) -> None:
     assert row.cls().get_config() == {"name": row.name, **row.config}
 
 
 @all_rows
-def test_round_trip(row: Row) -> None:
+def test_config_round_trip_keeps_arguments(row: Row) -> None:
     opt = row.cls(name="mine", clipvalue=0.5, **row.changed)
     config = opt.get_config()
     new_opt = row.cls.from_config(config)
@@ -50,7 +50,7 @@ def test_config_is_json_before_training(row: Row) -> None:
 
 
 @all_rows
-def test_round_trip_after_training(row: Row) -> None:
+def test_config_round_trip_after_training(row: Row) -> None:
     opt, variables, twins = row.cls(**row.changed), pair(), pair()
     train(opt, variables, 1)
     new_opt = row.cls.from_config(opt.get_config())
@@ -76,7 +76,7 @@ def test_from_config_reads_lr_and_leaves_the_dictionary() -> None:
     assert config == {"name": "SGD", "lr": 0.25}
 
 
-def test_from_config_refuses_unknown_keys() -> None:
+def test_from_config_rejects_unknown_keys() -> None:
     with pytest.raises(TypeError, match="foo"):
         Adam.from_config({"foo": 1})
 
@@ -88,7 +88,7 @@ def test_schedule_round_trip(cls: Any) -> None:
     assert new_opt.learning_rate.get_config() == HALVING.get_config()
 
 
-def test_custom_schedule() -> None:
+def test_custom_schedule_needs_custom_objects() -> None:
     class Mine(schedules.LearningRateSchedule):
         def __call__(self, step: Any) -> Any:
             return 0.5 / (step + 1)
@@ -129,7 +129,7 @@ def test_adagrad_without_initial_value() -> None:
 
 @all_rows
 @pytest.mark.parametrize("change", [str, str.lower, str.upper])
-def test_get_by_name(row: Row, change: Any) -> None:
+def test_get_finds_optimizers_by_name(row: Row, change: Any) -> None:
     opt = optimizers.get(change(row.name))
     assert type(opt) is row.cls
     assert opt.get_config() == row.cls().get_config()
@@ -144,18 +144,18 @@ def test_serialize_round_trip(row: Row) -> None:
         assert optimizers.serialize(new_opt) == serialized
 
 
-def test_get_an_optimizer() -> None:
+def test_get_returns_an_optimizer_unchanged() -> None:
     opt = Adam()
     assert optimizers.get(opt) is opt
 
 
 @pytest.mark.parametrize("identifier", ["adamw", {"class_name": "nope", "config": {}}, {}, 3, None])
-def test_get_something_else(identifier: Any) -> None:
+def test_get_rejects_other_objects(identifier: Any) -> None:
     with pytest.raises(ValueError, match=r"Unknown optimizer|Expected a dict|Could not"):
         optimizers.get(identifier)
 
 
-def test_custom_objects() -> None:
+def test_custom_objects_are_deserialized() -> None:
     serialized = optimizers.serialize(MyAdam(scale=2.0, learning_rate=0.5))
     new_opt = optimizers.deserialize(serialized, custom_objects={"MyAdam": MyAdam})
     assert isinstance(new_opt, MyAdam)

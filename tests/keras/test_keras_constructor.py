@@ -16,14 +16,14 @@ CLIPS = ("clipvalue", "clipnorm", "global_clipnorm")
 
 
 @all_rows
-def test_unknown_keyword(row: Row) -> None:
+def test_unknown_keyword_raises(row: Row) -> None:
     with pytest.raises(TypeError, match="Unexpected keyword argument passed to optimizer: foo"):
         row.make(foo=1)
 
 
 @all_rows
 @pytest.mark.parametrize("key", [*CLIPS, "decay", "lr"])
-def test_negative_keyword(row: Row, key: str) -> None:
+def test_negative_keyword_raises(row: Row, key: str) -> None:
     if (row.name, key) == ("Nadam", "decay"):
         key = "schedule_decay"
     with pytest.raises(ValueError, match=r"Expected (\w+) >= 0, received: -1.0"):
@@ -43,13 +43,13 @@ def test_lr_warns_and_wins(row: Row) -> None:
     assert opt.learning_rate.item() == 0.25
 
 
-def test_both_norms() -> None:
+def test_clipnorm_with_global_clipnorm_raises() -> None:
     with pytest.raises(ValueError, match="both `clipnorm` and `global_clipnorm`"):
         SGD(clipnorm=1.0, global_clipnorm=1.0)
 
 
 @pytest.mark.parametrize("norm", ["clipnorm", "global_clipnorm"])
-def test_value_combines_with_either_norm(norm: str) -> None:
+def test_clipvalue_combines_with_either_norm(norm: str) -> None:
     opt = SGD(clipvalue=2.0, **{norm: 1.0})
     assert (opt.clipvalue, getattr(opt, norm)) == (2.0, 1.0)
 
@@ -86,7 +86,7 @@ def test_transformers_set_later_exclude_clipping() -> None:
     assert opt.gradient_transformers == []
 
 
-def test_clip_setter_refuses_the_second_norm() -> None:
+def test_clip_setter_rejects_the_second_norm() -> None:
     opt = SGD(clipnorm=1.0)
     with pytest.raises(ValueError, match="both"):
         opt.global_clipnorm = 1.0
@@ -123,7 +123,7 @@ def test_clip_setter_takes_effect_at_the_next_step() -> None:
     ],
 )
 @pytest.mark.parametrize("engine", ["reference", "cpu"])
-def test_clipped_gradient(
+def test_gradients_are_clipped_as_documented(
     options: dict[str, float], gradient: Any, expected: Any, engine: str
 ) -> None:
     w, opt = thalweg.Variable(np.zeros(len(gradient), "f4")), SGD(1.0, **options)
@@ -172,7 +172,7 @@ def test_base_class_has_a_config_and_no_update() -> None:
 
 @pytest.mark.parametrize("cls", [SGD, RMSprop])
 @pytest.mark.parametrize("momentum", [-0.1, 1.1])
-def test_momentum_outside_its_range(cls: Any, momentum: float) -> None:
+def test_momentum_outside_its_range_raises(cls: Any, momentum: float) -> None:
     with pytest.raises(ValueError, match=r"`momentum` must be between \[0, 1\]"):
         cls(momentum=momentum)
 
@@ -202,11 +202,11 @@ def test_momentum_set_later_from_zero_has_no_effect(cls: Any) -> None:
 
 @pytest.mark.parametrize("epsilon", [None, 0, 0.0])
 @pytest.mark.parametrize("name", ["Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop"])
-def test_no_epsilon_means_the_default(name: str, epsilon: float | None) -> None:
+def test_missing_epsilon_means_the_default(name: str, epsilon: float | None) -> None:
     assert getattr(thalweg.keras.optimizers, name)(epsilon=epsilon).epsilon == 1e-7
 
 
-def test_adagrad_refuses_a_negative_start() -> None:
+def test_adagrad_rejects_a_negative_start() -> None:
     with pytest.raises(ValueError, match=r"initial_accumulator_value must be .*: -0\.1"):
         Adagrad(initial_accumulator_value=-0.1)
     assert Adagrad(initial_accumulator_value=0.0).get_config()["initial_accumulator_value"] == 0
@@ -222,17 +222,17 @@ def test_adagrad_refuses_a_negative_start() -> None:
         ("l2_shrinkage_regularization_strength", -1.0),
     ],
 )
-def test_ftrl_arguments(argument: str, value: float) -> None:
+def test_invalid_ftrl_arguments_raise(argument: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{argument} {value:f} needs to be"):
         Ftrl(**{argument: value})
 
 
-def test_nadam_refuses_schedules() -> None:
+def test_nadam_rejects_schedules() -> None:
     with pytest.raises(ValueError, match=r"does not support .*LearningRateSchedule"):
         Nadam(schedules.ExponentialDecay(0.1, 10, 0.5))
 
 
-def test_nadam_refuses_a_schedule_set_later() -> None:
+def test_nadam_rejects_a_schedule_set_later() -> None:
     opt = Nadam(0.5)
     with pytest.raises(ValueError, match=r"does not support .*LearningRateSchedule"):
         opt.learning_rate = schedules.ExponentialDecay(0.1, 10, 0.5)
@@ -274,7 +274,7 @@ def test_warnings_point_at_the_users_line(call: Any) -> None:
     assert [warning.filename for warning in caught_warnings] == [__file__]
 
 
-def test_nadam_ignores_decay_and_says_so() -> None:
+def test_nadam_warns_that_decay_is_ignored() -> None:
     with pytest.warns(thalweg.NumericsWarning, match="Nadam ignores `decay`"):
         assert Nadam(decay=0.5).get_config()["decay"] == 0.004
     assert Nadam(schedule_decay=0.25).get_config()["decay"] == 0.25

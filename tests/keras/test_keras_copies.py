@@ -20,7 +20,7 @@ from thalweg.rules import ADAGRAD
 @both_engines
 @all_rows
 @pytest.mark.parametrize("steps", [0, 2])
-def test_deepcopy_goes_on_with_the_same_variables(row: Row, engine: str, steps: int) -> None:
+def test_deepcopy_continues_with_the_same_variables(row: Row, engine: str, steps: int) -> None:
     opt, variables = row.make(), pair()
     opt.engine = engine
     train(opt, variables, steps)
@@ -65,7 +65,7 @@ def test_deepcopy_copies_hyperparameters() -> None:
 
 @both_engines
 @all_rows
-def test_pickle_with_the_variables(row: Row, engine: str) -> None:
+def test_optimizer_pickles_with_its_variables(row: Row, engine: str) -> None:
     opt, variables = row.make(clipnorm=0.5), pair()
     opt.engine = engine
     train(opt, variables, 2)
@@ -77,7 +77,7 @@ def test_pickle_with_the_variables(row: Row, engine: str) -> None:
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("make", [Adam, v1.train.AdamOptimizer])
-def test_every_protocol_of_pickle(make: Any, protocol: int) -> None:
+def test_optimizer_pickles_with_every_protocol(make: Any, protocol: int) -> None:
     opt, w = make(0.1), thalweg.Variable([1.0, 2.0])
     opt.apply_gradients([([1.0, 1.0], w)])
     opt.engine = "reference"
@@ -88,7 +88,7 @@ def test_every_protocol_of_pickle(make: Any, protocol: int) -> None:
     assert w_copy.tolist() == w.tolist()
 
 
-def test_pickle_with_torch_parameters() -> None:
+def test_optimizer_pickles_with_torch_parameters() -> None:
     opt, model = Adam(), torch.nn.Linear(2, 1)
     variables = thalweg.named_variables(model)
     train(opt, variables, 2)
@@ -115,7 +115,7 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_rule_optimizer(rule: Any, duplicate: Any) -> None:
+def test_rule_optimizer_copies_continue(rule: Any, duplicate: Any) -> None:
     opt, variables = RuleOptimizer(rule), pair()
     train(opt, variables, 2)
     opt_copy, copies = duplicate((opt, variables))
@@ -133,7 +133,7 @@ class Plain(Optimizer):
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_users_optimizer(duplicate: Any) -> None:
+def test_user_optimizer_copies_have_separate_slots(duplicate: Any) -> None:
     opt, variables = Plain("Plain"), pair()
     train(opt, variables, 2)
     opt_copy, copies = duplicate((opt, variables))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 each_import = pytest.mark.parametrize("tf", [thalweg, tf], ids=["thalweg", "thalweg.tf"])
 
 
-def test_usage_in_graph_mode() -> None:
+def test_example_of_usage_in_graph_mode() -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         var1, var2 = tf.Variable(10.0), tf.Variable(10.0)
         # Create an optimizer with the desired parameters.
@@ -38,7 +38,7 @@ def test_usage_in_graph_mode() -> None:
         np.testing.assert_allclose(session.run([var1, var2]), [4.0, 6.0], rtol=1e-6)
 
 
-def test_var_list_as_callable() -> None:
+def test_example_of_callable_var_list() -> None:
     pytest.importorskip("keras", reason="Keras 3 is not installed")
     num_hidden, num_classes = 4, 2
     data = [(np.ones((3, 2), "f4"), np.ones((3, 2), "f4"))] * 2
@@ -58,7 +58,7 @@ def test_var_list_as_callable() -> None:
     assert opt.iterations.numpy() == 2
 
 
-def test_three_steps() -> None:
+def test_example_of_three_steps() -> None:
     var_list = vars = [tf.Variable([1.0, 2.0])]
 
     def process_gradient(g: Any) -> Any:
@@ -91,7 +91,7 @@ def trained(capsys: Any) -> Any:
     return opt
 
 
-def test_get_weights(capsys: Any) -> None:
+def test_example_of_get_weights(capsys: Any) -> None:
     pytest.importorskip("keras", reason="Keras 3 is not installed")
     opt = trained(capsys)
     assert len(opt.get_weights()) == 3
@@ -99,7 +99,7 @@ def test_get_weights(capsys: Any) -> None:
     assert opt.get_weights()[0] == 1
 
 
-def test_set_weights(capsys: Any) -> None:
+def test_example_of_set_weights(capsys: Any) -> None:
     pytest.importorskip("keras", reason="Keras 3 is not installed")
     opt = trained(capsys)
     new_weights = [np.array(10), np.ones([20, 10]), np.zeros([10])]
@@ -107,7 +107,7 @@ def test_set_weights(capsys: Any) -> None:
     assert repr(opt.iterations) == "<tf.Variable 'RMSprop/iter:0' shape=() dtype=int64, numpy=10>"
 
 
-def test_aggregation_by_hand() -> None:
+def test_example_of_manual_aggregation() -> None:
     vars = [tf.Variable([1.0])]
     optimizer = tf.keras.optimizers.SGD(learning_rate=0.1)
     with tf.GradientTape() as tape:
@@ -131,7 +131,7 @@ RATES = {
 
 
 @pytest.mark.parametrize("kind", RATES)
-def test_callable_learning_rate(kind: str) -> None:
+def test_example_of_callable_learning_rate(kind: str) -> None:
     var = tf.Variable(np.random.default_rng(0).random(size=(1,)))
     start = var.numpy()
     opt = tf.keras.optimizers.SGD(learning_rate=RATES[kind]())
@@ -141,7 +141,7 @@ def test_callable_learning_rate(kind: str) -> None:
 
 
 @each_import
-def test_usage(tf: Any) -> None:
+def test_example_of_usage(tf: Any) -> None:
     var1, var2 = tf.Variable(10.0), tf.Variable(10.0)
     # Create an optimizer with the desired parameters.
     opt = tf.keras.optimizers.SGD(learning_rate=0.1)
@@ -154,7 +154,7 @@ def test_usage(tf: Any) -> None:
 
 
 @each_import
-def test_var_list_of_a_stand_in_as_callable(tf: Any) -> None:
+def test_example_of_callable_var_list_of_a_stand_in(tf: Any) -> None:
     class Model:
         """Creates its variables when it is first called, as a Keras model without a shape."""
 
@@ -176,7 +176,7 @@ def test_var_list_of_a_stand_in_as_callable(tf: Any) -> None:
 
 
 @each_import
-def test_three_steps_with_a_scaled_gradient(tf: Any) -> None:
+def test_example_of_three_steps_with_a_scaled_gradient(tf: Any) -> None:
     vars = [tf.Variable([1.0, 2.0])]
 
     def process_gradient(g: Any) -> Any:
@@ -197,7 +197,7 @@ def test_three_steps_with_a_scaled_gradient(tf: Any) -> None:
 
 
 @each_import
-def test_hyperparameters_can_be_overwritten(tf: Any) -> None:
+def test_example_of_overwritten_hyperparameters(tf: Any) -> None:
     var1, var2 = tf.Variable(10.0), tf.Variable(10.0)
     # Create an optimizer with the desired parameters.
     opt = tf.keras.optimizers.SGD(learning_rate=0.1)
@@ -213,7 +213,7 @@ def test_hyperparameters_can_be_overwritten(tf: Any) -> None:
 
 
 @each_import
-def test_learning_rate_schedule(tf: Any) -> None:
+def test_example_of_learning_rate_schedule(tf: Any) -> None:
     var = tf.Variable(np.random.default_rng(0).random(size=(1,)))
     start = var.numpy()
     learning_rate = tf.keras.optimizers.schedules.ExponentialDecay(
@@ -227,7 +227,7 @@ def test_learning_rate_schedule(tf: Any) -> None:
 
 
 @each_import
-def test_learning_rate_callable(tf: Any) -> None:
+def test_example_of_learning_rate_callable(tf: Any) -> None:
     var = tf.Variable(np.random.default_rng(0).random(size=(1,)))
     start = var.numpy()
 
@@ -242,7 +242,7 @@ def test_learning_rate_callable(tf: Any) -> None:
 
 
 @each_import
-def test_aggregated_gradients(tf: Any) -> None:
+def test_example_of_aggregated_gradients(tf: Any) -> None:
     var = tf.Variable([1.0])
     vars, optimizer = [var], tf.keras.optimizers.SGD(learning_rate=0.1)
     with tf.GradientTape() as tape:
@@ -254,7 +254,7 @@ def test_aggregated_gradients(tf: Any) -> None:
 
 
 @each_import
-def test_weights_are_shown_and_set(tf: Any) -> None:
+def test_example_of_weights_shown_and_set(tf: Any) -> None:
     opt = tf.keras.optimizers.RMSprop()
     kernel, bias = tf.Variable(np.zeros((20, 10), "f4")), tf.Variable(np.zeros(10, "f4"))
     data = np.arange(100, dtype="f4").reshape(5, 20)
@@ -268,7 +268,7 @@ def test_weights_are_shown_and_set(tf: Any) -> None:
 
 
 @each_import
-def test_slots(tf: Any) -> None:
+def test_example_of_slots(tf: Any) -> None:
     var = tf.Variable([1.0, 2.0], name="var")
     opt = tf.keras.optimizers.Adam()
     opt.minimize(lambda: (var**2).sum(), [var])

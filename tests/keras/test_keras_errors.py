@@ -48,7 +48,7 @@ class Wrong(schedules.LearningRateSchedule):
     ["fast", b"1", None, [0.1], (0.1,), object(), 1j, np.str_("x"), np.array("x"), np.complex64(1)],
     ids=lambda value: type(value).__name__,
 )
-def test_learning_rate_that_is_no_number(row: Row, value: Any) -> None:
+def test_non_numeric_learning_rate_raises(row: Row, value: Any) -> None:
     with pytest.raises(TypeError, match=r"^learning_rate must be a number, .* not "):
         row.make(learning_rate=value)
 
@@ -66,19 +66,19 @@ def test_learning_rate_that_is_no_number(row: Row, value: Any) -> None:
     ],
     ids=["generator", "list", "tuple", "module", "named", "groups", "dict"],
 )
-def test_variables_in_place_of_the_learning_rate(value: Any) -> None:
+def test_variables_as_learning_rate_raise(value: Any) -> None:
     with pytest.raises(TypeError, match=rf"^learning_rate must be a number.* {MINIMIZE_HINT}"):
         Adam(value)
 
 
 @all_rows
 @pytest.mark.filterwarnings("ignore:The `lr` argument is deprecated")
-def test_variables_beside_lr_as_torch_optim_takes_them(row: Row) -> None:
+def test_torch_style_variables_argument_raises(row: Row) -> None:
     with pytest.raises(TypeError, match=rf"^learning_rate must be a number.* {MINIMIZE_HINT}"):
         type(row.make())(linear().parameters(), lr=1e-3)
 
 
-def test_variables_in_place_of_a_rule_or_a_name() -> None:
+def test_variables_as_rule_or_name_raise() -> None:
     for make in (RuleOptimizer, Optimizer):
         with pytest.raises(TypeError, match=rf"^(rule|name) must be a.* {MINIMIZE_HINT}"):
             make(linear().parameters())
@@ -94,13 +94,13 @@ def test_variables_in_place_of_a_rule_or_a_name() -> None:
     ],
     ids=["vector", "complex", "nan", "numpy nan"],
 )
-def test_learning_rate_of_another_value(value: Any, message: str) -> None:
+def test_invalid_learning_rate_value_raises(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SGD(value)
 
 
 @pytest.mark.parametrize("digits", [400, 5000])
-def test_whole_numbers_that_no_float_can_hold(digits: int) -> None:
+def test_integers_beyond_float_raise(digits: int) -> None:
     w, huge = Variable([3.0]), 10**digits
     for make in (lambda: SGD(huge), lambda: SGD(0.1, clipnorm=huge), lambda: Adam(epsilon=huge)):
         with pytest.raises(ValueError, match=r"(learning_rate|clipnorm|epsilon) is too large: an"):
@@ -117,7 +117,7 @@ def test_whole_numbers_that_no_float_can_hold(digits: int) -> None:
     assert w.item() == 3.0
 
 
-def test_whole_numbers_that_their_variable_cannot_hold() -> None:
+def test_integers_beyond_their_variable_dtype_raise() -> None:
     with pytest.raises(ValueError, match=r"learning_rate is a whole number, .* Give a float"):
         SGD(2**40)
 
@@ -125,7 +125,7 @@ def test_whole_numbers_that_their_variable_cannot_hold() -> None:
 @pytest.mark.parametrize(
     "value", [True, 1, np.int64(1), np.float16(1), torch.tensor(1), np.array(1)]
 )
-def test_learning_rates_that_are_numbers(value: Any) -> None:
+def test_numeric_learning_rates_are_accepted(value: Any) -> None:
     w = thalweg.Variable([3.0])
     SGD(value).apply_gradients([([1.0], w)])
     assert w.item() == 2.0
@@ -156,7 +156,9 @@ def test_learning_rates_that_are_numbers(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "error"), [("x", TypeError), ([0.5], TypeError), (1j, TypeError), (NAN, ValueError)]
 )
-def test_other_arguments(cls: Any, name: str, value: Any, error: type[Exception]) -> None:
+def test_non_numeric_arguments_raise(
+    cls: Any, name: str, value: Any, error: type[Exception]
+) -> None:
     with pytest.raises(error, match=rf"^{name} (must be a number|is nan)"):
         cls(**{name: value})
 
@@ -175,7 +177,9 @@ def test_other_arguments(cls: Any, name: str, value: Any, error: type[Exception]
     ids=["string", "list", "tensor", "callable", "nan", "negative"],
 )
 @pytest.mark.parametrize("setter", [False, True], ids=["constructor", "attribute"])
-def test_clipping(name: str, value: Any, error: type[Exception], setter: bool) -> None:
+def test_invalid_clipping_values_raise(
+    name: str, value: Any, error: type[Exception], setter: bool
+) -> None:
     opt = SGD()
     with pytest.raises(error, match=rf"^{name} must be a number|^{name} is nan|^Expected {name}"):
         setattr(opt, name, value) if setter else SGD(**{name: value})
@@ -183,14 +187,14 @@ def test_clipping(name: str, value: Any, error: type[Exception], setter: bool) -
 
 
 @pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm"])
-def test_an_infinite_norm_would_make_all_gradients_nan(name: str) -> None:
+def test_infinite_clipnorm_raises(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name} must be finite; None does not clip"):
         SGD(**{name: float("inf")})
 
 
 @pytest.mark.parametrize("value", [1, np.float64(1), torch.tensor(1.0), np.array(1.0)], ids=repr)
 @pytest.mark.parametrize("name", ["clipvalue", "clipnorm", "global_clipnorm"])
-def test_clipping_takes_any_number(name: str, value: Any) -> None:
+def test_clipping_accepts_any_number(name: str, value: Any) -> None:
     w, opt = thalweg.Variable([0.0]), SGD(1.0, **{name: value})
     opt.apply_gradients([([4.0], w)])
     assert w.item() == -1.0
@@ -199,7 +203,7 @@ def test_clipping_takes_any_number(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["clipvalue", "clipnorm", "global_clipnorm", "decay"])
-def test_none_is_no_option(name: str) -> None:
+def test_none_disables_the_option(name: str) -> None:
     assert SGD(**{name: None}).get_config() == SGD().get_config()
 
 
@@ -215,7 +219,7 @@ def test_none_is_no_option(name: str) -> None:
     ids=["string", "vector", "generator", "meta", "schedule"],
 )
 @pytest.mark.parametrize("steps", [0, 2])
-def test_what_is_called_returns_no_number(value: Any, message: str, steps: int) -> None:
+def test_callable_rate_without_number_raises(value: Any, message: str, steps: int) -> None:
     w, opt = thalweg.Variable([1.0]), SGD(lambda: 0.0)
     for _ in range(steps):
         opt.apply_gradients([([1.0], w)])
@@ -226,7 +230,7 @@ def test_what_is_called_returns_no_number(value: Any, message: str, steps: int) 
     assert (w.item(), opt.iterations.item()) == (1.0, steps)
 
 
-def test_a_rate_on_the_meta_device_is_refused_where_it_is_given() -> None:
+def test_meta_device_rate_raises_when_set() -> None:
     rate, opt = torch.tensor(1.0, device="meta"), SGD(0.5)
     for set_rate in (lambda: SGD(rate), lambda: setattr(opt, "learning_rate", rate)):
         with pytest.raises(TypeError, match="learning_rate must have a value, not be on the meta"):
@@ -242,7 +246,7 @@ def test_only_the_learning_rate_can_be_a_schedule() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "x", NAN])
-def test_epsilon_set_later(value: Any) -> None:
+def test_invalid_epsilon_set_later_raises(value: Any) -> None:
     w, opt = thalweg.Variable([1.0]), Adam()
     opt.apply_gradients([([0.0], w)])
     opt.epsilon = value
@@ -261,14 +265,14 @@ def test_a_hyperparameter_is_not_set_to_nan(row: Row) -> None:
 
 
 @pytest.mark.parametrize("value", [3, b"Adam", 0.5])
-def test_name_that_is_no_string(value: Any) -> None:
+def test_non_string_name_raises(value: Any) -> None:
     with pytest.raises(TypeError, match="name must be a string, not"):
         Adam(name=value)
 
 
 @pytest.mark.parametrize("value", [3, "sum", [len]])
 @pytest.mark.parametrize("setter", [False, True], ids=["constructor", "attribute"])
-def test_aggregator_that_is_no_function(value: Any, setter: bool) -> None:
+def test_non_callable_aggregator_raises(value: Any, setter: bool) -> None:
     opt = SGD()
     with pytest.raises(TypeError, match="gradient_aggregator must be a function, not"):
         setattr(opt, "gradient_aggregator", value) if setter else SGD(gradient_aggregator=value)
@@ -277,21 +281,21 @@ def test_aggregator_that_is_no_function(value: Any, setter: bool) -> None:
 
 @pytest.mark.parametrize("value", [3, len, ["sum"], [len, None]])
 @pytest.mark.parametrize("setter", [False, True], ids=["constructor", "attribute"])
-def test_transformers_that_are_no_functions(value: Any, setter: bool) -> None:
+def test_non_callable_transformers_raise(value: Any, setter: bool) -> None:
     opt = SGD()
     with pytest.raises(TypeError, match="gradient_transformers must be a list of functions, not"):
         setattr(opt, "gradient_transformers", value) if setter else SGD(gradient_transformers=value)
     assert opt.gradient_transformers == []
 
 
-def test_transformer_that_returns_nothing() -> None:
+def test_transformer_that_returns_none_raises() -> None:
     w = thalweg.Variable([1.0])
     with pytest.raises(TypeError, match=r"iterable of \(gradient, variable\), not None"):
         SGD(gradient_transformers=[lambda pairs: None]).apply_gradients([([1.0], w)])
     assert w.item() == 1.0
 
 
-def test_a_module_in_place_of_variables() -> None:
+def test_module_as_variables_raises() -> None:
     module = linear()
     with pytest.raises(TypeError, match=r"not a module; give list\(module\.parameters\(\)\)"):
         SGD().minimize(lambda: module.weight.sum(), module)
@@ -312,7 +316,7 @@ def _fake() -> torch.Tensor:
     "make", [_freed, _fake, lambda: torch._efficientzerotensor(4)], ids=["freed", "fake", "zero"]
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_gradients_without_memory_are_refused(make: Any, first: bool) -> None:
+def test_gradients_without_memory_raise(make: Any, first: bool) -> None:
     w, opt = Variable([1.0, 2.0, 3.0, 4.0], name="w"), SGD(0.5)
     if not first:
         opt.apply_gradients([(torch.zeros(4), w)])

@@ -72,14 +72,14 @@ def check(case: dict[str, Any], value: replay.Value, tolerance: Any) -> None:
 
 
 @by_engine([id for id in TRAJECTORIES if bound_of(id) is None and "/half/" not in id])
-def test_trajectory_has_tensorflows_bits(case_id: str, engine: str) -> None:
+def test_trajectory_has_tensorflow_bits(case_id: str, engine: str) -> None:
     case = replay.cases()[case_id]
     for value in replay.replay(case, engine):
         check(case, value, None)
 
 
 @by_engine([id for id in TRAJECTORIES if bound_of(id) is not None])
-def test_each_step_is_within_its_bound(case_id: str, engine: str) -> None:
+def test_every_step_is_within_its_bound(case_id: str, engine: str) -> None:
     case, bound = replay.cases()[case_id], bound_of(case_id)
     assert bound is not None
     for value in replay.replay(case, engine, resume=True):
@@ -97,7 +97,7 @@ def test_bounded_trajectory_does_not_drift(case_id: str, engine: str) -> None:
 
 
 @by_engine([id for id in TRAJECTORIES if "/half/" in id])
-def test_half_precision_is_near(case_id: str, engine: str) -> None:
+def test_half_precision_is_close(case_id: str, engine: str) -> None:
     case = replay.cases()[case_id]
     for value in replay.replay(case, engine):
         # In half precision 1 - beta_2 is 0.00098 in TensorFlow, which makes its v 2.4 % smaller.
@@ -106,7 +106,7 @@ def test_half_precision_is_near(case_id: str, engine: str) -> None:
 
 
 @by_engine(MINIMIZED)
-def test_minimize_with_torchs_gradients(case_id: str, engine: str) -> None:
+def test_minimize_by_torch_gradients_is_close(case_id: str, engine: str) -> None:
     case = replay.cases()[case_id]
     for value in replay.minimized(case, engine):
         check(case, value, GRADIENTS * scale_of(value))
@@ -122,7 +122,7 @@ def test_names_of_weights_and_config_after_training(case_id: str) -> None:
     assert [name.removeprefix(scope) for name in names] == [
         name.removeprefix(scope) for name in expected
     ]
-    assert replay.plain(opt.get_config()) == replay.plain(case["config"])
+    assert replay.plain_config(opt.get_config()) == replay.plain_config(case["config"])
 
 
 def test_every_recorded_case_is_tested() -> None:

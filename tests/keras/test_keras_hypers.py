@@ -41,13 +41,13 @@ def test_number_becomes_a_variable(value: Any, dtype: torch.dtype) -> None:
     assert (rate.dtype, rate.item(), rate.trainable) == (dtype, value, False)
 
 
-def test_names_of_hyper_variables() -> None:
+def test_hyper_variables_have_tensorflow_names() -> None:
     opt = Adam()
     names = [opt.learning_rate.name, opt.beta_1.name, opt.beta_2.name, opt.decay.name]
     assert names == [f"Adam/{name}:0" for name in ("learning_rate", "beta_1", "beta_2", "decay")]
 
 
-def test_hyper_variables_are_no_weights() -> None:
+def test_hyper_variables_are_not_weights() -> None:
     opt, w = SGD(0.1), thalweg.Variable(1.0)
     opt.apply_gradients([(1.0, w)])
     assert [weight.name for weight in opt.weights] == ["SGD/iter:0"]
@@ -57,7 +57,7 @@ def test_float_passes_through_float32() -> None:
     assert moved(SGD(0.1)) == [float(np.float32(0.1))]
 
 
-def test_float64_stays_double() -> None:
+def test_float64_hyperparameter_keeps_its_precision() -> None:
     assert moved(SGD(np.float64(0.1))) == [0.1]
 
 
@@ -99,7 +99,7 @@ def test_set_between_fast_steps_takes_effect() -> None:
     assert w.item() == -15.0
 
 
-def test_a_fraction_over_an_integer_variable_is_refused() -> None:
+def test_fraction_over_an_integer_variable_raises() -> None:
     opt = SGD(1)
     assert opt.learning_rate.item() == 1
     with pytest.raises(TypeError) as raised:
@@ -126,7 +126,7 @@ def test_dir_lists_hyperparameters_and_lr(row: Row) -> None:
     assert {"lr", "learning_rate", "decay"} <= set(dir(row.make()))
 
 
-def test_unknown_attribute() -> None:
+def test_unknown_attribute_raises() -> None:
     with pytest.raises(AttributeError, match="'SGD' object has no attribute 'beta_1'"):
         _ = SGD().beta_1
 
@@ -148,7 +148,7 @@ def test_callable_is_called_once_a_step() -> None:
         assert len(calls) == step
 
 
-def test_callable_over_a_variable_is_a_type_error() -> None:
+def test_callable_replacing_a_variable_raises() -> None:
     opt = SGD(0.5)
     train(opt, pair())
     with pytest.raises(TypeError, match="learning_rate is a variable by now"):
@@ -166,11 +166,11 @@ def test_callable_may_be_replaced() -> None:
     assert opt.learning_rate == 0.25
 
 
-def test_schedule_sees_iterations_before_they_count() -> None:
+def test_schedule_reads_iterations_before_the_step() -> None:
     assert moved(SGD(HALVING), 3) == [1.0, 0.5, 0.25]
 
 
-def test_number_over_a_schedule_stays_a_plain_float() -> None:
+def test_number_replacing_a_schedule_is_a_plain_float() -> None:
     opt = SGD(HALVING)
     moved(opt)
     opt.learning_rate = 0.125
@@ -178,7 +178,7 @@ def test_number_over_a_schedule_stays_a_plain_float() -> None:
     assert type(opt.learning_rate) is float
 
 
-def test_schedule_over_a_variable() -> None:
+def test_schedule_replaces_a_rate_variable() -> None:
     opt = SGD(0.25)
     assert moved(opt) == [0.25]
     opt.learning_rate = HALVING
@@ -186,7 +186,7 @@ def test_schedule_over_a_variable() -> None:
     assert opt.learning_rate is HALVING
 
 
-def test_tensor_stays_live() -> None:
+def test_tensor_hyperparameter_is_read_at_each_step() -> None:
     rate = torch.tensor(0.5)
     opt = SGD(rate)
     assert moved(opt) == [0.5]
@@ -194,7 +194,7 @@ def test_tensor_stays_live() -> None:
     assert moved(opt) == [0.25]
 
 
-def test_users_variable_stays_the_users() -> None:
+def test_user_variable_as_rate_is_not_replaced() -> None:
     rate = thalweg.Variable(0.5)
     opt = SGD(rate)
     assert moved(opt) == [0.5]
@@ -203,21 +203,21 @@ def test_users_variable_stays_the_users() -> None:
     assert opt.learning_rate is rate
 
 
-def test_not_a_scalar() -> None:
+def test_non_scalar_hyperparameter_raises() -> None:
     with pytest.raises(ValueError, match="learning_rate must be a scalar"):
         SGD(np.ones(2))
 
 
-def test_decay() -> None:
+def test_decay_divides_the_rate() -> None:
     opt = SGD(1.0, decay=1.0)
     np.testing.assert_allclose(moved(opt, 3), [1, 1 / 2, 1 / 3])
 
 
-def test_schedule_and_decay_combine() -> None:
+def test_schedule_combines_with_decay() -> None:
     np.testing.assert_allclose(moved(SGD(HALVING, decay=1.0), 3), [1, 1 / 4, 1 / 12])
 
 
-def test_decay_set_later_has_no_effect_and_says_so() -> None:
+def test_decay_set_later_warns_without_effect() -> None:
     opt = SGD(1.0, decay=1.0)
     moved(opt)
     with pytest.warns(thalweg.NumericsWarning, match="Setting decay of 'SGD' has no effect"):
@@ -234,7 +234,7 @@ def test_other_hypers_may_be_callables(key: str) -> None:
     assert torch.equal(variables[0], twins[0])
 
 
-def test_get_hyper_with_a_dtype() -> None:
+def test_get_hyper_casts_to_a_dtype() -> None:
     value = SGD(0.1)._get_hyper("learning_rate", torch.float64)
     assert (value.dtype, value.item()) == (torch.float64, float(np.float32(0.1)))
 
@@ -242,18 +242,18 @@ def test_get_hyper_with_a_dtype() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"), [(0.1, 0.1), (lambda: 0.5, 0.5), (torch.tensor(0.25), 0.25)]
 )
-def test_serialized_before_creation(value: Any, expected: float) -> None:
+def test_rate_serialized_before_creation_keeps_its_value(value: Any, expected: float) -> None:
     assert SGD(value).get_config()["learning_rate"] == expected
 
 
-def test_serialized_after_creation_is_the_float32_as_json_knows_it() -> None:
+def test_serialized_hyperparameter_is_a_float32_value() -> None:
     opt = SGD(0.1)
     _ = opt.learning_rate
     rate = opt.get_config()["learning_rate"]
     assert (type(rate), rate) == (float, float(np.float32(0.1)))
 
 
-def test_schedule_serialized() -> None:
+def test_schedule_is_serialized_with_its_config() -> None:
     config = SGD(HALVING).get_config()["learning_rate"]
     assert config["class_name"] == "ExponentialDecay"
     assert config["config"]["decay_rate"] == 0.5

@@ -89,6 +89,6 @@ assert not any(name.startswith("thalweg._graph") for name in sys.modules)
 
 
 @pytest.mark.parametrize("continuation", [MODULES, GRAPHS_AFTERWARDS, NO_GRAPHS, REPLICAS])
-def test_optimizers_that_were_made_before_there_were_graphs_or_replicas(continuation: str) -> None:
+def test_optimizer_created_before_graph_import_works_in_graphs(continuation: str) -> None:
     process = run(BEGINNING + continuation)
     assert process.returncode == 0, process.stderr

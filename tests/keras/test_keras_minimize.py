@@ -19,7 +19,7 @@ def two() -> tuple[thalweg.Variable, thalweg.Variable]:
 
 @both_engines
 @all_rows
-def test_callable_loss_goes_down(row: Row, engine: str) -> None:
+def test_minimize_decreases_a_callable_loss(row: Row, engine: str) -> None:
     x, y = two()
     opt = row.make()
     opt.engine = engine
@@ -33,7 +33,7 @@ def test_callable_loss_goes_down(row: Row, engine: str) -> None:
     assert loss().item() < initial_loss
 
 
-def test_one_step() -> None:
+def test_minimize_takes_one_step() -> None:
     x, y = two()
     SGD(0.5).minimize(lambda: 3 * x + x * y, [x, y])
     assert (x.item(), y.item()) == (-1.0, 2.0)
@@ -66,20 +66,20 @@ def test_var_list_callable_is_called_after_the_loss() -> None:
 
 
 @pytest.mark.parametrize("nest", [lambda x, y: [[x], (y,)], lambda x, y: {"x": x, "y": [y]}])
-def test_nested_var_list(nest: Any) -> None:
+def test_minimize_accepts_a_nested_var_list(nest: Any) -> None:
     x, y = two()
     SGD(0.5).minimize(lambda: x * y, nest(x, y))
     assert (x.item(), y.item()) == (0.5, 2.0)
 
 
-def test_one_variable_alone() -> None:
+def test_minimize_accepts_a_single_variable() -> None:
     x, y = two()
     SGD(0.5).minimize(lambda: x * y, x)
     assert (x.item(), y.item()) == (0.5, 3.0)
 
 
 @pytest.mark.parametrize("empty", [[], (), [[]], lambda: []])
-def test_empty_var_list_is_no_step(empty: Any) -> None:
+def test_empty_var_list_takes_no_step(empty: Any) -> None:
     x, y = two()
     opt = SGD()
     assert opt.minimize(lambda: x * y, empty) is None
@@ -111,7 +111,7 @@ def test_unconnected_variable_is_skipped_with_a_warning() -> None:
     assert (x.item(), y.item()) == (1.0, 3.0)
 
 
-def test_no_variable_is_connected() -> None:
+def test_minimize_without_connected_variable_raises() -> None:
     x, y = two()
     opt = SGD()
     with pytest.raises(ValueError, match=r"No gradients provided for any variable: \['y:0'\]"):
@@ -119,14 +119,14 @@ def test_no_variable_is_connected() -> None:
     assert opt.iterations.item() == 0
 
 
-def test_plain_torch_leaf() -> None:
+def test_minimize_updates_a_plain_torch_leaf() -> None:
     x = torch.tensor([2.0], requires_grad=True)
     SGD(0.25).minimize(lambda: (x * x).sum(), [x])
     assert x.item() == 1.0
     assert x.grad is None
 
 
-def test_parameters_grad_is_left_alone() -> None:
+def test_minimize_does_not_change_grad_attributes() -> None:
     model = torch.nn.Linear(2, 1)
     Adam().minimize(lambda: model(torch.ones(1, 2)).sum(), list(model.parameters()))
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -141,7 +141,7 @@ def test_embedding_lookup_gives_a_sparse_gradient() -> None:
     np.testing.assert_allclose(opt.get_slot(table, "accumulator").numpy()[1], 4.1)
 
 
-def test_hooks_of_minimize() -> None:
+def test_minimize_calls_its_hooks() -> None:
     class Scaled(SGD):
         def _transform_loss(self, loss: torch.Tensor) -> torch.Tensor:
             return loss * 10
@@ -155,28 +155,28 @@ def test_hooks_of_minimize() -> None:
     assert (x.item(), y.item()) == (-1.0, 1.0)
 
 
-def test_loss_under_no_grad_of_the_caller() -> None:
+def test_minimize_records_under_no_grad() -> None:
     x, y = two()
     with torch.no_grad():
         SGD(0.5).minimize(lambda: x * y, [x, y])
     assert (x.item(), y.item()) == (0.5, 2.0)
 
 
-def test_get_gradients_clips_nothing() -> None:
+def test_get_gradients_does_not_clip() -> None:
     x, y = two()
     grads = SGD(clipvalue=2.5).get_gradients(x * y, [x, y])
     assert [grad.item() for grad in grads] == [3.0, 2.0]
     assert (x.item(), y.item()) == (2.0, 3.0)
 
 
-def test_get_gradients_without_a_connection() -> None:
+def test_get_gradients_without_connection_raises() -> None:
     x, y = two()
     with pytest.raises(ValueError, match="Variable y:0 has `None` for gradient"):
         SGD().get_gradients(x * x, [x, y])
 
 
 @pytest.mark.parametrize("options", [{}, {"clipvalue": 2.5}])
-def test_get_updates(options: dict[str, float]) -> None:
+def test_get_updates_takes_a_step(options: dict[str, float]) -> None:
     x, y = two()
     opt = SGD(0.5, **options)
     assert opt.get_updates(x * y, [x, y]) == [opt.iterations]
@@ -184,7 +184,7 @@ def test_get_updates(options: dict[str, float]) -> None:
     assert opt.clipvalue == options.get("clipvalue")
 
 
-def test_example_of_tensorflow_1() -> None:
+def test_tensorflow_1_example_runs() -> None:
     v0, v1 = thalweg.Variable([1.0, 2.0]), thalweg.Variable([3.0, 4.0])
     SGD(3.0).minimize(lambda: 5 * v0 + 3 * v1, [v0, v1])
     assert v0.numpy().tolist() == [-14.0, -13.0]

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import thalweg
+from bit_comparison import assert_same
 from keras_table import (
     Row,
     all_rows,
     assert_same_bits,
     both_engines,
     gradients,
-    mixed,
+    mixed_variables,
     pair,
     snapshot,
     train,
@@ -42,21 +43,20 @@ def test_coefficients_that_a_subclass_changes_are_used(row: Row, engine: str) ->
     opt.engine = plain_opt.engine = engine
     variables, twins = pair(), pair()
     train(opt, variables, 3), train(plain_opt, twins, 3)
-    for var, twin in zip(variables, twins, strict=True):
-        assert torch.equal(var, twin)
+    assert_same(variables, twins)
 
 
 @both_engines
 @all_rows
-def test_coefficients_left_as_they_are_change_nothing(row: Row, engine: str) -> None:
+def test_unchanged_coefficients_do_not_affect_the_step(row: Row, engine: str) -> None:
     opt, plain_opt = with_coefficients(row.cls, 1.0)(0.1), row.cls(0.1)
     opt.engine = plain_opt.engine = engine
-    variables, twins = mixed(), mixed()
+    variables, twins = mixed_variables(), mixed_variables()
     train(opt, variables, 3), train(plain_opt, twins, 3)
     assert_same_bits(snapshot(opt, variables), snapshot(plain_opt, twins))
 
 
-def test_changed_coefficients_of_a_schedule() -> None:
+def test_changed_schedule_coefficients_are_used() -> None:
     opt = with_coefficients(SGD, 2.0)(schedules.ExponentialDecay(1.0, 1, 0.5))
     w = thalweg.Variable([0.0])
     for expected in (-2.0, -3.0, -3.5):
@@ -186,7 +186,9 @@ of_both_kinds = pytest.mark.parametrize("gradient", [dense_gradient, sparse_grad
 @steps_before
 @of_both_kinds
 @pytest.mark.parametrize("cls", [SGD, Adam])
-def test_a_rate_that_moves_the_variable(kind: str, steps: int, gradient: Any, cls: Any) -> None:
+def test_callable_rate_may_replace_the_variable_memory(
+    kind: str, steps: int, gradient: Any, cls: Any
+) -> None:
     w, twin, old = (torch.nn.Parameter(torch.ones(4, 2)) for _ in range(3))
     acts: list[Any] = []
     rate, count = counted(kind, lambda: acts.pop()() if acts else None)
@@ -198,15 +200,17 @@ def test_a_rate_that_moves_the_variable(kind: str, steps: int, gradient: Any, cl
     opt.apply_gradients([(gradient(), w)]), plain_opt.apply_gradients([(gradient(), twin)])
     assert count.calls == opt.iterations.item() == steps + 1
     assert w.data_ptr() != old.data_ptr()
-    assert torch.equal(w, twin)
-    assert torch.equal(old, initial)
+    assert_same([w], [twin])
+    assert_same([old], [initial])
 
 
 @kinds
 @steps_before
 @of_both_kinds
 @pytest.mark.parametrize("act", [of_another_shape, of_another_dtype, of_another_layout])
-def test_a_rate_that_spoils_the_variable(kind: str, steps: int, gradient: Any, act: Any) -> None:
+def test_callable_rate_that_frees_variable_memory_raises(
+    kind: str, steps: int, gradient: Any, act: Any
+) -> None:
     w, acts = torch.nn.Parameter(torch.ones(4, 2)), []
     rate, count = counted(kind, lambda: acts.pop()() if acts else None)
     opt = Adam(rate)
@@ -218,7 +222,7 @@ def test_a_rate_that_spoils_the_variable(kind: str, steps: int, gradient: Any, a
     with pytest.raises(thalweg.ThalwegError, match="Variable:0"):
         opt.apply_gradients([(gradient(), w)])
     assert (count.calls, opt.iterations.item()) == (steps + 1, steps)
-    assert torch.equal(old, initial)
+    assert_same([old], [initial])
     if slots:
         assert_same_bits(snapshot(opt, []), slots)
 
@@ -226,7 +230,9 @@ def test_a_rate_that_spoils_the_variable(kind: str, steps: int, gradient: Any, a
 @both_engines
 @of_both_kinds
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_variable_seen_as_another_dtype(engine: str, gradient: Any, steps: int) -> None:
+def test_variable_viewed_as_another_dtype_is_updated(
+    engine: str, gradient: Any, steps: int
+) -> None:
     w, opt = torch.nn.Parameter(torch.ones(4, 2, dtype=torch.float16)), SGD(0.5)
     opt.engine = engine
     slices = gradient()

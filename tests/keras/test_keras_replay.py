@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import thalweg
+from bit_comparison import assert_same as assert_same_tensors
 from thalweg import IndexedSlices, Variable
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -80,12 +81,11 @@ class Training:
 
 
 def assert_same(training: Training, twin: Training) -> None:
-    for tensor, twin_tensor in zip(training.written(), twin.written(), strict=True):
-        assert torch.equal(tensor, twin_tensor)
+    assert_same_tensors(training.written(), twin.written())
 
 
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=["-".join((n, *o)) for n, o in CLASSES])
-def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
+def test_every_class_is_replayed(name: str, options: dict[str, Any]) -> None:
     fast, twin = Training(name, **options), Training(name, True, **options)
     for seed in range(8):
         fast.step(seed)
@@ -96,7 +96,7 @@ def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
     assert int(fast.optimizer.iterations) == 8
 
 
-def test_those_that_are_zipped_have_them() -> None:
+def test_zipped_pairs_are_replayed() -> None:
     fast, twin = Training(), Training(is_twin=True)
     for seed in range(8):
         gradients = [grad for grad, _ in fast.pairs(seed)]
@@ -106,7 +106,7 @@ def test_those_that_are_zipped_have_them() -> None:
     assert fast.taken == 6
 
 
-def test_those_of_minimize_have_them() -> None:
+def test_minimize_is_replayed() -> None:
     training = Training()
     for _ in range(8):
         training.optimizer.minimize(
@@ -121,7 +121,7 @@ NO_REPLAYS = {
 
 
 @pytest.mark.parametrize(("name", "options"), NO_REPLAYS.values(), ids=list(NO_REPLAYS))
-def test_where_there_are_none(name: str, options: dict[str, Any]) -> None:
+def test_unsupported_optimizers_are_not_replayed(name: str, options: dict[str, Any]) -> None:
     training = Training(name, **options)
     for seed in range(5):
         training.step(seed)
@@ -223,7 +223,7 @@ CHANGES = [
 @pytest.mark.parametrize(
     ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )
-def test_what_happens_between_two_steps(
+def test_changes_between_replayed_steps_are_detected(
     replay_stays: bool, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
@@ -252,7 +252,7 @@ OTHER_RULES: list[tuple[str, dict[str, Any], str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "attribute", "value"), OTHER_RULES, ids=["SGD", "own"])
-def test_another_rule_is_seen(
+def test_changed_rule_is_detected(
     name: str, options: dict[str, Any], attribute: str, value: Any
 ) -> None:
     fast, twin = Training(name, **options), Training(name, True, **options)
@@ -268,7 +268,7 @@ def test_another_rule_is_seen(
 
 
 @pytest.mark.parametrize("value", [np.array(0.1), torch.tensor(0.1)], ids=["array", "tensor"])
-def test_an_epsilon_that_can_be_written_in_place(value: Any) -> None:
+def test_epsilon_written_in_place_is_used(value: Any) -> None:
     fast, twin = Training(), Training(is_twin=True)
     for training in (fast, twin):
         training.optimizer.epsilon = deepcopy(value)
@@ -284,7 +284,7 @@ class _Halved(optimizers.Adam):
         return super()._rate(dtype) / dtype(int(self.iterations) + 1)
 
 
-def test_a_subclass_that_makes_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subclass_rate_is_used_in_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizers, "Halved", _Halved, raising=False)
     fast, twin = Training("Halved"), Training("Halved", True)
     for seed in range(8):
@@ -344,7 +344,7 @@ CHANGED_PAIRS = [_a_tuple, _reversed, _fewer, _a_generator, _lists_as_pairs, _wi
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("change", CHANGED_PAIRS)
-def test_what_else_is_given(change: Callable[[list[Any]], Any]) -> None:
+def test_other_pairs_equal_the_full_step(change: Callable[[list[Any]], Any]) -> None:
     fast, twin = Training(), Training(is_twin=True)
     for seed in range(5):
         fast.step(seed)
@@ -370,7 +370,7 @@ INVALID_PAIRS = [
 
 
 @pytest.mark.parametrize("change", INVALID_PAIRS, ids=range(len(INVALID_PAIRS)))
-def test_what_is_refused_is_so_after_them(change: Callable[[list[Any]], Any]) -> None:
+def test_invalid_pairs_raise_after_replays(change: Callable[[list[Any]], Any]) -> None:
     fast, twin = Training(), Training(is_twin=True)
     for seed in range(5):
         fast.step(seed)
@@ -381,7 +381,7 @@ def test_what_is_refused_is_so_after_them(change: Callable[[list[Any]], Any]) ->
             training.step(5, change)
         errors.append((type(excinfo.value), str(excinfo.value), excinfo.value.__notes__))
     assert errors[0] == errors[1]
-    assert all(map(torch.equal, tensors_before, fast.written()))
+    assert_same_tensors(tensors_before, fast.written())
     fast.step(6)
     twin.step(6)
     assert_same(fast, twin)
@@ -395,7 +395,7 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=list(BLOCKS))
-def test_blocks_are_seen(block: Callable[[], Any]) -> None:
+def test_context_blocks_are_detected(block: Callable[[], Any]) -> None:
     fast, twin = Training(), Training(is_twin=True)
     for seed in range(5):
         fast.step(seed)
@@ -412,7 +412,7 @@ def test_blocks_are_seen(block: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])  # a signal's function may
 @pytest.mark.parametrize("step_is_taken", [False, True])
-def test_an_interruption_says_what_has_become_of_the_step(
+def test_interrupted_replay_notes_whether_the_step_was_taken(
     step_is_taken: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast, twin = Training(), Training(is_twin=True)
@@ -448,7 +448,7 @@ def test_an_interruption_says_what_has_become_of_the_step(
     assert int(fast.optimizer.iterations) == 6 + step_is_taken
 
 
-def test_a_copy_begins_anew() -> None:
+def test_copied_optimizer_starts_without_replay() -> None:
     training = Training()
     for seed in range(5):
         training.step(seed)

@@ -50,7 +50,7 @@ def test_repr_is_one_line(row: Row) -> None:
     assert repr(opt).startswith(f"<{row.name} '{row.name}' ")
 
 
-def test_repr_of_a_half_made_optimizer() -> None:
+def test_repr_of_a_partially_constructed_optimizer() -> None:
     class Late(Optimizer):
         def __init__(self) -> None:
             self.text = repr(self)

@@ -40,7 +40,7 @@ def values(opt: Any, variables: list[Variable]) -> list[Tensor]:
 
 @both_engines
 @by_rule
-def test_matrices_move_as_those_of_torchs_kind(rule: Rule, cls: Any, engine: str) -> None:
+def test_keras_row_rules_equal_torch_style_rules(rule: Rule, cls: Any, engine: str) -> None:
     weights, opt = variables(torch.float64), RuleOptimizer(rule, 0.1)
     opt.engine = engine
     params = [var.detach().clone().as_subclass(Tensor).requires_grad_() for var in weights]
@@ -59,7 +59,7 @@ def test_matrices_move_as_those_of_torchs_kind(rule: Rule, cls: Any, engine: str
 
 
 @by_rule
-def test_a_training_goes_on_from_its_weights(rule: Rule, cls: Any) -> None:
+def test_training_resumes_from_its_weights(rule: Rule, cls: Any) -> None:
     weights, opt = variables(), RuleOptimizer(rule, 0.1, clipnorm=0.5)
     for step in range(2):
         opt.apply_gradients(pairs(weights, step))
@@ -87,7 +87,7 @@ def test_a_training_goes_on_from_its_weights(rule: Rule, cls: Any) -> None:
     ],
     ids=str,
 )
-def test_what_has_no_rows_is_refused_by_name(
+def test_variable_without_rows_raises_with_its_name(
     rule: Rule, cls: Any, value: Tensor, error: Any, message: str
 ) -> None:
     weights, opt = variables(), RuleOptimizer(rule, 0.1)

@@ -30,20 +30,20 @@ def test_rule_optimizers_take_lr() -> None:
 
 
 @pytest.mark.parametrize("name", ["clip_divisor", "clipvalue", "iterations", "name", "decay", "t"])
-def test_reserved_names_of_hyperparameters(name: str) -> None:
+def test_reserved_hyperparameter_names_raise(name: str) -> None:
     rule = Rule(name="Plain", update=plain, hypers=(Hyper("learning_rate", 0.1), Hyper(name, 1.0)))
     with pytest.raises(RuleError, match=name):
         RuleOptimizer(rule)
 
 
 @pytest.mark.parametrize("name", ["clip_divisor", "clip_scale", "clipvalue", "clipnorm", "t"])
-def test_reserved_names_of_powers(name: str) -> None:
+def test_reserved_power_names_raise(name: str) -> None:
     rule = Rule(name="Plain", update=plain, powers={name: "learning_rate"})
     with pytest.raises(RuleError, match=f"has hyperparameters or powers named {name}, which"):
         RuleOptimizer(rule)
 
 
-def test_a_power_is_not_named_as_a_hyperparameter() -> None:
+def test_power_named_as_a_hyperparameter_raises() -> None:
     rule = Rule(name="Plain", update=plain, powers={"learning_rate": "learning_rate"})
     with pytest.raises(RuleError, match="a hyperparameter and a power named learning_rate"):
         RuleOptimizer(rule)
@@ -55,7 +55,7 @@ def prepared_rule(**scalars: Any) -> Rule:
 
 @pytest.mark.parametrize("name", ["clip_divisor", "clip_scale", "clipvalue", "clipnorm"])
 @pytest.mark.parametrize("options", [{}, {"clipnorm": 1.0}], ids=["plain", "clipped"])
-def test_reserved_names_of_what_prepare_makes(name: str, options: dict[str, float]) -> None:
+def test_reserved_names_of_prepared_scalars_raise(name: str, options: dict[str, float]) -> None:
     w, opt = Variable([1.0], name="w"), RuleOptimizer(prepared_rule(**{name: 2.0}), **options)
     with pytest.raises(RuleError, match=f"makes scalars named {name}, which every step") as raised:
         opt.apply_gradients([([1.0], w)])
@@ -64,7 +64,7 @@ def test_reserved_names_of_what_prepare_makes(name: str, options: dict[str, floa
 
 
 @pytest.mark.parametrize("value", ["x", None, [1.0], torch.ones(2), 1j], ids=str)
-def test_prepare_that_makes_no_number(value: Any) -> None:
+def test_prepare_without_number_raises(value: Any) -> None:
     with pytest.raises(
         RuleError, match=r"takes the scalar learning_rate, which is .*, not a number"
     ):
@@ -81,13 +81,13 @@ def test_prepare_that_makes_no_number(value: Any) -> None:
         (torch.nan, torch.nan),
     ],
 )
-def test_prepare_may_make_any_number(value: Any, expected: float) -> None:
+def test_prepare_may_return_any_number_type(value: Any, expected: float) -> None:
     w, opt = Variable([1.0], name="w"), RuleOptimizer(prepared_rule(learning_rate=value))
     opt.apply_gradients([([1.0], w)])
     torch.testing.assert_close(w.item(), expected, equal_nan=True, rtol=0, atol=0)
 
 
-def test_rule_optimizers_come_back_from_their_configuration() -> None:
+def test_rule_optimizer_config_round_trips() -> None:
     rule = Rule(name="Mine", update=plain, hypers=(Hyper("learning_rate", 0.1),))
     opt = RuleOptimizer(rule, learning_rate=0.25, clipnorm=2.0, decay=0.5)
     config = opt.get_config()
@@ -96,7 +96,7 @@ def test_rule_optimizers_come_back_from_their_configuration() -> None:
     assert new_opt.rule is rule
 
 
-def test_a_rule_that_nobody_knows() -> None:
+def test_unknown_rule_in_config_raises() -> None:
     config = RuleOptimizer(PLAIN_RULE).get_config()
     with pytest.raises(ValueError, match="Unknown rule: Plain"):
         RuleOptimizer.from_config(config)
@@ -139,7 +139,7 @@ def by_module(var, grad, *, learning_rate):
     return (var - learning_rate * thalweg.sign(grad),)
 
 
-def test_a_formula_that_cannot_be_compiled_is_refused_at_once() -> None:
+def test_uncompilable_formula_raises_in_the_constructor() -> None:
     rule = thalweg.Rule(name="SignSGD", update=by_module)
     with pytest.raises(thalweg.RuleError, match=r"'SignSGD': by_module .*thalweg\.sign"):
         RuleOptimizer(rule, 0.5)
@@ -153,21 +153,21 @@ def test_users_rule_takes_sparse_gradients(engine: str) -> None:
     assert table.numpy().ravel().tolist() == [1.0, 0.875, 1.0]
 
 
-def test_rule_optimizers_arguments() -> None:
+def test_rule_optimizer_validates_arguments() -> None:
     opt = RuleOptimizer(LION, 0.5, name="Mine", beta1=0.5, clipvalue=1.0)
     assert (opt.learning_rate.item(), opt.beta1.item(), opt.clipvalue) == (0.5, 0.5, 1.0)
     assert opt.beta2.item() == pytest.approx(0.99)
     assert opt.iterations.name == "Mine/iter:0"
 
 
-def test_rule_optimizer_refuses_unknown_keywords() -> None:
+def test_rule_optimizer_rejects_unknown_keywords() -> None:
     with pytest.raises(TypeError, match="foo"):
         RuleOptimizer(LION, foo=1)
     with pytest.raises(TypeError, match=r"rule must be a thalweg\.Rule"):
         RuleOptimizer("Lion")
 
 
-def test_an_unknown_keyword_is_told_the_rules_own() -> None:
+def test_unknown_keyword_error_lists_rule_hyperparameters() -> None:
     rule = Rule(
         name="Mine", update=plain, hypers=(Hyper("learning_rate", 0.1), Hyper("beta1", 0.9))
     )

@@ -77,7 +77,7 @@ def passing_on(cls: type[Any], hook: str) -> type[Any]:
 
 
 @pytest.mark.parametrize("cls", [Momentum, WithoutState])
-def test_dense_hook(cls: Any) -> None:
+def test_overridden_dense_hook_updates_variables(cls: Any) -> None:
     w, opt = thalweg.Variable([0.0], "w"), cls(0.5)
     for _ in range(3):
         opt.apply_gradients([([1.0], w)])
@@ -136,7 +136,7 @@ def test_autograd_is_off_in_hooks() -> None:
 
 @both_engines
 @all_rows
-def test_dense_hook_that_calls_super_changes_nothing(row: Row, engine: str) -> None:
+def test_dense_hook_that_calls_super_does_not_change_steps(row: Row, engine: str) -> None:
     cls = passing_on(row.cls, "_resource_apply_dense")
     opt, plain_opt, variables, twins = cls(0.1), row.cls(0.1), pair(), pair()
     opt.engine = plain_opt.engine = engine
@@ -149,7 +149,7 @@ def test_dense_hook_that_calls_super_changes_nothing(row: Row, engine: str) -> N
 @pytest.mark.parametrize(
     "hook", ["_resource_apply_sparse", "_resource_apply_sparse_duplicate_indices"]
 )
-def test_sparse_hook_that_calls_super_changes_nothing(row: Row, hook: str) -> None:
+def test_sparse_hook_that_calls_super_does_not_change_steps(row: Row, hook: str) -> None:
     opt, plain_opt = passing_on(row.cls, hook)(0.1), row.cls(0.1)
     tables = [thalweg.Variable(np.ones((5, 2)), "a") for _ in range(2)]
     values = torch.arange(6.0, dtype=torch.float64).reshape(3, 2)
@@ -165,7 +165,7 @@ def test_sparse_hook_that_calls_super_changes_nothing(row: Row, hook: str) -> No
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_rows_decay_beside_sgd_only_where_it_has_momentum(momentum: float) -> None:
+def test_row_decay_in_a_hook_needs_sgd_momentum(momentum: float) -> None:
     class Decayed(SGD):
         def _resource_apply_sparse(
             self, grad: Any, var: Any, indices: Any, apply_state: Any = None
@@ -183,7 +183,7 @@ def test_rows_decay_beside_sgd_only_where_it_has_momentum(momentum: float) -> No
 @pytest.mark.parametrize(
     "hook", ["_transform_gradients", "_aggregate_gradients", "_prepare", "_create_slots"]
 )
-def test_other_hook_that_calls_super_changes_nothing(hook: str, engine: str) -> None:
+def test_other_hooks_that_call_super_do_not_change_steps(hook: str, engine: str) -> None:
     opt, plain_opt = passing_on(Adam, hook)(clipvalue=0.5), Adam(clipvalue=0.5)
     variables, twins = pair(), pair()
     opt.engine = plain_opt.engine = engine
@@ -212,7 +212,7 @@ def test_overridden_hook_sees_gradients_clipped_once(key: str) -> None:
         assert w.item() == -2.0
 
 
-def test_decoupled_weight_decay_by_overriding() -> None:
+def test_overridden_hook_implements_decoupled_weight_decay() -> None:
     class Decayed(Nadam):
         def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
             var.mul_(0.5)
@@ -236,7 +236,7 @@ def test_table_has_eight_rows() -> None:
     assert len(ROWS) == 8
 
 
-def test_engine_of_one_optimizer() -> None:
+def test_engine_attribute_selects_the_engine() -> None:
     opt = SGD()
     assert opt.engine is None
     opt.engine = "reference"
@@ -249,7 +249,7 @@ def test_engine_of_one_optimizer() -> None:
     assert opt.engine is None
 
 
-def test_engine_as_context_manager() -> None:
+def test_engine_context_manager_selects_the_engine() -> None:
     opt, variables, twins = Adam(), pair(), pair()
     with thalweg.engine("reference"):
         train(opt, variables, 2)
@@ -262,7 +262,7 @@ def test_engine_as_context_manager() -> None:
 
 @pytest.mark.parametrize("denormals", ["flush", "keep"])
 @both_engines
-def test_denormals(engine: str, denormals: Any) -> None:
+def test_denormals_option_applies_to_optimizers(engine: str, denormals: Any) -> None:
     w, opt = thalweg.Variable([1e-40]), SGD(1.0)
     opt.engine = engine
     with thalweg.engine(denormals=denormals):

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import thalweg
+from bit_comparison import assert_same
 from keras_table import pair, train
-from parallel_workers import together
+from parallel_workers import run_together
 from thalweg.keras.optimizers import SGD, Adam, Optimizer
 
 STEPS = 150
@@ -32,20 +33,20 @@ class Summing(Optimizer):
 
 
 @pytest.mark.parametrize("make", [lambda: Summing("Summing"), lambda: SGD(1.0)])
-def test_no_update_is_lost(make: Any) -> None:
+def test_concurrent_updates_are_not_lost(make: Any) -> None:
     w, opt = torch.nn.Parameter(torch.zeros(100)), make()
 
     def work() -> None:
         for _ in range(STEPS):
             opt.apply_gradients([(torch.ones(100), w)])
 
-    together(work, work, work)
+    run_together(work, work, work)
     assert opt.iterations.item() == 3 * STEPS
-    assert torch.equal(w.detach(), torch.full((100,), -3.0 * STEPS))
+    assert_same([w.detach()], [torch.full((100,), -3.0 * STEPS)])
 
 
 @pytest.mark.parametrize("make", [lambda: Summing("Summing"), lambda: Adam(beta_1=0.0)])
-def test_a_state_is_of_one_step(make: Any) -> None:
+def test_state_under_concurrent_steps_is_consistent(make: Any) -> None:
     w, opt = thalweg.Variable([0.0], "w"), make()
     opt.apply_gradients([([1.0], w)])
     states: list[Any] = []
@@ -58,23 +59,23 @@ def test_a_state_is_of_one_step(make: Any) -> None:
         for _ in range(STEPS):
             states.append(opt.state_dict())
 
-    together(work, look)
+    run_together(work, look)
     for state in states:
         assert state["slots"]["w:0"]["m"].item() == state["iterations"].item()
 
 
 @pytest.mark.parametrize("make", [lambda: Summing("Summing"), Adam])
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
-def test_copies_take_turns_of_their_own(make: Any, duplicate: Any) -> None:
+def test_copies_have_separate_locks(make: Any, duplicate: Any) -> None:
     opt, variables = make(), pair()
     train(opt, variables, 1)
     duplicate_opt = duplicate(opt)
     with opt._lock:
-        together(lambda: duplicate_opt.apply_gradients([([1.0], thalweg.Variable([1.0], "c"))]))
+        run_together(lambda: duplicate_opt.apply_gradients([([1.0], thalweg.Variable([1.0], "c"))]))
     assert duplicate_opt.iterations.item() == 2
 
 
-def test_a_copy_made_within_a_step_asks_its_callables_anew() -> None:
+def test_copy_made_within_a_step_calls_its_callables_again() -> None:
     rates, copies = [0.5], []
     opt = SGD(lambda: copies.append(copy.deepcopy(opt)) or rates[0] if not copies else rates[0])
     train(opt, pair(), 1)
@@ -89,7 +90,7 @@ def test_a_copy_made_within_a_step_asks_its_callables_anew() -> None:
         *(pytest.param(1_000_000, 400, count, marks=pytest.mark.slow) for count in (2, 4, 8)),
     ],
 )
-def test_threads_take_their_steps_in_turn(size: int, updates: int, threads: int) -> None:
+def test_threads_step_one_at_a_time(size: int, updates: int, threads: int) -> None:
     w, opt = torch.nn.Parameter(torch.zeros(size)), SGD(1.0, clipnorm=1e9)
     opt.apply_gradients([(torch.zeros(size), w)])
 
@@ -97,5 +98,5 @@ def test_threads_take_their_steps_in_turn(size: int, updates: int, threads: int)
         for _ in range(updates // threads):
             opt.apply_gradients([(torch.ones(size), w)])
 
-    together(*[work] * threads)
-    assert torch.equal(w.detach(), torch.full((size,), -float(updates)))
+    run_together(*[work] * threads)
+    assert_same([w.detach()], [torch.full((size,), -float(updates))])

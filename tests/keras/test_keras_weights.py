@@ -89,7 +89,7 @@ def test_assigned_iterations_count() -> None:
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
-def test_order_of_weights(opt: Any, expected: str) -> None:
+def test_weights_are_iterations_then_slots(opt: Any, expected: str) -> None:
     train(opt, pair(), 1)
     scope = f"{opt.get_config()['name']}/"
     names = [weight.name.removeprefix(scope).removesuffix(":0") for weight in opt.weights]
@@ -114,7 +114,7 @@ def test_slot_names_in_order_of_creation(row: Row) -> None:
     assert opt.get_slot_names() == list(row.slots)
 
 
-def test_unknown_slot() -> None:
+def test_unknown_slot_raises_with_known_slots() -> None:
     opt, variables = Adam(), pair()
     with pytest.raises(KeyError, match=r"'a:0' has no slot 'm'\. It has none before"):
         opt.get_slot(variables[0], "m")
@@ -134,7 +134,7 @@ def test_unknown_slot() -> None:
     ],
     ids=["zeros", "ones", "array", "tensor", "callable"],
 )
-def test_add_slot(initializer: Any, expected: float) -> None:
+def test_add_slot_creates_and_returns_a_slot(initializer: Any, expected: float) -> None:
     opt, (w, _) = SGD(), pair(dtype="float64")
     slot = opt.add_slot(w, "extra", initializer)
     assert (slot.name, slot.dtype) == ("SGD/a/extra:0", torch.float64)
@@ -144,13 +144,13 @@ def test_add_slot(initializer: Any, expected: float) -> None:
     assert [weight.name for weight in opt.weights] == ["SGD/a/extra:0"]
 
 
-def test_add_slot_of_another_shape() -> None:
+def test_add_slot_accepts_another_shape() -> None:
     opt, (w, _) = SGD(), pair()
     assert opt.add_slot(w, "extra", "ones", shape=(2, 2)).numpy().tolist() == [[1, 1], [1, 1]]
 
 
 @pytest.mark.parametrize("value", [0.5, np.ones(5), torch.tensor(2.0), thalweg.Variable([1.0])])
-def test_add_slot_of_a_values_own_shape(value: Any) -> None:
+def test_add_slot_takes_the_shape_of_its_value(value: Any) -> None:
     opt, (w, _) = SGD(), pair()
     slot = opt.add_slot(w, "extra", value)
     assert slot.numpy().tolist() == np.asarray(value).tolist()
@@ -159,14 +159,14 @@ def test_add_slot_of_a_values_own_shape(value: Any) -> None:
 @pytest.mark.parametrize(
     ("initializer", "shape"), [("glorot", None), (np.ones(5), (3,))], ids=["name", "shape"]
 )
-def test_add_slot_refuses(initializer: Any, shape: Any) -> None:
+def test_add_slot_with_invalid_arguments_raises(initializer: Any, shape: Any) -> None:
     opt, (w, _) = SGD(), pair()
     with pytest.raises(ValueError, match=r"Unknown initializer 'glorot'|has shape \(5,\)"):
         opt.add_slot(w, "extra", initializer, shape)
     assert opt.get_slot_names() == []
 
 
-def test_add_weight() -> None:
+def test_add_weight_creates_a_trainable_weight() -> None:
     opt = SGD()
     weight = opt.add_weight("scale", (2,), initializer="ones")
     assert (weight.dtype, weight.trainable, weight.name) == (torch.float32, True, "scale:0")
@@ -233,7 +233,7 @@ def test_bfloat16_weights_pass_through_float32() -> None:
     assert_same_bits(snapshot(opt, []), state_before)
 
 
-def test_example_of_the_documentation() -> None:
+def test_documentation_example_of_weights_runs() -> None:
     kernel, bias = thalweg.Variable(np.zeros((20, 10), "f4")), thalweg.Variable(np.zeros(10, "f4"))
     opt = RMSprop()
     train(opt, [kernel, bias], 1)
@@ -253,7 +253,7 @@ def test_set_weights_takes_arrays_of_ml_dtypes() -> None:
 
 @all_rows
 @pytest.mark.parametrize("length", [1, 9])
-def test_set_weights_before_there_are_any(row: Row, length: int) -> None:
+def test_set_weights_before_creation_raises(row: Row, length: int) -> None:
     opt = row.make()
     if length == 1 and row.name == "Adam":
         with pytest.warns(NumericsWarning, match="sets none of the one it was given, as in Tensor"):
@@ -267,7 +267,7 @@ def test_set_weights_before_there_are_any(row: Row, length: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("amsgrad", [False, True], ids=["plain", "amsgrad"])
-def test_lengths_that_adam_accepts(count: int, amsgrad: bool) -> None:
+def test_adam_set_weights_accepts_documented_lengths(count: int, amsgrad: bool) -> None:
     opt, variables = Adam(amsgrad=amsgrad), [*pair(), *pair()][:count]
     train(opt, variables, 1)
     kinds = 3 if amsgrad else 2
@@ -287,7 +287,7 @@ def test_lengths_that_adam_accepts(count: int, amsgrad: bool) -> None:
 
 
 @pytest.mark.parametrize("cls", [Adagrad, RMSprop, Adadelta])
-def test_lengths_that_are_one_short(cls: Any) -> None:
+def test_set_weights_one_short_resets_iterations(cls: Any) -> None:
     opt, variables = cls(), pair()
     train(opt, variables, 2)
     weight_count = len(opt.get_weights())
@@ -309,7 +309,7 @@ def test_lengths_that_are_one_short(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", [Adagrad, RMSprop, Adadelta])
-def test_no_values_are_one_short_of_iterations(cls: Any) -> None:
+def test_empty_set_weights_resets_iterations(cls: Any) -> None:
     opt = cls()
     opt.iterations.assign(np.int64(5))
     opt.set_weights([])
@@ -352,7 +352,7 @@ def test_adadelta_accepts_slots_alone() -> None:
 
 
 @all_rows
-def test_variables_of_one_name_have_slots_of_their_own(row: Row) -> None:
+def test_variables_of_equal_name_have_separate_slots(row: Row) -> None:
     opt, variables = row.make(), [thalweg.Variable([1.0], "w"), thalweg.Variable([1.0], "w")]
     opt.apply_gradients(zip([[1.0], [2.0]], variables, strict=True))
     first, second = (opt.get_slot(var, row.slots[-1]) for var in variables)
@@ -388,7 +388,7 @@ def test_slots_are_created_by_the_base_class_too() -> None:
     ],
     ids=str,
 )
-def test_set_weights_refuses_values_that_do_not_fit(value: Any, error: Any, message: str) -> None:
+def test_set_weights_rejects_mismatched_values(value: Any, error: Any, message: str) -> None:
     opt, variables = Adam(), pair()
     train(opt, variables, 1)
     state_before = snapshot(opt, variables)
@@ -420,7 +420,7 @@ def test_set_weights_takes_another_optimizers_variables() -> None:
     assert_same_bits(snapshot(other_opt, []), snapshot(opt, []))
 
 
-def test_set_weights_before_the_first_step_says_what_to_do() -> None:
+def test_set_weights_before_the_first_step_raises_with_advice() -> None:
     opt, other_opt, variables = Adam(), Adam(), pair()
     train(opt, variables, 1)
     with pytest.raises(ValueError, match=r"appear at the first apply_gradients; .* load_state_d"):

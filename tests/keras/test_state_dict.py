@@ -18,7 +18,7 @@ from keras_table import (
     assert_same_bits,
     both_engines,
     gradients,
-    mixed,
+    mixed_variables,
     pair,
     snapshot,
     train,
@@ -44,8 +44,8 @@ def leaves(value: Any) -> list[Any]:
 
 
 @all_rows
-def test_holds_only_plain_types(row: Row) -> None:
-    opt, variables = row.make(), mixed()
+def test_state_dict_holds_only_plain_types(row: Row) -> None:
+    opt, variables = row.make(), mixed_variables()
     train(opt, variables, 2)
     assert {type(leaf) for leaf in leaves(opt.state_dict())} <= set(PLAIN_TYPES)
 
@@ -54,8 +54,10 @@ def test_holds_only_plain_types(row: Row) -> None:
 @all_rows
 @pytest.mark.parametrize("with_variables", [True, False], ids=["var_list", "deferred"])
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_fresh_optimizer_goes_on(row: Row, engine: str, with_variables: bool, steps: int) -> None:
-    opt, variables = row.make(), mixed()
+def test_fresh_optimizer_resumes_from_state_dict(
+    row: Row, engine: str, with_variables: bool, steps: int
+) -> None:
+    opt, variables = row.make(), mixed_variables()
     opt.engine = engine
     train(opt, variables, steps)
     state, twins = through_a_file(opt.state_dict()), copies(variables)
@@ -67,8 +69,8 @@ def test_fresh_optimizer_goes_on(row: Row, engine: str, with_variables: bool, st
 
 
 @all_rows
-def test_loading_in_place_goes_back(row: Row) -> None:
-    opt, variables = row.make(), mixed()
+def test_loading_in_place_restores_the_earlier_state(row: Row) -> None:
+    opt, variables = row.make(), mixed_variables()
     train(opt, variables, 2)
     state_before, state = snapshot(opt, []), through_a_file(opt.state_dict())
     train(opt, variables, 2, first=3)
@@ -90,7 +92,7 @@ def test_state_is_a_copy(row: Row) -> None:
     )
 
 
-def test_contents() -> None:
+def test_state_dict_has_the_documented_entries() -> None:
     opt, variables = Nadam(0.5), pair()
     train(opt, variables, 1)
     state = opt.state_dict()
@@ -121,7 +123,7 @@ def test_schedules_and_callables_stay_in_force() -> None:
     assert "learning_rate" not in new_opt.state_dict()["hyperparameters"]
 
 
-def test_matched_by_name_in_any_order() -> None:
+def test_slots_are_matched_by_name_in_any_order() -> None:
     opt, new_opt, (a, b) = Adam(), Adam(), pair()
     train(opt, [a, b], 2)
     twins = copies([b, a])
@@ -140,14 +142,14 @@ def test_variables_of_one_name_are_numbered() -> None:
 
 
 @pytest.mark.parametrize("opt", [SGD(0.1), Optimizer("plain")], ids=["SGD", "base"])
-def test_optimizer_without_slots(opt: Any) -> None:
+def test_state_of_optimizer_without_slots_round_trips(opt: Any) -> None:
     new_opt, variables = type(opt).from_config(opt.get_config()), pair()
     opt.iterations.assign(np.int64(7))
     new_opt.load_state_dict(opt.state_dict(), variables)
     assert new_opt.iterations.item() == 7
 
 
-def test_slots_of_another_shape() -> None:
+def test_slots_of_another_shape_than_the_variable_load() -> None:
     class Rows(Optimizer):
         def _create_slots(self, var_list: Any) -> None:
             for var in var_list:
@@ -181,7 +183,7 @@ def test_iterations_after_loading_is_the_same_variable() -> None:
     assert steps.item() == 9
 
 
-def test_iterations_that_a_preset_counter_cannot_hold() -> None:
+def test_iterations_beyond_a_preset_counter_raise() -> None:
     opt = Adam()
     opt.iterations = thalweg.Variable(3, "it", trainable=False)
     with pytest.raises(CheckpointMismatchError, match="'iterations' is 1099511627776, not betw"):
@@ -189,7 +191,7 @@ def test_iterations_that_a_preset_counter_cannot_hold() -> None:
     assert opt.iterations.item() == 3
 
 
-def test_preset_iterations_of_another_integer_type() -> None:
+def test_preset_iterations_of_another_integer_dtype_load() -> None:
     opt, new_opt, (a, _) = Adam(), Adam(), pair()
     opt.iterations = thalweg.Variable(3, "it", trainable=False)
     train(opt, [a], 2)
@@ -197,7 +199,7 @@ def test_preset_iterations_of_another_integer_type() -> None:
     assert new_opt.iterations.item() == 5
 
 
-def test_double_hyperparameter_stays_double() -> None:
+def test_float64_hyperparameter_keeps_its_precision() -> None:
     opt, new_opt = SGD(np.float64(0.1)), SGD(np.float64(0.5))
     new_opt.load_state_dict(opt.state_dict())
     w = thalweg.Variable(1.0, dtype="float64")
@@ -205,7 +207,7 @@ def test_double_hyperparameter_stays_double() -> None:
     assert w.item() == 1 - 0.1
 
 
-def test_integer_hyperparameter_refuses_a_fraction() -> None:
+def test_integer_hyperparameter_rejects_a_fraction() -> None:
     opt, new_opt, variables = SGD(0.5), SGD(1), pair()
     train(new_opt, variables, 1)
     state_before = snapshot(new_opt, variables)
@@ -372,7 +374,7 @@ def test_bad_state_leaves_a_fresh_optimizer_fresh(change: Change, message: str) 
 
 
 @pytest.mark.parametrize("name", ["reshaped", "other dtype", "missing slot"])
-def test_deferred_bad_state_refuses_the_step(name: str) -> None:
+def test_invalid_deferred_state_fails_the_step(name: str) -> None:
     _, variables, state = trained()
     change, message = MUTATIONS[name]
     change(state)
@@ -386,7 +388,7 @@ def test_deferred_bad_state_refuses_the_step(name: str) -> None:
     assert opt.iterations.item() == 2
 
 
-def test_state_of_more_variables_than_given() -> None:
+def test_state_of_more_variables_than_passed_raises() -> None:
     _, variables, state = trained()
     with pytest.raises(CheckpointMismatchError, match="'b/m' belongs to nothing here"):
         Nadam().load_state_dict(state, variables[:1])
@@ -405,7 +407,7 @@ def test_at_most_ten_differences_are_listed() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 3, {}, [1]])
-def test_something_else_as_state(wrong: Any) -> None:
+def test_non_state_argument_raises(wrong: Any) -> None:
     with pytest.raises(ValueError, match="must be what state_dict"):
         Ftrl().load_state_dict(wrong)
 
@@ -419,7 +421,7 @@ def test_loaded_slots_survive_a_save_before_their_variable_comes() -> None:
     assert set(new_opt.state_dict()["slots"]) == {"w:0", "u:0"}
 
 
-def test_a_saved_slot_brings_only_itself() -> None:
+def test_loading_one_slot_creates_only_that_slot() -> None:
     small, large, opt = Variable([1.0], name="s"), Variable(torch.zeros(100_000), name="l"), Adam()
     opt.apply_gradients([([1.0], small), (torch.zeros(100_000), large)])
     file = io.BytesIO()
@@ -427,7 +429,7 @@ def test_a_saved_slot_brings_only_itself() -> None:
     assert file.tell() < 10_000
 
 
-def test_a_refused_state_leaves_callables_known() -> None:
+def test_rejected_state_keeps_callables() -> None:
     w = Variable([0.0, 0.0, 0.0, 0.0], name="w")
     moves: list[bool] = []
 

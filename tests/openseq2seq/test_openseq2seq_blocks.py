@@ -54,7 +54,7 @@ def test_names_of_optimizers_are_in_order() -> None:
     assert len(set(OPTIMIZER_SUMMARIES)) == 8
 
 
-def test_the_package_exports_what_the_original_does() -> None:
+def test_package_exports_the_original_names() -> None:
     assert package.optimize_loss is optimizers.optimize_loss
     assert package.get_regularization_loss is optimizers.get_regularization_loss
     assert hasattr(mp_wrapper, "MixedPrecisionOptimizerWrapper")
@@ -64,7 +64,7 @@ def test_the_package_exports_what_the_original_does() -> None:
 # Norms
 
 
-def test_norms_take_all_dtypes_and_rows_as_they_are() -> None:
+def test_global_norm_takes_mixed_dtypes_and_undeduplicated_rows() -> None:
     rows = IndexedSlices(torch.tensor([[3.0], [4.0]]), torch.tensor([1, 1]), (4, 1))
     pairs = [(rows, None), pair(12.0, 0.0, dtype=torch.float16), pair(84.0, dtype=torch.float64)]
     norm = _global_norm_with_cast(pairs)
@@ -73,7 +73,7 @@ def test_norms_take_all_dtypes_and_rows_as_they_are() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # cast to float32, as shipped
 @pytest.mark.parametrize(("as_shipped", "norm"), [(False, 5e30), (True, INF)])
-def test_norms_do_not_overflow_before_they_must(
+def test_global_norm_does_not_overflow_early(
     as_shipped: bool, norm: float, dtype: torch.dtype
 ) -> None:
     grad, var = pair(3e30, 4e30)
@@ -81,7 +81,7 @@ def test_norms_do_not_overflow_before_they_must(
     assert got.item() == pytest.approx(norm)
 
 
-def test_a_norm_needs_all_gradients() -> None:
+def test_global_norm_needs_all_gradients() -> None:
     with pytest.raises(ValueError, match="'w:0' has no gradient, but its norm is asked for"):
         _global_norm_with_cast([pair(1.0), (None, W)])
 
@@ -89,13 +89,13 @@ def test_a_norm_needs_all_gradients() -> None:
 # Clipping
 
 
-def test_a_norm_that_is_not_given_is_computed() -> None:
+def test_missing_norm_is_computed() -> None:
     (clipped,), norm = _clip_by_global_norm([torch.tensor([3.0, 4.0])], 1.0)
     assert norm == 5.0
     np.testing.assert_allclose(clipped, [0.6, 0.8], rtol=1e-6)
 
 
-def test_a_norm_that_is_given_is_believed() -> None:
+def test_passed_norm_is_used() -> None:
     (clipped,), norm = _clip_by_global_norm([[3.0, 4.0]], 1.0, 10.0)
     assert norm == 10.0
     np.testing.assert_allclose(clipped, [0.3, 0.4], rtol=1e-6)
@@ -121,13 +121,13 @@ def test_clipped_slices_keep_their_rows() -> None:
         ([3.0, 4.0], 1, [0.6, 0.8]),
     ],
 )
-def test_edges_of_clipping(values: Any, clip: float, result: Any) -> None:
+def test_clipping_handles_zero_and_nonfinite_norms(values: Any, clip: float, result: Any) -> None:
     ((clipped, _),) = _clip_gradients_by_norm([pair(*values)], clip)
     np.testing.assert_allclose(clipped, result, rtol=1e-6)
 
 
 @pytest.mark.parametrize("clip", [-1.0, -1e-30, NAN])
-def test_a_bound_below_0_is_refused_but_as_shipped(clip: float) -> None:
+def test_negative_clip_norm_raises_except_as_shipped(clip: float) -> None:
     pairs = [pair(3.0, 4.0)]
     text = f"is the largest norm, 0 or more, not {clip}"
     for refuse in (
@@ -152,7 +152,7 @@ def test_a_bound_below_0_is_refused_but_as_shipped(clip: float) -> None:
         ),
     ],
 )
-def test_no_gradients_are_refused_in_words(take: Any) -> None:
+def test_empty_gradients_raise(take: Any) -> None:
     with pytest.raises(ValueError, match="No variables provided"):
         take()
 
@@ -169,7 +169,7 @@ def test_scalars_are_clipped() -> None:
     assert clipped == 1.0
 
 
-def test_scalars_are_refused_as_shipped() -> None:
+def test_scalar_gradients_raise_as_shipped() -> None:
     with pytest.raises(ValueError, match="'s:0' of shape"):
         _clip_gradients_by_norm([(torch.tensor(4.0), SCALAR)], 1.0, as_shipped=True)
 
@@ -202,7 +202,7 @@ def test_a_graph_clips_rows_and_tensors() -> None:
 
 
 @pytest.mark.parametrize(("as_shipped", "factor"), [(False, 1e-7), (True, NAN)])
-def test_larc_at_rate_and_weight_0(as_shipped: bool, factor: float) -> None:
+def test_larc_with_zero_rate_and_zero_weights(as_shipped: bool, factor: float) -> None:
     zeros = Variable([0.0, 0.0], name="bias")
     ((got, _),) = post_process_gradients(
         [(torch.tensor([1.0, 2.0]), zeros)],
@@ -274,12 +274,12 @@ def test_clipping_and_larc_exclude_one_another() -> None:
         (([], 0.1, None, {"larc_eta": 0.1}), "larc_params would need its norm"),
     ],
 )
-def test_what_needs_norms_needs_gradients(options: Any, text: str) -> None:
+def test_missing_gradients_raise_if_norms_are_needed(options: Any, text: str) -> None:
     with pytest.raises(ValueError, match=f"'w:0' has no gradient, but {text}"):
         post_process_gradients([pair(1.0), (None, W)], *options)
 
 
-def test_otherwise_gradients_may_be_missing() -> None:
+def test_missing_gradients_are_kept_without_norms() -> None:
     first, (missing, var) = post_process_gradients([pair(1.0), (None, W)], [], 0.1, None, None)
     assert first[0].tolist() == [1.0]
     assert missing is None
@@ -293,7 +293,7 @@ def test_given_gradients_and_variables_are_not_written_to() -> None:
     assert (grad.tolist(), var.tolist()) == ([3.0, 4.0], [1.0, 1.0])
 
 
-def test_summaries_of_processed_gradients() -> None:
+def test_processed_gradients_are_summarized() -> None:
     writer = Writer()
     post_process_gradients(
         [pair(3.0, 4.0)],
@@ -325,18 +325,18 @@ def test_a_writer_needs_its_methods(writer: Any) -> None:
 # Reduction
 
 
-def test_without_horovod_nothing_is_reduced() -> None:
+def test_reduce_gradients_without_horovod_raises() -> None:
     with pytest.raises(NotImplementedError, match="on_horovod is false"):
         reduce_gradients([pair(1.0)], on_horovod=False)
 
 
-def test_one_worker_is_its_own_mean() -> None:
+def test_single_worker_mean_is_the_gradient() -> None:
     grad, var = pair(1.0)
     ((got, _),) = reduce_gradients([(grad, var)], on_horovod=True)
     assert got.tolist() == [1.0]
 
 
-def test_a_given_function_gives_the_mean() -> None:
+def test_custom_reduce_function_gives_the_mean() -> None:
     grads: list[Any] = []
 
     def half(grad: Any) -> Any:
@@ -399,7 +399,7 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without torch.distributed")
-def test_ranks_take_the_mean_and_skip_together(tmp_path: Path) -> None:
+def test_ranks_average_and_skip_together(tmp_path: Path) -> None:
     outcomes = run_ranks(RANK, tmp_path)
     assert outcomes[0] == outcomes[1]
     w, table, step, scale = outcomes[0]
@@ -411,7 +411,7 @@ def test_ranks_take_the_mean_and_skip_together(tmp_path: Path) -> None:
 # Regularization
 
 
-def test_items_of_the_collection_are_called_anew() -> None:
+def test_callable_collection_items_are_called_again() -> None:
     w = Variable([1.0, 2.0], name="w")
     collection = _graph.get_collection_ref(LOSSES)
     collection += [lambda: (w * w).sum(), torch.tensor(1.5, dtype=torch.float16)]

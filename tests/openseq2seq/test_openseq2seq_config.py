@@ -168,20 +168,20 @@ def test_the_config_of_the_caller_is_not_changed() -> None:
     assert train.lr_policy_params["decay_steps"] == 10
 
 
-def test_later_changes_of_the_caller_do_not_count() -> None:
+def test_later_changes_of_the_config_have_no_effect() -> None:
     config = copy.deepcopy(CONFIG)
     train = from_config(config)
     config["lr_policy_params"]["learning_rate"] = 1.0
     assert train.learning_rate(0) == 0.25
 
 
-def test_what_it_makes_cannot_be_changed() -> None:
+def test_params_of_the_trainer_are_immutable() -> None:
     train = from_config(CONFIG)
     with pytest.raises(TypeError, match="does not support item assignment"):
         train.params["max_steps"] = 20  # type: ignore[index]
 
 
-def test_a_whole_config_may_be_given() -> None:
+def test_complete_config_is_accepted() -> None:
     other_keys = {
         "random_seed": 0,
         "num_gpus": 2,
@@ -205,7 +205,7 @@ def test_a_whole_config_may_be_given() -> None:
         ({"num_epochs": 3, "batch_size_per_gpu": 8, "use_horovod": True}, 36),
     ],
 )
-def test_length_in_epochs(run: Config, steps: int) -> None:
+def test_num_epochs_sets_the_number_of_steps(run: Config, steps: int) -> None:
     config = {key: value for key, value in CONFIG.items() if key != "max_steps"} | run
     train = from_config(config, dataset_size=100)
     assert train.last_step == steps
@@ -213,7 +213,7 @@ def test_length_in_epochs(run: Config, steps: int) -> None:
     assert from_config(config, dataset_size=200, workers=2).length == train.length
 
 
-def test_workers_are_those_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_count_is_the_group_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
     config = {key: value for key, value in CONFIG.items() if key != "max_steps"}
@@ -225,7 +225,7 @@ def test_workers_are_those_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None
     assert steps == [5, 20]
 
 
-def test_a_policy_of_tensorflow_1() -> None:
+def test_tensorflow_1_policy_is_accepted() -> None:
     config = {**CONFIG, "lr_policy": tf.train.cosine_decay}
     weights = Variable([1.0])
     step = from_config(config).optimize(lambda: weights.sum(), [weights])
@@ -234,7 +234,7 @@ def test_a_policy_of_tensorflow_1() -> None:
     assert step.learning_rate.item() == pytest.approx(0.125)  # half of the way after 5 updates
 
 
-def test_variables_of_a_model_by_name() -> None:
+def test_model_variables_are_selected_by_name() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     model[1].bias.requires_grad_(False)
     old = {name: param.clone() for name, param in model.named_parameters()}
@@ -245,7 +245,7 @@ def test_variables_of_a_model_by_name() -> None:
     assert changes == [name for name in ("0.bias", "1.weight") if old[name].any()]
 
 
-def test_freezing_matches_beginnings() -> None:
+def test_freeze_patterns_match_name_prefixes() -> None:
     inner, outer = Variable([1.0], name="inner/w"), Variable([1.0], name="outer/inner/w")
     config = {**CONFIG, "freeze_variables_regex": "inner"}
     from_config(config).optimize(square(inner, outer), [inner, outer])()
@@ -278,7 +278,7 @@ def test_regularizer_acts_on_masters_in_mixed_precision(dtype: torch.dtype) -> N
     assert step.optimizer.get_master(weights).item() == 1 - 2.0**-15
 
 
-def test_a_model_in_a_graph() -> None:
+def test_config_trains_a_model_in_a_graph() -> None:
     model = torch.nn.Linear(2, 1)
     kernel, bias = (param.detach().clone() for param in model.parameters())
     with tf.Graph().as_default(), tf.Session() as session:
@@ -292,7 +292,7 @@ def test_a_model_in_a_graph() -> None:
     np.testing.assert_array_equal(weights[1], bias.numpy())
 
 
-def test_no_penalty_of_scale_zero() -> None:
+def test_zero_scale_adds_no_penalty() -> None:
     weights = Variable([[1.0]], name="weights")
     config = {**CONFIG, **L2, "regularizer_params": {"scale": 0.0}}
     assert from_config(config).optimize(square(weights), [weights])() == 0.5
@@ -320,7 +320,7 @@ def test_every_iter_size_th_call_makes_an_update(as_shipped: bool, updates: list
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_batch_counts_where_it_has_changed_something(error: type[BaseException]) -> None:
+def test_batch_counts_only_after_a_change(error: type[BaseException]) -> None:
     """The loss fails before anything is added up, the writer after that, or after an update."""
 
     class Failing(Writer):
@@ -345,7 +345,7 @@ def test_a_batch_counts_where_it_has_changed_something(error: type[BaseException
     assert weights_seen == [0.0, 0.0, -1.5, -1.5, -5.5]
 
 
-def test_updates_of_several_batches_weigh_them_alike() -> None:
+def test_micro_batches_have_equal_weight() -> None:
     weights = Variable([0.0])
     batches = iter([1.0, 2.0, 6.0])
     step = from_config({**CONFIG, "iter_size": 3}).optimize(
@@ -356,7 +356,7 @@ def test_updates_of_several_batches_weigh_them_alike() -> None:
     assert weights.item() == -0.75
 
 
-def test_a_training_goes_on_between_batches_of_an_update() -> None:
+def test_training_resumes_between_micro_batches() -> None:
     config = {
         **CONFIG,
         "optimizer": "Momentum",
@@ -430,7 +430,7 @@ def without(*keys: str) -> Config:
         ({**CONFIG, **L2, "regularizer": lambda scale: scale}, "regularizer must make a function"),
     ],
 )
-def test_configs_that_are_refused(config: Config, message: str) -> None:
+def test_invalid_configs_raise(config: Config, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_config(config)
 
@@ -452,7 +452,7 @@ def test_as_shipped_several_batches_need_horovod() -> None:
         ({"freeze_variables_regex": ".*"}, ValueError, r"freeze_variables_regex '\.\*' matches"),
     ],
 )
-def test_trainings_that_are_refused(change: Config, error: type[Exception], message: str) -> None:
+def test_invalid_trainings_raise(change: Config, error: type[Exception], message: str) -> None:
     weights = Variable([1.0])
     with pytest.raises(error, match=message):
         from_config({**CONFIG, **change}).optimize(square(weights), [weights])
@@ -570,14 +570,14 @@ def policy(name: str, **params: Any) -> Config:
         ({**L2, "regularizer_params": {"scle": 0.1}}, TypeError, "regularizer_params: .*scle"),
     ],
 )
-def test_mistakes_are_found_when_the_config_is_read(
+def test_config_mistakes_raise_on_reading(
     change: Config, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         from_config({**CONFIG, **change})
 
 
-def test_as_shipped_a_scale_that_is_no_float_is_found_when_the_config_is_read() -> None:
+def test_as_shipped_non_float_scale_raises_on_reading() -> None:
     config = {**CONFIG, "dtype": "mixed", "loss_scaling": 512}
     assert from_config(config).params["loss_scaling"] == 512
     with pytest.raises(AttributeError, match=r"loss_scaling: .* no loss scale"):
@@ -585,7 +585,7 @@ def test_as_shipped_a_scale_that_is_no_float_is_found_when_the_config_is_read() 
 
 
 @pytest.mark.parametrize(("as_shipped", "rate"), [(False, 0.1), (True, 0.05)])
-def test_an_inverse_polynomial_after_a_warm_up(as_shipped: bool, rate: float) -> None:
+def test_inverse_polynomial_policy_follows_a_warm_up(as_shipped: bool, rate: float) -> None:
     slope = policy("inv_poly_decay", **RATE, min_lr=0.01, warmup_steps=20, decay_steps=180)
     slope["lr_policy_params"]["begin_decay_at"] = 20
     train = from_config({**CONFIG, **slope}, as_shipped=as_shipped)
@@ -619,7 +619,7 @@ def other_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
         {"optimizer": functools.partial(tf.train.MomentumOptimizer, momentum=0.9)},
     ],
 )
-def test_what_works_is_not_refused(change: Config) -> None:
+def test_valid_configs_are_accepted(change: Config) -> None:
     weights = Variable([1.0])
     step = from_config({**CONFIG, **change}).optimize(square(weights), [weights])
     step()
@@ -627,7 +627,7 @@ def test_what_works_is_not_refused(change: Config) -> None:
     assert np.isfinite(weights.item())
 
 
-def test_a_policy_of_the_caller_is_not_called_when_the_config_is_read() -> None:
+def test_user_policy_is_not_called_on_reading() -> None:
     calls: list[Any] = []
 
     def counting(global_step: Any, learning_rate: float) -> float:
@@ -654,7 +654,7 @@ def test_reading_a_config_adds_nothing_to_a_graph() -> None:
         ([torch.nn.Parameter(torch.ones(3))], TypeError, r"of shape \(3,\), has none"),
     ],
 )
-def test_variables_that_are_refused(
+def test_invalid_variables_raise(
     variables: list[Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -666,5 +666,5 @@ def test_the_loss_must_be_callable_in_eager_mode() -> None:
         from_config(CONFIG).optimize(torch.tensor(1.0), [Variable([1.0])])
 
 
-def test_what_the_package_exports() -> None:
+def test_package_exports_its_documented_names() -> None:
     assert all(hasattr(openseq2seq, name) for name in openseq2seq.__all__)

@@ -63,7 +63,7 @@ def small() -> digit_lines.DigitLines:
     return digit_lines.load(0, train_lines=1536, test_lines=256)
 
 
-def test_no_image_of_a_test_line_is_in_a_training_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_test_lines_share_no_image_with_training_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     image_sets: list[set[bytes]] = []
     real = digit_lines.lines
 
@@ -102,11 +102,11 @@ def test_lines_hold_the_images_of_their_labels_in_order() -> None:
         ([5, 5, 5], [1, 2], 3),
     ],
 )
-def test_edit_distance(first: list[int], second: list[int], edits: int) -> None:
+def test_edit_distance_counts_edits(first: list[int], second: list[int], edits: int) -> None:
     assert digit_lines.distance(first, second) == edits
 
 
-def test_reading_drops_repeats_and_blanks() -> None:
+def test_ctc_decoding_drops_repeats_and_blanks() -> None:
     best = torch.tensor([[0, 3, 3, 0, 3, 4, 4, 0], [0] * 8])
     scores = torch.nn.functional.one_hot(best, digit_lines.CLASSES).permute(0, 2, 1).float()
     assert digit_lines.read(scores) == [[3, 3, 4], []]
@@ -125,7 +125,7 @@ def test_model_keeps_batch_normalization_in_float32(
     assert all(param.grad is not None for param in model.parameters())
 
 
-def test_trains_with_larc_in_mixed_precision_as_in_float32(
+def test_larc_training_in_mixed_precision_is_close_to_float32(
     example: ModuleType, small: digit_lines.DigitLines
 ) -> None:
     config = {**example.CONFIGS["larc"], "num_epochs": 3}
@@ -162,7 +162,7 @@ def test_trains_with_larc_in_mixed_precision_as_in_float32(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["novograd", "larc"])
-def test_reads_nearly_all_digits(
+def test_trained_model_reads_nearly_all_digits(
     example: ModuleType, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")

@@ -16,7 +16,7 @@ VALUES = [[3.0, 0.0], [0.0, 4.0, 0.0]]
 
 @pytest.mark.parametrize("clip_norm", [1.0, 2.5, 5.0, 10.0])
 @pytest.mark.parametrize("use_norm", [None, 5.0, 20.0])
-def test_clip_by_global_norm(clip_norm: float, use_norm: float | None) -> None:
+def test_example_of_clip_by_global_norm(clip_norm: float, use_norm: float | None) -> None:
     t_list = [tf.constant(value) for value in VALUES]
     l2norms = [np.linalg.norm(value) for value in VALUES]
     global_norm = np.sqrt(np.sum(np.square(l2norms))) if use_norm is None else use_norm
@@ -72,7 +72,7 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_arguments_are_the_documented_ones_in_their_order(name: str) -> None:
+def test_arguments_have_the_documented_order(name: str) -> None:
     module, _, function = name.partition(".")
     signature = inspect.signature(attrgetter(function)(importlib.import_module(MODULES + module)))
     positional = [
@@ -83,6 +83,6 @@ def test_arguments_are_the_documented_ones_in_their_order(name: str) -> None:
     assert ", ".join(map(str, positional)) == SIGNATURES[name]
 
 
-def test_the_package_exports_what_it_did() -> None:
+def test_optimizers_module_exports_the_original_names() -> None:
     package = importlib.import_module("thalweg.openseq2seq.optimizers")
     assert {"optimize_loss", "get_regularization_loss"} <= set(package.__all__)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import openseq2seq_small
-from openseq2seq_steps import Training, differing
+from openseq2seq_steps import Training, differing_names
 from thalweg import IndexedSlices, Variable, _graph
 from thalweg.openseq2seq.optimizers import optimize_loss, update
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -35,7 +35,7 @@ def rows(value: float = 1638.0) -> IndexedSlices:
     return IndexedSlices(values, torch.zeros(TABLE_ROWS).long(), (2, 1))
 
 
-stepping = partial(openseq2seq_small.stepping, rate=1.0, summaries=[])
+stepping = partial(openseq2seq_small.make_step, rate=1.0, summaries=[])
 
 
 # Rows of 16 bits
@@ -47,9 +47,7 @@ stepping = partial(openseq2seq_small.stepping, rate=1.0, summaries=[])
     [{}, {"larc_params": {"larc_eta": 1.0, "larc_mode": "scale", "min_update": 1.0}}],
     ids=["plain", "larc"],
 )
-def test_rows_that_repeat_are_added_up_in_float32(
-    has_penalty: bool, options: dict[str, Any]
-) -> None:
+def test_repeated_rows_are_summed_in_float32(has_penalty: bool, options: dict[str, Any]) -> None:
     var = table()
     if has_penalty:
         mp_regularizer_wrapper(lambda w: 0.0 * w.sum())(var)
@@ -59,7 +57,7 @@ def test_rows_that_repeat_are_added_up_in_float32(
     assert var.flatten().tolist() == [-65504.0, 0.0]
 
 
-def test_a_sum_of_rows_that_16_bits_do_not_hold_is_no_overflow() -> None:
+def test_row_sum_beyond_16_bits_is_not_an_overflow() -> None:
     var = table()
     step = stepping([var], loss_scaling="Backoff", loss_scaling_params={"scale_max": 1.0})
     assert step.apply_gradients([rows()]) is True
@@ -77,7 +75,7 @@ def test_a_variable_that_is_listed_twice_is_updated_twice() -> None:
 # Numbers
 
 
-def test_clipped_gradients_of_16_bit_variables_are_rounded_before_the_update() -> None:
+def test_clipped_16_bit_gradients_are_rounded_before_the_update() -> None:
     grad = torch.tensor([3.0, 4.1, 0.7, 11.3], dtype=HALF)
     w, slot = Variable(torch.ones(4, dtype=HALF), name="w"), np.zeros(4, np.float16)
     value = np.ones(4, np.float16)
@@ -94,7 +92,7 @@ def test_clipped_gradients_of_16_bit_variables_are_rounded_before_the_update() -
     np.testing.assert_array_equal(w.numpy(), value)
 
 
-def test_three_runs_are_shares_by_the_reciprocal_as_in_sessions() -> None:
+def test_iter_size_3_multiplies_by_the_reciprocal() -> None:
     runs = iter([True, True, False])
     w = Variable(torch.zeros(3), name="w")
     step = stepping([w], dtype=torch.float32, iter_size=3, skip_update_ph=lambda: next(runs))
@@ -109,7 +107,7 @@ def test_three_runs_are_shares_by_the_reciprocal_as_in_sessions() -> None:
 # Arguments and places
 
 
-def test_gates_are_given_by_position() -> None:
+def test_gate_gradients_can_be_positional() -> None:
     w = Variable(torch.ones(2, dtype=HALF), name="w")
     opt = MixedPrecisionOptimizerWrapper(SGD(1.0), 8.0)
     loss = lambda: w.float().sum()  # noqa: E731
@@ -118,7 +116,7 @@ def test_gates_are_given_by_position() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, "mixed"], ids=str)
-def test_a_step_in_inference_mode_is_the_step_outside_of_it(dtype: Any) -> None:
+def test_step_in_inference_mode_equals_ordinary_step(dtype: Any) -> None:
     kind = HALF if dtype == "mixed" else torch.float32
     ends = []
     for in_inference_mode in (False, True):
@@ -163,7 +161,7 @@ def test_an_override_of_apply_gradients_has_a_session_s_learning_rate() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_an_override_of_apply_gradients_is_given_all_pairs_and_the_global_step() -> None:
+def test_overridden_apply_gradients_gets_all_pairs_and_global_step() -> None:
     w, u = Variable([1.0], name="w"), Variable([1.0], name="u")
     steps: list[Any] = []
 
@@ -185,7 +183,7 @@ def test_an_override_of_apply_gradients_is_given_all_pairs_and_the_global_step()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-def test_what_an_override_raises_is_before_or_after_the_step(late: bool) -> None:
+def test_override_error_notes_whether_the_step_was_taken(late: bool) -> None:
     class Failing(train.AdamOptimizer):
         armed = False
 
@@ -210,7 +208,7 @@ def test_what_an_override_raises_is_before_or_after_the_step(late: bool) -> None
     if late:
         twin.step()
     new = {**training.state(), **training.scaler_state()}
-    assert differing(new, {**ref.state(), **ref.scaler_state()} if late else old) == []
+    assert differing_names(new, {**ref.state(), **ref.scaler_state()} if late else old) == []
     assert training.step.was_applied is late
     note = "The step was taken." if late else (
         "The step was not taken: no variable and no slot has changed."
@@ -229,7 +227,7 @@ def interrupted_after(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any])
 
 
 @pytest.mark.parametrize("bad", [False, True], ids=["taken", "skipped"])
-def test_an_interruption_after_the_step_undoes_nothing(
+def test_interruption_after_the_step_keeps_the_step(
     bad: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainings = [
@@ -250,16 +248,16 @@ def test_an_interruption_after_the_step_undoes_nothing(
     assert training.step.was_applied is (not bad)
     for member in trainings:
         member.gradients["head"][2] = 1.0
-    assert differing(training.state(), twin.state()) == []
-    assert differing(training.scaler_state(), twin.scaler_state()) == []
+    assert differing_names(training.state(), twin.state()) == []
+    assert differing_names(training.scaler_state(), twin.scaler_state()) == []
     with torch.no_grad():  # a master that began anew would follow
         for member in trainings:
             member.own["head"].fill_(3.0)
             member.step()
-    assert differing(training.state(), twin.state()) == []
+    assert differing_names(training.state(), twin.state()) == []
 
 
-def test_an_interruption_after_gradients_were_added_up_says_so(
+def test_interruption_after_accumulation_is_noted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training = Training("Adam", HALF, iter_size=2, skip_update_ph=True)
@@ -277,21 +275,21 @@ def test_an_interruption_after_gradients_were_added_up_says_so(
 
 
 @pytest.mark.parametrize("algorithm", ["Backoff", "LogMax"])
-def test_what_a_scaler_will_write_is_written_by_its_calls(algorithm: str) -> None:
+def test_scaler_decision_writes_only_through_its_calls(algorithm: str) -> None:
     scaler, twin = AutomaticLossScaler(algorithm), AutomaticLossScaler(algorithm)
     state_before = scaler.state_dict()
     for has_nan, amax in ((False, 3.0), (True, 0.0), (False, float("inf")), (False, 0.5)):
         takes_step, calls = scaler.scaler.decide(has_nan, amax)
         assert takes_step is (not has_nan and np.isfinite(amax).item())
-        assert differing(state_before, scaler.state_dict()) == []
+        assert differing_names(state_before, scaler.state_dict()) == []
         for call in calls:
             call()
         twin.update_op(has_nan, amax)
         state_before = twin.state_dict()
-        assert differing(state_before, scaler.state_dict()) == []
+        assert differing_names(state_before, scaler.state_dict()) == []
 
 
-def test_a_static_scale_takes_its_step_without_looking_at_gradients(
+def test_static_scale_step_does_not_check_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     transforms_seen: list[Any] = []

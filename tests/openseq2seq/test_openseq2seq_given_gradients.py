@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from openseq2seq_small import stepping
+from bit_comparison import assert_same
+from openseq2seq_small import make_step
 from thalweg import Variable
 from thalweg._graph import Graph
 from thalweg.openseq2seq import from_config
@@ -53,10 +54,10 @@ def test_given_gradients_make_the_step_of_the_loss(kind: str) -> None:
         twin_step()
         assert has_updated is twin_step.was_applied
     for a, b in zip(params, twins, strict=True):
-        assert torch.equal(a.detach(), b.detach())
+        assert_same([a.detach()], [b.detach()])
     assert 0 < int(step.global_step) <= 4
     for name, value in twin_step.state_dict().items():
-        assert torch.equal(step.state_dict()[name], value), name
+        assert_same([step.state_dict()[name]], [value], f"{name}")
 
 
 def test_an_overflow_makes_no_update_and_halves_the_scale() -> None:
@@ -71,7 +72,7 @@ def test_an_overflow_makes_no_update_and_halves_the_scale() -> None:
     assert all(torch.equal(a, b.detach()) for a, b in zip(initial, params, strict=True))
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
+def test_mismatched_gradients_raise_and_change_nothing() -> None:
     params = variables("mixed")
     step = made(params, lambda: None, **KINDS["backoff"])
     good = [torch.ones_like(var.detach()) for var in params]
@@ -95,7 +96,7 @@ def test_variables_must_be_known() -> None:
         made(None, lambda: None, dtype=torch.float32).apply_gradients([])
 
 
-def test_without_mixed_precision_there_is_no_loss_scale() -> None:
+def test_loss_scale_is_1_without_mixed_precision() -> None:
     params = variables(torch.float32)
     assert made(params, lambda: None, dtype=torch.float32).loss_scale == 1.0
 
@@ -119,20 +120,20 @@ def test_given_gradients_count_as_batches() -> None:
         (variables(torch.float32), "<TrainingStep of MomentumOptimizer, 2 variables>"),
     ],
 )
-def test_a_step_shows_what_it_trains(params: list[Variable] | None, expected: str) -> None:
+def test_repr_of_a_step_lists_its_variables(params: list[Variable] | None, expected: str) -> None:
     assert repr(made(params, lambda: None, dtype=torch.float32)) == expected
 
 
-def test_runs_without_any_gradient_are_refused_whatever_their_number() -> None:
+def test_runs_without_any_gradient_raise_for_any_iter_size() -> None:
     w = Variable([1.0], name="w")
     for options in ({}, {"iter_size": 2, "skip_update_ph": False}):
-        step = stepping([w], dtype=torch.float32, summaries=[], **options)
+        step = make_step([w], dtype=torch.float32, summaries=[], **options)
         with pytest.raises(ValueError, match=r"No gradients provided for any variable: \['w:0'\]"):
             step.apply_gradients([None])
         assert int(step.global_step) == 0
 
 
-def test_a_variable_without_a_gradient_in_any_run_is_left_alone() -> None:
+def test_variable_without_gradient_in_all_runs_is_unchanged() -> None:
     w, u = Variable([1.0], name="w"), Variable([1.0], name="u")
     skips = iter([True, False] * 2)
     step = optimize_loss(

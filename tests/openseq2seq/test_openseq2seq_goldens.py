@@ -53,7 +53,7 @@ def assert_close(got: Any, expected: Any, case: Case) -> None:
 
 @each_mode
 @by_case("traj/")
-def test_a_training_is_the_recorded_one(case: Case, train: Train) -> None:
+def test_training_equals_the_recording(case: Case, train: Train) -> None:
     as_shipped = case["config"]["optimizer"] != NOT_SHIPPED
     steps = zip(train(case, as_shipped), case["expected"], strict=True)
     for number, (observed, record) in enumerate(steps):
@@ -61,7 +61,7 @@ def test_a_training_is_the_recorded_one(case: Case, train: Train) -> None:
 
 
 @by_case(*(name for name in cases() if name.startswith("traj/") and name not in DEFECTS))
-def test_a_training_without_defects_is_the_recorded_one(case: Case) -> None:
+def test_corrected_training_equals_the_recording(case: Case) -> None:
     for observed, record in zip(trained_eagerly(case, False), case["expected"], strict=True):
         assert_recorded(observed, record, case["tol"], case["id"])
 
@@ -79,7 +79,7 @@ def test_variables_are_within_a_unit_in_the_last_place(case: Case) -> None:
 
 
 @by_case("clip/")
-def test_clipping_is_the_recorded_one(case: Case) -> None:
+def test_clipping_equals_the_recording(case: Case) -> None:
     grads = [None if grad is None else torch.from_numpy(float32(grad)) for grad in case["grads"]]
     clipped, norm = optimizers._clip_by_global_norm(grads, case["clip_norm"], as_shipped=True)
     assert_close(norm, case["expected"]["norm"], case)
@@ -90,7 +90,7 @@ def test_clipping_is_the_recorded_one(case: Case) -> None:
 
 
 @by_case("clip/")
-def test_clipping_in_a_session_is_the_recorded_one(case: Case) -> None:
+def test_session_clipping_equals_the_recording(case: Case) -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
         grads = [None if grad is None else _graph.constant(float32(grad)) for grad in case["grads"]]
         clipped, norm = optimizers._clip_by_global_norm(grads, case["clip_norm"], as_shipped=True)
@@ -103,7 +103,7 @@ def test_clipping_in_a_session_is_the_recorded_one(case: Case) -> None:
 
 @pytest.mark.parametrize("as_shipped", [False, True])
 @by_case("larc/")
-def test_larc_is_the_recorded_one(case: Case, as_shipped: bool) -> None:
+def test_larc_equals_the_recording(case: Case, as_shipped: bool) -> None:
     pair = torch.from_numpy(float32(case["grad"])), Variable(float32(case["var"]), name="v")
     ((got, _),) = optimizers.post_process_gradients(
         [pair], [], case["lr"], None, case["larc_params"], as_shipped=as_shipped
@@ -112,7 +112,7 @@ def test_larc_is_the_recorded_one(case: Case, as_shipped: bool) -> None:
 
 
 @by_case("larc/")
-def test_larc_in_a_session_is_the_recorded_one(case: Case) -> None:
+def test_session_larc_equals_the_recording(case: Case) -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
         pair = _graph.constant(float32(case["grad"])), _graph.Variable(float32(case["var"]))
         ((got, _),) = optimizers.post_process_gradients(
@@ -124,7 +124,7 @@ def test_larc_in_a_session_is_the_recorded_one(case: Case) -> None:
 
 @pytest.mark.parametrize("is_deferred", [False, True])
 @by_case("regularization_loss/")
-def test_the_regularization_loss_is_the_recorded_one(case: Case, is_deferred: bool) -> None:
+def test_regularization_loss_equals_the_recording(case: Case, is_deferred: bool) -> None:
     if is_deferred:
         with _graph.Graph().as_default(), _graph.Session() as session:
             for value, dtype in case["losses"]:
@@ -208,7 +208,7 @@ def call_recorded(case: Case) -> None:
 
 
 @by_case("error/")
-def test_an_error_is_the_recorded_one(case: Case) -> None:
+def test_errors_equal_the_recording(case: Case) -> None:
     error_cls = getattr(builtins, case["expected"]["raises"])
     with pytest.raises(error_cls) as excinfo:
         call_recorded(case)
@@ -216,7 +216,7 @@ def test_an_error_is_the_recorded_one(case: Case) -> None:
         assert part in str(excinfo.value)
 
 
-def test_all_kinds_of_recordings_are_replayed() -> None:
+def test_every_kind_of_recording_is_replayed() -> None:
     replayed = {"clip", "larc", "regularization_loss", "trajectory", "sparse", "error"}
     elsewhere = {"lr", "lr_fill", "scaler", "check_grads"}
     assert {case["kind"] for case in cases().values()} == replayed | elsewhere

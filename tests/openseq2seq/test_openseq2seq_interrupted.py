@@ -13,8 +13,8 @@ from torch import Tensor
 
 from failing_callable import NOT_TAKEN, Fuse, errors
 from interruptions import interrupted_at, interrupted_in_contextlib
-from openseq2seq_small import stepping
-from openseq2seq_steps import Training, differing, each_way, way
+from openseq2seq_small import make_step
+from openseq2seq_steps import Training, differing_names, each_way, way
 from thalweg import Variable, _graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.mp_wrapper import (
@@ -149,7 +149,7 @@ def assert_changes_nothing(training: Failing) -> None:
     assert raised.value.__notes__ == [NOT_TAKEN]
     assert training.step.was_applied is False
     state_after = training.everything()
-    assert differing(state_before, {name: state_after[name] for name in state_before}) == []
+    assert differing_names(state_before, {name: state_after[name] for name in state_before}) == []
 
 
 def assert_goes_on(training: Failing, runs: int) -> None:
@@ -159,14 +159,14 @@ def assert_goes_on(training: Failing, runs: int) -> None:
     for member in (training, twin):
         member.run(runs)
     assert training.step.global_step.item() == twin.step.global_step.item()
-    assert differing(training.everything(), twin.everything()) == []
+    assert differing_names(training.everything(), twin.everything()) == []
 
 
 @each_way
 @errors
 @afterwards
 @each_part
-def test_an_update_is_not_made(site: str, updates: int, error: Any, way: str) -> None:
+def test_interrupted_update_is_not_made(site: str, updates: int, error: Any, way: str) -> None:
     training = Failing(site, Fuse(error))
     training.run(2 * updates + 1)
     assert_changes_nothing(training)
@@ -175,7 +175,7 @@ def test_an_update_is_not_made(site: str, updates: int, error: Any, way: str) ->
 
 @errors
 @afterwards
-def test_an_update_that_fails_half_way_is_undone(updates: int, error: Any) -> None:
+def test_partially_failed_update_is_undone(updates: int, error: Any) -> None:
     training = Failing("update", Fuse(error))
     training.run(2 * updates + 1)
     assert_changes_nothing(training)
@@ -185,7 +185,7 @@ def test_an_update_that_fails_half_way_is_undone(updates: int, error: Any) -> No
 @errors
 @pytest.mark.parametrize("runs", [0, 2], ids=["first run", "third run"])
 @pytest.mark.parametrize("site", ["loss", "policy", "skip_update_ph", "regularizer"])
-def test_nothing_is_added_up(site: str, runs: int, error: Any) -> None:
+def test_interrupted_run_adds_no_gradients(site: str, runs: int, error: Any) -> None:
     training = Failing(site, Fuse(error))
     training.run(runs)
     assert_changes_nothing(training)
@@ -193,7 +193,7 @@ def test_nothing_is_added_up(site: str, runs: int, error: Any) -> None:
 
 
 @pytest.mark.parametrize("site", ["regularizer", "scaler", "all_reduce", "update"])
-def test_after_a_first_run_that_failed_variables_may_be_set(site: str) -> None:
+def test_variables_can_be_set_after_a_failed_first_run(site: str) -> None:
     training, twin = Failing(site, Fuse(RuntimeError)), Failing(site, Fuse(RuntimeError))
     training.runs = twin.runs = 1  # the first run makes an update
     training.fuse.lit = True
@@ -204,10 +204,10 @@ def test_after_a_first_run_that_failed_variables_may_be_set(site: str) -> None:
         with torch.no_grad():
             member.own["head"].copy_(torch.linspace(-2, 2, 17))
         member.run(1)
-    assert differing(training.everything(), twin.everything()) == []
+    assert differing_names(training.everything(), twin.everything()) == []
 
 
-def test_masters_begin_anew_however_often_the_first_run_failed() -> None:
+def test_masters_restart_after_repeated_failed_first_runs() -> None:
     w = Variable(torch.ones(2, dtype=torch.float16), name="w")
     fuse = Fuse(RuntimeError)
     inner = Hooked(0.5, fuse, "_prepare")
@@ -225,7 +225,7 @@ def test_masters_begin_anew_however_often_the_first_run_failed() -> None:
     assert step.optimizer.get_master(w).tolist() == [4.0, 4.0]
 
 
-def test_an_interruption_leaves_a_master_to_begin_anew() -> None:
+def test_interrupted_first_run_restarts_masters() -> None:
     gradients, number, is_interrupted = [torch.zeros(2, dtype=torch.float16)], 0, True
     while is_interrupted:
         w = Variable(torch.ones(2, dtype=torch.float16), name="w")
@@ -258,7 +258,7 @@ def test_a_state_that_is_loaded_after_a_first_run_that_failed_is_kept() -> None:
     training.runs = 2
     for member in (training, twin):
         member.run(2)
-    assert differing(training.everything(), twin.everything()) == []
+    assert differing_names(training.everything(), twin.everything()) == []
 
 
 AFTERWARDS = {
@@ -272,7 +272,7 @@ AFTERWARDS = {
 @errors
 @afterwards
 @pytest.mark.parametrize(("site", "note"), AFTERWARDS.items())
-def test_an_update_is_made_as_a_whole(
+def test_interrupted_update_is_atomic(
     site: str, note: str, updates: int, error: Any, way: str
 ) -> None:
     training, twin = Failing(site, Fuse(error)), Failing(site, Fuse(error))
@@ -286,12 +286,12 @@ def test_an_update_is_made_as_a_whole(
     twin.run(1)
     assert raised.value.__notes__ == [note]
     assert training.step.was_applied is True
-    assert differing(training.everything(), twin.everything()) == []
+    assert differing_names(training.everything(), twin.everything()) == []
     assert_goes_on(training, 2)
 
 
 @errors
-def test_a_writer_that_fails_after_a_run_that_only_adds_up(error: Any) -> None:
+def test_failing_writer_after_an_accumulating_run_is_noted(error: Any) -> None:
     training = Failing("add_scalar", Fuse(error))
     training.step._treatment = training.step._treatment._replace(
         post=training.step._treatment.post._replace(summaries=("learning_rate",))
@@ -308,7 +308,7 @@ def test_a_writer_that_fails_after_a_run_that_only_adds_up(error: Any) -> None:
 
 @each_way
 @errors
-def test_a_writer_that_fails_after_a_step_that_was_skipped(error: Any, way: str) -> None:
+def test_failing_writer_after_a_skipped_step_is_noted(error: Any, way: str) -> None:
     writer = FailingWriter(Fuse(error), "add_scalar")
     training = Training("Adam", torch.float16, loss_scaling="Backoff", summary_writer=writer)
     writer.fuse.lit = True
@@ -323,7 +323,7 @@ def test_a_writer_that_fails_after_a_step_that_was_skipped(error: Any, way: str)
 
 
 @errors
-def test_a_constraint_that_fails_is_the_only_part_not_done(error: Any) -> None:
+def test_failing_constraint_leaves_the_update_done(error: Any) -> None:
     fuse = Fuse(error)
     w = Variable(torch.ones(3, dtype=torch.float16), name="w")
     b = Variable([1.0], name="b", constraint=lambda value: fuse(value))
@@ -384,7 +384,7 @@ def in_session(site: str, fuse: Fuse) -> tuple[Callable[[], Any], Callable[[], l
 
 @errors
 @pytest.mark.parametrize("site", ["all_reduce", *AFTERWARDS])
-def test_a_step_in_a_session_is_taken_as_a_whole(site: str, error: Any) -> None:
+def test_interrupted_session_step_is_atomic(site: str, error: Any) -> None:
     with _graph.Graph().as_default():
         fuse = Fuse(error)
         run, values = in_session(site, fuse)
@@ -404,7 +404,7 @@ def test_a_step_in_a_session_is_taken_as_a_whole(site: str, error: Any) -> None:
     assert all(map(np.array_equal, failed, values_before)) == (site not in AFTERWARDS)
 
 
-def test_a_counter_that_others_move_does_not_hide_a_failure() -> None:
+def test_concurrently_changed_counter_does_not_hide_a_failure() -> None:
     count = Variable(np.int64(0), name="count", trainable=False)
     w = Variable([1.0], name="w")
 
@@ -413,7 +413,7 @@ def test_a_counter_that_others_move_does_not_hide_a_failure() -> None:
             count.assign_add(1)  # as a step of another thread does
             raise RuntimeError("burnt")
 
-    step = stepping([w], Failing, dtype=torch.float32, global_step=count)
+    step = make_step([w], Failing, dtype=torch.float32, global_step=count)
     with pytest.raises(RuntimeError, match="burnt") as excinfo:
         step.apply_gradients([torch.ones(1)])
     notes = " ".join(getattr(excinfo.value, "__notes__", []))
@@ -422,7 +422,7 @@ def test_a_counter_that_others_move_does_not_hide_a_failure() -> None:
     assert w.item() == 1.0
 
 
-def test_after_a_failure_the_scaler_is_as_before_and_plain_steps_work() -> None:
+def test_failed_step_restores_the_scaler_and_plain_steps_work() -> None:
     w = Variable(torch.ones(3), name="w")
     armed = False
 
@@ -432,7 +432,7 @@ def test_after_a_failure_the_scaler_is_as_before_and_plain_steps_work() -> None:
                 raise RuntimeError("burnt")
             return super()._group_variables(*args)
 
-    step = stepping([w], Failing, params={"momentum": 0.9}, loss_scaling="Backoff")
+    step = make_step([w], Failing, params={"momentum": 0.9}, loss_scaling="Backoff")
     step.apply_gradients([torch.ones(3)])
     state_before = {name: value.clone() for name, value in step.state_dict().items()}
     armed = True

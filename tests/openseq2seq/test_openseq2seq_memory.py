@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from openseq2seq_small import HALF, halves, stepping
+from openseq2seq_small import HALF, half_params, make_step
 from thalweg import IndexedSlices, Variable
 from thalweg.errors import LayoutError
 from thalweg.openseq2seq.optimizers.mp_wrapper import (
@@ -17,10 +17,10 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import (
 )
 
 
-def test_a_variable_that_becomes_of_another_dtype_gets_numbers_of_that_dtype() -> None:
-    (p,) = halves(4)
+def test_variable_with_changed_dtype_gets_copies_of_that_dtype() -> None:
+    (p,) = half_params(4)
     mp_regularizer_wrapper(lambda w: (w * 0).sum())(p)  # gradients become float32
-    step = stepping([p])
+    step = make_step([p])
     for _ in range(2):
         step.apply_gradients([torch.zeros(4, dtype=HALF)])
     p.data = p.data.view(torch.bfloat16)
@@ -28,9 +28,9 @@ def test_a_variable_that_becomes_of_another_dtype_gets_numbers_of_that_dtype() -
     assert p.detach().tolist() == [1.0] * 4
 
 
-def test_a_variable_that_is_transposed_in_place_is_copied_to_as_it_lies() -> None:
+def test_variable_transposed_in_place_is_copied_in_its_layout() -> None:
     p = Parameter(torch.arange(4.0).reshape(2, 2).to(HALF))
-    step = stepping([p])
+    step = make_step([p])
     for _ in range(2):
         step.apply_gradients([torch.zeros(2, 2, dtype=HALF)])
     p.data = p.data.t()
@@ -39,9 +39,9 @@ def test_a_variable_that_is_transposed_in_place_is_copied_to_as_it_lies() -> Non
     assert p.detach().tolist() == [[0.0, 1.0], [2.0, 3.0]]  # as the master has it
 
 
-def test_a_graph_through_a_variable_that_a_step_has_written_is_refused() -> None:
-    (p,) = halves(4)
-    step = stepping([p])
+def test_backward_through_a_written_variable_raises() -> None:
+    (p,) = half_params(4)
+    step = make_step([p])
     grad = torch.ones(4, dtype=HALF)
     step.apply_gradients([grad])
     stale = (p * p).sum()
@@ -51,9 +51,9 @@ def test_a_graph_through_a_variable_that_a_step_has_written_is_refused() -> None
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_a_gradient_inside_the_memory_of_a_copy_is_read_as_it_was(steps: int) -> None:
-    a, b = halves(4, 4)
-    step = stepping([a, b])
+def test_gradient_aliasing_a_copy_is_read_before_writing(steps: int) -> None:
+    a, b = half_params(4, 4)
+    step = make_step([a, b])
     zero = torch.zeros(4, dtype=HALF)
     for _ in range(steps):
         step.apply_gradients([zero, zero.clone()])
@@ -61,18 +61,18 @@ def test_a_gradient_inside_the_memory_of_a_copy_is_read_as_it_was(steps: int) ->
     assert a.detach().tolist() == b.detach().tolist() == [0.5] * 4
 
 
-def test_variables_that_share_memory_are_refused() -> None:
+def test_overlapping_variables_raise() -> None:
     memory = torch.ones(8, dtype=HALF)
     a, c = Parameter(memory[:4]), Parameter(memory[2:6])
     zero = torch.zeros(4, dtype=HALF)
     with pytest.raises(ValueError, match="share memory"):
-        stepping([a, c]).apply_gradients([zero, zero.clone()])
+        make_step([a, c]).apply_gradients([zero, zero.clone()])
     assert memory.tolist() == [1.0] * 8
 
 
-def test_a_variable_that_was_freed_is_refused() -> None:
-    a, b = halves(4, 4)
-    step = stepping([a, b])
+def test_freed_variable_raises() -> None:
+    a, b = half_params(4, 4)
+    step = make_step([a, b])
     zero = torch.zeros(4, dtype=HALF)
     for _ in range(2):
         step.apply_gradients([zero, zero.clone()])
@@ -104,12 +104,12 @@ PARTS = ("gradient", "values", "indices")
 @pytest.mark.parametrize("size", [0, 1, 3])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("options", READ_EARLY)
-def test_a_cut_gradient_is_refused_before_it_is_read(options: str, part: str, size: int) -> None:
+def test_truncated_gradient_raises_before_reading(options: str, part: str, size: int) -> None:
     dtype = torch.float32 if "float32" in options else HALF
     w, v = (Variable(torch.ones(4, 2, dtype=dtype), name) for name in ("w", "v"))
     if options == "penalised":
         regularized(w)
-    step = stepping([v, w], **READ_EARLY[options])
+    step = make_step([v, w], **READ_EARLY[options])
     gradient = torch.ones(4, 2, dtype=dtype)
     step.apply_gradients([gradient, gradient])
     state_before = step.state_dict()
@@ -124,9 +124,9 @@ def test_a_cut_gradient_is_refused_before_it_is_read(options: str, part: str, si
 
 @pytest.mark.parametrize("size", [0, 4, 28])
 @pytest.mark.parametrize("skip", [True, False])
-def test_a_sum_of_gradients_that_was_cut_is_refused(skip: bool, size: int) -> None:
+def test_truncated_gradient_sum_raises(skip: bool, size: int) -> None:
     w = Variable(torch.ones(8), name="w")
-    step = stepping([w], dtype=None, **{**ADDING, "skip_update_ph": skip})
+    step = make_step([w], dtype=None, **{**ADDING, "skip_update_ph": skip})
     step.apply_gradients([torch.ones(8)])
     step._accumulators.get(w).untyped_storage().resize_(size)
     with pytest.raises(LayoutError, match="'w/gradient_sum:0' has no memory that holds its 8"):
@@ -135,10 +135,10 @@ def test_a_sum_of_gradients_that_was_cut_is_refused(skip: bool, size: int) -> No
 
 
 @pytest.mark.parametrize("role", ["variable", "master"])
-def test_memory_of_a_penalty_that_was_cut_is_refused(role: str) -> None:
+def test_truncated_penalty_memory_raises(role: str) -> None:
     w = Variable(torch.ones(8, dtype=HALF), name="w")
     regularized(w)
-    step = stepping([w])
+    step = make_step([w])
     grad = torch.ones(8, dtype=HALF)
     if role == "master":
         step.apply_gradients([grad])
@@ -149,12 +149,12 @@ def test_memory_of_a_penalty_that_was_cut_is_refused(role: str) -> None:
 
 
 @pytest.mark.parametrize("skips", [True, False])
-def test_a_sum_whose_elements_share_memory_is_refused_before_others_are_added_to(
+def test_self_overlapping_sum_raises_before_other_sums_change(
     skips: bool,
 ) -> None:
     params = [Variable([1.0, 1.0], name="w"), Variable([1.0, 1.0], name="u")]
     skip = [True, skips]
-    step = stepping(
+    step = make_step(
         params, dtype=torch.float32, summaries=[], iter_size=2, skip_update_ph=lambda: skip.pop(0)
     )
     step.apply_gradients([torch.ones(2)] * 2)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import thalweg
+from bit_comparison import assert_same
 from thalweg import IndexedSlices, Variable, _graph, v1
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -55,7 +56,7 @@ def wrapped(scale: Any = None, inner: Any = None, **options: Any) -> MixedPrecis
 
 
 @each_dtype
-def test_gradients_are_by_float32_masters_and_unscaled(dtype: torch.dtype) -> None:
+def test_gradients_are_unscaled_and_for_float32_masters(dtype: torch.dtype) -> None:
     w, b = half([1.0, 2.0], dtype=dtype), Variable([3.0], name="b")
     opt = wrapped(256.0)
     (grad, master), (var_grad, var) = opt.compute_gradients(
@@ -79,7 +80,7 @@ def test_gradients_pass_through_the_variables_dtype(scale: float) -> None:
     assert grad.item() == expected_grad * np.float32(1 / scale)
 
 
-def test_slices_stay_slices() -> None:
+def test_gradient_slices_stay_slices() -> None:
     w = half([[1.0], [2.0], [3.0]])
     rows = torch.tensor([2, 0, 2])
 
@@ -94,7 +95,7 @@ def test_slices_stay_slices() -> None:
     assert w.flatten().tolist() == [-2.0, 2.0, -3.0]
 
 
-def test_a_scale_of_none_is_1() -> None:
+def test_scale_none_means_1() -> None:
     assert wrapped().loss_scale == 1.0
     assert wrapped().get_name() == "Adam-MP"
 
@@ -135,13 +136,13 @@ def test_as_shipped_a_scale_must_be_a_float(scale: Any) -> None:
         ),
     ],
 )
-def test_wrong_arguments(arguments: Any, error: type[Exception], text: str) -> None:
+def test_invalid_wrapper_arguments_raise(arguments: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=re.escape(text)):
         MixedPrecisionOptimizerWrapper(*arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_a_scale_that_adapts_wants_a_float32_loss(dtype: torch.dtype) -> None:
+def test_adaptive_scale_needs_a_float32_loss(dtype: torch.dtype) -> None:
     w = half([1.0])
     with pytest.raises(TypeError, match=f"The loss is {str(dtype)[6:]}, but a loss scale that"):
         wrapped(backoff()).minimize(lambda: w.sum().to(dtype), var_list=[w])
@@ -162,7 +163,7 @@ def test_a_variable_with_a_master_needs_a_gradient() -> None:
 # Updates
 
 
-def test_masters_keep_what_variables_round_away() -> None:
+def test_masters_accumulate_updates_below_half_precision() -> None:
     w = half([1.0])
     opt = wrapped(None, train.GradientDescentOptimizer(1e-4))
     for _ in range(20):
@@ -216,14 +217,14 @@ def test_an_overflow_changes_the_scaler_alone(bad: float) -> None:
     assert state(opt, w, b, step) != state_before
 
 
-def test_a_static_scale_lets_infinities_through() -> None:
+def test_static_scale_applies_infinite_gradients() -> None:
     w = half([1.0])
     opt = wrapped(2.0**15, train.GradientDescentOptimizer(1.0))
     opt.minimize(lambda: w.float().sum() * 8, var_list=[w])
     assert (opt.get_master(w).item(), w.item()) == (-INF, -65504.0)
 
 
-def test_a_refused_step_leaves_the_scaler_as_it_is() -> None:
+def test_rejected_step_does_not_change_the_scaler() -> None:
     w = half([1.0, 2.0])
     opt = wrapped(backoff(scale_max=16.0, step_window=1))
     opt.minimize(lambda: w.float().sum(), var_list=[w])
@@ -252,7 +253,7 @@ def test_an_error_after_the_update_leaves_copies_and_scaler_in_step() -> None:
 @each_dtype
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_masters_win_over_what_is_written_to_variables(
+def test_masters_take_precedence_over_written_variables(
     dtype: torch.dtype, sparse: bool, engine: Any
 ) -> None:
     w = half([[1.0], [2.0], [3.0]], dtype=dtype)
@@ -269,9 +270,9 @@ def test_masters_win_over_what_is_written_to_variables(
             w.data.fill_(value)
             opt.minimize(loss, var_list=[w])
             expected -= torch.tensor([[0.5], [0.0], [1.0]])
-            assert torch.equal(opt.get_master(w), expected)
+            assert_same([opt.get_master(w)], [expected])
             row_indices = [0, 2] if sparse else [0, 1, 2]
-            assert torch.equal(w[row_indices].float(), expected[row_indices])
+            assert_same([w[row_indices].float()], [expected[row_indices]])
 
 
 def test_slots_are_found_by_the_variable_and_by_its_master() -> None:
@@ -294,7 +295,7 @@ def test_copies_take_the_same_steps(clone: Any) -> None:
     opt_copy, v = clone((opt, w))
     for optimizer, var in ((opt, w), (opt_copy, v)):
         optimizer.minimize(lambda var=var: (var.float() ** 2).sum(), var_list=[var])
-    assert torch.equal(w, v)
+    assert_same([w], [v])
     assert state(opt, w) == state(opt_copy, v)
 
 
@@ -321,7 +322,7 @@ def test_penalties_of_other_variables_are_returned() -> None:
     assert grad.tolist() == [1.0]
 
 
-def test_get_variable_hands_penalties_to_the_wrapper() -> None:
+def test_get_variable_passes_penalties_to_the_wrapper() -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
         start = _graph.constant_initializer(0.25)
         penalty = mp_regularizer_wrapper(l2)
@@ -385,7 +386,7 @@ def test_a_session_takes_the_steps_of_eager_mode(
             opt_.state_dict()
 
 
-def test_a_graph_takes_no_optimizer_that_wraps_another() -> None:
+def test_graph_rejects_wrapping_optimizers() -> None:
     with _graph.Graph().as_default():
         w = _graph.Variable(half([1.0]))
         opt = wrapped(None, MovingAverageOptimizer(train.GradientDescentOptimizer(0.1)))
@@ -409,7 +410,7 @@ def run(opt: Any, w: Any, b: Any, steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_a_loaded_state_goes_on_to_the_bit(steps: int) -> None:
+def test_loaded_state_resumes_bit_exact(steps: int) -> None:
     opt, w, b = trained(3)
     saved_state, b_value = opt.state_dict(), b.detach().clone()
     assert {"w/master", "w/m", "b/v", "beta1_power", "loss_scale/scale"} < set(saved_state)
@@ -433,7 +434,7 @@ def test_a_loaded_state_goes_on_to_the_bit(steps: int) -> None:
     ],
 )
 @pytest.mark.parametrize("steps", [0, 2])
-def test_a_state_that_does_not_fit_is_refused(steps: int, changes: Any, text: str) -> None:
+def test_mismatched_state_raises(steps: int, changes: Any, text: str) -> None:
     new_state = {**trained(3)[0].state_dict(), **changes}
     new_state = {name: value for name, value in new_state.items() if value is not None}
     opt, w, b = trained(steps)
@@ -461,7 +462,7 @@ def test_variables_of_one_name_are_numbered() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_under_autocast_float32_weights_train_with_a_loss_scale_and_without_masters(
+def test_float32_weights_under_autocast_use_loss_scale_without_masters(
     dtype: torch.dtype,
 ) -> None:
     torch.manual_seed(0)
@@ -503,7 +504,7 @@ NOTHING_MIXED = "no variable is float16 or bfloat16"
     ids=["float32", "float16", "bfloat16", "autocast", "cast"],
 )
 @pytest.mark.parametrize("in_graph", [False, True])
-def test_a_mixed_training_of_float32_alone_warns_once(
+def test_mixed_training_of_float32_variables_warns_once(
     dtype: torch.dtype, loss_of: Callable[[Any], Any], warns: bool, in_graph: bool
 ) -> None:
     w = torch.nn.Parameter(torch.ones(2, 1, dtype=dtype))
@@ -532,7 +533,7 @@ def test_a_mixed_training_of_float32_alone_warns_once(
     np.testing.assert_array_equal(np.float32(final), np.full((2, 1), 0.5, np.float32))
 
 
-def test_a_mixed_training_of_float32_alone_is_that_of_float32() -> None:
+def test_mixed_training_of_float32_variables_equals_float32() -> None:
     ends = []
     each_options: list[dict[str, Any]] = [{}, {"dtype": "mixed", "loss_scaling": "Backoff"}]
     for options in each_options:
@@ -548,7 +549,7 @@ def test_a_mixed_training_of_float32_alone_is_that_of_float32() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-50, 1e300, 1e-45, 1e-39])
-def test_a_loss_scale_that_float32_does_not_hold_is_refused(scale: float) -> None:
+def test_loss_scale_beyond_float32_raises(scale: float) -> None:
     with pytest.raises(ValueError, match="above 0 in float32"):
         MixedPrecisionOptimizerWrapper(train.GradientDescentOptimizer(1.0), scale)
 
@@ -561,7 +562,7 @@ def stepped() -> tuple[MixedPrecisionOptimizerWrapper, Variable]:
     return opt, var
 
 
-def test_a_copied_wrapper_goes_on_with_the_same_variables() -> None:
+def test_copied_wrapper_continues_with_the_same_variables() -> None:
     opt, var = stepped()
     opt_copy = copy.deepcopy(opt)
     assert opt_copy.get_master(var) is not None
@@ -571,14 +572,14 @@ def test_a_copied_wrapper_goes_on_with_the_same_variables() -> None:
     assert opt_copy.state_dict().keys() == opt.state_dict().keys()
 
 
-def test_a_pickled_wrapper_goes_on_with_its_variables() -> None:
+def test_pickled_wrapper_continues_with_its_variables() -> None:
     opt, var = pickle.loads(pickle.dumps(stepped()))
     state = opt.state_dict()
     opt.minimize(lambda: var.float().sum(), var_list=[var])
     assert opt.state_dict().keys() == state.keys()
 
 
-def test_a_wrapper_whose_variable_has_grown_does_not_get_half_a_state() -> None:
+def test_state_with_grown_variable_is_not_partially_loaded() -> None:
     opt, var = stepped()
     state_before = opt.state_dict()
     var.data = torch.zeros(2, dtype=torch.float16)

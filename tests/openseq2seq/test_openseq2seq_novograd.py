@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from bit_comparison import assert_same
 from golden_files import Case
 from openseq2seq_goldens import by_case, float32
-from oracle_arrays import Array, Gradient, given, starts
+from oracle_arrays import Array, Gradient, as_gradient, starts
 from thalweg import IndexedSlices, Variable, _graph
 from thalweg._core.plan_cache import PlanCaches
 from thalweg.errors import InvalidArgumentError
@@ -31,7 +32,7 @@ each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f3
 
 @each_engine
 @by_case("traj/novograd/as_documented", *(f"traj/novograd/as_shipped_{n}" for n in "dbew"))
-def test_steps_are_the_recorded_ones(case: Case, engine: Any) -> None:
+def test_steps_equal_the_recording(case: Case, engine: Any) -> None:
     config, rate = case["config"], case["config"]["lr_policy"]
     as_shipped = config["optimizer"] == "NovoGrad"
     learning_rate = getattr(lr_policies, rate["name"])(None, **rate["params"])
@@ -122,19 +123,19 @@ def compare(params: dict[str, Any], opt: Any, expected: Any, read: Any) -> None:
 @each_engine
 @each_dtype
 @each_config
-def test_steps_are_the_oracles(config: str, dtype: Any, engine: Any) -> None:
+def test_steps_equal_the_oracle(config: str, dtype: Any, engine: Any) -> None:
     rates = iter(RATES)
     opt = NovoGrad(lambda: next(rates), **CONFIGS[config])
     opt.engine = engine
     params = {name: Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()}
     for targets, grads in zip(expected(config, dtype), gradients(dtype), strict=True):
-        opt.apply_gradients((given(grads.get(name)), var) for name, var in params.items())
+        opt.apply_gradients((as_gradient(grads.get(name)), var) for name, var in params.items())
         compare(params, opt, targets, lambda var: var.numpy())
 
 
 @each_dtype
 @each_config
-def test_steps_in_a_graph_are_the_oracles(config: str, dtype: Any) -> None:
+def test_graph_steps_equal_the_oracle(config: str, dtype: Any) -> None:
     kind = torch.float64 if dtype is np.float64 else torch.float32
     with _graph.Graph().as_default(), _graph.Session() as session:
         rate = _graph.placeholder(torch.float32, ())
@@ -179,7 +180,7 @@ def dense(grad: IndexedSlices) -> torch.Tensor:
 
 @each_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_sparse_gradient_is_the_dense_one_to_the_bit(dtype: torch.dtype, engine: Any) -> None:
+def test_sparse_gradient_equals_the_dense_gradient(dtype: torch.dtype, engine: Any) -> None:
     start = torch.linspace(-1, 1, 12).reshape(6, 2).to(dtype)
     w, twin = Variable(start, name="one"), Variable(start, name="other")
     opt = NovoGrad(0.1, weight_decay=0.01, grad_averaging=True)
@@ -188,8 +189,8 @@ def test_a_sparse_gradient_is_the_dense_one_to_the_bit(dtype: torch.dtype, engin
         values = torch.tensor([[1.0, 2.0], [0.5, -1.0], [3.0, step]]).to(dtype)
         grad = IndexedSlices(values, torch.tensor([4, 1, 4]))
         opt.apply_gradients([(grad, w), (dense(grad), twin)])
-        assert torch.equal(w, twin)
-    assert torch.equal(opt.get_slot(w, AVERAGE), opt.get_slot(twin, AVERAGE))
+        assert_same([w], [twin])
+    assert_same([opt.get_slot(w, AVERAGE)], [opt.get_slot(twin, AVERAGE)])
     assert opt.get_slot(w, AVERAGE).dtype == torch.float32
 
 
@@ -229,8 +230,8 @@ def test_a_variable_given_twice_is_stepped_twice(engine: Any) -> None:
     first.apply_gradients([(grad, w) for grad in grads])
     for grad in grads:
         second.apply_gradients([(grad, twin)])
-    assert torch.equal(w, twin)
-    assert torch.equal(first.get_slot(w, AVERAGE), second.get_slot(twin, AVERAGE))
+    assert_same([w], [twin])
+    assert_same([first.get_slot(w, AVERAGE)], [second.get_slot(twin, AVERAGE)])
 
 
 def test_a_step_that_fails_changes_nothing() -> None:
@@ -244,7 +245,7 @@ def test_a_step_that_fails_changes_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(tensors_after, tensors_before, strict=True))
 
 
-def test_a_failing_hook_takes_the_average_back() -> None:
+def test_failing_hook_restores_the_average() -> None:
     class Failing(NovoGrad):
         def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
             super()._resource_apply_dense(grad, handle)
@@ -259,7 +260,7 @@ def test_a_failing_hook_takes_the_average_back() -> None:
     assert opt.get_slot(w, AVERAGE) == 0
 
 
-def test_repeated_steps_are_those_of_a_new_plan() -> None:
+def test_repeated_steps_equal_a_new_plan() -> None:
     start = torch.linspace(-1, 1, 50)
     w, twin = Variable(start, name="one"), Variable(start, name="other")
     reused, fresh = NovoGrad(0.1), NovoGrad(0.1)
@@ -279,8 +280,8 @@ def test_copies_take_the_same_steps(clone: Any) -> None:
     opt_copy, v = clone((opt, w))
     for optimizer, var in ((opt, w), (opt_copy, v)):
         optimizer.apply_gradients([(torch.tensor([1.0, 4.0]), var)])
-    assert torch.equal(w, v)
-    assert torch.equal(opt.get_slot(w, AVERAGE), opt_copy.get_slot(v, AVERAGE))
+    assert_same([w], [v])
+    assert_same([opt.get_slot(w, AVERAGE)], [opt_copy.get_slot(v, AVERAGE)])
 
 
 def test_minimize_with_each_gate_gives_the_same_numbers() -> None:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from bit_comparison import assert_same
 from openseq2seq_steps import (
     DTYPES,
     LARGE,
     RULES,
+    WAYS,
     Table,
     Training,
     assert_near,
-    differing,
+    differing_names,
     each_dtype,
     each_rule,
     each_way,
     process_before,
     way,
 )
-from rulebook import label, slow_unless
+from pairwise import cover_pairs
+from rulebook import label
 from thalweg import _graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -47,19 +52,19 @@ PLACES = (("head", 0), ("head", 8), ("head", 16), ("norm", 1))
 BORDERS = (("body", 65_535), ("body", 65_536), ("body", 70_000))
 
 each_scaling = pytest.mark.parametrize("scaling", SCALINGS)
-# Two rules are quick.
-each_rule_dtype_and_scaling = pytest.mark.parametrize(
-    ("rule", "dtype", "scaling"),
-    [
-        slow_unless(
-            rule in ("Adam", "NovoGrad") and (scaling == "Backoff" or dtype == torch.float16),
-            rule, dtype, scaling,
-        )
-        for rule in RULES for dtype in DTYPES for scaling in SCALINGS
-    ],
-    ids=label,
-)  # fmt: skip
 each_bad = pytest.mark.parametrize("bad", BAD)
+
+
+def each_pair_of(**columns: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test with rules, dtypes, scalings and others, so that each pair occurs.
+
+    Args:
+        columns: The values of each further argument; "way" is the fixture.
+    """
+    columns = {"rule": RULES, "dtype": DTYPES, "scaling": SCALINGS, **columns}
+    rows = cover_pairs(product(*columns.values()))
+    indirect = ["way"] if "way" in columns else []
+    return pytest.mark.parametrize(tuple(columns), rows, ids=label, indirect=indirect)
 
 
 def bad_value(bad: str, dtype: torch.dtype) -> float:
@@ -90,11 +95,11 @@ def assert_skips(
     with Spoiled(gradient, place, value):
         training.step()
     assert training.step.was_applied is False
-    assert differing(state_before, training.state()) == []
+    assert differing_names(state_before, training.state()) == []
     scaler = AutomaticLossScaler(scaling, SCALINGS[scaling]["loss_scaling_params"])
     scaler.load_state_dict(scales)
     scaler.update_op(False, INF)
-    assert differing(training.scaler_state(), scaler.state_dict()) == []
+    assert differing_names(training.scaler_state(), scaler.state_dict()) == []
     if scaling == "Backoff":
         assert training.step.loss_scaler.loss_scale.item() == scales["scale"].item() / 2
     training.step.loss_scaler.load_state_dict(scales)
@@ -108,13 +113,11 @@ def assert_skips_all(training: Any, scaling: str, bad: str, places: Any) -> None
         assert_skips(training, scaling, training.gradients[name], place, value)
     state_before = training.state()
     training.step()
-    assert {*training.own, "global step"} <= set(differing(state_before, training.state()))
+    assert {*training.own, "global step"} <= set(differing_names(state_before, training.state()))
 
 
-@each_way
-@each_bad
-@each_rule_dtype_and_scaling
-def test_a_step_with_a_bad_gradient_is_skipped(
+@each_pair_of(bad=BAD, way=WAYS)
+def test_step_with_nonfinite_gradient_is_skipped(
     rule: str, dtype: torch.dtype, bad: str, scaling: str, way: str
 ) -> None:
     assert_skips_all(Training(rule, dtype, **SCALINGS[scaling]), scaling, bad, PLACES)
@@ -124,7 +127,7 @@ def test_a_step_with_a_bad_gradient_is_skipped(
 @pytest.mark.parametrize("bad", ["nan", "-inf"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("rule", ["Adam", "NovoGrad"])
-def test_a_bad_gradient_is_seen_in_every_chunk(
+def test_nonfinite_gradient_is_detected_in_every_chunk(
     rule: str, dtype: torch.dtype, bad: str, way: str
 ) -> None:
     training = Training(rule, dtype, LARGE, **SCALINGS["Backoff"])
@@ -140,15 +143,16 @@ def test_a_first_step_may_be_skipped(rule: str, way: str) -> None:
     for training in (skipped, split):
         training.step.loss_scaler.loss_scale.fill_(SCALE)
         training.step()
-    assert differing(skipped.state(), split.state()) == []
+    assert differing_names(skipped.state(), split.state()) == []
 
 
 # Rows of tables
 
 
-@each_bad
-@each_rule_dtype_and_scaling
-def test_a_bad_row_skips_the_step(rule: str, dtype: torch.dtype, bad: str, scaling: str) -> None:
+@each_pair_of(bad=BAD)
+def test_nonfinite_row_skips_the_step(
+    rule: str, dtype: torch.dtype, bad: str, scaling: str
+) -> None:
     training = Table(rule, dtype, **SCALINGS[scaling])
     training.step()
     training.step.loss_scaler.loss_scale.fill_(SCALE)
@@ -156,7 +160,7 @@ def test_a_bad_row_skips_the_step(rule: str, dtype: torch.dtype, bad: str, scali
         assert_skips(training, scaling, training.factors, place, bad_value(bad, dtype))
     state_before = training.state()
     training.step()
-    assert {"table", "global step"} <= set(differing(state_before, training.state()))
+    assert {"table", "global step"} <= set(differing_names(state_before, training.state()))
 
 
 # Static scales
@@ -171,7 +175,7 @@ def saturated(master: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @each_bad
 @each_dtype
 @each_rule
-def test_a_static_scale_lets_bad_gradients_reach_the_masters(
+def test_static_scale_applies_nonfinite_gradients_to_masters(
     rule: str, dtype: torch.dtype, bad: str, way: str
 ) -> None:
     training = Training(rule, dtype, loss_scaling=SCALE)
@@ -215,16 +219,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@each_rule_dtype_and_scaling
-def test_both_ways_take_the_same_steps(
+@each_pair_of(options=OPTIONS)
+def test_swept_and_split_steps_are_equal(
     rule: str,
     dtype: torch.dtype,
-    options: dict[str, Any],
+    options: str,
     scaling: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    swept, split = (Training(rule, dtype, **{**SCALINGS[scaling], **options}) for _ in range(2))
+    arguments = {**SCALINGS[scaling], **OPTIONS[options]}
+    swept, split = (Training(rule, dtype, **arguments) for _ in range(2))
     for factor in (1.0, 3.0, INF, 0.5, 0.0):
         for training in (swept, split):
             training.gradients["head"].mul_(2.0)[3] = factor
@@ -267,7 +271,7 @@ def decay(weights: Any) -> Any:
 @pytest.mark.parametrize("options", [{}, {"clip_gradients": 0.5}], ids=["plain", "clip"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @each_bad
-def test_both_ways_take_the_same_steps_with_penalties(
+def test_swept_and_split_steps_are_equal_with_penalties(
     bad: str, dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept, split = (Training("Adam", dtype, **{**SCALINGS["Backoff"], **options}) for _ in range(2))
@@ -319,7 +323,7 @@ NASTY: dict[str, tuple[list[float], list[float], dict[str, Any], bool]] = {
 
 @each_scaling
 @pytest.mark.parametrize(("head", "norm", "options", "takes_step"), NASTY.values(), ids=NASTY)
-def test_both_ways_decide_the_same(
+def test_swept_and_split_overflow_decisions_are_equal(
     head: list[float],
     norm: list[float],
     options: dict[str, Any],
@@ -361,7 +365,9 @@ def accumulating(runs: list[int], **options: Any) -> Training:
 @each_scaling
 @pytest.mark.parametrize("spoiled", [0, 1, 2], ids=["first run", "second run", "last run"])
 @each_bad
-def test_one_bad_run_drops_its_window(bad: str, spoiled: int, scaling: str, way: str) -> None:
+def test_nonfinite_run_drops_its_accumulation_window(
+    bad: str, spoiled: int, scaling: str, way: str
+) -> None:
     runs = [0]
     training = accumulating(runs, **SCALINGS[scaling])
     for _ in range(3):
@@ -377,8 +383,8 @@ def test_one_bad_run_drops_its_window(bad: str, spoiled: int, scaling: str, way:
         runs[0] += 1
         assert training.step.was_applied is False
         if run < 2:
-            assert differing(scales, training.scaler_state()) == []
-    assert differing(state_before, training.state()) == []
+            assert differing_names(scales, training.scaler_state()) == []
+    assert differing_names(state_before, training.state()) == []
     assert not training.state()["sum of head"].any()
     assert training.step.loss_scaler.variables["iteration"] == 2
     if scaling == "Backoff":
@@ -390,7 +396,7 @@ def test_one_bad_run_drops_its_window(bad: str, spoiled: int, scaling: str, way:
 
 
 @each_way
-def test_runs_that_only_add_up_touch_nothing_else(way: str) -> None:
+def test_accumulating_runs_change_only_the_sums(way: str) -> None:
     runs = [0]
     training = accumulating(runs, **SCALINGS["Backoff"])
     state_before = {name: var.detach().clone() for name, var in training.own.items()}
@@ -398,14 +404,14 @@ def test_runs_that_only_add_up_touch_nothing_else(way: str) -> None:
     state_once = training.state()
     training.step()
     twice = training.state()
-    assert differing(state_once, twice) == ["sum of head", "sum of norm"]
-    assert differing(state_before, {name: twice[name] for name in state_before}) == []
+    assert differing_names(state_once, twice) == ["sum of head", "sum of norm"]
+    assert differing_names(state_before, {name: twice[name] for name in state_before}) == []
     gradient = (training.gradients["head"] * SCALE).half().float() / SCALE
     share = gradient * (1 / torch.tensor(3.0))  # as sessions divide by a constant
-    assert torch.equal(twice["sum of head"], share + share)
+    assert_same([twice["sum of head"]], [share + share])
 
 
-def test_a_bad_run_in_a_session_drops_its_window() -> None:
+def test_nonfinite_session_run_drops_its_window() -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
         w = _graph.Variable(torch.ones(3).half(), name="w")
         factor, skip = _graph.placeholder(torch.float32, ()), _graph.placeholder(torch.bool, ())

@@ -27,14 +27,14 @@ def policy(case: Case, step: Any, **changes: Any) -> Any:
 
 
 @by_case("lr/")
-def test_numbers_are_the_recorded_bits(case: Case) -> None:
+def test_rates_have_the_recorded_bits(case: Case) -> None:
     for step, expected in zip(case["steps"], case["expected"], strict=True):
         rate = policy(case, step)
         assert_bits(rate() if callable(rate) else rate, expected, f"step {step}")
 
 
 @by_case("lr/")
-def test_a_variable_is_read_anew(case: Case) -> None:
+def test_policy_reads_its_variable_at_each_call(case: Case) -> None:
     step = Variable(np.int64(0), name="global_step", trainable=False)
     rate = policy(case, step)
     for number, expected in zip(case["steps"], case["expected"], strict=True):
@@ -43,7 +43,7 @@ def test_a_variable_is_read_anew(case: Case) -> None:
 
 
 @by_case("lr/")
-def test_numbers_of_sessions_are_the_recorded_bits(case: Case) -> None:
+def test_session_rates_have_the_recorded_bits(case: Case) -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
         step = train.get_or_create_global_step()
         rate = policy(case, step)
@@ -162,7 +162,7 @@ def test_policies_have_the_bits_of_default_sessions(
 
 
 @by_case("lr/exp", "lr/poly", "lr/cos", "lr/trans", "lr/inv")
-def test_the_result_is_a_float32_tensor(case: Case) -> None:
+def test_policies_return_float32_tensors(case: Case) -> None:
     rate = policy(case, 3)()
     assert (rate.dtype, rate.shape) == (torch.float32, ())
     with _graph.Graph().as_default():
@@ -180,7 +180,7 @@ def test_a_float64_learning_rate_is_computed_in_float64(case: Case) -> None:
 
 
 @pytest.mark.parametrize("begin", [0, 4])
-def test_an_inverse_polynomial_begins_where_it_is_told(begin: int) -> None:
+def test_inv_poly_decay_starts_at_begin_decay_at(begin: int) -> None:
     options = {"learning_rate": 0.1, "decay_steps": 20, "min_lr": 0.01, "power": 2.0}
     steps = (0, 3, 4, 5, 14, 20, 24, 30)
     rates = [lr_policies.inv_poly_decay(max(step - begin, 0), **options)() for step in steps]
@@ -206,18 +206,18 @@ def test_the_transformers_policy_has_a_dtype(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, np.nan), (1, 0.0)])
-def test_no_decay_steps_give_nan_first(step: int, expected: float) -> None:
+def test_zero_decay_steps_give_nan_at_step_0(step: int, expected: float) -> None:
     rate = lr_policies.exp_decay(step, 1.0, 0, 0.5, False)()
     np.testing.assert_equal(rate.item(), expected)
 
 
-def test_fixed_lr_returns_what_it_is_given() -> None:
+def test_fixed_lr_returns_its_argument() -> None:
     rate = lambda: 0.1  # noqa: E731
     assert lr_policies.fixed_lr(None, rate) is rate
 
 
 @by_case("error/inv", "error/pw")
-def test_recorded_errors(case: Case) -> None:
+def test_invalid_params_raise_recorded_errors(case: Case) -> None:
     kwargs, expected = case["kwargs"], case["expected"]
     params = {
         name: tuple(value[1:]) if isinstance(value, list) and value[:1] == ["TUPLE"] else value
@@ -271,7 +271,7 @@ FALL: dict[str, Any] = {**SLOPE, "decay_rate": 0.5, "use_staircase_decay": False
         ),
     ],
 )
-def test_errors(name: str, params: dict[str, Any], kind: Any, text: str) -> None:
+def test_invalid_params_raise(name: str, params: dict[str, Any], kind: Any, text: str) -> None:
     step = Variable(np.int64(0), name="global_step", trainable=False)
     with pytest.raises(kind, match=re.escape(text)):
         getattr(lr_policies, name)(step, **params)
@@ -343,7 +343,7 @@ def test_a_policy_may_be_built_on_another(name: str, decay: Any) -> None:
 @pytest.mark.parametrize(
     "use", [float, bool, lambda rate: max(rate, 0.1), lambda rate: rate < 0.1, lambda rate: rate[0]]
 )
-def test_a_rate_of_eager_mode_is_no_number(use: Any) -> None:
+def test_eager_rate_is_not_a_number(use: Any) -> None:
     with pytest.raises(TypeError, match=r"poly_decay is no number in eager mode: .* called"):
         use(lr_policies.poly_decay(0, 0.1, 10))
 

@@ -24,13 +24,13 @@ def test_params_are_completed_as_recorded(case: Case) -> None:
     assert length.steps_in_epoch == case["expected"]["steps_in_epoch"]
 
 
-def test_given_params_are_not_changed() -> None:
+def test_passed_params_are_not_changed() -> None:
     params = {"learning_rate": 0.1}
     policy_params(lr_policies.poly_decay, params, STEPS_300)
     assert params == {"learning_rate": 0.1}
 
 
-def test_any_function_is_a_policy() -> None:
+def test_functions_are_accepted_as_policies() -> None:
     params = policy_params(train.cosine_decay, {"learning_rate": 0.1}, STEPS_300)
     assert params == {"learning_rate": 0.1, "decay_steps": 300}
 
@@ -59,13 +59,13 @@ EPOCHS: dict[str, Any] = {"num_epochs": 2, "dataset_size": 64, "batch_size_per_g
         ({"max_steps": True}, "max_steps must be an int, not True"),
     ],
 )
-def test_lengths_that_mean_nothing_are_refused(run: dict[str, Any], message: str) -> None:
+def test_meaningless_lengths_raise(run: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         training_length(**run)
 
 
 @pytest.mark.parametrize("begin", [{"begin_decay_at": 300}, {"warmup_steps": 400}])
-def test_a_decay_that_never_begins_is_refused(begin: dict[str, int]) -> None:
+def test_decay_that_never_begins_raises(begin: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="No steps are left to decay in"):
         policy_params(lr_policies.poly_decay, {"learning_rate": 0.1, **begin}, STEPS_300)
 

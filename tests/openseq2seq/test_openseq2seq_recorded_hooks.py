@@ -170,7 +170,7 @@ def in_a_session(options: dict[str, Any], optimizer: Any) -> tuple[list[Any], An
 
 @pytest.mark.parametrize("optimizer", [Momentum, Own, InTorch])
 @pytest.mark.parametrize("case", OPTIONS)
-def test_hooks_of_the_build_take_the_steps_of_hooks_of_each_run(case: str, optimizer: Any) -> None:
+def test_recorded_hooks_equal_hooks_of_each_run(case: str, optimizer: Any) -> None:
     outcomes, opt = in_a_session(OPTIONS[case], optimizer)
     references, _ = in_a_session(OPTIONS[case], AtEachRun)
     assert opt.calls == 3
@@ -198,7 +198,7 @@ def test_a_global_step_in_a_hook_is_that_of_the_graph() -> None:
 
 
 @pytest.mark.parametrize("case", ["plain", "scaled", "all"])
-def test_an_update_that_fails_puts_back_sums_masters_and_scale(case: str) -> None:
+def test_failing_update_restores_sums_masters_and_scale(case: str) -> None:
     options = OPTIONS[case]
 
     class Failing(Momentum):
@@ -237,7 +237,7 @@ class Writer:
 
 
 @pytest.mark.parametrize("case", ["clipped", "scaled", "all"])
-def test_a_writer_is_told_what_it_is_told_of_other_optimizers(case: str) -> None:
+def test_writer_gets_the_summaries_of_other_optimizers(case: str) -> None:
     def told(optimizer: Any) -> list[Any]:
         options, writer = OPTIONS[case], Writer()
         with tf.Graph().as_default(), v1.Session() as session:
@@ -262,7 +262,7 @@ def test_a_writer_is_told_what_it_is_told_of_other_optimizers(case: str) -> None
 
 @pytest.mark.parametrize("optimizer", [Momentum, Own])
 @pytest.mark.parametrize("scale", [None, 8.0, "Backoff"])
-def test_masters_alone_have_hooks_called_at_the_build(optimizer: Any, scale: Any) -> None:
+def test_recorded_hooks_work_with_masters_only(optimizer: Any, scale: Any) -> None:
     def steps(cls: Callable[..., Any]) -> list[Any]:
         with tf.Graph().as_default(), v1.Session() as session:
             w = v1.Variable(torch.tensor([1.0, 2.0], dtype=HALF), name="w")

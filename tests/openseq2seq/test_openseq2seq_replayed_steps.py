@@ -13,6 +13,7 @@ import torch
 
 import thalweg
 import thalweg.v1 as tf
+from bit_comparison import assert_same as assert_same_tensors
 from thalweg import GradientTape, Variable
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -90,27 +91,27 @@ class Training:
 def both(steps: int = 5, **options: Any) -> tuple[Training, Training]:
     fast, twin = Training(**options), Training(is_twin=True, **options)
     for seed in range(steps):
-        assert torch.equal(fast.step(seed), twin.step(seed))
+        assert_same_tensors([fast.step(seed)], [twin.step(seed)])
         assert_same(fast, twin)
     return fast, twin
 
 
 def assert_same(fast: Training, twin: Training) -> None:
-    assert all(map(torch.equal, fast.written(), twin.written()))
+    assert_same_tensors(fast.written(), twin.written())
     assert fast.take.was_applied == twin.take.was_applied
-    assert torch.equal(fast.take.learning_rate, twin.take.learning_rate)
+    assert_same_tensors([fast.take.learning_rate], [twin.take.learning_rate])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_has_them(name: str, policy: str) -> None:
+def test_every_optimizer_is_replayed(name: str, policy: str) -> None:
     fast, twin = both(8, name=name, policy=policy)
     assert fast.taken == 6
     assert twin.taken == 0
     assert fast.take.was_applied
 
 
-def test_without_a_list_of_variables() -> None:
+def test_steps_without_var_list_are_replayed() -> None:
     fast, twin = Training(), Training(is_twin=True)
     for training in (fast, twin):
         training.take = optimize_loss(training.loss, "Adam", {}, POLICIES["fixed"])
@@ -130,7 +131,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_gradients_are_processed_in_them(name: str, policy: str) -> None:
+def test_replayed_steps_process_gradients(name: str, policy: str) -> None:
     fast, twin = both(8, policy=policy, **OPTIONS[name])
     assert fast.taken == 6
     for training in (fast, twin):
@@ -150,12 +151,12 @@ NO_REPLAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", NO_REPLAYS)
-def test_where_there_are_none(name: str) -> None:
+def test_unsupported_options_are_not_replayed(name: str) -> None:
     fast, _ = both(**NO_REPLAYS[name])
     assert fast.taken == 0
 
 
-def test_gradients_from_elsewhere() -> None:
+def test_passed_gradients_are_replayed() -> None:
     fast, twin = both(steps=0)
     for seed in range(6):
         for training in (fast, twin):
@@ -168,7 +169,7 @@ def test_gradients_from_elsewhere() -> None:
     assert fast.taken == 4
 
 
-def test_a_graph_has_them() -> None:
+def test_graph_steps_are_replayed() -> None:
     outcomes = []
     for is_twin in (False, True):
         graph = tf.Graph()
@@ -199,7 +200,7 @@ def test_a_graph_has_them() -> None:
         plans = optimizers[0]._plans._sessions.get(session)
         assert getattr(plans.replay, "taken", 0) == (0 if is_twin else 6)
     assert outcomes[0][0] == outcomes[1][0]
-    assert all(map(torch.equal, outcomes[0][1], outcomes[1][1]))
+    assert_same_tensors(outcomes[0][1], outcomes[1][1])
 
 
 def _value(training: Training) -> None:
@@ -285,7 +286,7 @@ CHANGES = [
 @pytest.mark.parametrize(
     ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )
-def test_what_happens_between_two_steps(
+def test_changes_between_replayed_steps_are_detected(
     replay_stays: bool | None, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
@@ -295,13 +296,13 @@ def test_what_happens_between_two_steps(
     for training in (fast, twin):
         change(training)
     for seed in range(5, 10):
-        assert torch.equal(fast.step(seed), twin.step(seed))
+        assert_same_tensors([fast.step(seed)], [twin.step(seed)])
         assert_same(fast, twin)
         if seed == 5 and replay_stays is not None:
             assert (fast.kept.replay is quick and quick.taken == replay_count + 1) is replay_stays
 
 
-def test_a_variable_that_the_loss_freezes() -> None:
+def test_variable_frozen_by_the_loss_is_not_updated() -> None:
     fast, twin = both(summaries=["learning_rate"])
     for training in (fast, twin):
         _frozen_in_the_loss(training)
@@ -310,7 +311,7 @@ def test_a_variable_that_the_loss_freezes() -> None:
         assert_same(fast, twin)
 
 
-def test_what_is_refused_is_so_after_them() -> None:
+def test_invalid_loss_raises_after_replays() -> None:
     fast, twin = both()
     for training in (fast, twin):
         training.take._loss = lambda run=training: (run.variables[0] * torch.inf).sum().reshape(1)
@@ -321,11 +322,11 @@ def test_what_is_refused_is_so_after_them() -> None:
         errors.append((str(excinfo.value), excinfo.value.__notes__))
         assert training.take.was_applied is False
     assert errors[0] == errors[1]
-    assert all(map(torch.equal, tensors_before, fast.written()))
+    assert_same_tensors(tensors_before, fast.written())
 
 
 @pytest.mark.parametrize("summaries", [None, ["learning_rate"]])
-def test_a_variable_that_the_loss_leaves_out(summaries: Any) -> None:
+def test_variable_left_out_by_the_loss_is_not_updated(summaries: Any) -> None:
     fast, twin = both(summaries=summaries)
     tensors_before = fast.written()
     for training in (fast, twin):
@@ -333,14 +334,14 @@ def test_a_variable_that_the_loss_leaves_out(summaries: Any) -> None:
         if summaries is None:
             with pytest.raises(ValueError, match="'w1:0' has no gradient"):
                 training.step(5)
-            assert all(map(torch.equal, tensors_before, training.written()))
+            assert_same_tensors(tensors_before, training.written())
         else:
             training.step(5)
     assert_same(fast, twin)
     assert fast.taken == 0
 
 
-def test_a_rate_is_as_it_was_if_the_step_fails() -> None:
+def test_failed_step_restores_the_rate() -> None:
     fast, twin = both(policy="decay")
     rate = fast.take.learning_rate
 
@@ -372,7 +373,7 @@ def test_a_rate_is_as_it_was_if_the_step_fails() -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["take", "then"])
-def test_an_interruption_leaves_the_step_whole(
+def test_interrupted_replay_is_atomic(
     method: str, step_is_taken: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast, twin = both(policy="decay")
@@ -407,7 +408,7 @@ def test_an_interruption_leaves_the_step_whole(
     assert_same(fast, twin)
 
 
-def test_gradients_are_not_recorded_where_nobody_wants_them() -> None:
+def test_grad_modes_are_respected_by_replay() -> None:
     fast, twin = both()
     with torch.no_grad():
         assert torch.equal(fast.step(5), twin.step(5))
@@ -421,7 +422,7 @@ def test_gradients_are_not_recorded_where_nobody_wants_them() -> None:
     assert_same(fast, twin)
 
 
-def test_nothing_keeps_a_step_but_its_user() -> None:
+def test_replay_does_not_keep_a_step_alive() -> None:
     variable = Variable(torch.ones(3))
     step = optimize_loss(lambda: (variable * 2).sum(), "Adam", {}, POLICIES["fixed"], [variable])
     for _ in range(5):

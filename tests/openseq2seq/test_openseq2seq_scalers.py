@@ -15,7 +15,7 @@ import torch
 
 from golden_files import Case
 from openseq2seq_goldens import assert_bits, by_case
-from openseq2seq_small import stepping
+from openseq2seq_small import make_step
 from thalweg import IndexedSlices, Variable, _graph
 from thalweg._base.scalars import log, power
 from thalweg._core.atomic_section import run
@@ -39,7 +39,7 @@ def check(state: dict[str, Any], expected_state: dict[str, Any], note: Any) -> N
 
 
 @by_case("scaler/")
-def test_states_are_the_recorded_bits(case: Case) -> None:
+def test_states_have_the_recorded_bits(case: Case) -> None:
     scaler = AutomaticLossScaler(case["algorithm"], case["params"], as_shipped=True)
     first, *records = case["expected"]
     check(scaler.state_dict(), first, "nothing")
@@ -50,7 +50,7 @@ def test_states_are_the_recorded_bits(case: Case) -> None:
 
 
 @by_case("scaler/")
-def test_states_that_tensors_move_are_the_recorded_bits(case: Case) -> None:
+def test_states_updated_by_tensors_have_the_recorded_bits(case: Case) -> None:
     """But for logarithms and powers, which are computed in float64 there and rounded once."""
     scaler = AutomaticLossScaler(case["algorithm"], case["params"], as_shipped=True)
     for (has_nan, amax, repeat), record in zip(case["events"], case["expected"][1:], strict=True):
@@ -66,7 +66,7 @@ def test_states_that_tensors_move_are_the_recorded_bits(case: Case) -> None:
 
 
 @by_case("scaler/")
-def test_states_of_sessions_are_the_recorded_bits(case: Case) -> None:
+def test_session_states_have_the_recorded_bits(case: Case) -> None:
     events = [(*event[:2], event[2]) for event in case["events"]][:12]
     with _graph.Graph().as_default(), _graph.Session() as session:
         scaler = AutomaticLossScaler(case["algorithm"], case["params"], as_shipped=True)
@@ -81,7 +81,7 @@ def test_states_of_sessions_are_the_recorded_bits(case: Case) -> None:
 
 
 @by_case("check_grads/")
-def test_check_grads_finds_what_is_recorded(case: Case) -> None:
+def test_check_grads_equals_the_recording(case: Case) -> None:
     gradients = [
         None if grad is None else torch.tensor([float(x) for x in grad]) for grad in case["grads"]
     ]
@@ -95,7 +95,7 @@ def test_check_grads_finds_what_is_recorded(case: Case) -> None:
 
 
 @by_case("error/scaler_int", "error/scaler_unknown_param", "error/logmax", "error/backoff")
-def test_recorded_errors(case: Case) -> None:
+def test_invalid_arguments_raise_recorded_errors(case: Case) -> None:
     with pytest.raises(ValueError, match=case["expected"]["mentions"][0]):
         AutomaticLossScaler(**case["kwargs"])
 
@@ -225,7 +225,7 @@ def test_1000_overflow_patterns_give_the_algorithms_scales(
 
 @each_algorithm
 @pytest.mark.parametrize("warm", [0, 5])
-def test_zero_gradients_leave_the_statistics_as_they_are(algorithm: str, warm: int) -> None:
+def test_zero_gradients_do_not_change_the_statistics(algorithm: str, warm: int) -> None:
     scaler = AutomaticLossScaler(algorithm)
     for _ in range(warm):
         scaler.update_op(False, 0.5)
@@ -244,7 +244,7 @@ def test_zero_gradients_as_shipped_give_nan_for_good() -> None:
 
 
 @pytest.mark.parametrize(("as_shipped", "low"), [(True, 500), (False, 0)])
-def test_one_overflow_does_not_pin_the_scale(as_shipped: bool, low: int) -> None:
+def test_single_overflow_does_not_pin_the_scale(as_shipped: bool, low: int) -> None:
     scaler = AutomaticLossScaler("LogMax", as_shipped=as_shipped)
     for _ in range(50):
         scaler.update_op(False, 0.001)
@@ -265,7 +265,7 @@ def test_log_max_is_the_ceiling(as_shipped: bool, scale: float) -> None:
 
 @each_algorithm
 @pytest.mark.parametrize("amax", [NAN, INF, 1e300])
-def test_what_is_not_finite_in_float32_is_an_overflow(algorithm: str, amax: float) -> None:
+def test_values_beyond_float32_are_an_overflow(algorithm: str, amax: float) -> None:
     scaler, twin = AutomaticLossScaler(algorithm), AutomaticLossScaler(algorithm)
     scaler.update_op(False, amax)
     twin.update_op(True, 1.0)
@@ -289,7 +289,7 @@ def test_the_scale_is_a_live_variable() -> None:
 # Gradients
 
 
-def test_values_of_slices_count_as_they_are() -> None:
+def test_check_grads_uses_undeduplicated_slice_values() -> None:
     slices = IndexedSlices(torch.tensor([[3.0], [-2.0]]), torch.tensor([1, 1]), (4, 1))
     sparse = IndexedSlices(torch.tensor([[1.0], [-2.5]]), torch.tensor([0, 0]), (4, 1)).to_sparse()
     check_grads = AutomaticLossScaler.check_grads
@@ -312,7 +312,7 @@ def test_gradients_without_elements_have_no_magnitude() -> None:
 
 
 @pytest.mark.parametrize("grads", [[], [(None, None)]])
-def test_there_must_be_a_gradient(grads: Any) -> None:
+def test_check_grads_without_gradients_raises(grads: Any) -> None:
     with pytest.raises(ValueError, match="No gradients"):
         AutomaticLossScaler.check_grads(grads)
 
@@ -349,13 +349,13 @@ def test_a_graph_checks_its_gradients() -> None:
         ({"params": [2000]}, "parameters of BackoffScaler must be a dict, not [2000]"),
     ],
 )
-def test_wrong_arguments(kwargs: dict[str, Any], text: str) -> None:
+def test_invalid_scaler_arguments_raise(kwargs: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         AutomaticLossScaler(**kwargs)
 
 
 @pytest.mark.parametrize("name", ["backoff", " LOGMAX ", "BackOff"])
-def test_names_of_algorithms_are_read_kindly(name: str) -> None:
+def test_algorithm_names_ignore_case_and_spaces(name: str) -> None:
     class_name = type(AutomaticLossScaler(name).scaler).__name__
     assert class_name.lower() == f"{name.strip().lower()}scaler"
 
@@ -394,7 +394,7 @@ def loaded(scaler: AutomaticLossScaler) -> AutomaticLossScaler:
 @pytest.mark.parametrize(
     "duplicate", [loaded, copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))]
 )
-def test_a_copy_goes_on_alike(algorithm: str, duplicate: Any) -> None:
+def test_copied_scaler_continues_equally(algorithm: str, duplicate: Any) -> None:
     scaler = trained(algorithm)
     duplicate_scaler = duplicate(scaler)
     assert duplicate_scaler.state_dict() == scaler.state_dict()
@@ -416,7 +416,7 @@ def test_a_copy_goes_on_alike(algorithm: str, duplicate: Any) -> None:
         ({"scale": None}, "'scale' is missing"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused(algorithm: str, changes: Any, text: str) -> None:
+def test_mismatched_state_raises(algorithm: str, changes: Any, text: str) -> None:
     state = {**trained(algorithm).state_dict(), **changes}
     state = {name: value for name, value in state.items() if value is not None}
     scaler = AutomaticLossScaler(algorithm)
@@ -444,12 +444,14 @@ def test_the_state_of_a_graph_is_in_its_sessions() -> None:
     [{"clip_gradients": 1.0}, {"larc_params": {"larc_eta": 0.001}}, {}],
     ids=["clipping", "larc", "plain"],
 )
-def test_an_overflow_by_a_loss_scale_below_1_is_seen(
+def test_overflow_by_a_loss_scale_below_1_is_detected(
     dtype: torch.dtype, gradient_transforms: dict[str, Any]
 ) -> None:
     w = Variable(torch.ones(4, dtype=dtype), name="w")
     scaling = {"scale_max": 1.0, "scale_min": 2.0**-10}
-    step = stepping([w], loss_scaling="Backoff", loss_scaling_params=scaling, **gradient_transforms)
+    step = make_step(
+        [w], loss_scaling="Backoff", loss_scaling_params=scaling, **gradient_transforms
+    )
     for bad in (float("inf"), 3e38, 3e38):  # the second time the scale is 1/2
         grad = torch.zeros(4, dtype=dtype)
         grad[0] = bad

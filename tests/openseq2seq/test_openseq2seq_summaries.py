@@ -128,7 +128,7 @@ def assert_same(got: Told, expected: Told) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_all_ways_tell_the_same(
+def test_all_execution_modes_write_equal_summaries(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept = eagerly(tmp_path / "swept", options)
@@ -144,7 +144,7 @@ LARC = ("larc_grad_update", "larc_final_lr")
 
 @each_way
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_each_summary_has_its_tag(options: dict[str, Any], way: str, tmp_path: Path) -> None:
+def test_every_summary_has_its_tag(options: dict[str, Any], way: str, tmp_path: Path) -> None:
     logged = eagerly(tmp_path, options)
     kinds = [*PER_VARIABLE]
     if "larc_params" in options:
@@ -166,7 +166,7 @@ def norm_of(run: int, *names: str) -> float:
 
 
 @each_way
-def test_scalars_are_read_back(way: str, tmp_path: Path) -> None:
+def test_scalar_summaries_round_trip(way: str, tmp_path: Path) -> None:
     logged = eagerly(tmp_path, OPTIONS["clip"]).scalars
     # The run that is skipped tells of the same step as the one after it.
     assert [step for step, _ in logged["learning_rate"]] == [0, 1, 1]
@@ -185,7 +185,7 @@ def test_scalars_are_read_back(way: str, tmp_path: Path) -> None:
 
 
 @each_way
-def test_histograms_are_read_back_and_gradients_masked(way: str, tmp_path: Path) -> None:
+def test_histogram_summaries_round_trip_with_masked_gradients(way: str, tmp_path: Path) -> None:
     logged = eagerly(tmp_path, OPTIONS["plain"]).histograms
     first, masked, last_point = logged[f"{SCOPE}gradients/{UNMIXED}"]
     assert first == (0, [3.0, -3.0, 2.0, 0.0, 14.0])
@@ -199,7 +199,7 @@ def test_histograms_are_read_back_and_gradients_masked(way: str, tmp_path: Path)
 
 
 @each_way
-def test_larc_is_read_back(way: str, tmp_path: Path) -> None:
+def test_larc_summaries_round_trip(way: str, tmp_path: Path) -> None:
     logged = eagerly(tmp_path, OPTIONS["larc"]).scalars
     ratio = 0.5 * float(np.linalg.norm(START["b"])) / (0.125 * norm_of(0, "b"))
     assert logged[f"{SCOPE}larc_clip_on/{UNMIXED}"][0] == (0, float(ratio < 1))
@@ -296,7 +296,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("overrides", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_merge_all_gives_what_a_writer_gets(
+def test_merge_all_equals_the_writer_summaries(
     options: dict[str, Any], overrides: dict[str, Any], tmp_path: Path
 ) -> None:
     summaries, logs = merged(tmp_path, options, **overrides)
@@ -307,7 +307,7 @@ def test_merge_all_gives_what_a_writer_gets(
         )
 
 
-def test_the_graphs_summaries_by_default() -> None:
+def test_graph_summaries_are_written_by_default() -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
         w = _graph.Variable([3.0, 4.0], name="w")
         optimize_loss((w * w).sum(), "SGD", {}, lambda step: 0.5, summaries=[])
@@ -346,7 +346,7 @@ def test_post_processed_gradients_are_in_the_collection() -> None:
 
 
 @pytest.mark.parametrize("summaries", [None, ["learning_rate"], []])
-def test_without_tensorboard_summaries_are_in_the_collection(
+def test_summaries_are_collected_without_tensorboard(
     summaries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)

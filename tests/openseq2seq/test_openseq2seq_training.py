@@ -92,7 +92,7 @@ def test_a_session_takes_the_steps_of_eager_mode(name: str, dtype: Any) -> None:
     assert records[-1][-1] == len(factors) - (dtype == "mixed")
 
 
-def test_a_step_of_eager_mode_is_taken_in_eager_mode() -> None:
+def test_eager_step_within_a_graph_raises() -> None:
     w, b = variables()
     step = optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1))
     with _graph.Graph().as_default(), pytest.raises(FailedPreconditionError, match="eager mode"):
@@ -124,7 +124,7 @@ def test_parameters_may_be_none() -> None:
         lambda step: 1 if step < 1 else 0.5,
     ],
 )
-def test_any_policy_is_asked_for_every_step(policy: Any) -> None:
+def test_policies_are_called_for_every_step(policy: Any) -> None:
     w = Variable([10.0], name="w")
     step = optimize_loss(lambda: w.sum(), "SGD", {}, policy)
     for _ in range(2):
@@ -133,7 +133,7 @@ def test_any_policy_is_asked_for_every_step(policy: Any) -> None:
     assert step.learning_rate.item() == 0.5
 
 
-def test_variables_may_be_left_out() -> None:
+def test_var_list_is_optional() -> None:
     w, b = variables()
     step = optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1), var_list=[b])
     step()
@@ -159,7 +159,7 @@ def test_torch_modules_train_in_half_precision() -> None:
     assert all(step.optimizer.get_master(param) is not None for param in model.parameters())
 
 
-def test_each_step_has_a_global_step_of_its_own_unless_given() -> None:
+def test_each_step_has_a_separate_global_step_by_default() -> None:
     w, b = variables()
     shared = Variable(np.int64(5), name="global_step", trainable=False)
     first = optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1))
@@ -200,7 +200,7 @@ def test_update_ops_run_with_every_step(factor: float) -> None:
 # What is not as shipped
 
 
-def test_the_callers_parameters_stay_as_they_are() -> None:
+def test_caller_parameters_are_not_changed() -> None:
     w, b = variables()
     params = {"weight_decay": 0.1}
     for _ in range(2):
@@ -210,7 +210,7 @@ def test_the_callers_parameters_stay_as_they_are() -> None:
     np.testing.assert_allclose(w.numpy(), [1 - 0.05 - 0.5, -2 + 0.1 + 0.5], rtol=1e-5)
 
 
-def test_the_callers_parameters_change_as_shipped() -> None:
+def test_caller_parameters_are_changed_as_shipped() -> None:
     w, b = variables()
     params: dict[str, Any] = {"weight_decay": 0.1}
     for _ in range(2):
@@ -224,9 +224,7 @@ def test_the_callers_parameters_change_as_shipped() -> None:
     ids=lambda rate: type(rate).__name__,
 )
 @pytest.mark.parametrize("decay", [0.1, np.float64(0.1)], ids=["float", "float64"])
-def test_the_decay_of_adam_w_is_the_same_in_eager_mode_and_in_a_graph(
-    rate: Any, decay: Any
-) -> None:
+def test_adamw_decay_is_equal_in_eager_mode_and_graphs(rate: Any, decay: Any) -> None:
     params, first = {"weight_decay": decay}, np.linspace(-3, 3, 257)
     eager = Variable(first, name="w", dtype=torch.float32)
     step = optimize_loss(lambda: (eager * eager).sum(), "AdamW", params, fixed(rate))
@@ -294,7 +292,7 @@ def accumulating(w: Any, skips: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("on_horovod", [False, True])
-def test_gradients_are_added_up(on_horovod: bool) -> None:
+def test_iter_size_sums_gradients(on_horovod: bool) -> None:
     w = Variable([1.0], name="w")
     flags = iter([True, False, False])
     step = accumulating(w, lambda: next(flags), on_horovod=on_horovod)
@@ -312,13 +310,13 @@ def test_as_shipped_without_horovod_every_run_updates() -> None:
 
 
 @pytest.mark.parametrize("skip", [True, torch.tensor(True), lambda: np.bool_(True)])
-def test_a_run_may_be_told_to_skip(skip: Any) -> None:
+def test_skip_update_skips_a_run(skip: Any) -> None:
     w = Variable([1.0], name="w")
     accumulating(w, skip)()
     assert w.item() == 1.0
 
 
-def test_rows_are_added_up_too() -> None:
+def test_iter_size_sums_sparse_rows() -> None:
     table = Variable([[0.0], [0.0], [0.0]], name="table")
     rows, flags = iter([[0, 2, 2], [2]]), iter([True, False])
 
@@ -334,7 +332,7 @@ def test_rows_are_added_up_too() -> None:
     assert table.flatten().tolist() == [-0.5, 0.0, -1.5]
 
 
-def test_a_session_adds_up_and_sets_back_to_zero() -> None:
+def test_session_sums_and_resets_gradients() -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
         w = _graph.Variable([1.0], name="w")
         skip = _graph.placeholder(torch.bool, ())
@@ -355,7 +353,7 @@ def test_a_session_adds_up_and_sets_back_to_zero() -> None:
         ({"iter_size": 1.5}, "iter_size must be a positive integer, not 1.5"),
     ],
 )
-def test_a_wrong_iter_size(iter_size: Any, text: str) -> None:
+def test_invalid_iter_size_raises(iter_size: Any, text: str) -> None:
     w, b = variables()
     with pytest.raises(ValueError, match=text):
         optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1), **iter_size)
@@ -440,7 +438,7 @@ def test_a_writer_that_fails_says_that_the_step_was_taken() -> None:
 
 
 @pytest.mark.parametrize("is_deferred", [False, True])
-def test_all_summaries_have_their_tags_and_values(is_deferred: bool) -> None:
+def test_summaries_have_documented_tags_and_values(is_deferred: bool) -> None:
     writer, options = Writer(), {"larc_params": {"larc_eta": 0.01}}
     told_of(writer, is_deferred, summaries=OPTIMIZER_SUMMARIES, **options)
     w, b = f"{SCOPE}FP32-master-copy/w_0", "b_0"
@@ -512,13 +510,13 @@ def told_of(writer: Writer, is_deferred: bool, **options: Any) -> None:
         ({"dtype": "float32", "summaries": ["loss_scale"]}, {f"{SCOPE}loss_scale"}),
     ],
 )
-def test_summaries_are_those_that_are_wanted(options: Any, tags: set[str]) -> None:
+def test_only_requested_summaries_are_written(options: Any, tags: set[str]) -> None:
     writer = Writer()
     told_of(writer, False, **options)
     assert set(writer.scalars) == tags
 
 
-def test_histograms_mask_what_is_not_finite_and_norms_do_not() -> None:
+def test_histograms_mask_nonfinite_values_but_norms_do_not() -> None:
     w, writer = Variable([1.0, 2.0, 3.0, 4.0], name="w"), Writer()
     coefficients = torch.tensor([NAN, INF, -INF, 2.0])
     optimize_loss(
@@ -533,7 +531,7 @@ def test_histograms_mask_what_is_not_finite_and_norms_do_not() -> None:
     assert math.isnan(writer.scalars[f"{SCOPE}gradient_norm/w_0"])
 
 
-def test_variables_of_one_name_have_tags_of_their_own() -> None:
+def test_variables_of_equal_name_have_separate_tags() -> None:
     model, writer = torch.nn.Linear(2, 1), Writer()
     optimize_loss(
         lambda: model(torch.ones(2)).sum(),
@@ -549,7 +547,7 @@ def test_variables_of_one_name_have_tags_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_runs_that_skip_tell_of_no_norms(skip: bool) -> None:
+def test_skipped_runs_write_no_norms(skip: bool) -> None:
     writer = Writer()
     accumulating(Variable([1.0], name="w"), skip, summary_writer=writer)()
     tags = {"learning_rate", f"{SCOPE}loss"}
@@ -568,7 +566,7 @@ def test_default_summaries_need_all_gradients() -> None:
 
 
 @pytest.mark.parametrize("is_deferred", [False, True])
-def test_without_norms_gradients_may_be_missing(is_deferred: bool) -> None:
+def test_gradients_may_be_missing_without_norms(is_deferred: bool) -> None:
     w, b = variables()
     if is_deferred:
         with _graph.Graph().as_default(), _graph.Session() as session:
@@ -584,7 +582,7 @@ def test_without_norms_gradients_may_be_missing(is_deferred: bool) -> None:
     np.testing.assert_allclose(got[0], [0.8, -1.6], rtol=1e-6)
 
 
-def test_a_graph_refuses_missing_gradients_when_it_is_built() -> None:
+def test_missing_gradients_raise_when_the_graph_is_built() -> None:
     with _graph.Graph().as_default():
         w, b = _graph.Variable([1.0], name="w"), _graph.Variable([3.0], name="b")
         with pytest.raises(ValueError, match="'b:0' has no gradient"):
@@ -625,7 +623,9 @@ def test_a_graph_refuses_missing_gradients_when_it_is_built() -> None:
         ({"summary_writer": 3}, TypeError, "summary_writer must have the methods"),
     ],
 )
-def test_wrong_arguments(options: Any, error: type[Exception], text: str) -> None:
+def test_invalid_optimize_loss_arguments_raise(
+    options: Any, error: type[Exception], text: str
+) -> None:
     w, b = variables()
     arguments = {
         "loss": lambda: loss_of(w, b),
@@ -661,7 +661,7 @@ def test_a_loss_is_a_scalar(dtype: Any, shape: tuple[int, ...]) -> None:
         assert session.run(v).tolist() == [1.0, 1.0]
 
 
-def test_options_of_scaling_have_no_meaning_without_mixed_precision() -> None:
+def test_scaling_options_are_ignored_without_mixed_precision() -> None:
     w, b = variables()
     step = optimize_loss(
         lambda: loss_of(w, b), "SGD", {}, fixed(0.1), loss_scaling="Backoff", dtype=torch.float16
@@ -671,7 +671,7 @@ def test_options_of_scaling_have_no_meaning_without_mixed_precision() -> None:
     assert step.loss_scaler.variables["iteration"] == 0
 
 
-def test_a_graph_refuses_what_it_cannot_run() -> None:
+def test_unsupported_graph_arguments_raise() -> None:
     with _graph.Graph().as_default():
         w = _graph.Variable([1.0], name="w")
         with pytest.raises(TypeError, match="loss must be a tensor of the graph, not 3"):
@@ -736,7 +736,7 @@ class Training:
 
 @pytest.mark.parametrize("config", list(CONFIGS))
 @pytest.mark.parametrize(("runs", "first_runs"), [(1, 0), (2, 1), (5, 0), (5, 2)])
-def test_a_loaded_state_goes_on_to_the_bit(config: str, runs: int, first_runs: int) -> None:
+def test_loaded_state_resumes_bit_exact(config: str, runs: int, first_runs: int) -> None:
     first = Training(config).run(runs)
     saved_state = {name: value.clone() for name, value in first.everything().items()}
     second = Training(config).run(first_runs)
@@ -760,7 +760,7 @@ def test_a_state_from_before_the_first_step_can_be_loaded() -> None:
     assert fresh.run(1).step.global_step.item() == int(fresh.step.was_applied)
 
 
-def test_a_state_of_another_optimizer_is_refused() -> None:
+def test_state_of_another_optimizer_raises() -> None:
     saved_state = Training("mixed").run(1).step.state_dict()
     other_training = Training("logmax").run(1)
     state_before = other_training.everything()
@@ -770,7 +770,7 @@ def test_a_state_of_another_optimizer_is_refused() -> None:
     assert all(torch.equal(state_before[name], state_after[name]) for name in state_before)
 
 
-def test_loading_needs_to_know_the_variables() -> None:
+def test_loading_without_variables_raises() -> None:
     w, b = variables()
     step = optimize_loss(lambda: loss_of(w, b), "Adam", {}, fixed(0.1))
     with pytest.raises(FailedPreconditionError, match="Give var_list to optimize_loss"):

@@ -56,7 +56,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("cls", "options", "change"), CASES)
-def test_a_group_that_is_refused_leaves_nothing(cls: Any, options: Any, change: Any) -> None:
+def test_rejected_group_changes_nothing(cls: Any, options: Any, change: Any) -> None:
     opt, param = trained(cls, **options)
     previous_count = opt.state[param].get("step").clone()
     group, kind, message = change(opt, param)
@@ -76,7 +76,7 @@ def test_a_group_that_is_refused_leaves_nothing(cls: Any, options: Any, change: 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("cls", [tensorflow.Ftrl, optim.Adam])
-def test_a_load_leaves_the_state_of_parameters_that_were_taken_out(cls: Any, options: Any) -> None:
+def test_load_keeps_the_state_of_removed_parameters(cls: Any, options: Any) -> None:
     opt, param = trained(cls, **options)
     state_dict = opt.state_dict()
     new_param = new()

@@ -56,7 +56,7 @@ def _step(opt: Any, param: torch.Tensor) -> None:
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array", "ignore:Casting complex")
 @pytest.mark.parametrize(("module", "name"), CLASSES)
-def test_an_argument_is_accepted_and_saved_or_named(module: Any, name: str) -> None:
+def test_arguments_are_accepted_and_saved_or_raise_with_their_name(module: Any, name: str) -> None:
     cls = getattr(module, name)
     for argument, parameter in inspect.signature(cls).parameters.items():
         if argument in KEYWORDS or (name, argument) in UNREAD:
@@ -107,7 +107,7 @@ INPUTS_WITHOUT_VALUE: list[Any] = [
 
 @pytest.mark.parametrize("name", ["Muon", "NorMuon", "MuonH"])
 @pytest.mark.parametrize("value", INPUTS_WITHOUT_VALUE, ids=repr)
-def test_coefficients_that_are_no_triples_are_named(name: str, value: Any) -> None:
+def test_coefficients_that_are_not_triples_raise(name: str, value: Any) -> None:
     param = torch.nn.Parameter(torch.ones(2, 3))
     with pytest.raises(ValueError, match="ns_coefficients must be three numbers"):
         getattr(optim, name)([param], ns_coefficients=value)

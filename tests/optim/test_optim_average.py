@@ -47,7 +47,7 @@ def averages(opt: Any) -> list[torch.Tensor]:
         ("LazyAdam", True),
     ],
 )
-def test_the_average_is_torchs(name: str, sparse: bool, decay: float) -> None:
+def test_average_equals_torch_averaged_model(name: str, sparse: bool, decay: float) -> None:
     shapes = ROWS if sparse else SHAPES
     opt = MAKERS[name](params_of(torch.float32, shapes), ema_decay=decay)
     reference = MAKERS[name](params_of(torch.float32, shapes))
@@ -71,7 +71,7 @@ def test_the_average_is_torchs(name: str, sparse: bool, decay: float) -> None:
 @pytest.mark.parametrize(
     ("name", "sparse"), [("momentum", False), ("LazyAdam", False), ("LazyAdam", True)]
 )
-def test_engines_agree(name: str, sparse: bool) -> None:
+def test_engines_agree_on_averages(name: str, sparse: bool) -> None:
     results = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
@@ -143,6 +143,6 @@ def test_averages_of_narrow_parameters_are_wide() -> None:
         loaded.load_state_dict(reference.state_dict())
 
 
-def test_a_decay_is_a_share() -> None:
+def test_ema_decay_out_of_range_raises() -> None:
     with pytest.raises(ValueError, match=r"ema_decay must be in \[0, 1\), not 1.0"):
         optim.Adam(params_of(torch.float32), ema_decay=1.0)

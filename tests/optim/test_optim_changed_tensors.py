@@ -95,7 +95,7 @@ def assert_as_torch(make: Any, course: str, options: Options = ()) -> int:
     [slow_unless(case.described in QUICK or case.name == "SGD", case) for case in INPUTS],
     ids=str,
 )
-def test_each_step_is_looked_at(case: Any, course: str) -> None:
+def test_changed_tensors_are_detected_in_every_step(case: Any, course: str) -> None:
     assert_as_torch(case.make, course)
 
 
@@ -109,7 +109,7 @@ def test_each_step_is_looked_at(case: Any, course: str) -> None:
         ("SparseAdam", [{}, {"lr": 0.2}], 0),
     ],
 )
-def test_options_decide_on_rows_in_each_step(
+def test_sparse_support_of_options_is_checked_in_every_step(
     name: str, options: list[dict[str, Any]], error_step: int
 ) -> None:
     count = assert_as_torch(
@@ -119,7 +119,7 @@ def test_options_decide_on_rows_in_each_step(
 
 
 @pytest.mark.parametrize("course", ["dd dd sd dd", "dd dd ds dd", "ds ds dd ds"])
-def test_each_rule_of_a_step_is_looked_at(course: str) -> None:
+def test_changed_tensors_of_every_rule_are_detected(course: str) -> None:
     def make(module: Any, params: list[Any]) -> Any:
         return module.SGD([{"params": params[:1], "momentum": 0.9}, {"params": params[1:]}], lr=0.1)
 
@@ -140,7 +140,7 @@ DENSE_OPTIONS: dict[str, Any] = {
     "name", [name for name in CLASSES if name not in ("SparseAdam", "Adagrad")]
 )
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_rows_are_refused_beside_options_of_ours(name: str, option: str) -> None:
+def test_sparse_gradients_with_dense_options_raise(name: str, option: str) -> None:
     extra_kwargs = {"momentum": 0.9} if name == "SGD" else {}
     (param,) = params = params_of(torch.float32, ROWS[:1])
     opt = getattr(optim, name)(params, lr=0.1, **extra_kwargs, **{option: DENSE_OPTIONS[option]})
@@ -164,7 +164,7 @@ def test_rows_are_refused_beside_options_of_ours(name: str, option: str) -> None
     torch.testing.assert_close({0: slots}, previous[0], rtol=0, atol=0)
 
 
-def test_a_dense_gradient_of_rows_is_refused_in_the_backward_pass() -> None:
+def test_dense_gradient_after_sparse_raises_in_the_backward_pass() -> None:
     (param,) = params = params_of(torch.float32, ROWS[:1])
     opt = optim.SparseAdam(params, in_backward=True)
     torch.nn.functional.embedding(torch.tensor([1, 1]), param, sparse=True).sum().backward()

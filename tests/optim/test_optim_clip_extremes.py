@@ -93,7 +93,7 @@ def assert_quotient(actual: list[Tensor], expected: list[Tensor]) -> None:
 @by_class
 @by_extreme
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_step_equals_quotient(
+def test_clipped_step_equals_the_quotient(
     make: Any, dtype: torch.dtype, size: float, limit: float, engine: Any
 ) -> None:
     grads = gradients(dtype, size)
@@ -105,7 +105,9 @@ def test_step_equals_quotient(
 
 @by_class
 @by_extreme
-def test_engines_at_extremes(make: Any, dtype: torch.dtype, size: float, limit: float) -> None:
+def test_engines_agree_on_extreme_norms(
+    make: Any, dtype: torch.dtype, size: float, limit: float
+) -> None:
     grads, actual = gradients(dtype, size), []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
@@ -223,7 +225,9 @@ def test_rules_share_a_norm_at_extremes() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("limit", [0.0, 1e-40, 1.0, 1e39])
-def test_nonfinite_gradients(make: Any, dtype: torch.dtype, bad: float, limit: float) -> None:
+def test_nonfinite_gradients_are_clipped_to_nan_or_zero(
+    make: Any, dtype: torch.dtype, bad: float, limit: float
+) -> None:
     """An infinite norm turns infinities into NaN, and other elements into 0 (TensorFlow: NaN)."""
     grads = gradients(dtype, 1.0)
     grads[1][2] = bad

@@ -136,7 +136,7 @@ def test_options_have_the_bits_of_eager_mode(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in INPUTS if case.name != "SparseAdam"], ids=str)
-def test_every_class_of_torch(case: Any) -> None:
+def test_every_torch_class_compiles(case: Any) -> None:
     def make(params: Any) -> Any:
         return case.make(optim, params)
 
@@ -145,7 +145,7 @@ def test_every_class_of_torch(case: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tensorflow.__all__)
-def test_every_class_of_tensorflow(name: str) -> None:
+def test_every_tensorflow_class_compiles(name: str) -> None:
     make = getattr(tensorflow, name)
     _assert_same(_trained(make, "aot_eager"), _trained(make))
 
@@ -153,7 +153,7 @@ def test_every_class_of_tensorflow(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("name", [*MAKE, *OPTIONS])
-def test_inductor(name: str) -> None:
+def test_inductor_steps_equal_eager_steps(name: str) -> None:
     def change(opt: Any, index: int) -> None:
         for state in opt.state.values():
             if "step" in state:
@@ -164,7 +164,7 @@ def test_inductor(name: str) -> None:
     _assert_same(actual, _trained(make, dtype=dtype, change=change))
 
 
-def test_a_function_has_no_break() -> None:
+def test_compiled_step_has_no_graph_break() -> None:
     module = _model()
     opt = optim.AdamW(module.parameters())
     optim.lr_scheduler.ConstantLR(opt)
@@ -182,7 +182,7 @@ def test_a_function_has_no_break() -> None:
     assert opt.param_groups[0]["capturable"] is False  # which torch would have changed
 
 
-def test_what_torch_refuses_it_refuses_in_a_graph() -> None:
+def test_compiled_step_raises_the_errors_of_torch() -> None:
     module = _model()
     opt = optim.AdamW(module.parameters(), capturable=True)
     _loss(module).backward()
@@ -222,7 +222,7 @@ def test_a_whole_training_is_one_graph(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_graph_reads_what_is_there_when_it_reads(backend: str) -> None:
+def test_compiled_graph_reads_current_parameters(backend: str) -> None:
     def found(compiles: bool) -> list[torch.Tensor]:
         module = _model()
         params = list(module.parameters())
@@ -258,7 +258,7 @@ def test_a_state_that_is_loaded_needs_no_other_graph(name: str) -> None:
     assert counter.frame_count <= 2
 
 
-def test_gradients_come_and_go() -> None:
+def test_gradients_may_appear_and_disappear() -> None:
     def found(compiles: bool) -> list[torch.Tensor]:
         module = _model()
         opt = MAKE["AdamW"](module.parameters())
@@ -276,7 +276,7 @@ def test_gradients_come_and_go() -> None:
     assert counter.frame_count == 3
 
 
-def test_parameters_that_are_added_are_seen() -> None:
+def test_added_parameters_are_compiled() -> None:
     def change(opt: Any, index: int) -> None:
         if index == 1:
             params.append(nn.Parameter(torch.ones(3)))
@@ -308,7 +308,7 @@ def test_a_step_that_fails_changes_nothing(backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["closure", "accumulate", "in_backward", "subclass", "sparse"])
-def test_what_is_no_operation_is_a_break_and_refused_in_words(name: str) -> None:
+def test_unsupported_options_break_the_graph_or_raise_with_advice(name: str) -> None:
     def prepared() -> tuple[Any, list[Any]]:
         params: list[Any] = [nn.Parameter(torch.ones(3, 2))]
         if name == "subclass":
@@ -339,13 +339,13 @@ def test_what_is_no_operation_is_a_break_and_refused_in_words(name: str) -> None
     assert params[0].tolist() == eager_params[0].tolist()
 
 
-def test_the_operation_says_what_it_writes() -> None:
+def test_compiled_operation_declares_its_mutations() -> None:
     module = _model()
     opt = MAKE["AdamW"](module.parameters())
     for _ in range(2):
         _loss(module).backward()
         torch.compile(opt.step, fullgraph=True, backend="eager")()
-    operands = opt._cache.operands
+    operands = opt.step_cache.operands
     gradients = [param.grad for param in operands.parameters]
     with torch.no_grad():
         operand_values = (operands.handle, operands.parameters, operands.slots, gradients)
@@ -353,7 +353,7 @@ def test_the_operation_says_what_it_writes() -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_schedule_that_is_ahead_of_the_steps_is_told(is_first: bool) -> None:
+def test_scheduler_ahead_of_steps_warns(is_first: bool) -> None:
     param = nn.Parameter(torch.ones(2))
     param.grad = torch.ones(2)
     opt = MAKE["AdamW"]([param])

@@ -25,7 +25,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_constructors_say_every_option_with_its_type(name: str) -> None:
+def test_constructors_annotate_every_option(name: str) -> None:
     cls = attrgetter(name)(optim)
     of_class, (first, *of_init) = (
         [*inspect.signature(function).parameters.values()] for function in (cls, cls.__init__)
@@ -41,14 +41,14 @@ def test_constructors_say_every_option_with_its_type(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_constructors_say_what_each_argument_is_for(name: str) -> None:
+def test_constructors_document_every_argument(name: str) -> None:
     cls = attrgetter(name)(optim)
     notes = notes_in(cls.__init__.__doc__, "Args:")
     assert [*notes] == [*inspect.signature(cls).parameters]
     assert all(text[0].isupper() or text[0] in '"1`' for text in notes.values())
 
 
-def test_a_class_has_the_last_word_on_its_arguments() -> None:
+def test_class_specific_argument_descriptions_are_used() -> None:
     assert "power" in optim.ASGD.__init__.__doc__.partition("alpha: ")[2].splitlines()[0]
     assert "squares" in optim.RMSprop.__init__.__doc__.partition("alpha: ")[2].splitlines()[0]
 
@@ -93,7 +93,7 @@ class _Plain(optim.Adam):
         (_Plain, [*inspect.signature(optim.Adam).parameters], {"lr": 0.5, "ema_decay": 0.9}),
     ],
 )
-def test_subclasses_of_users_say_what_they_take(cls: Any, expected: Any, kwargs: Any) -> None:
+def test_user_subclasses_have_correct_signatures(cls: Any, expected: Any, kwargs: Any) -> None:
     assert [*inspect.signature(cls).parameters] == expected
     param = torch.nn.Parameter(torch.ones(2, 2))
     opt = cls([param], **kwargs)
@@ -104,7 +104,7 @@ def test_subclasses_of_users_say_what_they_take(cls: Any, expected: Any, kwargs:
 
 
 @pytest.mark.parametrize("module", STUBS["MODULES"])
-def test_stubs_are_as_constructors(module: str) -> None:
+def test_stubs_equal_constructors(module: str) -> None:
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("stubs say what a newer torch takes")
     stub = STUBS["path_of"](module).read_text()

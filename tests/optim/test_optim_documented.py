@@ -54,7 +54,7 @@ def norm_after_steps(name: str, decay: float, **options: Any) -> Any:
 
 
 @many("name", CLASSES)
-def test_a_brake_leaves_steps_that_make_no_norm_larger(name: str) -> None:
+def test_brake_keeps_steps_that_do_not_increase_the_norm(name: str) -> None:
     assert PAIR_ROWS is not None
     for decay in (0.0, 0.1):
         free, braked = (
@@ -82,7 +82,9 @@ def test_a_brake_measures_growth_after_the_decay() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("shape", [(4,), (8, 8)], ids=str)
-def test_norms_on_a_sphere(options: dict[str, Any], bound: float, shape: tuple[int, ...]) -> None:
+def test_sphere_keeps_the_radius(
+    options: dict[str, Any], bound: float, shape: tuple[int, ...]
+) -> None:
     param = new_param(shape, torch.bfloat16)
     optimizer = optim.AdamW([param], lr=1e-3, sphere=True, **options)
     radius = param.detach().double().norm()
@@ -135,7 +137,7 @@ ALL_CLASSES = [*KINDS, *(f"tensorflow.{name}" for name in tensorflow.__all__)]
 
 
 @many("option", STEP_OPTIONS)
-def test_all_classes_but_the_exceptions_have_an_option(option: str) -> None:
+def test_all_classes_except_documented_ones_have_an_option(option: str) -> None:
     raising: set[str] = set()
     dtype = torch.bfloat16 if option == "weights" else torch.float32
     for title in ALL_CLASSES:
@@ -213,7 +215,9 @@ def default_clipping() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_what_differs_from_the_authors_code(row: str, check: Callable[[], None]) -> None:
+def test_documented_differences_from_reference_code_hold(
+    row: str, check: Callable[[], None]
+) -> None:
     assert row in OPTIMIZERS_PAGE
     check()
 

@@ -44,12 +44,12 @@ def create_both(name: str, **options: Any) -> tuple[Any, Any, Any, Any]:
     "options", [{}, {"clip_grad_norm": 1.0, "ema_decay": 0.9}, {"masters": True}], ids=str
 )
 @pytest.mark.parametrize("name", MAKERS)
-def test_steps_are_those_of_other_gradients(name: str, options: dict[str, Any]) -> None:
+def test_flat_gradient_steps_equal_ordinary_steps(name: str, options: dict[str, Any]) -> None:
     opt, module, reference, ref_module = create_both(name, **options)
     assert_same(train(opt, module, 5), train(reference, ref_module, 5))
 
 
-def test_a_steady_step_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_flat_step_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     opt, module, reference, ref_module = create_both("AdamW")
     expected = train(reference, ref_module, 4)
     train(opt, module, 2)
@@ -57,10 +57,10 @@ def test_a_steady_step_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(train(opt, module, 2, 2), expected)
 
 
-def test_gradients_stay_where_they_are_and_are_cleared_at_once() -> None:
+def test_flat_gradients_keep_their_memory_and_are_zeroed() -> None:
     opt, module, *_ = create_both("AdamW")
     gradients = [param.grad for param in module.parameters()]
-    assert len(opt._cache.flat._buffers) == 1
+    assert len(opt.step_cache.flat._buffers) == 1
     train(opt, module, 3)
     assert all(p.grad is grad for p, grad in zip(module.parameters(), gradients, strict=True))
     assert all((grad == 0).all() for grad in gradients)
@@ -84,7 +84,7 @@ def _state(params: list[Any]) -> None:
 
 @pytest.mark.parametrize("change", [_replaced, _removed, _moved, _state])
 @pytest.mark.parametrize("name", MAKERS)
-def test_what_was_replaced_is_noticed(name: str, change: Any) -> None:
+def test_replaced_parameters_and_gradients_are_detected(name: str, change: Any) -> None:
     opt, module, reference, ref_module = create_both(name)
     train(opt, module, 3)
     train(reference, ref_module, 3)
@@ -108,9 +108,9 @@ def test_new_groups_and_copies_are_flat() -> None:
     param = torch.nn.Parameter(torch.ones(3))
     opt.add_param_group({"params": [param]})
     assert param.grad is not None
-    assert opt._cache.flat.lie()
+    assert opt.step_cache.flat.lie()
     copied_module, copied_opt = copy.deepcopy((module, opt))
-    assert isinstance(copied_opt._cache.flat, FlatGradients)
+    assert isinstance(copied_opt.step_cache.flat, FlatGradients)
     assert_same(train(copied_opt, copied_module, 2, 2), train(opt, module, 2, 2))
 
 
@@ -122,13 +122,13 @@ def test_new_groups_and_copies_are_flat() -> None:
         ({"gradients": "flat", "in_backward": True}, "gradients, which in_backward frees"),
     ],
 )
-def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: str) -> None:
+def test_incompatible_options_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         optim.Adam(model().parameters(), **options)
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_what_is_frozen_has_no_gradient(name: str) -> None:
+def test_frozen_parameters_have_no_flat_gradient(name: str) -> None:
     """A zero gradient would apply decay and momentum."""
     modules = model(), model()
     for module in modules:

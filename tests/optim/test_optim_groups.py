@@ -51,11 +51,13 @@ CASES: list[tuple[dict[str, Any], list[tuple[Any, ...]]]] = [
 
 
 @pytest.mark.parametrize(("arguments", "expected"), CASES)
-def test_parameters_are_grouped(arguments: dict[str, Any], expected: list[tuple[Any, ...]]) -> None:
+def test_groups_splits_parameters_by_rules(
+    arguments: dict[str, Any], expected: list[tuple[Any, ...]]
+) -> None:
     assert names(optim.groups(model(), **arguments)) == expected
 
 
-def test_what_needs_no_gradient_is_left_out() -> None:
+def test_groups_leaves_out_frozen_parameters() -> None:
     net = model()
     net["head"].requires_grad_(False)
     assert names(optim.groups(net)) == [(ALL_NAMES[:-22],)]
@@ -71,12 +73,12 @@ def test_what_needs_no_gradient_is_left_out() -> None:
         ({"no_decay": "bias"}, "no_decay needs decay"),
     ],
 )
-def test_what_selects_nothing_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_groups_raises_for_unmatched_selectors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         optim.groups(model(), **arguments)
 
 
-def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_groups_are_one_kernel_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     params = params_of(torch.float32, ((3,),) * 20)
     ref_params = params_of(torch.float32, ((3,),) * 20)
     options = [{"lr": 0.01 * k, "weight_decay": 0.1 * (k % 3), "eps": 1e-8} for k in range(20)]
@@ -91,7 +93,7 @@ def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> 
         set_grads(params, step)
         opt.step()
     assert len(launched) == 2
-    assert len(opt._cache.replay.launches.all) == 1  # the third step's
+    assert len(opt.step_cache.replay.launches.all) == 1  # the third step's
     for step in range(3):
         set_grads(ref_params, step)
         for reference in references:
@@ -113,7 +115,7 @@ def tensors_of(opt: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("is_trained", [False, True])
-def test_a_step_of_several_rules_is_whole(is_trained: bool) -> None:
+def test_failed_step_of_several_rules_is_atomic(is_trained: bool) -> None:
     def prepared() -> Any:
         opt = of_three_rules()
         for count in range(1 + is_trained):

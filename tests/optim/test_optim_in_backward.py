@@ -37,7 +37,7 @@ def train(opt: Any, module: torch.nn.Module, steps: int, first: int = 0) -> list
 
 @pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9, "clip_grad_value": 0.5}], ids=str)
 @pytest.mark.parametrize("name", MAKERS)
-def test_steps_are_those_after_the_pass(name: str, options: dict[str, Any]) -> None:
+def test_in_backward_steps_equal_ordinary_steps(name: str, options: dict[str, Any]) -> None:
     modules = model(), model()
     opt = MAKERS[name](modules[0].parameters(), in_backward=True, **options)
     reference = MAKERS[name](modules[1].parameters(), **options)
@@ -52,7 +52,7 @@ def test_steps_are_those_after_the_pass(name: str, options: dict[str, Any]) -> N
     assert opt.last_step.count == 4
 
 
-def test_gradients_are_freed_as_they_arrive() -> None:
+def test_in_backward_frees_gradients_in_the_pass() -> None:
     module = model()
     opt = optim.SGD(module.parameters(), lr=0.1, in_backward=True)
     module(torch.ones(3, 4)).sum().backward()
@@ -63,7 +63,7 @@ def test_gradients_are_freed_as_they_arrive() -> None:
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam"])
-def test_copies_listen_and_what_is_gone_does_not(name: str) -> None:
+def test_copies_register_hooks_and_freed_optimizers_do_not(name: str) -> None:
     module = model()
     opt = MAKERS[name](module.parameters(), in_backward=True)
     train(opt, module, 2)
@@ -81,12 +81,12 @@ def test_copies_listen_and_what_is_gone_does_not(name: str) -> None:
     [({"clip_grad_norm": 1.0}, "clip_grad_norm"), ({"accumulate": 2}, "accumulate"),
      ({"fused_unscale": True}, "fused_unscale")],
 )  # fmt: skip
-def test_what_needs_all_gradients_first_is_refused(options: dict[str, Any], name: str) -> None:
+def test_options_needing_all_gradients_raise(options: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} needs all of them first"):
         optim.Adam(model().parameters(), in_backward=True, **options)
 
 
-def test_what_fails_fails_in_the_pass() -> None:
+def test_invalid_option_raises_in_the_backward_pass() -> None:
     module = model()
     opt = optim.SGD(module.parameters(), lr=0.1, in_backward=True)
     opt.param_groups[0]["lr"] = "much"
@@ -94,7 +94,7 @@ def test_what_fails_fails_in_the_pass() -> None:
         module(torch.ones(3, 4)).sum().backward()
 
 
-def test_a_copy_counts_its_steps() -> None:
+def test_copied_optimizer_counts_its_steps() -> None:
     model = torch.nn.Linear(2, 1)
     opt = tensorflow.Adam(model.parameters(), lr=0.1, in_backward=True)
     copies = [(model, opt), copy.deepcopy((model, opt))]
@@ -107,7 +107,7 @@ def test_a_copy_counts_its_steps() -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_frozen_parameters_are_listened_to_when_they_no_longer_are(name: str) -> None:
+def test_unfrozen_parameters_are_updated(name: str) -> None:
     modules = model(), model()
     for module in modules:
         module[0].requires_grad_(False)
@@ -131,7 +131,7 @@ def test_frozen_parameters_are_listened_to_when_they_no_longer_are(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["AdamW", "momentum"])
-def test_a_parameter_that_left_its_group_is_left_alone(name: str) -> None:
+def test_removed_parameter_is_not_updated(name: str) -> None:
     module = model()
     opt = MAKERS[name](module.parameters(), in_backward=True)
     train(opt, module, 2)
@@ -140,4 +140,4 @@ def test_a_parameter_that_left_its_group_is_left_alone(name: str) -> None:
     module(torch.ones(3, 4)).sum().backward()
     opt.step()
     assert [param.grad is None for param in module.parameters()] == [False, True, True, True]
-    assert torch.equal(removed_param, previous)
+    assert_same([removed_param], [previous])

@@ -37,7 +37,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_sums_of_a_step_that_was_taken_are_gone(name: str) -> None:
+def test_interrupted_taken_step_clears_sums(name: str) -> None:
     params: list[Any] = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
     opt = MAKERS[name](params)
     for value in (1.0, 1.0, 10.0):
@@ -58,7 +58,7 @@ def test_sums_of_a_step_that_was_taken_are_gone(name: str) -> None:
     assert params[0].item() == -222.0
 
 
-def test_sums_of_a_step_that_was_not_taken_stay_and_are_told() -> None:
+def test_interrupted_untaken_step_keeps_and_reports_sums() -> None:
     param = torch.nn.Parameter(torch.zeros(1))
     opt = optim.SGD([param], lr=1.0, accumulate=2)
     given([param], 1.0)
@@ -75,7 +75,7 @@ def test_sums_of_a_step_that_was_not_taken_stay_and_are_told() -> None:
     assert param.item() == -2.0
 
 
-def test_passes_without_gradients_are_counted_anew() -> None:
+def test_passes_without_gradients_restart_the_count() -> None:
     param = torch.nn.Parameter(torch.zeros(1))
     opt = optim.SGD([param], lr=1.0, accumulate=2)
     opt.step(), opt.step()
@@ -87,7 +87,7 @@ def test_passes_without_gradients_are_counted_anew() -> None:
 
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("face", [optim.Adam, optim.tensorflow.Adam])
-def test_the_last_step_is_that_which_was_taken(face: Any, steps: int) -> None:
+def test_last_step_is_the_last_taken_step(face: Any, steps: int) -> None:
     param: Any = torch.nn.Parameter(torch.zeros(3))
     opt = face([param], lr=1.0)
     for _ in range(steps):
@@ -116,14 +116,14 @@ def test_blocks_of_averages_are_not_nested() -> None:
         with pytest.raises(FailedPreconditionError, match="averages already"), opt.swapped():
             pass
         assert torch.equal(param, opt.state[param]["ema"])
-    assert (param[0].item(), opt._cache.holds_averages) == (-2.0, False)
+    assert (param[0].item(), opt.step_cache.holds_averages) == (-2.0, False)
     with ExitStack() as stack:
         stack.enter_context(opt.swapped())
         assert torch.equal(param, opt.state[param]["ema"])
     assert param[0].item() == -2.0
 
 
-def test_a_parameter_with_other_memory_has_its_value_back() -> None:
+def test_parameter_with_replaced_memory_is_restored() -> None:
     opt, param = averaged()
     with opt.swapped():
         param.data = param.data.double()
@@ -144,7 +144,7 @@ NAMES = [name for name in TRAININGS if name.split()[0] == "optim"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_interrupted_anywhere_is_whole(name: str) -> None:
+def test_interrupted_steps_are_atomic(name: str) -> None:
     run, twin = TRAININGS[name](), TRAININGS[name]()
     for number in range(3):
         run.take(number), twin.take(number)
@@ -170,7 +170,7 @@ ADDING = [name for name in NAMES if name.startswith("optim add")]
 
 
 @pytest.mark.parametrize("name", ADDING)
-def test_a_group_is_added_as_a_whole_or_not_at_all(name: str) -> None:
+def test_interrupted_add_param_group_is_atomic(name: str) -> None:
     run, twin = TRAININGS[name](), TRAININGS[name]()
     for side in (run, twin):
         side.take(0), side.ready(1)

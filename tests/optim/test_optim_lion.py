@@ -48,14 +48,14 @@ def train_both(count: int, betas: Any, decay: float, dtype: Any = torch.float32)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.95, 0.98), EXACT, (0.0, 0.0)])
-def test_equals_formula_bitwise(betas: Any, decay: float, dtype: Any) -> None:
+def test_lion_equals_formula_bitwise(betas: Any, decay: float, dtype: Any) -> None:
     weights, momenta, expected, means = train_both(7, betas, decay, dtype)
     assert_same([tensor.detach() for tensor in weights], [tensor.detach() for tensor in expected])
     assert_same(momenta, means)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_matches_torch_style_loop(decay: float) -> None:
+def test_lion_matches_torch_style_loop(decay: float) -> None:
     """Torch may round the addition with `alpha` only once."""
     weights, expected = params_of(torch.float32), params_of(torch.float32)
     opt, reference = (cls(params, lr=0.01, weight_decay=decay)
@@ -71,7 +71,7 @@ def test_matches_torch_style_loop(decay: float) -> None:
         torch.testing.assert_close(*momenta, rtol=1e-6, atol=1e-8)
 
 
-def test_groups_and_defaults() -> None:
+def test_groups_override_lion_defaults() -> None:
     first, second = params_of(torch.float32, ((3,), (4,)))
     opt = optim.Lion([{"params": [first]}, {"params": [second], "lr": 0.5, "weight_decay": 1.0}])
     assert isinstance(opt, torch.optim.Optimizer)
@@ -88,7 +88,7 @@ def test_groups_and_defaults() -> None:
 
 
 @pytest.mark.parametrize("method", ["state_dict", "pickle", "file"])
-def test_saved_and_loaded(method: str, tmp_path: Any) -> None:
+def test_lion_state_round_trips(method: str, tmp_path: Any) -> None:
     weights = params_of(torch.float32)
     opt = optim.Lion(weights, lr=0.01, weight_decay=0.1)
     for step in range(3):
@@ -118,7 +118,7 @@ def test_saved_and_loaded(method: str, tmp_path: Any) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_engines_agree(options: dict[str, Any], dtype: torch.dtype) -> None:
+def test_engines_agree_on_lion(options: dict[str, Any], dtype: torch.dtype) -> None:
     results: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
@@ -131,7 +131,7 @@ def test_engines_agree(options: dict[str, Any], dtype: torch.dtype) -> None:
     assert_same(results[0], results[1])
 
 
-def test_nonfinite_gradient() -> None:
+def test_lion_with_nonfinite_gradient_equals_formula() -> None:
     (weights,), (expected,) = params_of(torch.float32, ((3,),)), params_of(torch.float32, ((3,),))
     for cls, param in ((optim.Lion, weights), (PlainLion, expected)):
         param.grad = torch.tensor([math.nan, math.inf, -math.inf])
@@ -148,7 +148,7 @@ def test_nonfinite_gradient() -> None:
         ({"weight_decay": -0.1}, "Invalid weight_decay value: -0.1"),
     ],
 )
-def test_invalid_options_raise(options: dict[str, Any], message: str) -> None:
+def test_invalid_lion_options_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         optim.Lion(params_of(torch.float32), **options)
 
@@ -161,7 +161,7 @@ def test_sparse_gradient_raises() -> None:
             cls(weights).step()
 
 
-def test_title_is_the_public_class() -> None:
+def test_error_title_is_the_public_class() -> None:
     assert (
         TorchOptimizerAdapter(optim.Lion([torch.zeros(1, requires_grad=True)])).title
         == "thalweg.optim.Lion"

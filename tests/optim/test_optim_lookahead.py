@@ -136,7 +136,7 @@ def test_equals_loop_around_tensorflow_classes(name: str) -> None:
         (optim.SGD, {"ema_decay": 0.5}),
     ],
 )
-def test_sparse_rows(cls: Any, options: dict[str, Any]) -> None:
+def test_lookahead_with_sparse_rows_equals_loop(cls: Any, options: dict[str, Any]) -> None:
     opt = run_steps(
         cls(params_of(torch.float32, ROWS), lr=0.1, **options, **LOOKAHEAD), 7, sparse=True
     )
@@ -148,7 +148,7 @@ def test_sparse_rows(cls: Any, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("cls", [optim.SGD, tensorflow.LazyAdam])
-def test_engines_agree(cls: Any, sparse: bool) -> None:
+def test_engines_agree_on_lookahead(cls: Any, sparse: bool) -> None:
     optimizers: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
@@ -162,7 +162,7 @@ def test_engines_agree(cls: Any, sparse: bool) -> None:
 
 @pytest.mark.parametrize("options", OTHER_OPTIONS, ids=str)
 @pytest.mark.parametrize("cls", [optim.SGD, optim.Adam, tensorflow.Adam])
-def test_other_options(cls: Any, options: dict[str, Any]) -> None:
+def test_lookahead_with_other_options_equals_loop(cls: Any, options: dict[str, Any]) -> None:
     """Compare with slow weights by hand around the same options."""
     if "in_backward" in options or "gradients" in options:
         opt, reference = (
@@ -197,7 +197,9 @@ def test_ema_averages_params_after_lookahead() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("masters", [False, True])
 @pytest.mark.parametrize("cls", [optim.SGD, optim.Adam, tensorflow.Adam])
-def test_16_bits(cls: Any, masters: bool, dtype: torch.dtype) -> None:
+def test_lookahead_of_16_bit_params_keeps_float32_slow_weights(
+    cls: Any, masters: bool, dtype: torch.dtype
+) -> None:
     opt = run_steps(cls(params_of(dtype), lr=0.1, masters=masters, **LOOKAHEAD), 3)
     assert {tensor.dtype for tensor in slow(opt)} == {torch.float32}
     assert_same(values(opt), [tensor.to(dtype) for tensor in slow(opt)])
@@ -233,7 +235,7 @@ def test_steps_are_counted_per_param() -> None:
 
 
 @pytest.mark.parametrize("period", [1, 2, 5])
-def test_device_step_counts(period: int) -> None:
+def test_lookahead_uses_device_step_counts(period: int) -> None:
     option = Lookahead(lookahead=period)
     expected = [option.scalars((), step)["slow_share"] for step in range(11)]
     actual = option.scalars((), torch.arange(11.0))["slow_share"]
@@ -254,7 +256,7 @@ def test_skipped_step_is_not_counted() -> None:
     assert_same([param.detach()], slow(opt))
 
 
-def test_in_a_compiled_graph() -> None:
+def test_lookahead_in_a_compiled_graph_equals_eager() -> None:
     opt, reference = (optim.SGD(params_of(torch.float32), lr=0.1, **LOOKAHEAD) for _ in range(2))
     step = torch.compile(lambda: opt.step(), backend="eager")
     for number in range(7):
@@ -266,7 +268,7 @@ def test_in_a_compiled_graph() -> None:
 
 @pytest.mark.parametrize("options", [{}, MOMENTUM])
 @pytest.mark.parametrize("name", ["SGD", "Adam", "tensorflow"])
-def test_saved_and_loaded(name: str, options: dict[str, Any]) -> None:
+def test_lookahead_state_round_trips(name: str, options: dict[str, Any]) -> None:
     cls = tensorflow.SGD if name == "tensorflow" else getattr(optim, name)
     options = {} if name == "Adam" else options
     opt = run_steps(cls(params_of(torch.float32), lr=0.1, **options, **LOOKAHEAD), 4)

@@ -262,7 +262,7 @@ def test_masters_of_a_rule_without_slots_are_saved() -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_state_dtype(name: str) -> None:
+def test_state_dtype_sets_slot_dtypes(name: str) -> None:
     opt = steps(MAKERS[name](mixed_params(), state_dtype=torch.bfloat16), 2)
     dtypes = {v.dtype for state in opt.state.values() for k, v in state.items() if k != "step"}
     assert dtypes == {torch.bfloat16}

@@ -29,7 +29,7 @@ def distance(actual: torch.Tensor, expected: torch.Tensor, start: torch.Tensor) 
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lion"])
-def test_vectors_take_steps_of_adamw(kind: str) -> None:
+def test_mars_vectors_take_adamw_steps(kind: str) -> None:
     """Vectors have separate betas, rate and decay; matrices do not."""
     params, ref_params = params_of(torch.float32), params_of(torch.float32)
     opt = optim.MARS(params, lr=0.02, betas_1d=(0.8, 0.9), lr_1d_factor=0.5, weight_decay=0.1,
@@ -41,7 +41,7 @@ def test_vectors_take_steps_of_adamw(kind: str) -> None:
     assert flags == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_it_is_one_of_several_rules() -> None:
+def test_mars_is_one_rule_of_mixed() -> None:
     params, ref_params = params_of(torch.float32), params_of(torch.float32)
     kwargs = {"lr": 0.01, "betas": (0.8, 0.9), "mars_type": "lion"}
     groups = [
@@ -55,7 +55,7 @@ def test_it_is_one_of_several_rules() -> None:
     assert_same([x.detach() for x in params[::2]], [x.detach() for x in ref_params[::2]])
 
 
-def test_a_group_chooses_its_type() -> None:
+def test_group_sets_mars_type() -> None:
     params, ref_params = params_of(torch.float32), params_of(torch.float32)
     opt = optim.MARS([{"params": params[:3]}, {"params": params[3:], "mars_type": "lion"}])
     updates = train(opt, params)
@@ -81,7 +81,7 @@ def test_a_group_chooses_its_type() -> None:
         ({"betas_1d": (0.9, 1.0)}, "Invalid betas_1d value"),
     ],
 )
-def test_what_is_refused(kwargs: dict[str, Any], message: str) -> None:
+def test_invalid_mars_options_raise(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         optim.MARS(params_of(torch.float32), **kwargs)
     opt = optim.MARS(params_of(torch.float32))
@@ -93,6 +93,6 @@ def test_what_is_refused(kwargs: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["row_floor", "cautious_decay"])
-def test_wrappers_that_it_cannot_have(option: str) -> None:
+def test_unsupported_mars_wrappers_raise(option: str) -> None:
     with pytest.raises((InvalidArgumentError, RuleError), match="MARS"):
         optim.MARS([x for x in params_of(torch.float32) if x.dim() == 2], **{option: True})

@@ -79,7 +79,7 @@ def check_against_separate(rules: Any, sparse: bool = False, **options: Any) -> 
 
 
 @pytest.mark.parametrize("rule", KINDS)
-def test_each_rule_with_another(rule: str) -> None:
+def test_mixed_rules_equal_separate_optimizers(rule: str) -> None:
     of_matrices = getattr(optim, rule)._of_matrices
     second_rule = "Adam" if rule != "Adam" else "Lion"
     check_against_separate({"1.weight" if of_matrices else "1": rule, ...: second_rule})
@@ -101,7 +101,7 @@ def test_options_apply_to_all_groups(options: Any) -> None:
     check_against_separate(RULES, **options)
 
 
-def test_sparse_and_dense_gradients() -> None:
+def test_mixed_takes_sparse_and_dense_gradients() -> None:
     check_against_separate({"0.weight": "SparseAdam", ...: "AdamW"}, sparse=True)
     net = model(sparse=True)
     opt = optim.Mixed(optim.groups(net, rules={...: "Lion"}))
@@ -170,7 +170,7 @@ def test_load_rejects_state_of_other_rules() -> None:
     assert opts[1].param_groups[0]["rule"] == "AdamW"
 
 
-def test_checkpoint(tmp_path: Any) -> None:
+def test_mixed_checkpoint_round_trips(tmp_path: Any) -> None:
     net, second_net = model(), model()
     opt, second_opt = (optim.Mixed(optim.groups(model, rules=RULES)) for model in (net, second_net))
     backward(net)
@@ -263,7 +263,7 @@ def rules_by_name(rules: Any, net: nn.Module | None = None, **options: Any) -> d
     return {name: group["rule"] for group in groups for name, _ in group["params"]}
 
 
-def test_precedence_of_selectors() -> None:
+def test_specific_selectors_take_precedence() -> None:
     rules = {
         ...: "SGD", 1: "Adam", 2: "AdamW", nn.LayerNorm: "Lion", ("3.bias",): "LAMB", "3": "Adan",
         "3.weight": "NAdam", "2.bias": "RAdam",
@@ -302,7 +302,7 @@ def test_invalid_rules_raise(rules: Any, error: Any, message: str) -> None:
         optim.groups(model(), rules=rules)
 
 
-def test_decay_and_rates_of_rules() -> None:
+def test_rules_set_decay_and_rates() -> None:
     rules = {"1": {"rule": "AdamW", "weight_decay": 0.3, "lr": 1.0}, "0": "AdamH", ...: "AdamW"}
     groups = optim.groups(model(), rules=rules, decay=0.1, no_decay=1, lr=0.5, lr_scale={"1": 0.1})
     settings = {name: (group.get("weight_decay"), group["lr"])
@@ -358,7 +358,7 @@ def test_load_of_state_of_older_torch(rule: str) -> None:
     assert_same(values(net), values(ref_net))
 
 
-def test_betas_in_a_list() -> None:
+def test_betas_may_be_a_list() -> None:
     opt = optim.Mixed(optim.groups(model(), rules={...: {"rule": "Adan", "betas": [0.9] * 3}}))
     assert opt.param_groups[0]["betas"] == [0.9] * 3
 
@@ -372,7 +372,7 @@ def test_swapped_without_mean_raises() -> None:
         pass
 
 
-def test_names_are_not_patterns() -> None:
+def test_parameter_names_are_not_patterns() -> None:
     net = nn.ParameterDict(
         {"a[0]": nn.Parameter(torch.zeros(2)), "a0": nn.Parameter(torch.zeros(2))}
     )
@@ -396,13 +396,13 @@ def test_frozen_params_are_selected() -> None:
         optim.groups(nn.Flatten(), rules={...: "SGD"})
 
 
-def test_table_of_added_groups() -> None:
+def test_table_lists_added_groups() -> None:
     groups = optim.groups(model(), rules={...: "SGD"})
     groups.append({"params": [torch.zeros(2)]})
     assert str(groups).splitlines()[-1].split()[-3:] == ["1", "2", "unnamed"]
 
 
-def test_model_without_output_embeddings() -> None:
+def test_model_without_output_embeddings_is_supported() -> None:
     net = Tied()
     net.get_output_embeddings = lambda: None
     with pytest.raises(InvalidArgumentError, match="that names a layer"):
@@ -417,7 +417,7 @@ def test_model_without_output_embeddings() -> None:
     assert optim.hidden_matrices(net) == ("conv.weight",)
 
 
-def test_the_table() -> None:
+def test_groups_table_lists_rules() -> None:
     lines = str(optim.groups(model(), rules=RULES)).splitlines()
     assert lines[0].split() == ["rule", "options", "parameters", "elements", "such", "as"]
     assert [line.split()[0] for line in lines[1:]] == ["SGD", "Lion", "AdamW", "Adam"]
@@ -448,7 +448,7 @@ class Transposed(nn.Module):
         self.weight = nn.Parameter(torch.zeros(4, 8))
 
 
-def test_hidden_matrices() -> None:
+def test_hidden_matrices_selects_by_names() -> None:
     assert optim.hidden_matrices(Tied()) == ("mixing.weight", "conv.weight")
     assert optim.hidden_matrices(Tied(), leave="conv") == ("mixing.weight",)
     assert optim.hidden_matrices(Tied(), allow="embedding.*", leave="conv") == (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 import thalweg
-from case_batches import many
 from modern_inputs import BESIDE, CASES, TABLE, Case, gradients_of, params_of, train
+from pairwise import cover_pairs
 from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import (
@@ -169,10 +170,12 @@ def run_steps(case: Case, dtype: torch.dtype, count: int = 4, **options: Any) ->
     return params, opt
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@by_case
-@many("options", BESIDE)
-def test_engines_agree_on_options(case: Case, dtype: torch.dtype, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("case", "options", "dtype"),
+    cover_pairs(product(CASES, BESIDE, (torch.float32, torch.bfloat16))),
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_engines_agree_on_options(case: Case, options: dict[str, Any], dtype: torch.dtype) -> None:
     states: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
@@ -365,7 +368,7 @@ def test_float32_scalars_load_as_float64(cls_name: str, maker: str) -> None:
     assert doubles_of(loaded, params[0], cls_name) == actual
 
 
-def test_rules_pickle() -> None:
+def test_modern_rules_can_be_pickled() -> None:
     for rule in MODERN_RULES:
         unpickled = pickle.loads(pickle.dumps(rule))
         assert (unpickled.name, unpickled.update) == (rule.name, rule.update)
@@ -373,7 +376,7 @@ def test_rules_pickle() -> None:
         assert repr(unpickled.slots) == repr(rule.slots)
 
 
-def test_config_round_trip() -> None:
+def test_modern_rule_config_round_trips() -> None:
     for rule in MODERN_RULES:
         opt = RuleOptimizer(rule)
         assert RuleOptimizer.from_config(opt.get_config()).rule == rule

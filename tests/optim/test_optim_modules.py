@@ -24,14 +24,14 @@ TORCHS = sorted({*MODULES} - {*CLASS_MODULES} - {"_stateless"})  # which is new,
 
 
 @pytest.mark.parametrize("name", TORCHS)
-def test_modules_without_a_class_of_ours_are_torchs(name: str) -> None:
+def test_modules_without_replaced_class_are_torch_modules(name: str) -> None:
     module = importlib.import_module(f"thalweg.optim.{name}")
     assert module is importlib.import_module(f"torch.optim.{name}")
     assert getattr(optim, name) is module
 
 
 @pytest.mark.parametrize("name", sorted({*CLASS_MODULES} & {*MODULES}))
-def test_modules_of_a_class_have_ours_and_all_else_of_torchs(name: str) -> None:
+def test_modules_replace_only_the_optimizer_classes(name: str) -> None:
     module = importlib.import_module(f"thalweg.optim.{name}")
     torch_module = importlib.import_module(f"torch.optim.{name}")
     for key in vars(torch_module):
@@ -64,7 +64,7 @@ import torch.optim as o
 
 
 @pytest.mark.parametrize("statement", STATEMENTS.strip().splitlines())
-def test_statements_with_the_name_replaced_do_the_same(statement: str) -> None:
+def test_imports_with_replaced_package_name_work(statement: str) -> None:
     torch_names: dict[str, object] = {}
     names: dict[str, object] = {}
     exec(statement, torch_names)
@@ -89,12 +89,12 @@ assert new <= {{"torch.optim._multi_tensor"}}, new
     assert process.returncode == 0, process.stderr
 
 
-def test_the_package_shows_its_public_names_alone() -> None:
+def test_dir_lists_only_public_names() -> None:
     assert dir(optim) == sorted(optim.__all__)
     assert {"lr_scheduler", "swa_utils", "Optimizer", "LBFGS"} <= {*dir(optim)}
 
 
-def test_a_schedule_of_either_name_is_one_class() -> None:
+def test_scheduler_imported_by_either_name_is_one_class() -> None:
     optimizer = optim.adamw.AdamW([torch.nn.Parameter(torch.ones(2))], lr=1.0)
     schedule = sys.modules["thalweg.optim.lr_scheduler"].StepLR(optimizer, 1, 0.5)
     assert isinstance(schedule, torch.optim.lr_scheduler.LRScheduler)

@@ -58,7 +58,7 @@ def take_steps(optimizer: Any, count: int, seed: int = 2, is_planned: bool = Fal
             gradient = torch.randn(param.shape, generator=generator).to(param.dtype)
             param.grad = torch.empty_like(param).copy_(gradient)
         if is_planned:
-            optimizer._cache.forget_replay()
+            optimizer.step_cache.forget_replay()
         optimizer.step()
     return optimizer
 
@@ -74,7 +74,7 @@ def written_tensors(optimizer: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("cls", "options"), CASES, ids=str)
-def test_steps_equal_the_reference(cls: Any, options: dict[str, Any]) -> None:
+def test_option_pairs_equal_the_reference(cls: Any, options: dict[str, Any]) -> None:
     replayed = take_steps(make_optimizer(cls, options), 4)
     planned = take_steps(make_optimizer(cls, options), 4, is_planned=True)
     with engine("reference"):

@@ -84,7 +84,7 @@ def outcome(make: Any) -> torch.Tensor | None:
 
 @pytest.mark.parametrize(("name", "option"), TENSORFLOWS)
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_options_of_a_group_act_or_are_refused(name: str, option: str, momentum: float) -> None:
+def test_group_options_take_effect_or_raise(name: str, option: str, momentum: float) -> None:
     cls, extras = getattr(tensorflow, name), {}
     if "momentum" in inspect.signature(cls).parameters and option != "momentum":
         extras = {"momentum": momentum}
@@ -106,7 +106,7 @@ def test_options_of_a_group_act_or_are_refused(name: str, option: str, momentum:
 
 
 @pytest.mark.parametrize("name", ["SGD", "RMSprop"])
-def test_a_group_has_momentum_where_all_have(name: str) -> None:
+def test_group_momentum_needs_an_optimizer_wide_slot(name: str) -> None:
     cls = getattr(tensorflow, name)
     expected = steps(cls([param_of()], lr=0.1, momentum=0.0))
     got = outcome(lambda: cls([{"params": [param_of()], "momentum": 0.0}], lr=0.1, momentum=0.5))
@@ -121,7 +121,7 @@ CLASSES = [
 
 
 @pytest.mark.parametrize(("module", "name"), CLASSES)
-def test_an_unknown_argument_is_told_by_the_name_of_the_class(module: Any, name: str) -> None:
+def test_unknown_argument_error_names_the_class(module: Any, name: str) -> None:
     cls = getattr(module, name)
     for tested_cls in (cls, type("Derived", (cls,), {})):
         title = tested_cls.__name__ if module is tensorflow else name
@@ -133,7 +133,7 @@ def test_an_unknown_argument_is_told_by_the_name_of_the_class(module: Any, name:
 
 
 @pytest.mark.parametrize("option", ["weight_decay", "amsgrad", "momentum", "maximize"])
-def test_options_of_other_classes_are_refused(option: str) -> None:
+def test_options_of_other_classes_raise(option: str) -> None:
     for make in (tensorflow.Ftrl, tensorflow.Adagrad):
         message = f"'{option}' of group 0 is .*, which is no option of {make.__name__}"
         with pytest.raises(ValueError, match=message):
@@ -143,19 +143,19 @@ def test_options_of_other_classes_are_refused(option: str) -> None:
         assert opt.param_groups[0]["name"] == "mine"
 
 
-def test_a_group_of_another_rule_is_refused() -> None:
+def test_group_of_another_rule_raises() -> None:
     for key, value in (("rule", "Ftrl"), ("initial", {"m": 1.0})):
         with pytest.raises(ValueError, match=f"'{key}' of group 0 is "):
             tensorflow.Adam([{"params": [param_of()], key: value}])
 
 
-def test_every_option_of_ours_is_tried() -> None:
+def test_every_step_option_is_tested() -> None:
     assert set(STEP_OPTIONS) == set(KEYWORDS)
 
 
 @pytest.mark.parametrize("option", STEP_OPTIONS)
 @pytest.mark.parametrize("face", FACES)
-def test_an_option_for_all_groups_is_none_of_one(face: str, option: str) -> None:
+def test_optimizer_wide_option_in_a_group_raises(face: str, option: str) -> None:
     make, value = FACES[face], STEP_OPTIONS[option]
     message = f"'{option}' of group {{}} is .*, but .* in the constructor"
     with pytest.raises(ValueError, match=message.format(0)):
@@ -179,7 +179,7 @@ def test_an_option_for_all_groups_is_none_of_one(face: str, option: str) -> None
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_what_is_on_is_shown_and_is_in_no_group(face: str) -> None:
+def test_enabled_options_are_in_repr_but_not_in_groups(face: str) -> None:
     make = FACES[face]
     options = {"clip_grad_norm": 0.5, "ema_decay": 0.75}
     opt, reference = make([param_of()], lr=0.1, **options), make([param_of()], lr=0.1)
@@ -196,7 +196,7 @@ def test_what_is_on_is_shown_and_is_in_no_group(face: str) -> None:
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_group_may_say_what_the_constructor_says(face: str) -> None:
+def test_group_may_repeat_a_constructor_option(face: str) -> None:
     """Wrappers put constructor keywords into groups."""
     make = FACES[face]
     expected = steps(make([param_of()], lr=0.1, clip_grad_norm=0.5))
@@ -206,7 +206,7 @@ def test_a_group_may_say_what_the_constructor_says(face: str) -> None:
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_an_option_that_was_taken_away_is_missed(face: str) -> None:
+def test_removed_group_option_raises(face: str) -> None:
     opt = FACES[face]([param_of()], lr=0.1)
     steps(opt)
     rate = opt.param_groups[0].pop("lr")
@@ -219,7 +219,7 @@ def test_an_option_that_was_taken_away_is_missed(face: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "epsilon", "beta1", "beta2"])
-def test_what_rules_call_an_option_is_the_users_in_groups_of_torch(name: str) -> None:
+def test_rule_hyperparameter_name_is_a_user_key_in_torch_groups(name: str) -> None:
     tensors: list[torch.Tensor] = []
     for face in (torch.optim, optim):
         first = face.Adam([param_of()], lr=0.1)
@@ -239,7 +239,7 @@ def test_what_rules_call_an_option_is_the_users_in_groups_of_torch(name: str) ->
         (tensorflow.SGD, "learning_rate", "lr"),
     ],
 )
-def test_what_rules_call_an_option_is_refused_in_groups(cls: Any, name: str, title: str) -> None:
+def test_rule_hyperparameter_name_in_a_group_raises(cls: Any, name: str, title: str) -> None:
     text = rf"'{name}' of group 0 is 0.5, which groups of {cls.__name__} call '{title}'"
     with pytest.raises(ValueError, match=text):
         cls([{"params": [param_of()], name: 0.5}], lr=0.1)
@@ -256,7 +256,7 @@ def test_what_rules_call_an_option_is_refused_in_groups(cls: Any, name: str, tit
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
-def test_of_two_names_of_one_option_the_later_counts_in_every_process(seed: str) -> None:
+def test_later_alias_of_an_option_wins_in_every_process(seed: str) -> None:
     program = """
 import torch
 from thalweg import optim
@@ -270,10 +270,10 @@ print(made.param_groups[0]["lr"])
     assert process.stdout.split() == ["0.5"], process.stderr
 
 
-def test_pickles_and_code_of_before_ask_options_by_their_keywords() -> None:
+def test_options_are_readable_by_keyword_for_old_pickles() -> None:
     opt = optim.Adam([torch.zeros(1, requires_grad=True)], clip_grad_norm=1.0, masters=True)
-    assert (opt._around.clip_grad_norm, opt._around.masters) == (1.0, True)
-    assert opt._around.ema_decay is None
-    assert hash(opt._around) == hash(opt._around)
+    assert (opt.step_options.clip_grad_norm, opt.step_options.masters) == (1.0, True)
+    assert opt.step_options.ema_decay is None
+    assert hash(opt.step_options) == hash(opt.step_options)
     with pytest.raises(AttributeError, match="no_such_option"):
-        _ = opt._around.no_such_option
+        _ = opt.step_options.no_such_option

@@ -83,7 +83,7 @@ def test_zero_gradients_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_several_dtypes_have_one_estimate(dtype: torch.dtype) -> None:
+def test_mixed_dtypes_share_one_distance_estimate(dtype: torch.dtype) -> None:
     """Sums and shared scalars are float64 for all parameter dtypes."""
     params, ref_params = params_of(torch.float32), params_of(torch.float32)
     params[::2] = [x.detach().to(dtype).requires_grad_() for x in params[::2]]
@@ -130,7 +130,9 @@ COPIES: dict[str, Callable[[Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", COPIES)
 @pytest.mark.parametrize("name", MAKERS)
-def test_training_continues(name: str, kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_prodigy_training_continues_from_copies(
+    name: str, kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     def made_of() -> tuple[Any, Any]:
         copies = params_of(dtype)
         return MAKERS[name](copies), copies
@@ -160,7 +162,7 @@ def test_training_continues(name: str, kind: str, dtype: torch.dtype, tmp_path: 
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_engines_agree(name: str) -> None:
+def test_engines_agree_on_prodigy(name: str) -> None:
     states: list[Any] = []
     for engine in ("cpu", "reference"):
         params = params_of(torch.float32)
@@ -195,7 +197,9 @@ def test_schedule_sets_all_rates() -> None:
         ({"sphere": True}, RuleError, "Rule 'Prodigy' on a sphere"),
     ],
 )
-def test_bad_options_raise(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_prodigy_options_raise(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         optim.Prodigy(params_of(torch.float32), **options)
 

@@ -14,12 +14,12 @@ from torch.optim import lr_scheduler
 
 from replay_twins import (
     SHAPES,
+    are_same,
     count_replays,
     diff,
     look_carefully,
     params,
     random_set,
-    same,
     set_grads,
     snapshot,
 )
@@ -70,7 +70,7 @@ def make(name: str, options: dict[str, Any], dtype: torch.dtype = torch.float32)
 
 def assert_same(sides: list[Any], step: int) -> None:
     for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-        assert same(actual, expected), (key, step)
+        assert are_same(actual, expected), (key, step)
         if key.startswith("step "):  # those of one plan share a block, and its counter of writes
             continue
         assert getattr(actual, "_version", 0) == getattr(expected, "_version", 0), (key, step)
@@ -82,7 +82,7 @@ def assert_same(sides: list[Any], step: int) -> None:
     [*((name, kwargs) for name, kwargs in CLASSES), *(("AdamW", kwargs) for kwargs in OPTIONS)],
     ids=str,
 )
-def test_sets_of_gradients_that_change_are_one_plan(
+def test_alternating_gradient_sets_share_one_plan(
     name: str, options: dict[str, Any], sets: str
 ) -> None:
     dtype = torch.bfloat16 if "masters" in options else torch.float32
@@ -145,7 +145,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
     ],
     ids=str,
 )
-def test_options_that_change_at_every_step_are_read_in_the_call(
+def test_options_changed_at_every_step_are_read_in_replay(
     name: str, options: dict[str, Any], extras: dict[str, Any], schedule: str
 ) -> None:
     if schedule == "OneCycleLR" and name == "Lion":
@@ -172,7 +172,7 @@ def test_options_that_change_at_every_step_are_read_in_the_call(
     ids=repr,
 )
 @pytest.mark.parametrize("key", ["lr", "weight_decay", "betas"])
-def test_any_other_value_is_left_to_a_careful_step(key: str, value: Any) -> None:
+def test_unusual_option_value_takes_the_full_step(key: str, value: Any) -> None:
     results: list[Any] = []
     for is_twin in range(2):
         opt, weights = make("AdamW", {})
@@ -212,7 +212,7 @@ def test_a_parameter_with_a_first_gradient_joins_the_plan() -> None:
     assert count_replays(opt) > 12
 
 
-def test_a_step_without_any_gradient_changes_nothing() -> None:
+def test_step_without_gradients_changes_nothing() -> None:
     sides = [make("AdamW", {}) for _ in range(2)]
     for step in range(16):
         for is_twin, (opt, weights) in enumerate(sides):
@@ -224,7 +224,7 @@ def test_a_step_without_any_gradient_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "Mixed"])
-def test_random_changes_beside_random_sets(name: str) -> None:
+def test_random_changes_with_random_sets_equal_full_steps(name: str) -> None:
     def made(seed: int) -> Any:
         dice = random.Random(seed)
         options = dice.choice([*OPTIONS[:4], {"accumulate": 2}])
@@ -240,7 +240,7 @@ def test_random_changes_beside_random_sets(name: str) -> None:
         assert not diff(made, seed, has_sets=True)
 
 
-def test_gradients_may_be_freed_while_they_are_absent() -> None:
+def test_absent_gradients_may_be_freed() -> None:
     weights = params(6, (64,))
     opt = optim.AdamW(weights, clip_grad_norm=1.0)
     for step in range(200):
@@ -272,7 +272,7 @@ def _plain_step(opt: Any, weights: list[Parameter]) -> None:
     [_share_steps, _widen_slot, _widen_param, _plain_step],
     ids=lambda function: function.__name__,
 )
-def test_changes_of_parameters_without_gradients_are_seen(
+def test_changes_of_parameters_without_gradients_are_detected(
     change: Callable[[Any, list[Parameter]], None], options: dict[str, Any]
 ) -> None:
     sides = [make("AdamW", options) for _ in range(2)]
@@ -292,13 +292,13 @@ def test_changes_of_parameters_without_gradients_are_seen(
         assert errors[0] == errors[1], step
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
             assert type(actual) is type(expected), (key, step)
-            assert same(actual, expected), (key, step)
+            assert are_same(actual, expected), (key, step)
 
 
 @pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
 @pytest.mark.parametrize("name", ["AdamW", "NAdam", "SGD"])
 @pytest.mark.parametrize("key", ["differentiable", "capturable", "foreach"])
-def test_options_that_leave_a_step_to_torch_are_seen(
+def test_options_that_need_the_torch_fallback_are_detected(
     key: str, name: str, options: dict[str, Any]
 ) -> None:
     if (key, name) == ("capturable", "SGD"):

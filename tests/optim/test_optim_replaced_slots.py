@@ -23,7 +23,7 @@ CLASSES: list[tuple[Any, str, dict[str, Any]]] = [
 
 
 def step(opt: Any, param: torch.nn.Parameter) -> None:
-    for _ in range(opt._around.accumulate):
+    for _ in range(opt.step_options.accumulate):
         param.grad = torch.ones_like(param)
         opt.step()
 
@@ -31,7 +31,7 @@ def step(opt: Any, param: torch.nn.Parameter) -> None:
 @pytest.mark.parametrize(("cls", "name", "kwargs"), CLASSES)
 @pytest.mark.parametrize("value", [None, [1.0], 1.0], ids=str)
 @pytest.mark.parametrize("steps", [1, 4])
-def test_what_is_no_tensor_is_refused(
+def test_non_tensor_slot_raises(
     cls: Any, name: str, kwargs: dict[str, Any], value: Any, steps: int
 ) -> None:
     param = torch.nn.Parameter(torch.ones(64, 64))
@@ -58,7 +58,7 @@ def test_what_is_no_tensor_is_refused(
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_numbers_where_bytes_are_kept_are_refused(kind: torch.dtype, steps: int) -> None:
+def test_float_tensor_in_place_of_encoded_slot_raises(kind: torch.dtype, steps: int) -> None:
     large, small = (torch.nn.Parameter(torch.ones(n)) for n in (4096, 64))
     opt = optim.AdamW([("w", large), ("b", small)], state_storage="8bit")
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn import Parameter
 
 from case_batches import many
-from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
+from replay_twins import OPTIONS, SHAPES, are_same, count_replays, diff, params, set_grads, snapshot
 from thalweg import optim
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -97,17 +97,19 @@ def compare(
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
             prepare(weights, step)
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-            assert same(actual, expected), (key, step)
+            assert are_same(actual, expected), (key, step)
     return count_replays(sides[0][0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MAKERS)
 @many("extras,calls", OPTIONS)
-def test_options_replay(name: str, dtype: torch.dtype, extras: dict[str, Any], calls: int) -> None:
+def test_reducing_options_are_replayed(
+    name: str, dtype: torch.dtype, extras: dict[str, Any], calls: int
+) -> None:
     def make_params() -> list[Parameter]:
         return [Parameter(param.to(dtype)) for param in params(6)]
 
@@ -120,7 +122,9 @@ def test_options_replay(name: str, dtype: torch.dtype, extras: dict[str, Any], c
 @pytest.mark.parametrize("name", TENSORFLOW_MAKERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("extras", [{}, {"ema_decay": 0.9}, {"clip_grad_norm": 0.5}], ids=str)
-def test_tensorflow_scalars(name: str, dtype: torch.dtype, extras: dict[str, Any]) -> None:
+def test_tensorflow_reducing_rules_are_replayed(
+    name: str, dtype: torch.dtype, extras: dict[str, Any]
+) -> None:
     def make_params() -> list[Parameter]:
         return [Parameter(param.to(dtype)) for param in params(6)]
 
@@ -130,7 +134,7 @@ def test_tensorflow_scalars(name: str, dtype: torch.dtype, extras: dict[str, Any
 
 
 @pytest.mark.parametrize("name", ALL_MAKERS)
-def test_order_of_sums(name: str) -> None:
+def test_replayed_sums_keep_their_order(name: str) -> None:
     def make_params() -> list[Parameter]:
         torch.manual_seed(0)
         return [Parameter(torch.randn(size)) for size in (200_001, 3, 0, 70_000, 1, 330_000)]
@@ -204,10 +208,10 @@ def test_user_changes_of_radius_are_used(
             if step == 4:
                 change(weights, opt)
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-            assert same(actual, expected), (key, step)
+            assert are_same(actual, expected), (key, step)
         counts.append(count_replays(sides[0][0]))
     assert counts[-1] == expected_count, counts
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
+from replay_twins import OPTIONS, SHAPES, are_same, count_replays, diff, params, set_grads, snapshot
 from thalweg import optim
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -51,16 +51,16 @@ def compare(sides: list[Side], steps: range, skipped: Any, extras: dict[str, Any
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
             set_grads(weights, step, skipped(step))
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-            assert same(actual, expected), (key, step)
+            assert are_same(actual, expected), (key, step)
             assert getattr(actual, "_version", 0) == getattr(expected, "_version", 0), (key, step)
 
 
 @pytest.mark.parametrize("extras", [option for option, calls in OPTIONS if calls == 1], ids=str)
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
-def test_params_that_start_later(
+def test_params_starting_later_join_the_replay(
     name: str, options: dict[str, Any], extras: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
@@ -75,7 +75,9 @@ def test_params_that_start_later(
 
 
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
-def test_params_stop(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_params_that_stop_getting_gradients_are_replayed(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     sides: list[Side] = []
     for _ in range(2):
@@ -85,7 +87,7 @@ def test_params_stop(name: str, options: dict[str, Any], monkeypatch: pytest.Mon
     assert count_replays(sides[0][0]) == 3
 
 
-def test_groups_with_different_scalars() -> None:
+def test_groups_with_different_scalars_are_replayed() -> None:
     sides: list[Side] = []
     for _ in range(2):
         weights = params(5)
@@ -115,7 +117,7 @@ def test_user_written_count_is_used() -> None:
     assert [float(state["step"]) for state in sides[0][0].state.values()] == [54.0] * 5
 
 
-def test_loaded_mixed_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaded_mixed_state_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     sides: list[Side] = []
     for _ in range(2):
@@ -132,7 +134,7 @@ def test_loaded_mixed_state(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count_replays(sides[0][0]) == 3
 
 
-def test_user_written_count_beside_frozen_param() -> None:
+def test_user_written_count_with_frozen_param_is_used() -> None:
     sides: list[Side] = []
     for _ in range(2):
         weights = params(5)
@@ -216,7 +218,9 @@ def _overflows(step: Any) -> Any:
 
 
 @pytest.mark.parametrize("failing", [_divides, _overflows])
-def test_scalar_errors(failing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_scalars_raise_and_change_nothing(
+    failing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Scalars of steps 8 and 7 raise in Python; native code raises, too, and changes nothing."""
     original: Any = TORCH_ADAM.prepare
 
@@ -243,7 +247,7 @@ def test_scalar_errors(failing: Callable[[Any], Any], monkeypatch: pytest.Monkey
     with pytest.raises(InvalidArgumentError, match=rf"Group 0 takes no .* in step {steps + 1}\."):
         opt.step()
     for (key, actual), (_, expected) in zip(snapshot(opt, weights), previous, strict=True):
-        assert same(actual, expected), key
+        assert are_same(actual, expected), key
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -342,4 +346,4 @@ def test_huge_counts_raise(make: Any, number: float, message: str, extras: dict[
     with pytest.raises(InvalidArgumentError, match=message):
         opt.step()
     for (key, actual), (_, expected) in zip(snapshot(opt, weights), previous, strict=True):
-        assert same(actual, expected), key
+        assert are_same(actual, expected), key

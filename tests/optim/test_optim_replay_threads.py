@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from bit_comparison import assert_same
 from forks import run_in_child
 from replay_twins import OPTIONS, count_replays, diff, params, set_grads
 from thalweg import optim
@@ -84,7 +85,7 @@ CHANGES: list[tuple[dict[int, Change], int]] = [
 
 @pytest.mark.usefixtures("comes_anyway")
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_every_tensor_and_gradient_is_looked_at(
+def test_thread_team_checks_every_tensor(
     count: int, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads(count)
@@ -127,7 +128,7 @@ def test_every_tensor_and_gradient_is_looked_at(
 
 @pytest.mark.usefixtures("comes_anyway")
 @pytest.mark.parametrize(("options", "calls"), OPTIONS, ids=str)
-def test_whatever_changes_a_step_over_few_is_noticed_by_a_team(
+def test_thread_team_detects_every_change(
     options: dict[str, Any],
     calls: int,
     threads: Callable[[int], None],
@@ -149,7 +150,7 @@ def test_whatever_changes_a_step_over_few_is_noticed_by_a_team(
 
 
 @pytest.mark.usefixtures("comes_anyway")
-def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
+def test_thread_count_may_change(threads: Callable[[int], None]) -> None:
     results: list[list[torch.Tensor]] = []
     for counts in ([1], [2, 1, 3, 2]):
         weights = params(COUNT)
@@ -158,19 +159,18 @@ def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
             threads(counts[step % len(counts)])
             set_grads(weights, step, {COUNT - 1} if step == 3 else set())
             opt.step()
-            if (quick := opt._cache.replay) is not None and quick.taken:
+            if (quick := opt.step_cache.replay) is not None and quick.taken:
                 block = quick.snapshot.block
                 count = torch.get_num_threads()
                 assert (block[replay_kernel.TEAM] != 0) == (count > 1)
                 assert block[replay_kernel.TEAM_SIZE] == (count if count > 1 else 0)
         assert count_replays(opt) > 1
         results.append([*weights, *(x for state in opt.state.values() for x in state.values())])
-    for actual, expected in zip(*results, strict=True):
-        assert torch.equal(actual, expected)
+    assert_same(*results)
 
 
 @pytest.mark.parametrize(("length", "has_thread"), [(6, False), (64, True)])
-def test_a_team_looks_where_it_updates(
+def test_thread_team_checks_its_own_range(
     length: int, has_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openmp, "team_size", lambda: 2)
@@ -180,11 +180,11 @@ def test_a_team_looks_where_it_updates(
         set_grads(weights, step)
         opt.step()
     assert count_replays(opt) > 1
-    assert opt._cache.replay is not None
-    assert (opt._cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == has_thread
+    assert opt.step_cache.replay is not None
+    assert (opt.step_cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == has_thread
 
 
-def test_a_look_by_one_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_by_one_thread_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmp, "_find_runtime", lambda: None)
     monkeypatch.setattr(openmp, "team_size", lambda: 4)
     openmp.gomp_parallel.cache_clear()
@@ -200,7 +200,7 @@ def test_a_look_by_one_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("comes_anyway")
-def test_pairs_are_looked_at_by_one(threads: Callable[[int], None]) -> None:
+def test_pairs_are_checked_by_one_thread(threads: Callable[[int], None]) -> None:
     results: list[list[Parameter]] = []
     for count in (1, 2):
         threads(count)
@@ -214,13 +214,12 @@ def test_pairs_are_looked_at_by_one(threads: Callable[[int], None]) -> None:
         assert (block[replay_kernel.NEXT_PART] > count) == (count > 1)
         assert block[replay_kernel.TEAM_GRADIENTS] == 0
         results.append(weights)
-    for actual, expected in zip(*results, strict=True):
-        assert torch.equal(actual, expected)
+    assert_same(*results)
 
 
 @pytest.mark.usefixtures("comes_anyway")
 @pytest.mark.parametrize("is_sent_home", [True, False])
-def test_a_child_looks_by_itself(
+def test_forked_child_checks_with_one_thread(
     is_sent_home: bool, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads(2)

@@ -78,9 +78,9 @@ def run_steps(opt: Any, count: int, first: int = 0, is_careful: bool = False) ->
     for step in range(first, first + count):
         give(params(opt), step)
         if is_careful:
-            opt._cache.forget_replay()
-            opt._cache.rebind_target = None
-            for part in (*opt._cache.parts.values(),):
+            opt.step_cache.forget_replay()
+            opt.step_cache.rebind_target = None
+            for part in (*opt.step_cache.parts.values(),):
                 part.plans.last = None
         opt.step()
     return opt
@@ -152,7 +152,7 @@ def test_engines_agree_on_matrix_rules(name: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "slot_dtype"), [(torch.bfloat16, None), (torch.float32, "bfloat16")]
 )
-def test_rows_and_columns_of_any_length(
+def test_rows_and_columns_of_any_length_draw_reference_bits(
     shape: tuple[int, ...], dtype: torch.dtype, slot_dtype: str | None, threads: Any
 ) -> None:
     """Rows span several chunks and blocks, chunks span several rows."""
@@ -204,7 +204,7 @@ def test_engines_agree_with_other_options(module: str, options: dict[str, Any]) 
                 else:
                     give(params(opt), step)
                 if is_careful:
-                    opt._cache.forget_replay()
+                    opt.step_cache.forget_replay()
                 opt.step()
                 if "gradients" in options:
                     opt.zero_grad()
@@ -601,7 +601,7 @@ def test_compiled_step_has_the_same_bits() -> None:
     assert_same(tensors_of(opt), tensors_of(run_steps(ref, 5)))
 
 
-def test_groups_of_several_rules() -> None:
+def test_groups_of_several_rules_draw_reference_bits() -> None:
     weights = params_of(torch.bfloat16)
     groups = [
         {"params": weights[:2], "rule": "Adam"},

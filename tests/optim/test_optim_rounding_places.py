@@ -122,11 +122,11 @@ def make_optimizer(consumer: str) -> Any:
 
 def step(opt: Any, params: list[Parameter], number: int) -> None:
     """Take a step with gradients that depend on the number and the parameter alone."""
-    for _ in range(opt._around.accumulate):
+    for _ in range(opt.step_options.accumulate):
         for place, param in enumerate(params):
             generator = torch.Generator().manual_seed(100 * number + place)
             grad = torch.randn(4, 4, generator=generator).to(param.dtype)
-            if opt._around.in_backward:
+            if opt.step_options.in_backward:
                 (param * grad).sum().backward()
             else:
                 param.grad = grad
@@ -134,10 +134,10 @@ def step(opt: Any, params: list[Parameter], number: int) -> None:
 
 
 def forget_plans(opt: Any) -> None:
-    opt._cache.forget_replay()
-    opt._cache.rebind_target = None
-    opt._cache.parts.clear()
-    opt._cache.single_param_states.clear()
+    opt.step_cache.forget_replay()
+    opt.step_cache.rebind_target = None
+    opt.step_cache.parts.clear()
+    opt.step_cache.single_param_states.clear()
 
 
 def values_of(opt: Any, params: list[Parameter]) -> list[torch.Tensor]:
@@ -176,7 +176,7 @@ def check_change(consumer: str, change: Change, count: int, mode: str, monkeypat
     ],
     ids=name_of,
 )
-def test_places_are_those_of_the_step(
+def test_random_bit_positions_follow_parameter_order(
     engine: str, mode: str, change: Change, monkeypatch: Any
 ) -> None:
     with thalweg.engine(engine):
@@ -193,7 +193,9 @@ def test_places_are_those_of_the_step(
     ],
     ids=name_of,
 )
-def test_all_that_draws_follows_a_change(consumer: str, change: Change, monkeypatch: Any) -> None:
+def test_random_bit_positions_follow_changes_for_every_consumer(
+    consumer: str, change: Change, monkeypatch: Any
+) -> None:
     if consumer == "Mixed" and change in NO_GROUP_OF_BOTH:
         pytest.skip("A parameter keeps the state of its rule, and each group has one.")
     for count in (2, 3):

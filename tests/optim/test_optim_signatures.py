@@ -121,14 +121,14 @@ def split_parameters(name: str) -> tuple[list[Parameter], list[Parameter]]:
     return parameters[:count], parameters[count:]
 
 
-def test_each_class_has_a_reference() -> None:
+def test_every_class_has_a_signature_reference() -> None:
     assert {*KINDS} < {*NAMES}
     assert {*NAMES} == {*OF_TORCH, *REFERENCES}
     assert len(OF_TORCH) > 10
 
 
 @pytest.mark.parametrize("name", OF_TORCH)
-def test_arguments_of_torch_are_first_and_as_in_torch(name: str) -> None:
+def test_torch_arguments_come_first_in_torch_order(name: str) -> None:
     reference = inspect.signature(getattr(torch.optim, name), eval_str=True)
     for parameter, torch_parameter in zip(
         split_parameters(name)[0], reference.parameters.values(), strict=True
@@ -142,7 +142,7 @@ def test_arguments_of_torch_are_first_and_as_in_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_arguments_of_a_reference_are_first_and_positional(name: str) -> None:
+def test_reference_arguments_come_first_and_positional(name: str) -> None:
     first, _ = split_parameters(name)
     assert [param.name for param in first] == ["params", *REFERENCES[name].split()]
     assert {param.kind for param in first} == {Parameter.POSITIONAL_OR_KEYWORD}

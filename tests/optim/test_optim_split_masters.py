@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bit_comparison import assert_same
 from thalweg import checkpoint, optim
 from thalweg._engines import engine
 from thalweg._engines.codecs.split8 import CORRECTION, join_numbers
@@ -89,11 +90,11 @@ def test_masters_have_all_bits_of_split_weights(
     with engine(name):
         *source, weights = split_of(NORMAL_NUMBERS, CODES[codes](NORMAL_NUMBERS))
         param, optimizer = convert(source, {"masters": True}, path, tmp_path)
-        assert torch.equal(optimizer.state[param]["master"], weights)
+        assert_same([optimizer.state[param]["master"]], [weights])
         for _ in range(3):
             step_by_zero(param, optimizer)
-            assert torch.equal(optimizer.state[param]["master"], weights)
-            assert torch.equal(param, weights.bfloat16())
+            assert_same([optimizer.state[param]["master"]], [weights])
+            assert_same([param], [weights.bfloat16()])
 
 
 @pytest.mark.parametrize("path", PATHS[1:])
@@ -104,14 +105,12 @@ def test_split_weights_come_back_from_masters(
     *source, weights = split_of(NORMAL_NUMBERS, CODES[codes](NORMAL_NUMBERS))
     masters = convert(source, {"masters": True}, by_convert, tmp_path)
     param, optimizer = convert(masters, {"weights": "split"}, path, tmp_path)
-    assert torch.equal(optim.full_precision(optimizer, masters=True)["state"][0]["master"], weights)
-    assert torch.equal(optimizer.state[param][CORRECTION], source[1].state[source[0]][CORRECTION])
+    assert_same([optim.full_precision(optimizer, masters=True)["state"][0]["master"]], [weights])
+    assert_same([optimizer.state[param][CORRECTION]], [source[1].state[source[0]][CORRECTION]])
 
 
 @pytest.mark.parametrize("path", PATHS[1:])
-def test_masters_at_ties_are_a_256th_of_a_place_off(
-    path: Callable[..., None], tmp_path: Path
-) -> None:
+def test_masters_at_ties_differ_by_1_256_ulp(path: Callable[..., None], tmp_path: Path) -> None:
     """No code represents a tie above an even bfloat16; all other values are exact."""
     master = torch.from_numpy(((NORMAL_NUMBERS.astype(np.uint32) << 16) | 0x8000).view(np.float32))
     master = master[master.abs() < torch.finfo(torch.bfloat16).max]
@@ -119,11 +118,11 @@ def test_masters_at_ties_are_a_256th_of_a_place_off(
     masters = optim.full_precision(target[1], masters=True)["state"][0]["master"]
     is_even = (master.view(torch.int32) & 0x10000) == 0
     differences = master.view(torch.int32) - masters.view(torch.int32)
-    assert torch.equal(differences, torch.where(is_even, 0x100, 0).int())
+    assert_same([differences], [torch.where(is_even, 0x100, 0).int()])
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_infinities_and_nan_stay(name: Engine, tmp_path: Path) -> None:
+def test_infinities_and_nan_are_kept(name: Engine, tmp_path: Path) -> None:
     with engine(name):
         *source, weights = split_of(NONFINITE, np.zeros(len(NONFINITE), np.uint8))
         param, optimizer = convert(source, {"masters": True}, by_convert, tmp_path)
@@ -136,7 +135,7 @@ def test_infinities_and_nan_stay(name: Engine, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_what_others_write_counts_unless_it_is_as_near(name: Engine, sign: int) -> None:
+def test_user_written_params_are_used_except_equally_near_ties(name: Engine, sign: int) -> None:
     """A tie has two nearest neighbours; other written values, and the other zero, are used."""
     tie = torch.tensor([1.0 + 2.0**-8, 1.0 + 3 * 2.0**-8, 0.0]) * sign
     first = tie[:2].view(torch.int32) >> 16
@@ -149,5 +148,5 @@ def test_what_others_write_counts_unless_it_is_as_near(name: Engine, sign: int) 
             step_by_zero(param, optimizer)
             master = optimizer.state[param]["master"]
             expected = tie[:2] if is_tie else new_values[:2].float()
-            assert torch.equal(master[:2], expected)
+            assert_same([master[:2]], [expected])
             assert torch.signbit(master[2]) == (sign > 0)

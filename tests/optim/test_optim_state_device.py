@@ -118,7 +118,9 @@ class Pair:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", INPUTS, ids=str)
-def test_every_torch_class(device: Device, case: Input, dtype: torch.dtype) -> None:
+def test_offloaded_torch_classes_equal_device_classes(
+    device: Device, case: Input, dtype: torch.dtype
+) -> None:
     is_sparse = case.name == "SparseAdam"
     if any(isinstance(argument, Tensor) for argument in case.arguments.values()):
         pytest.skip("a rate that is a tensor may be shared by both")
@@ -143,7 +145,9 @@ def test_every_torch_class(device: Device, case: Input, dtype: torch.dtype) -> N
     ids=str,
 )
 @pytest.mark.parametrize("name", ["Adam", "momentum", "tensorflow", "NovoGrad"])
-def test_other_options(device: Device, name: str, options: dict[str, Any]) -> None:
+def test_offloaded_state_with_other_options_equals_device_state(
+    device: Device, name: str, options: dict[str, Any]
+) -> None:
     if "gradients" in options and name == "NovoGrad":
         return
     pair = Pair(device, MAKERS[name], **options)
@@ -166,7 +170,9 @@ def test_other_options(device: Device, name: str, options: dict[str, Any]) -> No
 @pytest.mark.parametrize("masters", [True, False])
 @pytest.mark.parametrize("name", ["Adam", "LazyAdam"])
 @pytest.mark.parametrize("sparse", [True, False])
-def test_16_bit_params(device: Device, name: str, sparse: bool, masters: bool) -> None:
+def test_offloaded_16_bit_params_equal_device_params(
+    device: Device, name: str, sparse: bool, masters: bool
+) -> None:
     if sparse and name == "Adam":
         return
     pair = Pair(device, MAKERS[name], ROWS, torch.bfloat16, masters=masters).steps(3, sparse)
@@ -175,7 +181,7 @@ def test_16_bit_params(device: Device, name: str, sparse: bool, masters: bool) -
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "LazyAdam"])
-def test_dense_and_sparse_rows(device: Device, name: str) -> None:
+def test_offloaded_sparse_rows_equal_device_rows(device: Device, name: str) -> None:
     """Use dense gradients and sparse ones."""
     pair = Pair(device, MAKERS[name], ROWS)
     for number in range(4):
@@ -183,7 +189,9 @@ def test_dense_and_sparse_rows(device: Device, name: str) -> None:
         pair.check()
 
 
-def test_runs_of_params(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contiguous_params_are_copied_in_runs(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Runs of parameters overlap with transfers; the bits do not change."""
     send_calls: list[int] = []
     real = far.OffloadLink.send_rows
@@ -196,7 +204,7 @@ def test_runs_of_params(device: Device, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(far.OffloadLink, "send_rows", sending)
     pair = Pair(device, MAKERS["Adam"], [(20,)] * 7, clip_grad_norm=0.1).steps(2)
     pair.check()
-    part = next(iter(pair.remote._cache.parts.values()))
+    part = next(iter(pair.remote.step_cache.parts.values()))
     assert len(part.plans.gate._dense) == 4
     assert len(send_calls) == 2 * 7
 
@@ -330,7 +338,7 @@ def test_replaced_data_at_the_same_address(device: Device) -> None:
 
 
 @pytest.mark.parametrize("name", ["Adam", "tensorflow"])
-def test_moved_params(device: Device, name: str) -> None:
+def test_params_moved_after_steps_are_updated(device: Device, name: str) -> None:
     """Move parameters after the optimizer has taken steps."""
     host, remote = torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(5))
     host_opt, moving_opt = MAKERS[name]([host]), MAKERS[name]([remote], **ON_CPU)
@@ -344,7 +352,7 @@ def test_moved_params(device: Device, name: str) -> None:
         assert_same([remote.detach(), *slots(moving_opt)], [host.detach(), *slots(host_opt)])
 
 
-def test_signs_of_zeros(device: Device) -> None:
+def test_signs_of_zeros_survive_transfers(device: Device) -> None:
     pair = Pair(device, MAKERS["momentum"], [(3,)])
     for value in (0.0, -0.0):
         for opt in (pair.host, pair.remote):
@@ -377,7 +385,7 @@ def test_norms_of_strided_params(device: Device) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"masters": True}, {"clip_grad_norm": 0.5}], ids=str)
 @pytest.mark.parametrize("name", ["Adam", "tensorflow"])
-def test_constraints(
+def test_constraints_are_applied_to_offloaded_params(
     device: Device, name: str, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     pair = Pair(device, MAKERS[name], dtype=dtype, **options)
@@ -395,7 +403,9 @@ def test_constraints(
 
 
 @pytest.mark.parametrize("options", [{}, {"masters": True}], ids=str)
-def test_groups_with_several_rules(device: Device, options: dict[str, Any]) -> None:
+def test_offloaded_groups_of_several_rules_equal_device_groups(
+    device: Device, options: dict[str, Any]
+) -> None:
     """A gradient of another shape raises before any parameter changes."""
 
     def make(params: list[Tensor], **all_options: Any) -> Any:
@@ -519,7 +529,7 @@ def test_cpu_params_are_unaffected() -> None:
             x.step()
     for tensors_of in (params, slots):
         assert_same(*([tensor.detach() for tensor in tensors_of(opt)] for opt in optimizers))
-    assert optimizers[1]._cache.rebind_target is not None
+    assert optimizers[1].step_cache.rebind_target is not None
 
 
 def test_complex_cpu_params_are_unaffected() -> None:

@@ -71,7 +71,9 @@ by_class = pytest.mark.parametrize(
 
 @by_class
 @pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_raise_inside_and_work_outside(make: Any, options: dict[str, Any], attempt: str) -> None:
+def test_copies_raise_inside_swapped_and_work_outside(
+    make: Any, options: dict[str, Any], attempt: str
+) -> None:
     pair = trained(make, options)
     previous = values_of(pair)
     with pair[1].swapped(), pytest.raises(FailedPreconditionError, match=r"swapped\(\)"):
@@ -81,7 +83,7 @@ def test_raise_inside_and_work_outside(make: Any, options: dict[str, Any], attem
 
 
 @by_class
-def test_states_are_not_loaded_inside(make: Any, options: dict[str, Any], tmp_path: Path) -> None:
+def test_load_inside_swapped_raises(make: Any, options: dict[str, Any], tmp_path: Path) -> None:
     pair = trained(make, options)
     state_dict = trained(make, options, steps=5)[1].state_dict()
     checkpoint.save(tmp_path / "file", optimizer=pair[1], module=pair[0])
@@ -95,7 +97,7 @@ def test_states_are_not_loaded_inside(make: Any, options: dict[str, Any], tmp_pa
 
 
 @by_class
-def test_a_model_is_copied_alone(make: Any, options: dict[str, Any]) -> None:
+def test_model_copied_inside_swapped_has_the_means(make: Any, options: dict[str, Any]) -> None:
     module, optimizer = trained(make, options)
     with optimizer.swapped():
         means = [param.detach().clone() for param in module.parameters()]
@@ -103,7 +105,7 @@ def test_a_model_is_copied_alone(make: Any, options: dict[str, Any]) -> None:
     torch.testing.assert_close([*map(torch.detach, copied.parameters())], means, rtol=0, atol=0)
 
 
-def test_gradients_that_are_applied_in_the_backward_pass_raise_inside() -> None:
+def test_in_backward_pass_inside_swapped_raises() -> None:
     pair = trained(optim.SGD, {"ema_decay": 0.5, "in_backward": True})
     previous = values_of(pair)
     with pair[1].swapped(), pytest.raises(FailedPreconditionError, match="step inside of swapped"):

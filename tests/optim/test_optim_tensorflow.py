@@ -302,7 +302,9 @@ def test_groups_with_other_options() -> None:
         ({"epss": 0.1}, TypeError, "Adam takes no 'epss'. Did you mean 'eps'"),
     ],
 )
-def test_bad_options_raise(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_options_raise(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
     from thalweg.rules import ADAM
 
     with pytest.raises(error, match=message):
@@ -334,7 +336,7 @@ def test_rules_with_scalar_slots() -> None:
     assert_same([param.detach() for param in params], [var.detach() for var in variables])
 
 
-def test_complex_parameters_of_linear_rules() -> None:
+def test_linear_rules_take_complex_parameters() -> None:
     params = params_of(torch.complex64, ((3,),))
     optimizer, reference = tensorflow.SGD(params, 0.1, momentum=0.9), keras.SGD(0.1, momentum=0.9)
     variables = [thalweg.Variable(param.detach()) for param in params]

@@ -89,7 +89,7 @@ def everything(opt: Any, params: list[Tensor]) -> Any:
 
 
 @pytest.mark.parametrize("make", CASES)
-def test_what_torch_refuses_changes_nothing(make: Callable[[], tuple[Any, list[Tensor]]]) -> None:
+def test_torch_fallback_error_changes_nothing(make: Callable[[], tuple[Any, list[Tensor]]]) -> None:
     opt, params = make()
     previous, state_count = everything(opt, params), len(opt.state)
     with pytest.raises((RuntimeError, ValueError)) as error_info:
@@ -137,7 +137,7 @@ def _text(opt: Any, params: list[Tensor]) -> str:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_step_of_torchs_that_fails_changes_nothing(name: str) -> None:
+def test_failed_torch_fallback_step_changes_nothing(name: str) -> None:
     """Let the step fail at different parameters, with scalars among them."""
     failed = 0
     for fault, index in itertools.product(FAULTS, (1, 3)):
@@ -159,7 +159,7 @@ def test_a_step_of_torchs_that_fails_changes_nothing(name: str) -> None:
     assert failed > 8
 
 
-def test_rows_are_not_added_beside_slots_in_a_block() -> None:
+def test_sparse_fallback_with_block_slots_equals_torch() -> None:
     """Torch adds a single coalesced element at twice the offset of a slot."""
     results: list[list[Tensor]] = []
     for module in (optim, torch.optim):
@@ -178,7 +178,7 @@ def test_rows_are_not_added_beside_slots_in_a_block() -> None:
         torch.testing.assert_close(actual, expected)
 
 
-def test_steps_of_one_kind_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fallback_step_counts_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     opt, params = two()
     copies: list[Tensor] = []
     original = torch_fallback._putting_back

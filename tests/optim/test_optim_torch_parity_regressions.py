@@ -28,7 +28,7 @@ def step(opt: Any, params: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("extras", OPTION_SETS, ids=str)
 @pytest.mark.parametrize("name", NUMBERS)
-def test_numbers_have_torchs_dtype_after_a_load(name: str, extras: dict[str, Any]) -> None:
+def test_loaded_scalars_have_torch_dtypes(name: str, extras: dict[str, Any]) -> None:
     scalars: list[Any] = []
     for module, options in ((optim, extras), (torch.optim, {})):
         opt, params = trained(getattr(module, name), **options)
@@ -47,14 +47,14 @@ def test_numbers_have_torchs_dtype_after_a_load(name: str, extras: dict[str, Any
 
 @pytest.mark.parametrize("text", ["0.1", b"0.1"])
 @pytest.mark.parametrize("name", ["lr", "weight_decay"])
-def test_texts_are_no_numbers(name: str, text: Any) -> None:
+def test_string_options_raise(name: str, text: Any) -> None:
     opt, params = trained(optim.SGD)
     opt.param_groups[0][name] = text
     with pytest.raises(TypeError, match=f"{name} must be a number, not"):
         step(opt, params)
 
 
-def test_pairs_that_a_class_does_not_read_are_the_users() -> None:
+def test_unread_group_entries_are_kept() -> None:
     opt, params = trained(optim.RMSprop)
     opt.param_groups[0]["betas"] = None
     step(opt, params)
@@ -66,7 +66,7 @@ def test_pairs_that_a_class_does_not_read_are_the_users() -> None:
 @pytest.mark.parametrize(
     "option", [{"betas": (torch.tensor(0.9), 0.99)}, {"betas": torch.ones(2) / 2}]
 )
-def test_tensors_that_torchs_foreach_refuses_are_refused(option: dict[str, Any]) -> None:
+def test_tensors_rejected_by_torch_foreach_raise(option: dict[str, Any]) -> None:
     messages: list[Any] = []
     for module in (optim, torch.optim):
         opt, params = trained(module.Adam, foreach=True)

@@ -124,7 +124,7 @@ def mixed(net: nn.Module, rule: Rule, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_rule_beside_a_class_is_that_alone(rule: Rule) -> None:
+def test_user_rule_beside_a_class_equals_the_rule_alone(rule: Rule) -> None:
     """Scalars are computed with Python numbers, as for torch's classes."""
     first_net, ref_net = model(), model()
     mixed_opt = mixed(first_net, rule)
@@ -163,7 +163,7 @@ def test_engines_agree_under_every_option(rule: Rule, options: Any) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_state_goes_on_elsewhere(rule: Rule, tmp_path: Any) -> None:
+def test_user_rule_state_resumes_in_other_front_ends(rule: Rule, tmp_path: Any) -> None:
     nets = [model() for _ in range(4)]
     optimizers = [mixed(net, rule) for net in nets]
     for step in range(2):
@@ -187,7 +187,7 @@ def test_a_state_goes_on_elsewhere(rule: Rule, tmp_path: Any) -> None:
         assert_same(values(net), values(nets[0]))
 
 
-def test_a_state_of_another_rule_is_refused() -> None:
+def test_state_of_another_rule_raises() -> None:
     optimizers = [mixed(model(), rule) for rule in (SLOW, CENTERED)]
     previous = copy.deepcopy(optimizers[1].state_dict())
     with pytest.raises(
@@ -197,7 +197,7 @@ def test_a_state_of_another_rule_is_refused() -> None:
     assert optimizers[1].state_dict() == previous
 
 
-def test_groups_show_names_and_take_options() -> None:
+def test_user_rule_groups_have_names_and_options() -> None:
     net = model()
     groups = optim.groups(net, rules={"0.*": {"rule": SLOW, "lr": 0.5}, ...: "AdamW"})
     assert "Slow" in str(groups)
@@ -229,7 +229,7 @@ INVALID_GROUPS: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", INVALID_GROUPS)
-def test_groups_that_are_refused(name: str) -> None:
+def test_invalid_user_rule_groups_raise(name: str) -> None:
     group, error, message = INVALID_GROUPS[name]
     group_kwargs = {"params": [torch.zeros(3, requires_grad=True)], **group}
     with pytest.raises(error, match=message):
@@ -249,7 +249,7 @@ def test_a_hyperparameter_is_not_called_as_an_option(name: str) -> None:
             optim.RuleOptimizer(model().parameters(), rule, **kwargs)
 
 
-def test_two_rules_of_one_name_are_refused() -> None:
+def test_two_rules_of_one_name_raise() -> None:
     twin = replace(SLOW)
     net = model()
     groups = optim.groups(net, rules={1: SLOW, ...: twin})
@@ -263,7 +263,7 @@ def test_two_rules_of_one_name_are_refused() -> None:
     assert len(opt.param_groups) == 3
 
 
-def test_rows_are_taken_as_the_rule_says() -> None:
+def test_sparse_rows_follow_the_user_rule() -> None:
     table = nn.Embedding(9, 4, sparse=True)
     opt = optim.Mixed([{"params": table.parameters(), "rule": SLOW}])
     previous = table.weight.detach().clone()

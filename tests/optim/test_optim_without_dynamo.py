@@ -48,5 +48,5 @@ assert {*called} == {"add_param_group", "zero_grad", "state_dict", "load_state_d
 """
 
 
-def test_what_others_have_wrapped_is_called() -> None:
+def test_wrapped_step_functions_are_called() -> None:
     subprocess.run([sys.executable, "-c", WRAPPED], check=True)

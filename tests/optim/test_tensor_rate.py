@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from bit_comparison import assert_same
 from thalweg import optim
 from thalweg._engines import torch_layout_probe
 from thalweg.optim.step_adapter import TorchStepAdapter
@@ -43,7 +44,7 @@ def rates(dtype: torch.dtype) -> list[float]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_it_computes_as_torch(dtype: torch.dtype) -> None:
+def test_tensor_rate_arithmetic_equals_torch(dtype: torch.dtype) -> None:
     for step, value in enumerate(rates(dtype)):
         rate = torch.tensor(value, dtype=dtype)
         kwargs: dict[str, Any] = {
@@ -83,7 +84,7 @@ UNSUPPORTED: list[Any] = [
 
 
 @pytest.mark.parametrize("function", UNSUPPORTED)
-def test_what_it_does_not_know_is_left_to_torch(function: Any) -> None:
+def test_unsupported_tensor_rate_operations_raise(function: Any) -> None:
     with pytest.raises(TypeError):
         function(TensorRate.of(torch.tensor(0.5)))
 
@@ -94,7 +95,7 @@ def test_what_it_does_not_know_is_left_to_torch(function: Any) -> None:
     + [torch.tensor(1, dtype=dtype) for dtype in (torch.bfloat16, torch.float16, torch.int64)],
     ids=str,
 )
-def test_what_is_unusual_is_left_to_torch(tensor: Tensor) -> None:
+def test_unusual_tensors_cannot_be_tensor_rates(tensor: Tensor) -> None:
     with pytest.raises(TypeError):
         TensorRate.of(tensor)
 
@@ -108,7 +109,7 @@ pytest_if_read = pytest.mark.skipif(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
-def test_steps_have_the_bits_of_careful_ones(
+def test_tensor_rate_steps_equal_full_steps(
     name: str,
     options: dict[str, Any],
     kind: torch.dtype,
@@ -116,13 +117,13 @@ def test_steps_have_the_bits_of_careful_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     is_tensor_rate: list[bool] = []
-    original = TorchStepAdapter._prepared
+    original = TorchStepAdapter.prepare_scalars
 
     def told(hooks: Any, key: Any) -> Any:
         is_tensor_rate.append(is_replayed)
         return original(hooks, key)
 
-    monkeypatch.setattr(TorchStepAdapter, "_prepared", told)
+    monkeypatch.setattr(TorchStepAdapter, "prepare_scalars", told)
     rate, dice = torch.tensor(0.1, dtype=dtype), torch.Generator().manual_seed(0)
     start = torch.randn(5, generator=dice, dtype=kind)
     param, copied = Parameter(start.clone()), Parameter(start.clone())
@@ -133,20 +134,20 @@ def test_steps_have_the_bits_of_careful_ones(
         is_replayed = step > 1
         opt.step()
         is_replayed = False
-        twin._cache.forget_replay()
+        twin.step_cache.forget_replay()
         twin.step()
-        assert torch.equal(param, copied), step
+        assert_same([param], [copied], f"{step}")
         for actual, expected in zip(
             opt.state[param].values(), twin.state[copied].values(), strict=True
         ):
-            assert torch.equal(actual, expected), step
+            assert_same([actual], [expected], f"{step}")
         rate.mul_(0.77)
-    assert opt._cache.replay.taken == STEPS - 2
+    assert opt.step_cache.replay.taken == STEPS - 2
     assert any(is_tensor_rate) is (dtype == torch.bfloat16 or name in BY_TORCH)
 
 
 @pytest_if_read
-def test_a_rate_may_become_of_another_kind() -> None:
+def test_rate_may_change_its_type() -> None:
     rate = torch.tensor(0.1)
     param, copied = Parameter(torch.ones(3)), Parameter(torch.ones(3))
     opt, twin = (optim.AdamW([tensor], lr=rate) for tensor in (param, copied))
@@ -157,6 +158,6 @@ def test_a_rate_may_become_of_another_kind() -> None:
         if step == 6:
             rate.fill_(0.0)
         opt.step()
-        twin._cache.forget_replay()
+        twin.step_cache.forget_replay()
         twin.step()
-        assert torch.equal(param, copied)
+        assert_same([param], [copied])

@@ -17,7 +17,7 @@ print(torch_inputs.describe_inputs(), end="")
 """
 
 
-def test_they_are_those_of_the_whole_table() -> None:
+def test_torch_inputs_equal_the_complete_table() -> None:
     process = fresh_process.run(PROGRAM, str(Path(torch_inputs.__file__).parent))
     assert process.returncode == 0, process.stderr
     assert len(torch_inputs.INPUTS) > 50

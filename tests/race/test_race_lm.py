@@ -31,7 +31,7 @@ def _short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm, "TEST_EXAMPLES", 8)
 
 
-def test_a_seed_has_the_same_examples_and_another_has_others() -> None:
+def test_seed_determines_examples() -> None:
     problem, same_problem, other_problem = map(PROBLEMS["lm"], (3, 3, 4))
     for part in ("train", "test"):
         examples, same_examples = getattr(problem, part), getattr(same_problem, part)
@@ -46,11 +46,11 @@ def test_a_seed_has_the_same_examples_and_another_has_others() -> None:
     ("text", "classes"),
     [("\n ~", [0, 1, 95]), ("a\tb", [66, 96, 67]), ("é\U0001f600\x7f\ud800", [96, 96, 96, 96])],
 )
-def test_characters_have_classes(text: str, classes: list[int]) -> None:
+def test_characters_are_mapped_to_classes(text: str, classes: list[int]) -> None:
     assert lm._encode(text).tolist() == classes
 
 
-def test_the_model_looks_at_nothing_that_follows() -> None:
+def test_model_is_causal() -> None:
     torch.manual_seed(0)
     model = lm.Transformer()
     assert sum(param.numel() for param in model.parameters()) == 116_193
@@ -73,7 +73,7 @@ MATRICES = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_hidden_matrices_of_each_problem(name: str) -> None:
+def test_problems_have_hidden_matrices(name: str) -> None:
     if name in ("digits", "lines"):
         pytest.importorskip("sklearn")
     problem = PROBLEMS[name](0)
@@ -83,7 +83,7 @@ def test_hidden_matrices_of_each_problem(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["optim:Muon", "torch:Muon", "optim:SOAP"])
-def test_adamw_has_all_but_the_hidden_matrices(name: str) -> None:
+def test_adamw_gets_all_except_hidden_matrices(name: str) -> None:
     race = run(PROBLEMS["lm"](0), line_up([name], {}, "lm"))
     optimizer: Any = race.lanes[0].optimizer
     groups = [group for part in optimizer._optimizers for group in part.param_groups]
@@ -93,7 +93,7 @@ def test_adamw_has_all_but_the_hidden_matrices(name: str) -> None:
     assert sorted(first + second) == sorted(names.values())
 
 
-def test_without_hidden_matrices_all_of_two_dimensions_are_matrices() -> None:
+def test_all_2d_params_are_matrices_without_hidden_matrices() -> None:
     optimizer = named("optim:Muon").make(0.1)
     matrix, vector = torch.ones(3, 2), torch.ones(3)
     optimizer.apply_gradients([(torch.ones(3, 2), matrix), (torch.ones(3), vector)])
@@ -108,7 +108,8 @@ def test_a_schedule_free_class_is_evaluated_as_its_means(monkeypatch: pytest.Mon
     @contextmanager
     def told(self: Any) -> Iterator[None]:
         with evaluated(self):
-            events.append(f"{self.factory.__name__} {self._optimizers[0]._cache.holds_averages}")
+            cache = self._optimizers[0].step_cache
+            events.append(f"{self.factory.__name__} {cache.holds_averages}")
             yield
             events.append("out")
 
@@ -126,7 +127,7 @@ def test_a_schedule_free_class_is_evaluated_as_its_means(monkeypatch: pytest.Mon
     }
 
 
-def test_the_race_of_its_contestants() -> None:
+def test_language_model_race_runs() -> None:
     outcome = CliRunner().invoke(main, ["race", "--problem", "LM", "--json"])
     assert outcome.exit_code == 0, outcome.output
     document = json.loads(outcome.stdout)
@@ -137,7 +138,7 @@ def test_the_race_of_its_contestants() -> None:
         assert row["losses"][-1] < row["losses"][0], row["optimizer"]
 
 
-def test_a_library_without_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_without_sources_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdlib_text, "root", lambda: Path("nowhere"))
     outcome = CliRunner().invoke(main, ["race", "--problem", "lm"])
     assert outcome.exit_code == 1

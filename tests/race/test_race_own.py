@@ -170,7 +170,7 @@ TWINS = {
 
 
 @pytest.mark.parametrize(("entry", "twin", "rate"), TWINS.values(), ids=TWINS)
-def test_entries_that_take_the_same_steps(entry: str, twin: str, rate: float | None) -> None:
+def test_equal_entries_take_equal_steps(entry: str, twin: str, rate: float | None) -> None:
     problem = PROBLEMS["digits"](0)
     first, second = run(problem, line_up([entry, twin], {}, "digits"), epochs=1).lanes
     assert first.losses == second.losses
@@ -191,7 +191,7 @@ def test_the_command_with_entries_of_both_forms() -> None:
     assert min(rows["several"]["losses"][1:]) < rows["several"]["losses"][0]
 
 
-def test_rates_by_the_name_with_options() -> None:
+def test_rate_is_set_by_name_with_options() -> None:
     names = "mine.py:Sign(scale=2,mode=fast),mine.py:Sign,Adam,optim:Adam,some_optimizers:Sign"
     rates = "Sign(scale=2,mode=fast)=0.003,Sign=0.002,some_optimizers:Sign=0.004,Adam=0.005"
     rates_by_name = {name: row["learning_rate"] for name, row in results_of(
@@ -202,7 +202,7 @@ def test_rates_by_the_name_with_options() -> None:
     }  # fmt: skip
 
 
-def test_a_rate_for_all_is_not_that_of_one_with_its_own() -> None:
+def test_general_rate_does_not_override_a_named_rate() -> None:
     lanes = line_up(["SGD", "SGD(lr=0.5)", "torch:SGD(lr=0.4)"], {"torch:SGD": 0.3}, "digits", 0.1)
     assert [contestant.learning_rate for contestant in lanes] == [0.1, 0.5, 0.3]
 
@@ -214,7 +214,7 @@ def test_a_sweep_begins_at_the_default_rate() -> None:
     assert [trial["learning_rate"] for trial in trials] == [0.0001, 0.0003, 0.001, 0.003, 0.01]
 
 
-def test_modes_of_a_schedule_free_optimizer() -> None:
+def test_schedule_free_optimizer_switches_modes() -> None:
     (lane,) = run(PROBLEMS["digits"](0), line_up(["mine.py:Modes"], {}, "digits"), epochs=1).lanes
     calls = lane.optimizer._optimizers[0].calls
     assert (calls[0], calls[-2:]) == ("train", ["eval", "train"])
@@ -222,7 +222,7 @@ def test_modes_of_a_schedule_free_optimizer() -> None:
     assert "step" not in {calls[place + 1] for place, call in enumerate(calls) if call == "eval"}
 
 
-def test_layers_of_an_own_class_are_measured_where_it_can() -> None:
+def test_report_measures_layers_if_supported() -> None:
     names = "thalweg.optim:AdamW,torch.optim:AdamW,mine.py:make"
     result = race("--optimizers", names, "--report", "race.html")
     assert result.exit_code == 0, result.output
@@ -260,7 +260,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize(("names", "message"), UNUSABLE.values(), ids=UNUSABLE)
-def test_entries_that_cannot_race(
+def test_unsupported_entries_raise(
     names: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PROBLEMS, "digits", None)  # pyright: ignore[reportArgumentType]
@@ -285,7 +285,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize(("names", "message"), FAILING.values(), ids=FAILING)
-def test_entries_that_fail(names: str, message: str) -> None:
+def test_failing_entries_are_reported(names: str, message: str) -> None:
     result = race("--optimizers", names)
     assert result.exit_code == 1, result.output
     assert message in result.stderr
@@ -306,17 +306,17 @@ def test_entries_that_fail(names: str, message: str) -> None:
         ("p:Adam(a=1", "p:Adam(a=1", {}, None),
     ],
 )
-def test_options_of_an_entry(text: str, name: str, options: Any, rate: float | None) -> None:
+def test_entry_options_are_parsed(text: str, name: str, options: Any, rate: float | None) -> None:
     entry = parse_entry(text)
     assert (entry.name, entry.options, entry.rate) == (name, options, rate)
 
 
-def test_nested_options_are_too_deep() -> None:
+def test_nested_entry_options_raise() -> None:
     with pytest.raises((RaceError, EntryError), match="neither a word nor a literal"):
         parse_entry(f"p:Adam(a={'(' * 500}{')' * 500})")
 
 
-def test_the_default_race() -> None:
+def test_default_race_has_documented_contestants() -> None:
     assert DEFAULT_OPTIMIZERS["digits"] == (
         "torch:AdamW", "optim:AdamW", "optim:AdamW8bit", "optim:Muon", "optim:SOAP", "optim:Lion",
         "Adam", "Ftrl",
@@ -337,7 +337,7 @@ def test_the_default_race() -> None:
     assert "us/step" in result.stdout
 
 
-def test_without_the_baseline_nothing_is_compared() -> None:
+def test_baseline_comparison_needs_the_baseline() -> None:
     for names in ("torch:AdamW", "SGD,optim:SGD"):
         result = race("--optimizers", names)
         assert "baseline" not in result.stdout

@@ -49,7 +49,7 @@ def read_page(path: Path) -> dict[str, Any]:
     ["optim:SGD,torch:SGD,mine.py:SIGN",
      pytest.param("optim:Muon,optim:AdamW,torch:Muon,mine.py:SIGN", marks=pytest.mark.slow)],
 )  # fmt: skip
-def test_the_page_of_a_race(names: str) -> None:
+def test_report_page_of_a_race_has_all_contestants(names: str) -> None:
     losses: list[dict[str, list[float]]] = []
     for arguments in ((), ("--report", "race.html")):
         result = race("--optimizers", names, *arguments)
@@ -116,7 +116,7 @@ INVALID_REPORTS = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), INVALID_REPORTS.values(), ids=INVALID_REPORTS)
-def test_pages_are_refused_before_the_race(
+def test_invalid_report_path_raises_before_the_race(
     arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PROBLEMS, "digits", refuse_to_load)

@@ -60,13 +60,15 @@ def races(**accuracies: list[float]) -> list[Race]:
         ({"A": [math.nan, math.nan], "B": [0.3, 0.31]}, "B1 A2"),
     ],
 )
-def test_ranks_that_seeds_leave_open(accuracies: dict[str, list[float]], ranks: str) -> None:
+def test_ranks_within_seed_spread_are_shared(
+    accuracies: dict[str, list[float]], ranks: str
+) -> None:
     rows = standings.rank_contestants(races(**accuracies))
     texts = [f"{row.name}{report._format_ranks(row)}" for row in rows]
     assert " ".join(texts) == ranks
 
 
-def test_means_and_spread() -> None:
+def test_results_have_means_and_spread() -> None:
     (row,) = standings.rank_contestants(races(A=[0.5, 0.7, math.nan]))
     assert row.accuracies == [0.5, 0.7, 0.0]
     assert (row.accuracy, row.diverged) == (pytest.approx(0.4), 1)
@@ -98,7 +100,7 @@ def test_a_narrow_terminal_gets_fewer_columns(width: int, headings: str) -> None
     assert (LONG in text) is (width >= 50)
 
 
-def test_the_table_of_a_sweep_gets_narrow_too() -> None:
+def test_sweep_table_fits_a_narrow_terminal() -> None:
     lanes = [lane("SGD", 0.9, loss, rate) for loss, rate in zip((3, 2, 1, 2, 3), (1, 2, 3, 4, 5))]
     swept = replace(races(SGD=[0.9])[0], lanes=lanes)
     for width, count in ((80, 7), (40, 4), (10, 2)):
@@ -116,7 +118,9 @@ def test_the_table_of_a_sweep_gets_narrow_too() -> None:
         ((math.nan,) * 5, 1, True),
     ],
 )
-def test_the_lowest_train_loss_wins(losses: tuple[float, ...], won: int, edge: bool) -> None:
+def test_sweep_selects_the_lowest_train_loss(
+    losses: tuple[float, ...], won: int, edge: bool
+) -> None:
     lanes = [
         lane("SGD", loss if math.isnan(loss) else 0.5, loss, place)
         for place, loss in enumerate(losses, start=1)
@@ -125,7 +129,7 @@ def test_the_lowest_train_loss_wins(losses: tuple[float, ...], won: int, edge: b
     assert sweep.is_at_the_edge(lanes) is edge
 
 
-def test_everyone_tries_as_many_rates_around_its_own() -> None:
+def test_sweep_tries_equal_numbers_of_rates() -> None:
     contestants = sweep.enter_rates(line_up(["SGD", "Adam"], {}, "digits"))
     assert [contestant.name for contestant in contestants] == ["SGD"] * 5 + ["Adam"] * 5
     rates = [contestant.learning_rate for contestant in contestants]
@@ -144,7 +148,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["race", "--epochs", "1", *arguments])
 
 
-def test_seeds_and_a_sweep() -> None:
+def test_seeds_combine_with_a_sweep() -> None:
     result = invoke("--optimizers", "SGD,Adam", "--seed", "3", "--seeds", "2", "--lr", "sweep",
                     "--logdir", "runs")  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -170,7 +174,7 @@ def test_seeds_and_a_sweep() -> None:
         assert len(list(Path("runs/digits", name).iterdir())) == 2
 
 
-def test_a_seed_of_several_is_the_race_of_that_seed() -> None:
+def test_each_of_several_seeds_equals_its_own_race() -> None:
     document = json.loads(invoke("--optimizers", "SGD", "--seeds", "2", "--json").stdout)
     single = json.loads(invoke("--optimizers", "SGD", "--seed", "1", "--json").stdout)
     row, single_row = document["races"][1]["results"][0], single["results"][0]
@@ -218,7 +222,7 @@ def test_ctrl_c_in_a_sweep_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch
     assert race.lanes == [sweep.best_lane(outcome.swept.lanes)]
 
 
-def test_progress_goes_from_nothing_to_all() -> None:
+def test_progress_goes_from_zero_to_total() -> None:
     shares: list[float] = []
     titles: dict[str, bool] = {}
 

@@ -74,13 +74,13 @@ def test_points_fill_each_part_of_the_interval(seed: int, base: int) -> None:
     assert all(0 <= x < 1 for x in column)
 
 
-def test_points_of_a_seed_are_the_same_and_those_of_another_are_not() -> None:
+def test_seed_determines_the_points() -> None:
     assert halton(5, 3, 1) == halton(7, 3, 1)[:5]
     assert halton(5, 3, 1) != halton(5, 3, 2)
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_each_space_has_a_source_and_makes_optimizers(name: str) -> None:
+def test_every_search_space_has_a_source_and_makes_optimizers(name: str) -> None:
     space, problem = SPACES[name], load_tiny(0)
     assert "arxiv" in space.source or "mlcommons" in space.source
     for number, unit in enumerate(halton(3, space.dimensions, 0)):
@@ -93,7 +93,7 @@ def test_each_space_has_a_source_and_makes_optimizers(name: str) -> None:
         assert space.rule in kinds
 
 
-def test_hidden_matrices_alone_are_muons() -> None:
+def test_muon_gets_only_hidden_matrices() -> None:
     problem, space = load_tiny(0), SPACES["optim:Muon"]
     model = problem.make_model()
     point = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "beta1": 0.8, "beta2": 0.98,
@@ -109,17 +109,17 @@ def test_hidden_matrices_alone_are_muons() -> None:
     ("choice", "share", "value"),
     [((1.0, 2.0, 3.0), 0.0, 1.0), ((1.0, 2.0, 3.0), 0.999, 3.0), (Log(1e-4, 1e-2), 0.5, 1e-3)],
 )
-def test_a_share_chooses_a_value(choice: Any, share: float, value: float) -> None:
+def test_unit_interval_selects_a_value(choice: Any, share: float, value: float) -> None:
     assert Space("Lion", "", {"lr": choice}).draw(0, [share]) == {"lr": pytest.approx(value)}
 
 
-def test_points_of_a_list_are_taken_in_turn() -> None:
+def test_listed_points_are_used_in_order() -> None:
     plan = StudyPlan(["lm"], find_spaces(["ScheduleFreeAdamW"]), trials=5, studies=2)
     rates = [plan.point(key)["lr"] for key in plan.trial_keys()]
     assert rates == [0.003, 0.004, 0.005, 0.01, 0.002] * 2
 
 
-def test_a_rate_rises_and_falls() -> None:
+def test_rate_warms_up_and_decays() -> None:
     factors = [rate_factor(step, warmup=4, steps=20) for step in range(21)]
     assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert factors[4:] == sorted(factors[4:], reverse=True)
@@ -153,7 +153,7 @@ def test_contestants_without_a_space_are_named(names: list[str], message: str) -
 # Trials
 
 
-def test_a_trial_ends_at_the_target_and_again_the_same() -> None:
+def test_trial_ends_at_the_target_and_is_reproducible() -> None:
     space = SPACES["optim:AdamW"]
     point = {"lr": 0.032, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95}
     first = trial.run_trial("lm", space, point, 0, 1)
@@ -180,13 +180,13 @@ def test_a_step_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         trial.run_trial("lm", SPACES["optim:Lion"], SPACES["optim:Lion"].draw(0, [0.0] * 4), 0, 1)
 
 
-def test_means_are_what_a_schedule_free_class_is_evaluated_with(
+def test_schedule_free_class_is_evaluated_with_averages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     flags: list[bool] = []
 
     def test_loss(self: Problem, model: nn.Module) -> float:
-        flags.append(optimizers[-1]._cache.holds_averages)
+        flags.append(optimizers[-1].step_cache.holds_averages)
         return math.inf
 
     def remembered(*arguments: Any) -> Any:
@@ -202,7 +202,7 @@ def test_means_are_what_a_schedule_free_class_is_evaluated_with(
     assert flags == [True, False]
 
 
-def test_tables_are_dense_for_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedding_tables_are_dense_for_all_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(seed: int) -> Problem:
         problem = load_tiny(seed)
         inputs = (problem.train.inputs[:, 0] > 0).long()
@@ -229,7 +229,7 @@ def test_tables_are_dense_for_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"p": {"A": 10, "B": 100}}, {"A": 1.0, "B": 0.0}),
     ],
 )
-def test_scores(costs: Any, scores: dict[str, float]) -> None:
+def test_scores_equal_expected_values(costs: Any, scores: dict[str, float]) -> None:
     assert profile.scores_of(costs) == pytest.approx(scores)
 
 
@@ -267,7 +267,7 @@ def finished(costs: dict[str, list[list[int | None]]], problems: int = 1) -> Res
         ({"A": [[20]] * 3, "B": [[20]] * 3}, "A 20 1-2, B 20 1-2"),
     ],
 )
-def test_places_and_ranks_that_studies_leave_open(costs: Any, expected: str) -> None:
+def test_ranks_within_study_spread_are_shared(costs: Any, expected: str) -> None:
     places = profile.place_all(finished(costs), profile.steps_of)
     rows = [
         f"{place.name} {place.costs['digits']:.0f} {place.first}"
@@ -277,7 +277,7 @@ def test_places_and_ranks_that_studies_leave_open(costs: Any, expected: str) -> 
     assert ", ".join(rows) == expected
 
 
-def test_costs_of_tuning_and_undecided_places() -> None:
+def test_tuning_costs_and_undecided_ranks_are_reported() -> None:
     results = finished({"A": [[30, None], [20, None]], "B": [[40, 80], [41, 80]]})
     overview = summary.summarize(results)
     assert vars(overview.tuning["A"]) == {"steps": 425.0, "hits": 2, "studies": 2}
@@ -287,7 +287,7 @@ def test_costs_of_tuning_and_undecided_places() -> None:
     assert json.loads(json.dumps(summary.as_json(overview), allow_nan=False))["by_clock"] is True
 
 
-def test_times_are_the_processors_where_others_took_the_cores() -> None:
+def test_times_are_cpu_times_on_a_busy_machine() -> None:
     results = finished({"A": [[30], [20]], "B": [[40], [41]]})
     overview = summary.summarize(results)
     assert [entry.costs["digits"] for entry in overview.seconds] == [2.5, 4.05]
@@ -346,7 +346,7 @@ def numbers_of(text: str) -> Any:
     return document["trials"], document["settings"]
 
 
-def test_a_race_that_is_stopped_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_race_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
     uninterrupted = invoke(*SHORT, "--json")
     assert uninterrupted.exit_code == 0, uninterrupted.output
     assert uninterrupted.stdout == Path("target.json").read_text()
@@ -374,7 +374,7 @@ def test_a_race_that_is_stopped_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
     assert invoke(*SHORT).exit_code == 0  # one that is over is replaced
 
 
-def test_a_race_that_goes_on_has_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_race_needs_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     short = ("--trials", "1", "--studies", "1", "--problem", "lm", "--optimizers", "Lion")
     assert invoke(*short).exit_code == 0
     for changes, message in (
@@ -394,7 +394,7 @@ ROW = {"problem": "lm", "contestant": "optim:Lion", "study": 0, "trial": 0, "ste
        "loss": 0.5, "seconds": 1.0}  # fmt: skip
 
 
-def test_settings_that_are_missing_are_told_in_a_few_words() -> None:
+def test_missing_settings_are_reported_briefly() -> None:
     plan, path = StudyPlan(["lm"], find_spaces(["Lion"]), 1, 1), Path("target.json")
     settings = {"seed": 0, "trials": {}, "machine": "x" * 5000}
     path.write_text(json.dumps({"format": 1, "settings": settings, "trials": []}))
@@ -417,7 +417,7 @@ def test_settings_that_are_missing_are_told_in_a_few_words() -> None:
         ([3], "TypeError"),
     ],
 )
-def test_a_file_that_is_damaged_is_refused(trials: Any, message: str) -> None:
+def test_damaged_file_raises(trials: Any, message: str) -> None:
     plan, path = StudyPlan(["lm"], find_spaces(["Lion"]), 1, 1), Path("target.json")
     text = trials if isinstance(trials, str) else "{" if trials is None else json.dumps(
         {"format": 1, "settings": plan.settings(), "trials": trials}
@@ -497,13 +497,13 @@ def test_invalid_options_of_a_race_fail(arguments: list[str], message: str) -> N
     assert message in result.stderr
 
 
-def test_nothing_to_go_on_from() -> None:
+def test_resume_without_a_saved_race_fails() -> None:
     result = invoke("--resume")
     assert result.exit_code == 1
     assert "there is no 'target.json' to go on from: leave out --resume" in result.stderr
 
 
-def test_names_are_those_of_problems_and_goals() -> None:
+def test_problem_names_equal_goal_names() -> None:
     assert [*GOALS] == [*PROBLEMS] == [*thalweg._cli.commands.race.PROBLEMS]
     assert set(DEFAULT) <= set(SPACES)
     assert len(DEFAULT) == 6
@@ -519,7 +519,7 @@ def test_a_narrow_terminal_gets_fewer_columns() -> None:
 
 
 @pytest.mark.slow
-def test_processes_end_with_ctrl_c_and_the_race_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_processes_and_the_race_resumes(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     command = [
         sys.executable, "-m", "thalweg", "race", "--target", "--jobs", "2", "--trials", "3",

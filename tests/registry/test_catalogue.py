@@ -16,7 +16,7 @@ NAMES = registry.names()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_makes_an_optimizer_in_any_case_of_letters(name: str) -> None:
+def test_optimizer_names_are_case_insensitive(name: str) -> None:
     assert registry.spelled(name.upper()) == registry.spelled(name.lower()) == name
     entry = registry.named(name)
     optimizer = entry.make(0.25)
@@ -26,13 +26,13 @@ def test_a_name_makes_an_optimizer_in_any_case_of_letters(name: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_the_name_of_a_rule_makes_what_runs_it(rule: thalweg.Rule) -> None:
+def test_rule_name_finds_its_optimizer(rule: thalweg.Rule) -> None:
     entry = registry.by_rule()[rule.name]
     assert entry.rule is rule
     assert (entry.of in registry.KERAS) == (rule in KERAS_RULES)
 
 
-def test_names_are_those_of_rules_and_of_classes() -> None:
+def test_registry_names_are_rule_and_class_names() -> None:
     assert NAMES[: len(RULES)] == [rule.name for rule in RULES]
     assert set(registry.KERAS) < set(NAMES)
     prefixes = [name.partition(":")[0] for name in NAMES[len(RULES) :]]
@@ -47,13 +47,13 @@ def test_names_are_those_of_rules_and_of_classes() -> None:
         ("v1:optimizer", "'v1:Optimizer' cannot be named here: it is the base class"),
     ],
 )
-def test_other_names_are_refused(name: str, message: str) -> None:
+def test_unknown_names_raise(name: str, message: str) -> None:
     with pytest.raises(NotFoundError) as raised:
         registry.spelled(name)
     assert str(raised.value).startswith(message)
 
 
-def test_measuring_steps_knows_nothing_of_the_race() -> None:
+def test_step_measurement_does_not_import_race() -> None:
     paths = [*Path(thalweg.__file__).parent.glob("_cli/bench/*.py")]
     assert paths
     for path in paths:

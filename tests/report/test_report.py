@@ -93,7 +93,7 @@ def test_records_in_other_forms_have_the_same_numbers(row: list[Any], tmp_path: 
     assert len(copies) == 4
 
 
-def test_numbers_that_are_none(tmp_path: Path) -> None:
+def test_missing_and_nonfinite_numbers_are_read(tmp_path: Path) -> None:
     path = write(
         tmp_path / "run.jsonl", HEADER, record(1, [None, "NaN"]), record(2, ["Infinity", 0])
     )
@@ -121,7 +121,7 @@ def test_a_growing_file_is_followed(run: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "step,loss\n1,2\n", '{"a": 1}\n', "\x89PNG", "{" * 99_999])
-def test_files_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
+def test_files_of_another_kind_raise(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(text)
     with pytest.raises(DataLossError, match="no file of diagnostics"):
@@ -141,7 +141,7 @@ def test_files_that_begin_with_a_mark_or_blank_lines_are_read(prefix: str, tmp_p
         assert reader.damaged == (prefix[1:] != "" and prefix[0] == "\ufeff")
 
 
-def test_other_versions_and_missing_files_are_refused(tmp_path: Path) -> None:
+def test_other_versions_and_missing_files_raise(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", {**HEADER, "version": 2})
     with pytest.raises(UnsupportedCheckpointError, match="version 2"):
         read_history(path)
@@ -149,7 +149,7 @@ def test_other_versions_and_missing_files_are_refused(tmp_path: Path) -> None:
     assert (result.exit_code, "there is no file" in result.stderr) == (1, True)
 
 
-def test_a_resumed_training_takes_the_place_of_its_steps(tmp_path: Path) -> None:
+def test_resumed_training_replaces_repeated_steps(tmp_path: Path) -> None:
     second_header = {**HEADER, "names": [HOSTILE, "new"]}
     path = write(tmp_path / "run.jsonl", HEADER, *map(record, range(1, 9)), second_header,
                  record(5, [0.5, 0.25], 7.0))  # fmt: skip
@@ -166,7 +166,9 @@ def test_a_resumed_training_takes_the_place_of_its_steps(tmp_path: Path) -> None
     [(1, 1, 1, (1, 1)), (1, 1000, 1, (1, 1000)), (1, 1001, 1, (2, 501)),
      (1, 10_000, 10, (10, 1000)), (10, 137, 10, (10, 13)), (1, 123_457, 10, (130, 950))],
 )  # fmt: skip
-def test_bins(first: int, end: int, interval: int, expected: tuple[int, int]) -> None:
+def test_make_bins_covers_the_range(
+    first: int, end: int, interval: int, expected: tuple[int, int]
+) -> None:
     new_bins = bins.make_bins(first, end, interval)
     assert (new_bins.width, new_bins.count) == expected
     assert new_bins.place(np.array([first, end])).tolist() == [0, new_bins.count - 1]
@@ -226,7 +228,7 @@ def read_page(page: str) -> tuple[dict[str, Any], list[str]]:
     return json.loads(parser.data), parser.tags
 
 
-def test_the_page(run: Path, tmp_path: Path) -> None:
+def test_report_page_has_data_and_layers(run: Path, tmp_path: Path) -> None:
     with run.open("a") as file:
         file.write(json.dumps(record(31, [None, "NaN"], "NaN"))[:-1] + "}\n{cut\n")
     result = invoke("report", run, "--title", HOSTILE)
@@ -247,7 +249,7 @@ def test_the_page(run: Path, tmp_path: Path) -> None:
     assert [warning[:3] for warning in training["warned"]][-1] == [-1, 31, "loss left its band"]
 
 
-def test_several_trainings_have_one_axis(run: Path) -> None:
+def test_trainings_share_one_axis(run: Path) -> None:
     longer, unmeasured = read_history(run), History()
     unmeasured.losses = dict.fromkeys(range(1, 11), 2.0)
     trainings = [
@@ -268,7 +270,7 @@ def test_several_trainings_have_one_axis(run: Path) -> None:
 
 @pytest.mark.parametrize("columns", [[], ["cosine"], ["gradient_norm"]])
 @pytest.mark.parametrize("layers", [0, 2])
-def test_pages_and_tables_with_other_columns(
+def test_pages_and_tables_support_other_columns(
     columns: list[str], layers: int, tmp_path: Path
 ) -> None:
     rows = [{"step": step, **{column: [1, 2][:layers] for column in columns}} for step in range(3)]
@@ -279,7 +281,7 @@ def test_pages_and_tables_with_other_columns(
     assert (result.exit_code, "step 2" in result.stdout) == (0, True), result.output
 
 
-def test_columns_are_named_as_a_file_likes(tmp_path: Path) -> None:
+def test_columns_may_have_any_names(tmp_path: Path) -> None:
     column = "[/b]\x1b[2J"
     path = write(tmp_path / "run.jsonl", {**HEADER, "columns": [column]},
                  {"step": 1, column: [1, 2]})  # fmt: skip
@@ -289,7 +291,7 @@ def test_columns_are_named_as_a_file_likes(tmp_path: Path) -> None:
     assert r"[/b]\x1b[2J" in result.stdout
 
 
-def test_a_file_with_a_header_alone(tmp_path: Path) -> None:
+def test_file_with_only_a_header_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", HEADER)
     assert "no step yet" in invoke("watch", path).stdout
     assert invoke("report", path).exit_code == 0
@@ -315,7 +317,7 @@ def test_the_largest_numbers_are_drawn(run: Path) -> None:
     assert json.loads(outcome.stdout)["step"] == 33
 
 
-def test_a_page_goes_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
+def test_output_option_sets_the_page_path(run: Path, tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     assert invoke("report", run, "-o", target).stdout == f"Saved {target}\n"
     assert target.is_file()
@@ -326,7 +328,7 @@ def test_a_page_goes_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
     assert (result.exit_code, "there is no folder" in result.stderr) == (2, True)
 
 
-def test_a_page_never_takes_the_place_of_its_file_or_of_a_device(run: Path) -> None:
+def test_page_never_overwrites_its_input_or_a_device(run: Path) -> None:
     content = run.read_bytes()
     page = run.rename(run.with_suffix(".html"))  # so that the default is the same file
     for arguments in ((page,), (page, "-o", page)):
@@ -340,13 +342,13 @@ def test_a_page_never_takes_the_place_of_its_file_or_of_a_device(run: Path) -> N
     assert "Is a directory" in invoke("report", "").stderr  # a variable of a shell that is not set
 
 
-def test_a_pipe_is_refused() -> None:
+def test_named_pipe_raises() -> None:
     reading, writing = os.pipe()
     with open(reading), open(writing, "w"), pytest.raises(DataLossError, match="is a pipe"):
         JsonLinesReader(f"/dev/fd/{reading}")
 
 
-def test_watch_prints_one_table_where_it_is_piped(run: Path) -> None:
+def test_piped_watch_prints_one_table(run: Path) -> None:
     with run.open("a") as file:
         file.write(json.dumps(record(31, [0.5, "NaN"])) + '\n{"step": 4, "lo')
     result = invoke("watch", run, COLUMNS="60")
@@ -360,7 +362,7 @@ def test_watch_prints_one_table_where_it_is_piped(run: Path) -> None:
     assert "1 damaged line was skipped." in result.stdout
 
 
-def test_ctrl_c_ends_watch_without_a_word(
+def test_ctrl_c_ends_watch_silently(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rich.console import Console
@@ -397,7 +399,7 @@ def test_examples_of_help_run(command: str, run: Path, monkeypatch: pytest.Monke
         assert result.exit_code == 0, result.output
 
 
-def test_the_order_of_layers() -> None:
+def test_layers_keep_model_order() -> None:
     rows = {"ratio": np.array([1.0, 3.0, math.nan, UNMEASURED, 2.0]), "nonfinite": np.eye(5)[4]}
     assert rank_layers(rows).indices.tolist() == [2, 4, 1, 0, 3]
 
@@ -458,7 +460,9 @@ CASES = {
 
 
 @pytest.mark.parametrize(("columns", "start", "end", "expected"), CASES.values(), ids=CASES)
-def test_warnings(columns: Any, start: int, end: int, expected: list[Any]) -> None:
+def test_training_problems_are_warned_about(
+    columns: Any, start: int, end: int, expected: list[Any]
+) -> None:
     rows = feed(changed(usual(160), start, end, **columns))
     assert [("x" if "momentum" in row[2] else row[0], *row[1:]) for row in rows] == expected
 
@@ -482,7 +486,7 @@ BATCHES: dict[str, tuple[dict[str, str], int, int | None, str]] = {
 
 
 @pytest.mark.parametrize(("columns", "rows", "loss_step", "crowd"), BATCHES.values(), ids=BATCHES)
-def test_a_batch_is_reported_where_most_layers_leave(
+def test_batch_is_reported_if_most_layers_spike(
     columns: dict[str, str], rows: int, loss_step: int | None, crowd: str
 ) -> None:
     spikes, events, rng = Spikes(), [], np.random.default_rng(0)
@@ -508,7 +512,7 @@ def test_a_batch_is_reported_where_most_layers_leave(
     assert len(events) == 1 + (loss_step is not None)
 
 
-def test_a_layer_that_leaves_first_is_named_before_the_batch() -> None:
+def test_first_spiking_layer_is_named_before_the_batch() -> None:
     spikes, events, rng = Spikes(), [], np.random.default_rng(0)
     for step in range(1, 66):
         norms = rng.lognormal(0, 0.3, 8)
@@ -519,7 +523,7 @@ def test_a_layer_that_leaves_first_is_named_before_the_batch() -> None:
     ]  # fmt: skip
 
 
-def test_frozen_layers_have_no_say_in_a_batch() -> None:
+def test_frozen_layers_are_ignored_in_batch_warnings() -> None:
     spikes, events, rng = Spikes(), [], np.random.default_rng(0)
     for step in range(1, 91):
         norms = rng.lognormal(0, 0.3, 8)
@@ -530,7 +534,7 @@ def test_frozen_layers_have_no_say_in_a_batch() -> None:
     assert batches == ["ab"]
 
 
-def test_pages_and_tables_tell_of_a_batch(tmp_path: Path) -> None:
+def test_pages_and_tables_report_a_batch_warning(tmp_path: Path) -> None:
     large = [[1, 2], [1000, 2000]]
     rows = [{**record(step), "loss": 9.0 if step == 40 else 1.0, "gradient_norm": large[step == 40]}
             for step in range(1, 50)]  # fmt: skip
@@ -546,7 +550,7 @@ def test_pages_and_tables_tell_of_a_batch(tmp_path: Path) -> None:
     assert "step 40: batch: 2 layers left their band" in invoke("watch", path).stdout
 
 
-def test_a_page_without_drawn_columns_tells_of_a_batch(tmp_path: Path) -> None:
+def test_page_without_drawn_columns_reports_a_batch_warning(tmp_path: Path) -> None:
     rows = [{"step": step, "time": 1.0, "loss": 9.0 if step == 40 else 1.0,
              "zero": [0.999 if step == 40 else 0.5] * 2} for step in range(1, 50)]  # fmt: skip
     path = write(tmp_path / "run.jsonl", {**HEADER, "columns": ["zero"]}, *rows)
@@ -556,7 +560,7 @@ def test_a_page_without_drawn_columns_tells_of_a_batch(tmp_path: Path) -> None:
     assert [warning[5:] for warning in training["warned"]] == [["batch", []], ["loss", []]]
 
 
-def test_the_loss_makes_a_short_spike_sure() -> None:
+def test_loss_confirms_a_short_spike() -> None:
     rows = changed(usual(120), 90, 91, gradient_norm=[1, 1000])
     losses = [1.0] * 120
     losses[92] = 5.0
@@ -576,7 +580,7 @@ def test_parameters_without_elements_are_not_silent() -> None:
     assert not [event for n in range(99) for event in spikes.feed(rows, "ab", n, None, (4, 0))]
 
 
-def test_a_resumed_training_is_judged_from_there() -> None:
+def test_resumed_training_is_judged_from_its_start() -> None:
     spikes, events = Spikes(), []
     for is_resumed, steps in ((False, range(1, 1001)), (True, range(501, 701))):
         for step in steps:
@@ -590,7 +594,7 @@ def test_a_resumed_training_is_judged_from_there() -> None:
     ]  # fmt: skip
 
 
-def test_files_are_judged_afterwards(tmp_path: Path) -> None:
+def test_finished_files_are_judged(tmp_path: Path) -> None:
     rows = [record(step, [0.001, 1 if step > 40 else 0.002]) for step in range(1, 60)]
     path = write(tmp_path / "run.jsonl", HEADER, *rows)
     (event,) = Spikes.read(path)

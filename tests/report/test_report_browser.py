@@ -86,7 +86,7 @@ def history() -> History:
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 @pytest.mark.parametrize("is_multiple", [False, True])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_in_a_browser(width: int, is_multiple: bool, tmp_path: Path) -> None:
+def test_report_page_renders_in_a_browser(width: int, is_multiple: bool, tmp_path: Path) -> None:
     trainings = [TrainingReport(history())]
     if is_multiple:
         unmeasured, diverged = History(), history()

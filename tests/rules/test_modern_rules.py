@@ -9,7 +9,7 @@ import torch
 
 import thalweg
 from modern_inputs import gradients_of, params_of
-from rule_trainings import KINDS, trained
+from rule_trainings import KINDS, train_rule
 from rulebook import DTYPES, assert_same, label
 from thalweg import Variable
 from thalweg.errors import InvalidTypeError
@@ -24,11 +24,11 @@ OF_MATRICES = [rule for rule in MODERN_RULES if rule.passes]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 @pytest.mark.parametrize("rule", OF_ELEMENTS, ids=lambda rule: rule.name)
-def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:
+def test_engines_agree_on_modern_rules(rule: Any, dtype: torch.dtype, kind: str) -> None:
     results: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
-            results.append(trained(rule, dtype, kind))
+            results.append(train_rule(rule, dtype, kind))
     assert_same(*results)
     assert all(tensor.isfinite().all() for tensor in results[0])
 
@@ -37,19 +37,19 @@ def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["dense", "none"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
 @pytest.mark.parametrize("rule", OF_MATRICES, ids=lambda rule: rule.name)
-def test_engines_agree_on_matrices(rule: Any, dtype: torch.dtype, kind: str) -> None:
-    test_engines_agree(rule, dtype, kind)
+def test_engines_agree_on_modern_matrix_rules(rule: Any, dtype: torch.dtype, kind: str) -> None:
+    test_engines_agree_on_modern_rules(rule, dtype, kind)
 
 
 @pytest.mark.parametrize("rule", OF_MATRICES, ids=lambda rule: rule.name)
-def test_a_rule_of_matrices_refuses_rows_and_half_precision(rule: Any) -> None:
+def test_matrix_rule_rejects_sparse_rows_and_half_precision(rule: Any) -> None:
     if rule.is_whole:  # rows are added up to a matrix
-        assert all(tensor.isfinite().all() for tensor in trained(rule, torch.float32, "sparse"))
+        assert all(tensor.isfinite().all() for tensor in train_rule(rule, torch.float32, "sparse"))
     else:
         with pytest.raises(InvalidTypeError, match="The gradient of 'w0:0' is sparse"):
-            trained(rule, torch.float32, "sparse")
+            train_rule(rule, torch.float32, "sparse")
     with pytest.raises(InvalidTypeError, match="'w0:0' is float16"):
-        trained(rule, torch.float16, "dense")
+        train_rule(rule, torch.float16, "dense")
 
 
 @pytest.mark.parametrize("rule", MODERN_RULES, ids=lambda rule: rule.name)
@@ -60,7 +60,7 @@ def test_a_rule_names_its_source(rule: Any) -> None:
 
 
 @pytest.mark.parametrize("rule", OF_MATRICES, ids=lambda rule: rule.name)
-def test_a_rule_of_matrices_goes_on_from_a_file_and_from_weights(rule: Any, tmp_path: Any) -> None:
+def test_matrix_rule_resumes_from_a_file_and_from_weights(rule: Any, tmp_path: Any) -> None:
     def made() -> tuple[Any, Any]:
         variables = [Variable(tensor.detach().clone(), f"w{place}")
                for place, tensor in enumerate(params_of(torch.float32)[2:4])]  # fmt: skip

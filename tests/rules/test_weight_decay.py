@@ -12,20 +12,19 @@ import torch
 
 import rulebook
 from case_batches import many
+from pairwise import cover_pairs
 from rulebook import (
     CASES,
     DTYPES,
     FIRST,
     FLUSH,
     KEEP,
-    KINDS,
     LENGTHS,
     Case,
     Problem,
     Row,
     assert_same,
     label,
-    slow_unless,
     sparse,
     take,
     update_case,
@@ -65,21 +64,15 @@ def in_two_passes(case: Case, problem: Problem, selection: Any) -> Problem:
     return take(case, problem, selection)
 
 
-def is_replayed(engine: str, case: Case, dtype: Any, kind: str) -> bool:
-    if engine == "reference":
-        return dtype == torch.float32 or case.rule.name in KINDS
-    return case.rule.name in KINDS and dtype == torch.float32 and kind != "single"
-
-
 @pytest.mark.parametrize(
     ("engine", "case", "dtype", "kind"),
-    [
-        slow_unless(is_replayed(*row), *row)
-        for row in itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS)
-    ],
+    # Each rule meets each engine, dtype and kind of gradient.
+    cover_pairs(itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS)),
     ids=label,
 )
-def test_one_pass_has_the_bits_of_two(engine: str, case: Case, dtype: Any, kind: str) -> None:
+def test_fused_weight_decay_equals_two_passes(
+    engine: str, case: Case, dtype: Any, kind: str
+) -> None:
     for selection, special in ((KEEP, 0.0), (FLUSH, 0.3)):
         got = make(case, dtype, kind, special)
         expected = got.copy()
@@ -89,14 +82,14 @@ def test_one_pass_has_the_bits_of_two(engine: str, case: Case, dtype: Any, kind:
         assert_same(got.written(), expected.written(), case.rule.name)
 
 
-def test_rules_that_have_to_be_decayed_first() -> None:
+def test_rules_without_fused_decay_are_known() -> None:
     excluded = {case.rule.name for case in CASES if with_decay(case.rule) is None}
     assert excluded == {"LARS", "NesterovLARS", "NovoGrad"}
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize("duplicates", ["sum", "successive"])
-def test_a_variable_that_its_rule_leaves_alone_decays(engine: str, duplicates: str) -> None:
+def test_variable_unchanged_by_its_rule_decays(engine: str, duplicates: str) -> None:
     def update(var: Any, grad: Any) -> Any:
         return var
 
@@ -107,7 +100,7 @@ def test_a_variable_that_its_rule_leaves_alone_decays(engine: str, duplicates: s
     assert (w.tolist(), v.tolist()) == ([2.0, -1.0], [[0.5], [1.0], [0.5]])
 
 
-def test_what_comes_before_is_a_formula_of_the_variable() -> None:
+def test_before_formula_takes_only_the_variable() -> None:
     def update(var: Any, grad: Any, m: Any) -> Any:
         return var - grad, m
 
@@ -195,7 +188,7 @@ def test_a_hook_sees_a_variable_that_has_decayed() -> None:
 
 
 @pytest.mark.parametrize("has_list", [False, True], ids=["all", "listed"])
-def test_all_variables_of_a_step_are_one_plan_that_repeats(has_list: bool) -> None:
+def test_decayed_and_other_variables_share_one_cached_plan(has_list: bool) -> None:
     params = [Variable([8.0]), Variable([8.0])]
     opt = contrib.extend_with_decoupled_weight_decay(train.MomentumOptimizer)(0.5, 1.0, 0.5)
     plans = []

@@ -82,12 +82,12 @@ NAMES_IN_SCRIPTS = {
 
 
 @many("script", NAMES_IN_SCRIPTS)
-def test_names_are_found_in_their_scopes(script: str) -> None:
+def test_scan_resolves_names_in_scopes(script: str) -> None:
     names = {".".join(use.path) for use in uses(ast.parse(script))}
     assert " ".join(sorted(names)) == NAMES_IN_SCRIPTS[script]
 
 
-def test_lines_calls_and_what_is_caught() -> None:
+def test_scan_records_lines_calls_and_caught_errors() -> None:
     script = """
     import tensorflow as tf
     try:
@@ -136,7 +136,7 @@ VERDICTS = [
 
 
 @many("use,state,words", VERDICTS, ids=lambda part: str(part)[:60])
-def test_verdict_of_a_name(use: Use, state: str, words: str) -> None:
+def test_names_have_a_verdict(use: Use, state: str, words: str) -> None:
     outcome = verdict(use, version_1=False)
     assert outcome.state == state
     assert words in outcome.words
@@ -212,7 +212,7 @@ def test_changed_names_are_reachable() -> None:
         ("tf.no_such_name", 2),
     ],
 )
-def test_the_version_is_told_by_names(text: str, version: int, tmp_path: Path) -> None:
+def test_version_is_inferred_from_names(text: str, version: int, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(f"import tensorflow as tf\n{text}\n")
     assert scan(tmp_path / "a.py").version == version
 
@@ -265,7 +265,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("book.ipynb").write_text("{}")
 
 
-def test_output_for_a_script() -> None:
+def test_scan_prints_findings_of_a_script() -> None:
     result = run("lacks.py")
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
@@ -275,7 +275,7 @@ def test_output_for_a_script() -> None:
     ]
 
 
-def test_json() -> None:
+def test_scan_prints_json() -> None:
     result = run("--json", "lacks.py", "none.py")
     first, second = json.loads(result.stdout)
     assert (first["path"], first["tensorflow"], second["tensorflow"]) == ("lacks.py", 1, None)
@@ -308,7 +308,9 @@ def test_json() -> None:
         (["--markdown", "whole.py"], 2, "", "--markdown goes with --names"),
     ],
 )
-def test_exit_status(arguments: list[str], code: int, stdout: str, err: str) -> None:
+def test_scan_exit_status_depends_on_findings(
+    arguments: list[str], code: int, stdout: str, err: str
+) -> None:
     result = run(*arguments)
     assert result.exit_code == code, result.output
     assert stdout in result.stdout
@@ -316,7 +318,7 @@ def test_exit_status(arguments: list[str], code: int, stdout: str, err: str) -> 
     assert bool(err) == bool(result.stderr)
 
 
-def test_names_that_would_write_on_the_terminal() -> None:
+def test_names_with_control_characters_are_escaped() -> None:
     Path("a\x1b[2J.py").write_text("import tensorflow as tf\ntf.nothing\n")
     result = run("a\x1b[2J.py")
     assert "\x1b" not in result.output
@@ -326,7 +328,7 @@ def test_names_that_would_write_on_the_terminal() -> None:
 # The table
 
 
-def test_the_table_of_names() -> None:
+def test_table_of_names_is_current() -> None:
     listing = table.names()
     assert {"tf", "tf.nn", "tf.math", "tf.train", "tf.compat.v1"} <= set(listing.there)
     assert {"GradientTape", "Variable", "newaxis", "float32"} <= set(listing.there["tf"])

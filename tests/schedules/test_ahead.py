@@ -11,7 +11,7 @@ from thalweg import schedules
 from thalweg.schedules.ahead import RatesAhead
 
 
-def test_each_step_has_its_own_rate_in_any_order() -> None:
+def test_rates_ahead_are_correct_in_any_order() -> None:
     formula = schedules.ExponentialDecay(0.1, 7, 0.9).formula
     ahead, dice = RatesAhead(formula), random.Random(0)
     steps = [*range(200), *(dice.randrange(300) for _ in range(200)), *range(90, 160)]
@@ -19,7 +19,7 @@ def test_each_step_has_its_own_rate_in_any_order() -> None:
         assert ahead.at(step) == formula(step)
 
 
-def test_steps_one_after_the_other_are_computed_together() -> None:
+def test_consecutive_steps_are_computed_together() -> None:
     computed: list[int] = []
     ahead = RatesAhead(lambda step: computed.append(step) or step)
     for step in range(1000):
@@ -36,7 +36,7 @@ def test_a_repeated_rate_is_computed_alone() -> None:
     assert computed == [5, 90, 3, 70]
 
 
-def test_an_error_comes_with_its_own_step() -> None:
+def test_error_is_raised_at_its_own_step() -> None:
     def rate_at(step: int) -> np.float32:
         if step == 20:
             raise ValueError("no rate")

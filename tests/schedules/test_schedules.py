@@ -96,7 +96,7 @@ def golden_schedule(case):
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 @pytest.mark.parametrize("ask", ["value", "call"])
-def test_golden(case, ask):
+def test_schedules_equal_recorded_values(case, ask):
     schedule = golden_schedule(case)
     with np.load(GOLDENS / "schedules.npz") as golden:
         steps, expected = golden[f"{case['id']}.steps"], golden[f"{case['id']}.values"]
@@ -167,7 +167,7 @@ def test_10_000_steps_follow_the_formula(label, dtype):
 @BY_LABEL
 @TYPES
 @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**31 + 1, 2**62])
-def test_steps_beyond_int32(label, dtype, step):
+def test_steps_beyond_int32_are_exact(label, dtype, step):
     value = build(label, dtype).value(step)
     assert type(value) is dtype
     assert 0 <= value <= 0.3
@@ -228,7 +228,7 @@ def test_a_tensor_for_the_initial_rate_is_read_at_each_step():
     ("step", "value"), [(-1, 1.0), (5, 1.0), (6, 0.5), (20, 0.5), (21, 0.25), (10**6, 0.25)]
 )
 @pytest.mark.parametrize("kind", [int, float, np.float64, torch.tensor])
-def test_a_boundary_keeps_the_value_before_it(step, value, kind):
+def test_step_at_a_boundary_has_the_earlier_value(step, value, kind):
     schedule = schedules.PiecewiseConstantDecay([5, 20], [1.0, 0.5, 0.25])
     assert schedule.value(kind(step)) == value
 
@@ -258,7 +258,7 @@ def test_infinite_boundary_is_never_passed():
 @pytest.mark.parametrize(
     ("values", "dtype"), [([1, 0.5], F32), ([1, 2], F32), ([F64(1), 0.5], F64)]
 )
-def test_piecewise_result_type(values, dtype):
+def test_piecewise_values_set_the_result_type(values, dtype):
     assert type(schedules.PiecewiseConstantDecay([5], values).value(0)) is dtype
 
 
@@ -394,7 +394,7 @@ def test_value_respects_an_overridden_call():
 
 
 @pytest.mark.parametrize("key", ["Inverse", "mine>Inverse"])
-def test_custom_objects(key):
+def test_custom_objects_are_deserialized(key):
     serialized = {**schedules.serialize(Inverse(2.0)), "registered_name": key}
     restored = schedules.deserialize(serialized, custom_objects={key: Inverse})
     assert type(restored) is Inverse
@@ -423,12 +423,12 @@ def test_initial_rate_must_be_a_float(label, rate):
         ([20, 10], [1.0, 0.5, 0.1], r"ascending. Received: boundaries=\[20, 10\]"),
     ],
 )
-def test_bad_boundaries(boundaries, values, message):
+def test_invalid_boundaries_raise(boundaries, values, message):
     with pytest.raises(ValueError, match=message):
         schedules.PiecewiseConstantDecay(boundaries, values)
 
 
-def test_an_argument_that_is_no_number():
+def test_non_numeric_argument_raises():
     with pytest.raises(TypeError, match=r"Expected a number, received '10' \(str\)"):
         schedules.ExponentialDecay(0.1, "10", 0.9)(0)
 
@@ -441,7 +441,7 @@ def test_an_argument_that_is_no_number():
         ("CosineDecay", "Improper config format: 'CosineDecay'"),
     ],
 )
-def test_deserialize_errors(config, message):
+def test_invalid_config_raises_on_deserialization(config, message):
     with pytest.raises(ValueError, match=message):
         schedules.deserialize(config)
 
@@ -480,7 +480,7 @@ def test_the_base_class_computes_nothing(method, message):
         ("cos", (math.inf,), math.nan),
     ],
 )
-def test_edges_of_scalar_functions(function, arguments, expected, dtype):
+def test_scalar_functions_handle_edge_values(function, arguments, expected, dtype):
     result = getattr(scalars, function)(*map(dtype, arguments))
     assert type(result) is dtype
     assert result == expected or (math.isnan(expected) and math.isnan(result))
@@ -490,13 +490,13 @@ def test_edges_of_scalar_functions(function, arguments, expected, dtype):
     ("function", "x", "expected"),
     [("power", 1e20, math.inf), ("exp", 100.0, math.inf), ("power", 1e-20, 0.0)],
 )
-def test_float32_results_out_of_range(function, x, expected):
+def test_float32_results_overflow_and_underflow(function, x, expected):
     arguments = (F32(x), F32(2)) if function == "power" else (F32(x),)
     assert getattr(scalars, function)(*arguments) == expected
 
 
 @pytest.mark.parametrize("function", ["exp", "log", "cos"])
-def test_float32_functions_are_the_c_librarys(function):
+def test_float32_functions_equal_the_c_library(function):
     for x in np.random.default_rng(5).uniform(0.01, 20, 500).astype(F32):
         exact = F32(getattr(math, function)(float(x)))
         assert abs(getattr(scalars, function)(x) - exact) <= np.spacing(abs(exact))
@@ -577,7 +577,7 @@ def test_every_argument_of_a_decay_may_be_a_tensor(decay: Any) -> None:
     assert got == decay(3, 0.5)().numpy()
 
 
-def test_a_noisy_schedule_goes_on_with_its_sequence() -> None:
+def test_noisy_schedule_continues_with_its_sequence() -> None:
     noisy = schedules.NoisyLinearCosineDecay(0.1, 100, seed=3)
     for step in range(5):
         noisy(step)

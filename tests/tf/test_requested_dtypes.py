@@ -55,7 +55,7 @@ def test_arrays_of_floats_become_integers(maker: str, value: Any, expected: Any)
 
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("value", [1.5, [1.5, 2.0], np.array([1j])], ids=str)
-def test_other_fractions_are_refused(maker: str, value: Any) -> None:
+def test_other_fractions_raise(maker: str, value: Any) -> None:
     make = MAKERS[maker]
     with pytest.raises(InvalidTypeError, match="Cannot convert"):
         make(value, dtype=tf.int32)
@@ -64,7 +64,7 @@ def test_other_fractions_are_refused(maker: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2.0**31, -(2.0**31) - 1, 1e300])
-def test_what_no_integer_holds_is_refused(value: float) -> None:
+def test_values_beyond_the_integer_range_raise(value: float) -> None:
     for make in MAKERS.values():
         with pytest.raises(InvalidArgumentError, match="does not fit int32"):
             make(np.array([0.0, value]), dtype=tf.int32)
@@ -74,7 +74,7 @@ def test_what_no_integer_holds_is_refused(value: float) -> None:
         tf.constant(np.array([2.0**63]), tf.int64)
 
 
-def test_floats_as_bools_and_assignments() -> None:
+def test_floats_convert_to_bools_and_in_assignments() -> None:
     assert tf.constant(np.array([1.5, 0.0]), tf.bool).tolist() == [True, False]
     v = tf.Variable([1, 2])
     with pytest.raises(InvalidTypeError, match="Cannot convert float64 values to int32"):
@@ -83,7 +83,7 @@ def test_floats_as_bools_and_assignments() -> None:
 
 @pytest.mark.parametrize("variable", VARIABLES)
 @pytest.mark.parametrize("value", [TABLE, lambda: TABLE, TABLE.tolist()], ids=["a", "f", "l"])
-def test_a_variable_with_a_value_and_a_shape(variable: Any, value: Any) -> None:
+def test_variable_takes_value_and_shape(variable: Any, value: Any) -> None:
     for shape in ([None, 16], (2, None), [2, 16], tf.TensorShape([None, None])):
         assert tuple(variable(value, shape=shape).shape) == (2, 16)
         with v1.Graph().as_default():
@@ -98,7 +98,7 @@ def test_a_variable_with_a_value_and_a_shape(variable: Any, value: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [[None, 16], tf.TensorShape(None)], ids=str)
-def test_a_variable_of_an_open_shape_takes_what_fits(shape: Any) -> None:
+def test_variable_of_unknown_shape_accepts_compatible_values(shape: Any) -> None:
     with v1.Graph().as_default(), v1.Session() as session:
         w = old.Variable(TABLE, shape=shape, name="w")
         feed = v1.placeholder("float32", [None, 16])
@@ -121,7 +121,7 @@ def test_a_variable_of_an_open_shape_takes_what_fits(shape: Any) -> None:
 
 @pytest.mark.parametrize("variable", VARIABLES)
 @pytest.mark.parametrize("shape", [[None, 16], tf.TensorShape(None)], ids=str)
-def test_a_variable_of_an_open_shape_grows_in_eager_mode(variable: Any, shape: Any) -> None:
+def test_variable_of_unknown_shape_grows_in_eager_mode(variable: Any, shape: Any) -> None:
     w = variable(TABLE, shape=shape, name="w")
     opt = tf.keras.optimizers.SGD(1.0)
     opt.apply_gradients([(tf.ones_like(w), w)])
@@ -169,7 +169,7 @@ def test_variables_of_each_replica_are_not_trained_by_default(case: str) -> None
 
 
 @pytest.mark.parametrize("case", list(MAKES_TRAINED))
-def test_variables_tell_how_replicas_share_them(case: str) -> None:
+def test_variables_have_synchronization_and_aggregation(case: str) -> None:
     make, sync, agg = MAKES_TRAINED[case], tf.VariableSynchronization, tf.VariableAggregation
     for block in (lambda: v1.Graph().as_default(), contextlib.nullcontext):
         for pair in ((sync.AUTO, agg.NONE), (sync.ON_READ, agg.SUM), (sync.ON_WRITE, agg.MEAN)):
@@ -188,7 +188,7 @@ def test_a_constraint_is_a_function(case: str) -> None:
         MAKES_TRAINED[case](constraint=0)
 
 
-def test_a_variable_that_replicas_share_grows_across_them() -> None:
+def test_replicated_variable_grows_on_all_replicas() -> None:
     aggregation = tf.VariableAggregation.MEAN
     w = tf.Variable(TABLE, shape=tf.TensorShape(None), aggregation=aggregation)
     assert w.assign(np.ones(3, np.float32)).numpy().tolist() == [1.0] * 3
@@ -222,7 +222,7 @@ FILLED_CONSTANTS: list[tuple[Any, list[int], Any]] = [
 
 @pytest.mark.parametrize(("value", "shape", "expected"), FILLED_CONSTANTS, ids=str)
 @pytest.mark.parametrize("constant", [old.constant, v1.constant])
-def test_constants_of_a_graph_are_filled_up(
+def test_graph_constants_are_filled_to_their_shape(
     constant: Any, value: Any, shape: Any, expected: Any
 ) -> None:
     assert in_a_session(lambda: constant(value, shape=shape)).tolist() == expected
@@ -238,7 +238,7 @@ def test_constants_of_a_graph_are_filled_up(
             in_a_session(lambda: tf.constant(value, shape=shape))
 
 
-def test_constants_that_are_too_many_or_of_another_shape() -> None:
+def test_mismatched_constant_values_raise() -> None:
     with v1.Graph().as_default():
         with pytest.raises(ValueError, match="Too many elements provided: 3 values"):
             old.constant([1, 2, 3], shape=[2])
@@ -268,7 +268,7 @@ NAMELESS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", NAMELESS)
-def test_no_name_is_the_usual_one(name: str) -> None:
+def test_missing_name_gives_the_default_name(name: str) -> None:
     with v1.Graph().as_default():
         w = old.Variable(1.0, name="w")
         assert NAMELESS[name](w).name == name

@@ -29,7 +29,9 @@ from thalweg.keras.optimizers import SGD, Adagrad, Adam, Adamax, Ftrl, Nadam, RM
         (tf.bool, "bool", np.bool_, "bool", 1, (False, True)),
     ],
 )
-def test_dtypes(dtype: Any, name: str, of_numpy: Any, kind: str, size: int, limits: Any) -> None:
+def test_dtypes_have_tensorflow_attributes(
+    dtype: Any, name: str, of_numpy: Any, kind: str, size: int, limits: Any
+) -> None:
     assert dtype.base_dtype is dtype
     assert (dtype.name, dtype.as_numpy_dtype, dtype.size) == (name, of_numpy, size)
     kinds = {kind for kind in ("floating", "integer", "bool") if getattr(dtype, f"is_{kind}")}
@@ -41,14 +43,14 @@ def test_dtypes(dtype: Any, name: str, of_numpy: Any, kind: str, size: int, limi
     assert dtype.is_unsigned == (dtype == torch.uint8)
 
 
-def test_dtypes_stay_torchs() -> None:
+def test_dtypes_are_torch_dtypes() -> None:
     assert torch.zeros(2, dtype=variable("variable").dtype.base_dtype).dtype is torch.float32
     assert pickle.loads(pickle.dumps(torch.float64)) is torch.float64
     assert copy.deepcopy(torch.half) is torch.float16
     assert isinstance(torch.int8, tf.DType)
 
 
-def test_compiled_functions_may_ask() -> None:
+def test_compiled_functions_can_read_lent_names() -> None:
     def ask(x: Any) -> Any:
         return x.to(x.dtype.base_dtype) * x.shape.ndims + x.get_shape().as_list()[0]
 
@@ -56,7 +58,7 @@ def test_compiled_functions_may_ask() -> None:
     assert compiled(torch.ones(2, 3)).tolist() == [[4.0] * 3] * 2
 
 
-def test_shapes() -> None:
+def test_shapes_have_tensor_shape_methods() -> None:
     shape = torch.zeros(2, 3).shape
     assert (shape.as_list(), shape.ndims, shape.num_elements()) == ([2, 3], 2, 6)  # pyright: ignore
     sizes = torch.zeros(2, 3).get_shape()  # pyright: ignore
@@ -79,7 +81,7 @@ def test_shapes() -> None:
         torch.zeros(2).set_shape([3])  # pyright: ignore
 
 
-def test_shapes_that_only_a_run_knows() -> None:
+def test_unknown_shapes_have_tensor_shape_methods() -> None:
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32)
         assert x.get_shape().ndims is x.get_shape().num_elements() is None
@@ -100,7 +102,7 @@ def variable(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["variable", "parameter"])
-def test_variables(kind: str) -> None:
+def test_variables_have_tensorflow_attributes(kind: str) -> None:
     var = variable(kind)
     assert (var.name, var.op.name, var._shared_name, var.handle is var) == ("w:0", "w", "w", True)
     assert var.ref() == var.ref()
@@ -129,7 +131,7 @@ UPDATES = {
 
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("mode", ["variable", "raw", "graph"])
-def test_scatters(update: str, mode: str) -> None:
+def test_scatter_methods_update_rows(update: str, mode: str) -> None:
     values, rows = [2.0, 4.0], [0, 0]
     if mode == "graph":
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -148,7 +150,7 @@ def test_scatters(update: str, mode: str) -> None:
     assert var.tolist() == UPDATES[update]
 
 
-def test_scatters_refuse() -> None:
+def test_invalid_scatters_raise() -> None:
     var = thalweg.Variable([[1.0], [2.0]])
     with pytest.raises(InvalidArgumentError, match=r"indices\[1\] = 2 is not in \[0, 2\)"):
         tf.raw_ops.ResourceScatterAdd(resource=var, indices=[0, 2], updates=[[1.0], [1.0]])
@@ -159,7 +161,7 @@ def test_scatters_refuse() -> None:
     assert var.scatter_add(0, torch.tensor([[1]]), torch.ones(1, 1)).tolist() == [[1], [3]]
 
 
-def test_raw_kernels_take_keywords_alone() -> None:
+def test_raw_ops_take_only_keywords() -> None:
     var = thalweg.Variable([1.0])
     tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=0.5, delta=[1.0])  # pyright: ignore
     assert var.tolist() == [0.5]
@@ -182,7 +184,7 @@ COEFFICIENTS: dict[Any, tuple[str, str, float]] = {
 
 
 @pytest.mark.parametrize("cls", COEFFICIENTS)
-def test_coefficients_of_a_step(cls: Any) -> None:
+def test_step_coefficients_are_available_to_hooks(cls: Any) -> None:
     names, name, value = COEFFICIENTS[cls]
     coefficients: list[Any] = []
 
@@ -203,14 +205,14 @@ def test_coefficients_of_a_step(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, "float16"])
-def test_hyperparameters_of_any_dtype(dtype: Any) -> None:
+def test_hyperparameters_may_have_any_dtype(dtype: Any) -> None:
     opt = SGD()
     opt._set_hyper("period", 6)
     period = opt._get_hyper("period", dtype)
     assert (period.item(), period.dtype) == (6, tf.as_dtype(dtype))
 
 
-def test_a_wrapper_is_put_back_with_what_it_wraps() -> None:
+def test_failing_step_restores_wrapper_and_inner_optimizer() -> None:
     class Failing(SGD):
         def __init__(self, inner: Any) -> None:
             super().__init__(0.5)
@@ -240,20 +242,20 @@ def test_roots_are_rounded_to_the_nearest() -> None:
     assert x.grad == 0.25
 
 
-def test_values_go_to_numpy() -> None:
+def test_tensors_convert_to_numpy() -> None:
     value = thalweg.Variable([1.0, 2.0]).read_value()
     assert np.asarray(value).tolist() == value.numpy().tolist() == [1.0, 2.0]
     assert type(value * 2) is torch.Tensor
     assert value.requires_grad
 
 
-def test_optimizers_of_torchs_kind_bring_no_names() -> None:
+def test_torch_style_optimizers_lend_no_names() -> None:
     code = "import torch, thalweg.optim; raise SystemExit(hasattr(torch.float32, 'base_dtype'))"
     process = fresh_process.run(code)
     assert process.returncode == 0, process.stderr
 
 
-def test_a_restored_slot_has_the_shape_that_it_was_saved_with(tmp_path: Any) -> None:
+def test_restored_slot_has_its_saved_shape(tmp_path: Any) -> None:
     w = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
     saved_opt, new_opt = SGD(), SGD()
     saved_opt.add_slot(w, "rows", "ones", shape=[2, 1])

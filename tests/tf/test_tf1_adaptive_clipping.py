@@ -47,7 +47,7 @@ def compute_norms(
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_norms_are_those_of_the_formula(name: str) -> None:
+def test_adaptive_norms_equal_the_formula(name: str) -> None:
     options = OPTIONS[name]
     norm, step = tf.placeholder(tf.float32, []), tf.placeholder(tf.int64, [])
     part = norm * np.sqrt(0.5).astype(np.float32)
@@ -87,10 +87,10 @@ def test_optimize_loss_clips_an_exploding_gradient() -> None:
         assert w_before - session.run(w) == pytest.approx(1e6**0.05, rel=1e-3)
 
 
-def test_pairs_without_gradients_stay() -> None:
+def test_pairs_without_gradients_are_kept() -> None:
     assert tf.contrib.layers.adaptive_clipping_fn()([(None, "a")]) == [(None, "a")]
 
 
-def test_eager_mode_is_an_error() -> None:
+def test_adaptive_clipping_in_eager_mode_raises() -> None:
     with eagerly(), pytest.raises(RuntimeError, match=r"adaptive_clipping_fn .* eager mode"):
         tf.contrib.layers.adaptive_clipping_fn()([(tf.constant(1.0), "a")])

@@ -33,11 +33,11 @@ def example(name: str) -> Any:
     return module
 
 
-def test_layers_and_losses() -> None:
+def test_layers_example_trains() -> None:
     assert example("tf1_mlp").main() > 0.95
 
 
-def test_summaries(tmp_path: Path) -> None:
+def test_mlp_example_writes_summaries(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     script = example("tf1_mlp")
     script.STEPS = 20
@@ -45,17 +45,17 @@ def test_summaries(tmp_path: Path) -> None:
     assert [path.stat().st_size > 1000 for path in tmp_path.iterdir()] == [True]
 
 
-def test_two_networks() -> None:
+def test_gan_example_trains_two_networks() -> None:
     np.testing.assert_allclose(example("tf1_gan").main(), [2, -1], atol=0.9)
 
 
-def test_convolutions() -> None:
+def test_autoencoder_example_trains_convolutions() -> None:
     script = example("tf1_autoencoder")
     script.STEPS = 120
     assert script.main() < 0.9
 
 
-def test_sampled_losses() -> None:
+def test_word2vec_example_trains_sampled_losses() -> None:
     script = example("tf1_word2vec")
     script.STEPS = 400
     assert script.main() > 0.9

@@ -103,13 +103,13 @@ INVALID: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
     ],
     ids=["tf.layers", "tf.contrib"],
 )
-def test_arguments_that_no_layer_has(layer: Any, words: str) -> None:
+def test_unknown_layer_arguments_raise(layer: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         layer(IMAGES, 2, 3, unit=5)
 
 
 @many("name", INVALID)
-def test_what_is_refused(name: str) -> None:
+def test_invalid_layer_arguments_raise(name: str) -> None:
     call, words = INVALID[name]
     with tf.Graph().as_default():
         rows, images = tf.constant(ROWS), tf.constant(IMAGES)
@@ -118,7 +118,7 @@ def test_what_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["renorm", "virtual_batch_size", "adjustment"])
-def test_what_batch_normalization_does_not_do_is_refused(name: str, graph: Any) -> None:
+def test_unsupported_batch_normalization_options_raise(name: str, graph: Any) -> None:
     with pytest.raises(NotImplementedError, match=name):
         tf.layers.batch_normalization(tf.constant(ROWS), **{name: 2})
 
@@ -153,7 +153,7 @@ SHAPES: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 @many("name", SHAPES)
-def test_static_shapes(name: str) -> None:
+def test_layers_infer_static_shapes(name: str) -> None:
     make, shape = SHAPES[name]
     with tf.Graph().as_default():
         assert make(tf.placeholder(tf.float32, [None, 6, 6, 3])).shape == shape
@@ -200,7 +200,7 @@ def test_a_training_moves_averages_by_the_operations_in_update_ops(graph: Any) -
         np.testing.assert_allclose(session.run(mean), ROWS.mean(0) / 2, rtol=1e-5)
 
 
-def test_dropout_keeps_a_share_and_the_mean(graph: Any) -> None:
+def test_dropout_keeps_its_fraction_and_the_mean(graph: Any) -> None:
     x = tf.ones([200, 100])
     keep, training = tf.placeholder(tf.float32), tf.placeholder(tf.bool, [])
     old = tf.nn.dropout(x, keep)
@@ -215,7 +215,7 @@ def test_dropout_keeps_a_share_and_the_mean(graph: Any) -> None:
     np.testing.assert_array_equal(valued(new), valued(new))
 
 
-def test_the_gradient_of_dropout_is_what_was_kept(graph: Any) -> None:
+def test_dropout_gradient_equals_its_mask(graph: Any) -> None:
     x = tf.constant(ROWS)
     y = tf.nn.dropout(x, keep_prob=tf.constant(0.5), seed=3)
     values, (gradient,) = valued([y, tf.gradients(y, x)])
@@ -223,7 +223,7 @@ def test_the_gradient_of_dropout_is_what_was_kept(graph: Any) -> None:
 
 
 # As tf.enable_eager_execution() had it: layers hold variables, and do at once what they do.
-def test_layers_in_eager_mode() -> None:
+def test_layers_work_in_eager_mode() -> None:
     rows = torch.from_numpy(ROWS)
     dense = tf.layers.Dense(3, activation=tf.nn.relu, kernel_regularizer=lambda w: (w * w).sum())
     normal = tf.layers.BatchNormalization(momentum=0.5)
@@ -293,7 +293,7 @@ NEWER: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = 
 
 
 @many("name", NEWER)
-def test_names_of_nn_in_eager_mode(name: str) -> None:
+def test_nn_functions_work_in_eager_mode(name: str) -> None:
     function, reference = NEWER[name]
     images, rows = torch.from_numpy(IMAGES), torch.from_numpy(ROWS)
     torch.testing.assert_close(function(images, rows), reference(images, rows))
@@ -354,7 +354,7 @@ SPREAD: dict[str, tuple[Callable[[], Any], float, float | None]] = {
 
 
 @many("name", SPREAD)
-def test_initial_values_are_spread(name: str) -> None:
+def test_initializers_have_expected_spread(name: str) -> None:
     make, deviation, largest = SPREAD[name]
     with tf.Graph().as_default():
         values = valued(tf.get_variable("w", KERNEL, initializer=make()))
@@ -365,13 +365,13 @@ def test_initial_values_are_spread(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4), (2, 3, 4)])
-def test_orthogonal_initial_values(shape: tuple[int, ...], graph: Any) -> None:
+def test_orthogonal_initializer_is_orthogonal(shape: tuple[int, ...], graph: Any) -> None:
     values = valued(tf.orthogonal_initializer(gain=2.0)(shape)).reshape(-1, shape[-1])
     small = values @ values.T if len(values) < shape[-1] else values.T @ values
     np.testing.assert_allclose(small, 4 * np.eye(len(small)), atol=1e-5)
 
 
-def test_a_sampler_gives_classes_by_their_frequency(graph: Any) -> None:
+def test_sampler_draws_classes_by_frequency(graph: Any) -> None:
     labels = tf.constant([[0], [9]])
     unique = tf.nn.log_uniform_candidate_sampler(labels, 1, 8, True, 10, seed=1)
     all_tries = tf.nn.log_uniform_candidate_sampler(labels, 1, 20_000, False, 10, seed=1)
@@ -457,7 +457,7 @@ CONTRIB: dict[str, tuple[Callable[[Any, Any], Any], list[str]]] = {
 
 
 @many("name", CONTRIB)
-def test_variables_of_contrib_layers(name: str) -> None:
+def test_contrib_layers_name_their_variables(name: str) -> None:
     make, expected = CONTRIB[name]
     with tf.Graph().as_default():
         y = make(tf.constant(ROWS), tf.constant(IMAGES))
@@ -467,7 +467,7 @@ def test_variables_of_contrib_layers(name: str) -> None:
         assert np.isfinite(valued(y)).all()
 
 
-def test_layer_norm_is_that_of_each_example(graph: Any) -> None:
+def test_layer_norm_normalizes_each_example(graph: Any) -> None:
     normalized = valued(tf.contrib.layers.layer_norm(tf.constant(IMAGES)))
     expected = torch.nn.functional.layer_norm(torch.from_numpy(IMAGES), IMAGES.shape[1:], eps=1e-12)
     np.testing.assert_allclose(normalized, expected, rtol=1e-4, atol=1e-5)
@@ -491,7 +491,7 @@ def test_contrib_layers_are_reused_and_collected(graph: Any) -> None:
     assert loss == pytest.approx((weights**2).sum(), rel=1e-5)
 
 
-def test_batch_norm_of_contrib_waits_for_its_averages(graph: Any) -> None:
+def test_contrib_batch_norm_can_update_averages_in_place(graph: Any) -> None:
     y = tf.contrib.layers.batch_norm(tf.constant(ROWS), decay=0.5, updates_collections=None)
     assert tf.get_collection(tf.GraphKeys.UPDATE_OPS) == []
     mean, variance = tf.global_variables()[-2:]
@@ -503,7 +503,7 @@ def test_batch_norm_of_contrib_waits_for_its_averages(graph: Any) -> None:
         np.testing.assert_allclose(session.run(variance), expected, rtol=1e-5)
 
 
-def test_penalties_of_contrib(graph: Any) -> None:
+def test_contrib_regularizers_add_penalties(graph: Any) -> None:
     weights = tf.constant([[1.0, -2.0]])
     layers = tf.contrib.layers
     norm = layers.sum_regularizer([layers.l1_regularizer(0.5), layers.l2_regularizer(1.0), None])
@@ -512,7 +512,7 @@ def test_penalties_of_contrib(graph: Any) -> None:
     assert tf.losses.get_regularization_losses() == [total]
 
 
-def test_metrics_begin_anew_with_their_variables(graph: Any) -> None:
+def test_metrics_restart_with_their_local_variables(graph: Any) -> None:
     x = tf.placeholder(tf.float32, [None])
     value, update = tf.metrics.mean(x, metrics_collections=["m"], updates_collections=["u"])
     second_mean, _ = tf.metrics.mean(x)
@@ -533,25 +533,25 @@ def test_metrics_begin_anew_with_their_variables(graph: Any) -> None:
             assert session.run([value, second_mean]) == [3, 0]
 
 
-def test_metrics_need_a_graph() -> None:
+def test_metrics_raise_in_eager_mode() -> None:
     with pytest.raises(RuntimeError, match="variables of a graph"):
         tf.metrics.mean([1.0])
 
 
-def test_which_of_two_names_the_mode_decides(graph: Any) -> None:
+def test_graph_mode_selects_v1_losses_and_metrics(graph: Any) -> None:
     assert newer.losses is tf.losses
     assert newer.metrics is tf.metrics
     assert newer.initializers is tf.initializers
     assert newer.optimizers.SGD is newer.keras.optimizers.SGD
 
 
-def test_in_eager_mode_losses_are_those_of_keras() -> None:
+def test_eager_mode_selects_keras_losses_and_metrics() -> None:
     pytest.importorskip("keras")
     assert newer.losses.MeanSquaredError is not None
     assert newer.metrics.Mean is not None
 
 
-def test_arguments_that_versions_read_differently_are_asked_for_by_name(graph: Any) -> None:
+def test_ambiguous_positional_arguments_raise(graph: Any) -> None:
     images, filters = tf.constant(IMAGES), tf.zeros([3, 3, 3, 2])
     with pytest.raises(TypeError, match="use_cudnn_on_gpu"):
         newer.nn.conv2d(images, filters, 1, "SAME", "NHWC")

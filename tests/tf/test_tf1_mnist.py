@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_parts_and_forms(folder: Path) -> None:
+def test_mnist_splits_have_documented_shapes(folder: Path) -> None:
     data_sets = input_data.read_data_sets(str(folder), one_hot=True, validation_size=2)
     assert [data_set.num_examples for data_set in data_sets] == [7, 2, 4]
     assert data_sets.train.images.shape == (7, 784)
@@ -48,7 +48,7 @@ def test_parts_and_forms(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_go_on_with_the_next_epoch(folder: Path, shuffle: bool) -> None:
+def test_batches_continue_with_the_next_epoch(folder: Path, shuffle: bool) -> None:
     train = input_data.read_data_sets(str(folder), validation_size=0, seed=1).train
     batches = [train.next_batch(5, shuffle=shuffle) for _ in range(9)]
     pixels = np.concatenate([images[:, :2] for images, _ in batches]).tolist()
@@ -74,7 +74,7 @@ def test_batches_go_on_with_the_next_epoch(folder: Path, shuffle: bool) -> None:
         (lambda f: None, {"fake_data": True}, "no fake data"),
     ],
 )
-def test_refusals(
+def test_damaged_or_invalid_mnist_files_raise(
     folder: Path, spoil: Callable[[Path], Any], options: dict[str, Any], words: str
 ) -> None:
     spoil(folder)
@@ -82,6 +82,6 @@ def test_refusals(
         input_data.read_data_sets(str(folder), **{"validation_size": 0, **options})
 
 
-def test_a_batch_larger_than_an_epoch_is_refused(folder: Path) -> None:
+def test_batch_larger_than_an_epoch_raises(folder: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="A batch of 10 is larger than the 9"):
         input_data.read_data_sets(str(folder), validation_size=0).train.next_batch(10)

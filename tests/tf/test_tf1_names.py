@@ -29,12 +29,12 @@ def test_all_cases_are_recorded() -> None:
 
 
 @many("name", [name for name in CASES if not name.startswith("summary")])
-def test_numbers_are_those_of_tensorflow(name: str) -> None:
+def test_values_equal_tensorflow(name: str) -> None:
     agree(name, tf1_cases.measured(tf, name, None, pixels))
 
 
 @many("name", [name for name in CASES if name.startswith("summary")])
-def test_summaries_are_those_of_tensorflow(name: str) -> None:
+def test_summaries_equal_tensorflow(name: str) -> None:
     pytest.importorskip("tensorboard")
     agree(name, tf1_cases.measured(tf, name, tf.Summary, pixels))
 

@@ -68,7 +68,7 @@ STEPS: dict[str, tuple[dict[str, Any], list[float]]] = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_one_step(name: str) -> None:
+def test_optimize_loss_takes_one_step(name: str) -> None:
     options, expected = STEPS[name]
     w = weights()
     arguments: dict[str, Any] = {"learning_rate": 0.5, "optimizer": "SGD", **options}
@@ -80,7 +80,7 @@ def test_one_step(name: str) -> None:
     assert w_after == pytest.approx(expected, rel=2e-3, abs=1e-6)
 
 
-def test_a_function_of_the_rate_makes_the_optimizer() -> None:
+def test_optimizer_may_be_a_function_of_the_rate() -> None:
     w, rates = weights(), []
 
     def make(rate: Any) -> Any:
@@ -119,7 +119,7 @@ def test_sparse_gradients_are_multiplied(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("counts_steps", [True, False])
-def test_steps_are_counted(counts_steps: bool) -> None:
+def test_optimize_loss_increments_the_global_step(counts_steps: bool) -> None:
     w, step = weights(), tf.train.get_or_create_global_step()
     loss = tf.reduce_sum(w * w)
     train_op = optimize_loss(loss, None, 0.1, "SGD", increment_global_step=counts_steps)
@@ -131,7 +131,7 @@ def test_steps_are_counted(counts_steps: bool) -> None:
 
 
 @pytest.mark.parametrize("is_explicit", [False, True])
-def test_update_operations_come_before_the_loss(is_explicit: bool) -> None:
+def test_update_ops_run_before_the_loss(is_explicit: bool) -> None:
     w = weights()
     scale = tf.get_variable("scale", initializer=1.0, trainable=False)
     with tf.control_dependencies(None):
@@ -160,7 +160,7 @@ SUMMARIES: dict[str, tuple[Any, Any, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", SUMMARIES)
-def test_summaries(name: str) -> None:
+def test_optimize_loss_writes_requested_summaries(name: str) -> None:
     summaries, clip, expected = SUMMARIES[name]
     w = weights()
     decay = (lambda rate, step: rate) if name == "all" else None
@@ -201,7 +201,7 @@ def test_arguments_that_do_not_fit_raise(name: str) -> None:
         optimize_loss(tf.reduce_sum(w * w), None, **arguments)
 
 
-def test_version_1_offers_the_layers_of_the_facade() -> None:
+def test_v1_contrib_layers_are_the_facade_layers() -> None:
     facade = vars(tf.contrib.layers)
     modules = {"adaptive_clipping", "functions", "initializers", "optimizers", "regularizers"}
     public = {name for name in facade if not name.startswith("_")} - modules - {"attribute_of"}
@@ -209,7 +209,7 @@ def test_version_1_offers_the_layers_of_the_facade() -> None:
     assert all(getattr(v1.contrib.layers, name) is facade[name] for name in public)
 
 
-def test_layers_of_version_1_load_the_facade_when_they_are_asked_for() -> None:
+def test_v1_contrib_layers_load_the_facade_lazily() -> None:
     process = fresh_process.run(
         "import sys\n"
         "from thalweg import v1\n"

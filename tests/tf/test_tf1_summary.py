@@ -76,7 +76,7 @@ def test_a_closed_writer_writes_nothing_until_it_is_reopened(tmp_path: Path) -> 
     assert [event.step for event in events(tmp_path)] == [1, 3]
 
 
-def test_one_writer_for_each_folder(tmp_path: Path) -> None:
+def test_writer_cache_has_one_writer_per_folder(tmp_path: Path) -> None:
     cache = tf.summary.FileWriterCache
     first, second = cache.get(tmp_path), cache.get(tmp_path / "other")
     assert cache.get(tmp_path) is first is not second
@@ -85,11 +85,11 @@ def test_one_writer_for_each_folder(tmp_path: Path) -> None:
     cache.clear()
 
 
-def test_no_summaries_are_none(graph: Any) -> None:
+def test_merge_all_without_summaries_is_none(graph: Any) -> None:
     assert tf.summary.merge_all() is None
 
 
-def test_what_a_summary_refuses(graph: Any, tmp_path: Path) -> None:
+def test_invalid_summaries_raise(graph: Any, tmp_path: Path) -> None:
     with tf.Session() as session:
         summary = tf.summary.scalar("a", 1.0)
         with pytest.raises(ValueError, match="Duplicate tag a"):
@@ -157,7 +157,7 @@ print([(warning.category.__name__, str(warning.message)) for warning in caught])
 """
 
 
-def test_without_tensorboard_graphs_run_and_one_warning_says_so(tmp_path: Path) -> None:
+def test_graphs_run_without_tensorboard_and_warn_once(tmp_path: Path) -> None:
     process = fresh_process.run(WITHOUT_TENSORBOARD, str(tmp_path))
     lines = process.stdout.splitlines()
     assert lines[:2] == ["0 b''", "['a', 'b'] 3.0"], process.stderr
@@ -169,7 +169,7 @@ def test_without_tensorboard_graphs_run_and_one_warning_says_so(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["logs", "more"]
 
 
-def test_a_loss_that_is_trained_has_its_summary(graph: Any) -> None:
+def test_trained_loss_has_a_summary(graph: Any) -> None:
     w = tf.Variable([3.0, 4.0])
     loss = tf.reduce_sum(w * w)
     merged = tf.summary.merge([tf.summary.scalar("loss", loss), tf.summary.histogram("w", w)])

@@ -133,7 +133,7 @@ def test_an_array_that_does_not_fit_the_dtype_raises(array: Any) -> None:
             function(array, tf.ones(2))
 
 
-def test_other_functions_of_numpy_work_as_with_torch_alone() -> None:
+def test_numpy_functions_work_as_with_plain_torch() -> None:
     tensor, target = torch.tensor([1.0, 4.0]), np.zeros(2, np.float32)
     assert np.sqrt(tensor).tolist() == [1.0, 2.0]
     assert isinstance(np.sqrt(tensor), torch.Tensor)
@@ -147,7 +147,7 @@ def test_other_functions_of_numpy_work_as_with_torch_alone() -> None:
         np.sqrt(target, out=tensor)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-def test_torchs_own_operators_come_back() -> None:
+def test_torch_operators_are_restored() -> None:
     tensor, array = torch.tensor([0.1, 0.2]), np.array([0.1, 0.2])
     with take_back_names():
         assert "__array_ufunc__" not in vars(torch.Tensor)
@@ -158,7 +158,7 @@ def test_torchs_own_operators_come_back() -> None:
     assert (tensor * array).dtype == torch.float32
 
 
-def test_operators_between_tensors_are_torchs() -> None:
+def test_operators_between_tensors_are_unchanged() -> None:
     for function in OPERATORS:
         name = f"__{function.__name__.rstrip('_')}__"
         if name != "__eq__":

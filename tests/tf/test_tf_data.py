@@ -118,7 +118,7 @@ UNCOUNTED = ("generator", "filter", "flat_map", "padded")
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_dataset_in_eager_mode(name: str) -> None:
+def test_datasets_are_iterated_in_eager_mode(name: str) -> None:
     make, expected = DATASETS[name]
     dataset = make()
     for _ in range(2):  # a second pass is like the first
@@ -128,7 +128,7 @@ def test_dataset_in_eager_mode(name: str) -> None:
     assert (dataset.cardinality() == -2) == (name.split()[0] in UNCOUNTED)
 
 
-def test_endless_datasets_have_no_length() -> None:
+def test_infinite_datasets_have_no_length() -> None:
     assert (bool(Dataset.range(0)), len(Dataset.range(3).repeat(2))) == (True, 6)
     for dataset in (Dataset.range(3).repeat(), Dataset.range(3).filter(bool)):
         assert dataset.batch(2).cardinality() < 0
@@ -137,7 +137,7 @@ def test_endless_datasets_have_no_length() -> None:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_dataset_in_a_graph(name: str) -> None:
+def test_datasets_are_iterated_in_a_graph(name: str) -> None:
     make, expected = DATASETS[name]
     with tf.Graph().as_default(), v1.Session() as session:
         element = make().make_one_shot_iterator().get_next()
@@ -172,7 +172,7 @@ SPECS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_what_is_known_of_elements(name: str) -> None:
+def test_datasets_have_element_specs(name: str) -> None:
     make, expected = SPECS[name]
     spec = make().element_spec
     assert f"{spec.shape if spec.shape is UNKNOWN else tuple(spec.shape)} {spec.dtype}" == expected
@@ -199,7 +199,7 @@ def test_shuffle_gives_each_element_once(size: int) -> None:
     assert all(x < place + size for place, x in enumerate(orders[0]))
 
 
-def test_shuffle_has_another_order_in_each_pass_unless_told() -> None:
+def test_shuffle_reshuffles_each_iteration_by_default() -> None:
     reshuffled, fixed = (
         [listed(x) for x in Dataset.range(20).shuffle(20, reshuffle_each_iteration=mode).repeat(2)]
         for mode in (None, False)
@@ -217,7 +217,7 @@ def test_shuffle_follows_the_seed_of_all_random_numbers() -> None:
     assert orders[0] == orders[1]
 
 
-def test_an_iterator_is_fed_when_it_is_initialized() -> None:
+def test_initializable_iterator_is_fed_at_initialization() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.placeholder(tf.float32, [None, 2])
         y = v1.placeholder(tf.int64, [None])
@@ -237,7 +237,7 @@ def test_an_iterator_is_fed_when_it_is_initialized() -> None:
             ]  # fmt: skip
 
 
-def test_one_iterator_reads_several_datasets() -> None:
+def test_reinitializable_iterator_reads_several_datasets() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         train, test = Dataset.range(2), Dataset.range(10, 12)
         iterator = tf.data.Iterator.from_structure(train.output_types, train.output_shapes)
@@ -265,7 +265,7 @@ def test_training_reads_one_batch_in_each_run() -> None:
         assert session.run([loss, step])[0] == (rows[2:] @ (1 - rows[:2].sum(0))).sum()
 
 
-def test_sessions_are_at_places_of_their_own() -> None:
+def test_sessions_iterate_separately() -> None:
     with tf.Graph().as_default():
         element = Dataset.range(3).make_one_shot_iterator().get_next()
         first, second = v1.Session(), v1.Session()
@@ -346,7 +346,7 @@ INVALID: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_what_is_refused(name: str) -> None:
+def test_invalid_dataset_arguments_raise(name: str) -> None:
     call, kind, message = INVALID[name]
     with pytest.raises(kind, match=message):
         call()

@@ -172,7 +172,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
 
 @pytest.mark.parametrize("shapes", ["eager", "known", "partly", "unknown"])
 @pytest.mark.parametrize("name", CALLS)
-def test_values(name: str, shapes: str) -> None:
+def test_functions_have_tensorflow_values(name: str, shapes: str) -> None:
     function, expected = CALLS[name]
     arrays = (A, EMPTY, IDS)
     expected = np.asarray(expected)
@@ -213,7 +213,7 @@ KNOWN_SHAPES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", KNOWN_SHAPES)
-def test_what_is_known_where_a_size_must_be_that_of_another_tensor(name: str) -> None:
+def test_static_shapes_are_inferred_from_other_tensors(name: str) -> None:
     function, shape, dtype = KNOWN_SHAPES[name]
     with tf.Graph().as_default():
         output = function(v1.placeholder(tf.float32, [None, 4]), tf.constant(A))
@@ -222,7 +222,7 @@ def test_what_is_known_where_a_size_must_be_that_of_another_tensor(name: str) ->
 
 
 @pytest.mark.parametrize("call", [tf.unstack, lambda x: tf.split(x, tf.shape(x))])
-def test_how_many_parts_there_are_must_be_known(call: Any) -> None:
+def test_unknown_number_of_splits_raises(call: Any) -> None:
     with tf.Graph().as_default(), pytest.raises(ValueError, match="needs num"):
         call(v1.placeholder(tf.float32))
 
@@ -273,7 +273,7 @@ INVALID: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("name", INVALID)
-def test_what_is_refused(name: str, mode: str) -> None:
+def test_invalid_arguments_raise(name: str, mode: str) -> None:
     function, message = INVALID[name]
     if mode == "eager":
         with pytest.raises((ValueError, TypeError), match=message):
@@ -285,14 +285,14 @@ def test_what_is_refused(name: str, mode: str) -> None:
             session.run(function(a, i), {a: A, i: IDS})
 
 
-def test_version_1_has_what_both_versions_have() -> None:
+def test_v1_has_the_names_of_both_versions() -> None:
     for name in ("distribute", "dtypes", "raw_ops", "UnconnectedGradients"):
         assert getattr(v1, name) is getattr(tf, name)
     assert v1.newaxis is None
 
 
 @pytest.mark.parametrize("source", ["categorical", "shuffle", "normal", "dropout", "uniform"])
-def test_the_numbers_of_a_seed_go_on_from_call_to_call(source: str) -> None:
+def test_seeded_random_numbers_continue_between_calls(source: str) -> None:
     def draw() -> Any:
         return {
             "categorical": lambda: tf.random.categorical([[0.0, 1.0, 0.5]], 50, seed=3),
@@ -335,7 +335,7 @@ TABLES: dict[str, tuple[Callable[[Any], Any], bool]] = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_gradients_of_rows_of_what_was_computed(name: str) -> None:
+def test_gather_of_computed_tensors_has_gradients(name: str) -> None:
     make, is_sparse = TABLES[name]
     start = np.arange(1.0, 9.0, dtype="f4").reshape(4, 2)
     w = tf.Variable(start)
@@ -363,7 +363,7 @@ GUESSES = np.array([[0.9], [0.6], [0.4], [0.8]], "f4")
 WEIGHTS = np.array([1.0, 2.0, 0.0, 1.0], "f4")
 
 
-def test_weights_of_metrics_without_the_last_dimension() -> None:
+def test_metric_weights_may_omit_the_last_dimension() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         _, update = v1.metrics.mean(tf.constant(np.hstack([GUESSES, LABELS])), weights=WEIGHTS)
         session.run(v1.local_variables_initializer())
@@ -371,7 +371,7 @@ def test_weights_of_metrics_without_the_last_dimension() -> None:
         np.testing.assert_allclose(session.run(update), expected, rtol=1e-6)
 
 
-def test_differences_of_unsigned_integers() -> None:
+def test_mean_absolute_error_of_unsigned_integers_does_not_wrap() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         label, prediction = (tf.constant([x], tf.uint8) for x in (3, 5))
         _, update = v1.metrics.mean_absolute_error(label, prediction)
@@ -399,7 +399,7 @@ def test_the_area_below_precision_is_interpolated() -> None:
     np.testing.assert_allclose(area, 0.25 * 0.5 + inner + outer, rtol=1e-5)
 
 
-def test_a_batch_size_is_fed() -> None:
+def test_batch_size_can_be_fed() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         rows, size = v1.placeholder(tf.float32, [None]), v1.placeholder(tf.int64, [])
         dataset = tf.data.Dataset.from_tensor_slices(rows).shuffle(size).batch(size)
@@ -413,7 +413,7 @@ def test_a_batch_size_is_fed() -> None:
             session.run(iterator.initializer, {rows: [1], size: 0})
 
 
-def test_datasets_of_odd_sizes() -> None:
+def test_datasets_of_odd_sizes_are_batched() -> None:
     data = tf.data.Dataset
     assert data.range(3).repeat().repeat(0).cardinality() == 0
     assert list(data.range(3).repeat().repeat(0)) == []
@@ -424,7 +424,7 @@ def test_datasets_of_odd_sizes() -> None:
         next(iter(uneven))
 
 
-def test_a_file_that_is_in_the_way(tmp_path: Path) -> None:
+def test_existing_target_file_raises(tmp_path: Path) -> None:
     source, target = tmp_path / "one", tmp_path / "other"
     source.write_text("1")
     target.write_text("2")

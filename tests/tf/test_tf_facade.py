@@ -182,13 +182,13 @@ def assert_equal(got: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_function_in_eager_mode(name: str) -> None:
+def test_functions_have_tensorflow_values_in_eager_mode(name: str) -> None:
     call, expected = CALLS[name]
     assert_equal(call(torch.tensor(A), torch.tensor(B)).numpy(), expected)
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_function_in_a_graph(name: str) -> None:
+def test_functions_have_tensorflow_values_in_a_graph(name: str) -> None:
     call, expected = CALLS[name]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         a = tf.compat.v1.placeholder(tf.float32, [None, 3])
@@ -240,13 +240,13 @@ def assert_exactly(got: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", INTEGERS)
-def test_integers_in_eager_mode(name: str) -> None:
+def test_integer_functions_in_eager_mode(name: str) -> None:
     call, expected = INTEGERS[name]
     assert_exactly(call(torch.tensor(MATRIX)).numpy(), expected)
 
 
 @pytest.mark.parametrize("name", INTEGERS)
-def test_integers_in_a_graph(name: str) -> None:
+def test_integer_functions_in_a_graph(name: str) -> None:
     call, expected = INTEGERS[name]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.compat.v1.placeholder(tf.int32, [None, 3])
@@ -287,7 +287,7 @@ def entropy(labels: Any, logits: Any = A) -> Any:
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_what_is_refused(name: str) -> None:
+def test_invalid_arguments_raise(name: str) -> None:
     call, error, message = INVALID[name]
     with pytest.raises(error, match=message):
         call()
@@ -324,7 +324,7 @@ AMBIGUOUS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
-def test_a_call_that_the_versions_read_in_different_ways(name: str) -> None:
+def test_calls_ambiguous_between_versions_raise(name: str) -> None:
     call, message = AMBIGUOUS[name]
     with tf.Graph().as_default(), pytest.raises(ValueError, match=message):
         call(tf.compat.v1.placeholder(tf.float32, [2, 2]))
@@ -353,7 +353,7 @@ VERSION_1: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", VERSION_1)
-def test_what_version_1_reads(name: str) -> None:
+def test_v1_functions_accept_their_old_arguments(name: str) -> None:
     call, expected = VERSION_1[name]
     assert_equal(call(torch.tensor(SQUARE)).numpy(), expected)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -361,7 +361,7 @@ def test_what_version_1_reads(name: str) -> None:
         assert_equal(session.run(call(x), {x: SQUARE}), expected)
 
 
-def test_version_1_where_takes_no_other_shapes() -> None:
+def test_v1_where_with_other_shapes_raises() -> None:
     for shapes in (((3,), (2, 2), (2, 2)), ((2, 2), (2, 2), (2, 1))):
         with pytest.raises(ValueError, match="where"):
             tf.compat.v1.where(torch.ones(shapes[0]) > 0, *map(torch.ones, shapes[1:]))
@@ -378,7 +378,7 @@ def test_gradients_of_labels_flow_where_the_name_ends_in_v2() -> None:
         assert tf.gradients(tf.nn.softmax_cross_entropy_with_logits(**stopped), [w]) == [None]
 
 
-def test_several_tables_are_no_table() -> None:
+def test_embedding_lookup_takes_one_table() -> None:
     table = torch.ones(2, 1)
     for lookup in (thalweg.embedding_lookup, thalweg.v1.embedding_lookup):
         with pytest.raises(TypeError, match="embedding_lookup takes one table, not a list of 2"):
@@ -388,7 +388,7 @@ def test_several_tables_are_no_table() -> None:
         assert w.grad.to_dense().tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
-def test_a_run_refuses_labels_of_no_class() -> None:
+def test_out_of_range_labels_raise_in_a_run() -> None:
     expected = entropy([2, 0])
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         labels = tf.compat.v1.placeholder(tf.int64, [None])
@@ -398,7 +398,7 @@ def test_a_run_refuses_labels_of_no_class() -> None:
             session.run(loss, {labels: [9, 0]})
 
 
-def test_names_of_nodes() -> None:
+def test_operations_have_tensorflow_names() -> None:
     with tf.Graph().as_default() as graph, tf.name_scope("model"):
         loss = tf.reduce_mean(tf.square(tf.constant([1.0, 2.0])), name="loss")
         assert loss is graph.get_tensor_by_name("model/loss:0")
@@ -432,7 +432,7 @@ def test_clipping_a_sparse_gradient_of_a_graph() -> None:
         np.testing.assert_allclose(session.run(table)[:, 0], [1, 0, 1, 1], atol=1e-6)
 
 
-def test_norm_that_is_not_finite_makes_nan() -> None:
+def test_nonfinite_norm_gives_nan() -> None:
     (clipped,), _ = tf.clip_by_global_norm([tf.constant([np.inf, 1.0])], 1.0)
     assert np.isnan(clipped.numpy()).all()
 
@@ -468,7 +468,7 @@ CLIPS: list[tuple[str, str, list[float], float, list[float]]] = [
 
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize(("name", "dtype", "values", "limit", "expected"), CLIPS)
-def test_clipping_has_tensorflows_numbers(
+def test_clipping_equals_tensorflow(
     name: str, dtype: str, values: list[float], limit: float, expected: list[float], eager: bool
 ) -> None:
     def clipped(x: Any) -> Any:
@@ -498,12 +498,12 @@ def test_norms_are_of_floats() -> None:
         tf.compat.v1.clip_by_average_norm(torch.ones(2, dtype=torch.float64), 1.0)
 
 
-def test_nothing_has_no_norm() -> None:
+def test_global_norm_of_missing_gradients_is_none() -> None:
     assert tf.linalg.global_norm([None]) is None
     assert tf.clip_by_global_norm([None], 1.0) == ([None], None)
 
 
-def test_variable_takes_tensorflows_arguments() -> None:
+def test_variable_takes_tensorflow_arguments() -> None:
     variable = tf.Variable([1, 2], False, name="w", dtype=tf.float32)
     assert isinstance(variable, tf.Variable)
     assert isinstance(variable, thalweg.Variable)
@@ -511,7 +511,7 @@ def test_variable_takes_tensorflows_arguments() -> None:
     assert not isinstance(tf.constant(1.0), tf.Variable)
 
 
-def test_variable_in_a_graph() -> None:
+def test_variable_takes_tensorflow_arguments_in_a_graph() -> None:
     with tf.Graph().as_default():
         variable = tf.Variable(tf.zeros([2]), name="w", constraint=tf.abs)
         assert isinstance(variable, tf.Variable)
@@ -519,7 +519,7 @@ def test_variable_in_a_graph() -> None:
         assert tf.compat.v1.trainable_variables() == [variable]
 
 
-def test_function_returns_the_function() -> None:
+def test_tf_function_returns_the_function() -> None:
     def step(x: int) -> int:
         return x + 1
 
@@ -527,7 +527,7 @@ def test_function_returns_the_function() -> None:
     assert tf.function(jit_compile=True)(step) is step
 
 
-def test_order_in_eager_mode_is_that_of_the_code() -> None:
+def test_eager_mode_runs_in_program_order() -> None:
     with tf.control_dependencies([]), tf.name_scope("outer"), tf.init_scope():
         assert tf.group(tf.constant(1)) is None
         assert tf.no_op() is None
@@ -581,7 +581,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("path", MISSING)
-def test_missing_name_says_what_to_use(path: str) -> None:
+def test_missing_name_error_names_a_replacement(path: str) -> None:
     *modules, name = path.split(".")
     owner: Any = tf
     for module in modules:
@@ -590,7 +590,7 @@ def test_missing_name_says_what_to_use(path: str) -> None:
         getattr(owner, name)
 
 
-def test_nothing_is_a_sparse_tensor() -> None:
+def test_sparse_tensor_is_not_supported() -> None:
     assert not isinstance(tf.constant(1.0), tf.SparseTensor)
     with pytest.raises(NotImplementedError, match=r"use tf\.IndexedSlices"):
         tf.compat.v1.SparseTensor([[0]], [1.0], [1])
@@ -602,7 +602,7 @@ def test_special_names_are_missing_as_in_any_module() -> None:
 
 
 @pytest.mark.parametrize("name", ["placeholder", "Session", "global_variables_initializer"])
-def test_names_of_tensorflow_1_are_at_the_top_too(name: str) -> None:
+def test_top_level_has_tensorflow_1_names(name: str) -> None:
     assert getattr(tf, name) is getattr(tf.compat.v1, name)
 
 
@@ -615,7 +615,7 @@ def test_importing_the_facade_imports_no_keras() -> None:
     assert process.returncode == 0, process.stderr
 
 
-def test_a_training_script_of_tensorflow_1() -> None:
+def test_tensorflow_1_training_script_runs() -> None:
     rng = np.random.default_rng(0)
     images = rng.normal(size=(64, 6)).astype("f4")
     labels = np.eye(3, dtype="f4")[images[:, :3].argmax(1)]
@@ -696,7 +696,7 @@ def test_derived_model_compiles_with_an_optimizer_of_thalweg() -> None:
 
 
 @keras_needed
-def test_optimizer_of_keras_is_left_alone() -> None:
+def test_keras_optimizer_is_not_replaced() -> None:
     model = keras_model("Sequential")
     import keras
 
@@ -727,7 +727,7 @@ def gradient(function: Any, *values: Any) -> list[list[float]]:
     return [tensor.grad.tolist() for tensor in tensors]  # type: ignore[union-attr]
 
 
-def test_gradients_where_formulas_bend() -> None:
+def test_gradients_at_non_differentiable_points() -> None:
     entropy = facade.nn.sigmoid_cross_entropy_with_logits
     (grad,) = gradient(lambda x: entropy(torch.tensor([0.0, 1.0]), x), [0.0, 0.0])
     assert grad == [0.5, -0.5]

@@ -83,7 +83,7 @@ OUTPUT = [
 ]
 
 
-def test_a_script_of_version_2(tmp_path: Path) -> None:
+def test_version_2_script_runs(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(VERSION_2)
     process = fresh_process.run("-m thalweg.tf", str(script), "--rate", "0.1")
@@ -115,7 +115,7 @@ with tf.Session() as session:
 
 
 @pytest.mark.parametrize("arguments", [["--version", "1"], []])
-def test_a_script_of_version_1(tmp_path: Path, arguments: list[str]) -> None:
+def test_version_1_script_runs(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "script.py").write_text(VERSION_1)
     (tmp_path / "helper.py").write_text("import tensorflow as tf\nCONSTANT = tf.constant(1)\n")
     process = fresh_process.run("-m thalweg.tf", *arguments, str(tmp_path / "script.py"))
@@ -158,7 +158,7 @@ OPENSEQ2SEQ_SAID = [
 ]
 
 
-def test_a_script_that_imports_openseq2seq(tmp_path: Path) -> None:
+def test_script_importing_openseq2seq_runs(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(OPENSEQ2SEQ)
     process = fresh_process.run("-m thalweg.tf", str(script))
@@ -218,7 +218,7 @@ print(keras.saving.serialize_keras_object(model)["class_name"])
 """
 
 
-def test_packages_that_look_for_another_find_none() -> None:
+def test_optional_tensorflow_imports_of_other_packages_fail() -> None:
     program, expected = NEIGHBOURS, ["None tensorflow.math"]
     if importlib.util.find_spec("tensorboard") is not None:
         program += NEIGHBOURS_TENSORBOARD
@@ -231,7 +231,9 @@ def test_packages_that_look_for_another_find_none() -> None:
     assert process.stdout.splitlines() == expected, process.stderr
 
 
-def test_a_real_tensorflow_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_imported_tensorflow_is_not_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     finders = list(sys.meta_path)
     monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
     with pytest.raises(FailedPreconditionError, match="imported already"):
@@ -246,7 +248,7 @@ def test_a_real_tensorflow_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert sys.meta_path == finders
 
 
-def test_one_version_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installing_a_second_version_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [install._TensorFlowFinder(1), *sys.meta_path])
     installed = list(sys.meta_path)
     thalweg.install_as_tensorflow(1)

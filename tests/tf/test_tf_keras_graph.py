@@ -136,7 +136,7 @@ def test_slots_are_found_by_variables_of_keras(make: Callable[..., Any]) -> None
     assert tuple(optimizer.get_slot(first, "m").shape) == tuple(first.shape)
 
 
-def test_what_a_model_is_in_a_graph() -> None:
+def test_keras_model_has_graph_tensors_and_variables() -> None:
     source = keras.layers.Input((4,), name="numbers")
     model = keras.models.Model(source, keras.layers.Dense(2, name="last")(source))
     output = tf.identity(model.outputs[0], name="found")
@@ -165,7 +165,7 @@ def twice() -> Any:
     return Twice()
 
 
-def test_a_model_that_is_called_on_a_placeholder() -> None:
+def test_model_can_be_called_on_a_placeholder() -> None:
     x = tf.placeholder(tf.float32, [None, 4])
     model = twice()
     output = model(x)
@@ -181,7 +181,7 @@ def test_a_model_that_is_called_on_a_placeholder() -> None:
     np.testing.assert_allclose(values[2][:, 0], 2 * NUMBERS.sum(0), rtol=1e-5)
 
 
-def test_each_session_has_its_values_and_each_graph_its_symbols() -> None:
+def test_sessions_have_separate_values_and_graphs_separate_symbols() -> None:
     model = small()
     weights_before = model.get_weights()
     kernel = model.trainable_variables[1]
@@ -201,7 +201,7 @@ def test_each_session_has_its_values_and_each_graph_its_symbols() -> None:
             tf.get_default_graph().as_graph_element(session.graph.symbol_of(loss))
 
 
-def test_what_a_layer_keeps_is_kept_by_each_session() -> None:
+def test_layer_statistics_are_kept_per_session() -> None:
     x = tf.placeholder(tf.float32, [None, 4])
     layer = keras.layers.BatchNormalization(momentum=0.5)
     normalized = layer(x, training=True)
@@ -218,7 +218,7 @@ def test_what_a_layer_keeps_is_kept_by_each_session() -> None:
     np.testing.assert_allclose(session.run(frozen, {x: NUMBERS}), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_dropout_draws_anew_in_each_run() -> None:
+def test_dropout_draws_again_in_each_run() -> None:
     noisy = keras.layers.Dropout(0.5)(tf.ones([1, 100]), training=True)
     session = initialized()
     first, second = session.run(noisy), session.run(noisy)
@@ -235,7 +235,7 @@ def test_masks_pass_from_layer_to_layer() -> None:
     np.testing.assert_array_equal(values[0], table.get_weights()[0][2])
 
 
-def test_operators_between_outputs_and_symbols() -> None:
+def test_operators_combine_keras_outputs_and_symbols() -> None:
     source = keras.layers.Input((4,))
     doubled = 2 * source
     x = tf.placeholder(tf.float32, [3, 4])
@@ -248,7 +248,7 @@ def test_operators_between_outputs_and_symbols() -> None:
     np.testing.assert_array_equal(values[4], np.maximum(NUMBERS, 2 * NUMBERS))
 
 
-def test_a_model_that_is_first_met_in_a_branch_is_outside_of_it() -> None:
+def test_model_first_used_in_a_branch_is_built_outside() -> None:
     source = keras.layers.Input((4,))
     output = keras.layers.Dense(1)(source)
     choice = tf.placeholder(tf.bool, [])
@@ -276,7 +276,7 @@ INVALID: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", list(INVALID))
-def test_what_is_refused(case: str) -> None:
+def test_unsupported_keras_calls_raise(case: str) -> None:
     call, message = INVALID[case]
     with pytest.raises(InvalidTypeError, match=message):
         call()
@@ -291,7 +291,7 @@ def test_an_input_that_is_not_fed_is_named() -> None:
         initialized().run(total)
 
 
-def test_eager_mode_is_as_it_was() -> None:
+def test_layers_stay_eager_outside_of_graphs() -> None:
     layer = keras.layers.Dense(1)
     with eagerly():
         output = layer(torch.tensor(NUMBERS))
@@ -314,7 +314,7 @@ def test_models_compiled_in_a_graph_train_eagerly() -> None:
     assert tf.Variable(1.0).graph is tf.get_default_graph()
 
 
-def test_weights_of_a_model_that_has_none_yet() -> None:
+def test_weights_of_an_unbuilt_model_raise_until_called() -> None:
     model = keras.models.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)])
     with pytest.raises(ValueError, match=r"Weights for model '.*' have not yet been created"):
         _ = model.trainable_weights

@@ -43,7 +43,7 @@ def compiled(name: str = "adam") -> Any:
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_steps_are_those_of_the_optimizer(name: str, mode: str) -> None:
+def test_fit_takes_the_steps_of_the_optimizer(name: str, mode: str) -> None:
     with tf.Graph().as_default() if mode == "graph" else contextlib.nullcontext():
         model = compiled(name)
         model.fit(ROWS, LABELS, batch_size=3, epochs=2, shuffle=False, verbose=0)
@@ -68,7 +68,7 @@ def test_a_saved_model_is_compiled_again(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
 
 
-def test_what_it_does_not_have() -> None:
+def test_unsupported_keras_optimizer_features_raise() -> None:
     model = compiled()
     scheduler = keras.callbacks.LearningRateScheduler(lambda _: 0.1)
     with pytest.raises(InvalidTypeError, match="'Adam' cannot be set by Keras"):
@@ -81,7 +81,7 @@ def test_what_it_does_not_have() -> None:
         _ = model.optimizer.weights
 
 
-def test_in_a_graph() -> None:
+def test_keras_fit_runs_in_a_graph() -> None:
     with tf.Graph().as_default():
         optimizer = keras.optimizers.SGD(0.1)
         model = small()

@@ -69,7 +69,7 @@ EAGER: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", EAGER)
-def test_eager_mode_stays_where_it_was_relied_upon(beginning: None, name: str) -> None:
+def test_eager_mode_is_fixed_once_used(beginning: None, name: str) -> None:
     EAGER[name]()
     assert isinstance(tf.constant(2), torch.Tensor)
     with pytest.raises(FailedPreconditionError, match=r"disable_eager_execution\(\) before"):
@@ -97,7 +97,7 @@ def _in_a_block() -> None:
 
 
 @pytest.mark.parametrize("name", UNDECIDED)
-def test_what_leaves_it_open(beginning: None, name: str) -> None:
+def test_undecided_calls_do_not_fix_the_mode(beginning: None, name: str) -> None:
     UNDECIDED[name]()
     assert not process.is_mode_fixed
 
@@ -115,7 +115,7 @@ def test_variables_before_the_first_placeholder_are_of_the_graph(beginning: None
     assert state.name == "counter:0"
 
 
-def test_a_program_that_only_imports_decides_nothing() -> None:
+def test_import_does_not_fix_the_mode() -> None:
     process = fresh_process.run(
         "import thalweg.tf.compat.v1 as tf\n"
         "from thalweg._base.execution_context import process\n"
@@ -127,7 +127,7 @@ def test_a_program_that_only_imports_decides_nothing() -> None:
     assert process.stdout == "False\n5 1.15.0 1.15.0 1.15.0\n", process.stderr
 
 
-def test_versions_can_be_parsed() -> None:
+def test_version_strings_can_be_parsed() -> None:
     assert [int(part) for part in tf2.__version__.split(".")] == [2, 16, 0]
     assert tf2.__version__ == tf2.VERSION == tf2.version.VERSION
     assert tf2.version.GIT_VERSION.endswith(thalweg.__version__)

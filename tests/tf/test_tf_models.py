@@ -31,7 +31,7 @@ def compiled(optimizer: Any, **options: Any) -> Any:
     return model
 
 
-def test_optimizer_of_a_model_is_one_of_keras_for_everybody() -> None:
+def test_model_optimizer_is_a_keras_optimizer() -> None:
     model = compiled(optimizer := tf.keras.optimizers.Adam(0.1))
     fit = model.fit(ONES, ZEROS, verbose=0)
     assert fit.model.optimizer is model.optimizer is optimizer
@@ -70,7 +70,7 @@ def test_copy_of_an_optimizer_of_a_model_trains_alone(method: str) -> None:
 
 @pytest.mark.parametrize("caller", ["apply", "apply_gradients"])
 @pytest.mark.parametrize("form", ["name", "optimizer"])
-def test_train_step_of_your_own(caller: str, form: str) -> None:
+def test_user_train_step_is_used(caller: str, form: str) -> None:
 
     class Own(tf.keras.Model):
         def train_step(self, data: Any) -> Any:
@@ -156,7 +156,7 @@ def test_optimizer_of_two_models_keeps_them_apart(tmp_path: Path) -> None:
     assert first != second
 
 
-def test_what_keras_wraps_stays_wrapped(tmp_path: Path) -> None:
+def test_keras_wrapped_optimizers_stay_wrapped(tmp_path: Path) -> None:
     model = compiled(tf.keras.optimizers.SGD(0.01))
     model.compile(wrapped := keras3.from_thalweg(tf.keras.optimizers.SGD(0.01)), loss="mse")
     assert model.optimizer is wrapped
@@ -172,7 +172,7 @@ def test_what_keras_wraps_stays_wrapped(tmp_path: Path) -> None:
     assert int(loaded.inner_optimizer.iterations) == int(optimizer.iterations) == 1
 
 
-def test_classes_with_inputs_and_outputs_leave_others_as_they_are() -> None:
+def test_functional_subclasses_do_not_affect_other_classes() -> None:
     class Base(tf.keras.Model):
         pass
 
@@ -195,7 +195,7 @@ def test_classes_with_inputs_and_outputs_leave_others_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("unbuilt", ["alone", "within"])
-def test_models_without_weights_are_summed_up(unbuilt: str) -> None:
+def test_models_without_weights_have_a_summary(unbuilt: str) -> None:
     model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
     if unbuilt == "within":
         model = tf.keras.Sequential([model])
@@ -232,13 +232,13 @@ METRICS_OF_TWO: dict[str, Any] = {
 
 @pytest.mark.parametrize("keyword", ["metrics", "weighted_metrics"])
 @pytest.mark.parametrize("form", METRICS_OF_TWO)
-def test_each_output_has_metrics_of_its_own(form: str, keyword: str) -> None:
+def test_each_output_has_separate_metrics(form: str, keyword: str) -> None:
     metrics = METRICS_OF_TWO[form](tf.keras.metrics.MeanAbsoluteError)
     expected = {"a_mean_absolute_error": 2.0, "b_mean_absolute_error": 0.0}
     assert metrics_of_two(**{keyword: metrics}) == expected
 
 
-def test_metrics_that_would_count_for_two_are_refused() -> None:
+def test_metric_shared_by_two_outputs_raises() -> None:
 
     class Own(tf.keras.metrics.MeanAbsoluteError):
         def __init__(self, scale: float, name: str = "own", **options: Any) -> None:

@@ -42,7 +42,7 @@ FLAT: dict[str, tuple[Any, list[Any]]] = {
 
 
 @many("kind", list(FLAT))
-def test_there_and_back(kind: str) -> None:
+def test_flatten_and_pack_round_trip(kind: str) -> None:
     structure, flat = FLAT[kind]
     assert tf.nest.flatten(structure) == flat
     assert tf.nest.is_nested(structure) == (kind not in ("leaf", "text", "none"))
@@ -51,12 +51,12 @@ def test_there_and_back(kind: str) -> None:
     assert list(new) == list(structure) if isinstance(structure, dict) else True
 
 
-def test_a_default_is_kept() -> None:
+def test_map_structure_keeps_the_default_of_a_defaultdict() -> None:
     assert tf.nest.map_structure(str, defaultdict(list, a=1))["there is none"] == []
 
 
 @pytest.mark.parametrize("nest", [range(2), {0: "x", 1: "y"}.keys(), {"x": 0, "y": 1}.values()])
-def test_what_cannot_be_made_of_other_things_becomes_a_list(nest: Any) -> None:
+def test_unconstructible_sequences_become_lists(nest: Any) -> None:
     assert tf.nest.flatten({"x": nest}) == [0, 1]
     assert tf.nest.map_structure(str, nest) == ["0", "1"]
 
@@ -74,7 +74,7 @@ STRUCTURES: dict[str, tuple[Any, Any, bool]] = {
 
 
 @pytest.mark.parametrize("kind", STRUCTURES)
-def test_kinds_are_alike_as_they_are_in_tensorflow(kind: str) -> None:
+def test_structure_types_compare_as_in_tensorflow(kind: str) -> None:
     first, second, is_same_structure = STRUCTURES[kind]
     tf.nest.assert_same_structure(first, second, check_types=False)
     if is_same_structure:
@@ -84,7 +84,7 @@ def test_kinds_are_alike_as_they_are_in_tensorflow(kind: str) -> None:
         tf.nest.assert_same_structure(first, second)
 
 
-def test_functions_see_what_is_at_one_place() -> None:
+def test_map_structure_passes_corresponding_leaves() -> None:
     first, second = {"b": 1, "a": (2, 3)}, {"a": [10, 20], "b": 30}
     assert tf.nest.map_structure(lambda x, y: x + y, first, second) == {"b": 31, "a": (12, 23)}
     assert tf.nest.map_structure(str, Pair(1, [2])) == Pair("1", ["2"])
@@ -103,7 +103,7 @@ INVALID: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @many("kind", list(INVALID))
-def test_what_differs_is_refused(kind: str) -> None:
+def test_different_structures_raise(kind: str) -> None:
     call, error, match = INVALID[kind]
     with pytest.raises(error, match=match):
         call(tf.nest)

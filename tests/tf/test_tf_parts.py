@@ -242,7 +242,9 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
 
 @pytest.mark.parametrize("shapes", ["eager", "known", "partly", "unknown"])
 @pytest.mark.parametrize(("function", "expected"), CALLS.values(), ids=CALLS.keys())
-def test_values(function: Callable[..., Any], expected: Any, shapes: str) -> None:
+def test_functions_have_tensorflow_values(
+    function: Callable[..., Any], expected: Any, shapes: str
+) -> None:
     arrays = (A, PLACES, IDS)
     if shapes == "eager":
         output: Any = function(*(tf.constant(array) for array in arrays))
@@ -297,7 +299,9 @@ STATIC: dict[str, tuple[Callable[..., Any], Any]] = {
 
 
 @pytest.mark.parametrize(("function", "expected"), STATIC.values(), ids=STATIC.keys())
-def test_static_shapes(graph: Any, function: Callable[..., Any], expected: Any) -> None:
+def test_functions_infer_static_shapes(
+    graph: Any, function: Callable[..., Any], expected: Any
+) -> None:
     x, n = v1.placeholder(tf.float32, [None, 6]), v1.placeholder(tf.int32, [])
     assert function(x, n).shape == expected
 
@@ -321,7 +325,7 @@ GRADIENTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize(("function", "expected"), GRADIENTS.values(), ids=GRADIENTS.keys())
-def test_gradients(function: Callable[[Any], Any], expected: Any) -> None:
+def test_functions_have_gradients(function: Callable[[Any], Any], expected: Any) -> None:
     x = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(function(x))
@@ -333,7 +337,7 @@ def test_gradients(function: Callable[[Any], Any], expected: Any) -> None:
             np.testing.assert_array_equal(session.run(gradient), expected)
 
 
-def test_no_gradient_flows_through_a_function_of_arrays(graph: Any) -> None:
+def test_py_func_has_no_gradient(graph: Any) -> None:
     x = tf.Variable([1.0])
     assert v1.gradients(v1.py_func(lambda y: y * 2, [x], tf.float32), [x]) == [None]
 
@@ -420,7 +424,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
 
 @pytest.mark.parametrize("shape", ["eager", (2,), None])
 @pytest.mark.parametrize(("good", "bad", "match"), CHECKS.values(), ids=CHECKS.keys())
-def test_checks(good: Any, bad: Any, match: str, shape: Any) -> None:
+def test_assertions_pass_or_raise(good: Any, bad: Any, match: str, shape: Any) -> None:
     if shape == "eager":
         x = tf.constant([1.0, 2.0])
         good(x)
@@ -436,7 +440,7 @@ def test_checks(good: Any, bad: Any, match: str, shape: Any) -> None:
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
-def test_checks_of_types_are_made_at_once(in_graph: bool) -> None:
+def test_type_assertions_are_evaluated_immediately(in_graph: bool) -> None:
     with tf.Graph().as_default() if in_graph else tf.init_scope():
         x = tf.constant([1.0])
         tf.debugging.assert_type(x, tf.float32)
@@ -448,7 +452,7 @@ def test_checks_of_types_are_made_at_once(in_graph: bool) -> None:
             tf.debugging.assert_scalar(x)
 
 
-def test_all_numbers_of_a_graph_are_checked(graph: Any) -> None:
+def test_add_check_numerics_ops_checks_all_tensors(graph: Any) -> None:
     x = v1.placeholder(tf.float32, [])
     y = tf.math.log(x) * 2
     check = v1.add_check_numerics_ops()
@@ -458,7 +462,7 @@ def test_all_numbers_of_a_graph_are_checked(graph: Any) -> None:
             session.run([y, check], {x: -1.0})
 
 
-def test_python_functions_that_return_something_else() -> None:
+def test_python_function_with_wrong_result_raises() -> None:
     with pytest.raises(InvalidArgumentError, match="returned float64, where Tout says float32"):
         tf.numpy_function(lambda: np.float64(1), [], tf.float32)
     with pytest.raises(InvalidArgumentError, match="returned 1 values, not 2"):
@@ -476,7 +480,7 @@ def test_a_function_without_a_result_is_an_operation(graph: Any) -> None:
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
-def test_printing(in_graph: bool, capfd: Any) -> None:
+def test_print_formats_as_tensorflow(in_graph: bool, capfd: Any) -> None:
     stream, x = io.StringIO(), np.arange(10)
     with tf.Graph().as_default() if in_graph else tf.init_scope():
         session, x_tensor = v1.Session(), tf.constant(x)
@@ -496,7 +500,7 @@ def test_printing(in_graph: bool, capfd: Any) -> None:
     assert printed.count("message [0 1...][0]\n") == 1
 
 
-def test_refused_slices() -> None:
+def test_invalid_slices_raise() -> None:
     with pytest.raises(InvalidArgumentError, match="not inside of a tensor of shape"):
         tf.slice(tf.constant(A), [1, 0], [3, 1])
     with pytest.raises(InvalidArgumentError, match="Index the tensor"):
@@ -538,7 +542,7 @@ def test_a_template_makes_its_variables_once(graph: Any) -> None:
     assert [var.op.name for var in v1.global_variables()] == ["scale/w", "scale_1/w"]
 
 
-def test_settings_are_accepted() -> None:
+def test_session_settings_are_accepted() -> None:
     config = v1.ConfigProto(allow_soft_placement=True, gpu_options=v1.GPUOptions(allow_growth=True))
     config.gpu_options.per_process_gpu_memory_fraction = 0.5
     config.graph_options.optimizer_options.global_jit_level = v1.OptimizerOptions.ON_1
@@ -556,14 +560,14 @@ def test_settings_are_accepted() -> None:
         pass
 
 
-def test_errors_are_the_librarys_own() -> None:
+def test_tf_errors_are_library_errors() -> None:
     assert tf.errors.InvalidArgumentError is InvalidArgumentError
     assert issubclass(tf.errors.OutOfRangeError, tf.errors.OpError)
     assert issubclass(tf.errors.AbortedError, tf.errors.OpError)
     assert tf.errors.OutOfRangeError("no more").message == "no more"
 
 
-def test_assign_gives_a_first_value(graph: Any) -> None:
+def test_assign_can_initialize_a_variable(graph: Any) -> None:
     w = tf.Variable([1.0, 2.0])
     with v1.Session() as session:
         with pytest.raises(tf.errors.FailedPreconditionError):
@@ -583,7 +587,7 @@ def test_assign_may_change_a_shape(graph: Any) -> None:
             assert session.run(w).tolist() == value
 
 
-def test_shapes_as_old_scripts_ask_for_them(graph: Any) -> None:
+def test_old_shape_accessors_are_available(graph: Any) -> None:
     x, u = v1.placeholder(tf.float32, [None, 3]), v1.placeholder(tf.float32)
     assert [size.value for size in x.get_shape()] == [None, 3]
     assert x.get_shape()[0].value is None

@@ -56,13 +56,13 @@ PRIVATE_NAMES = {
 
 
 @many("path", list(PRIVATE_NAMES))
-def test_names_are_there(path: str) -> None:
+def test_private_names_are_available(path: str) -> None:
     module = private_modules.module(f"tensorflow.python.{path}")
     for name in PRIVATE_NAMES[path].split():
         assert getattr(module, name) is not None
 
 
-def test_names_are_those_of_the_library() -> None:
+def test_private_names_are_library_objects() -> None:
     ops = private_modules.module("tensorflow.python.framework.ops")
     resources = private_modules.module("tensorflow.python.ops.resource_variable_ops")
     averages = private_modules.module("tensorflow.python.training.moving_averages")
@@ -91,7 +91,7 @@ def test_schedules_are_read_as_schedules() -> None:
     assert new_schedule.get_config() == schedule.get_config()
 
 
-def test_the_graph_of_inputs_is_found() -> None:
+def test_graph_is_found_from_inputs() -> None:
     find = private_modules.module("tensorflow.python.framework.ops")._get_graph_from_inputs
     with tf.Graph().as_default() as graph:
         x = tf.constant(1.0)

@@ -114,7 +114,7 @@ tf.app.run(main)
 
 
 @pytest.mark.parametrize("uses_absl", [False, True])
-def test_a_flag_replaces_one_of_absls(uses_absl: bool) -> None:
+def test_flag_replaces_an_absl_flag(uses_absl: bool) -> None:
     # absl interprets --undefok before it looks for a flag of this name.
     names = [name for name in ABSL_FLAGS if uses_absl and name != "undefok"]
     switches = {name: 7 if isinstance(ABSL_FLAGS[name], int) else "given" for name in names}
@@ -128,7 +128,7 @@ def test_a_flag_replaces_one_of_absls(uses_absl: bool) -> None:
 @pytest.mark.parametrize(
     "call", [lambda: v1.flags.DEFINE_string, lambda: v1.flags.FLAGS.x, lambda: v1.app.run(print)]
 )
-def test_without_absl_flags_say_what_to_install(
+def test_flags_without_absl_raise_with_advice(
     call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("absl", "absl.flags", "absl.app"):
@@ -146,7 +146,7 @@ def verbosity() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def test_messages_have_levels(verbosity: None, logged: Logged) -> None:
+def test_log_messages_have_levels(verbosity: None, logged: Logged) -> None:
     v1.logging.set_verbosity(v1.logging.INFO)
     assert v1.logging.get_verbosity() == v1.logging.INFO == 20
     v1.logging.debug("left out")
@@ -171,7 +171,7 @@ def test_messages_of_one_line_are_counted(verbosity: None, logged: Logged) -> No
     assert [record.getMessage() for record in logged.records] == expected
 
 
-def test_messages_are_of_the_line_that_writes_them(verbosity: None, logged: Logged) -> None:
+def test_log_messages_have_the_line_of_the_caller(verbosity: None, logged: Logged) -> None:
     log = v1.logging
     log.set_verbosity(log.DEBUG)
     for write in (log.debug, log.info, log.warning, log.warn, log.error, log.fatal):
@@ -185,7 +185,7 @@ def test_messages_are_of_the_line_that_writes_them(verbosity: None, logged: Logg
     assert {record.pathname for record in logged.records} == {__file__}
 
 
-def test_files(tmp_path: Path) -> None:
+def test_file_functions_work(tmp_path: Path) -> None:
     gfile, old = tf.io.gfile, v1.gfile
     folder = gfile.join(tmp_path, "a", "b")
     gfile.makedirs(folder)
@@ -233,7 +233,7 @@ def test_a_missing_file_is_named(call: Callable[..., Any], tmp_path: Path) -> No
             call(tf.io.gfile, tmp_path / "nothing")
 
 
-def test_what_is_there_is_not_overwritten_unasked(tmp_path: Path) -> None:
+def test_existing_files_need_overwrite(tmp_path: Path) -> None:
     source, target = tmp_path / "one", tmp_path / "other"
     for path in (source, target):
         path.write_text(path.name)

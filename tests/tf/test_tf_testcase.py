@@ -155,7 +155,7 @@ ASSERTIONS: dict[str, tuple[list[Callable[[Any], Any]], list[Callable[[Any], Any
 
 
 @pytest.mark.parametrize("name", ASSERTIONS)
-def test_assertion(name: str) -> None:
+def test_assertions_pass_and_fail(name: str) -> None:
     case = Case()
     passing, failing = ASSERTIONS[name]
     for call in passing:
@@ -244,7 +244,7 @@ def test_tests_of_version_1_are_in_graph_mode(unsettled: None) -> None:
     assert not (result.errors or result.failures), [*result.errors, *result.failures]
 
 
-def test_what_is_asked_of_the_machine() -> None:
+def test_gpu_queries_describe_the_machine() -> None:
     assert tf.test.is_gpu_available() == torch.cuda.is_available()
     assert bool(tf.test.gpu_device_name()) == torch.cuda.is_available()
     assert tf.test.is_built_with_cuda() == (torch.version.cuda is not None)

@@ -106,7 +106,7 @@ def gradient(case: Any, name: str, step: int) -> Any:
 
 
 @pytest.mark.parametrize("case_id", CASES)
-def test_trajectory(case_id: str) -> None:
+def test_addons_trajectory_has_recorded_values(case_id: str) -> None:
     case = CASES[case_id]
     variables = {
         name: tf.Variable(array_of("addons", case, "start", name), name=name)
@@ -131,7 +131,7 @@ IN_GRAPHS = ["COCOB", "LAMB", "LazyAdam", "Lookahead", "MovingAverage", "NovoGra
 
 
 @pytest.mark.parametrize("name", IN_GRAPHS)
-def test_trajectory_in_a_graph(name: str) -> None:
+def test_addons_trajectory_in_a_graph_has_recorded_values(name: str) -> None:
     case = CASES[f"{name}/float32"]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variables = {
@@ -163,5 +163,5 @@ def test_trajectory_in_a_graph(name: str) -> None:
                 check(case["id"], f"{var_name} after step {step + 1}", session.run(var), golden)
 
 
-def test_every_optimizer_of_addons_is_there() -> None:
+def test_every_addons_optimizer_is_available() -> None:
     assert {case["optimizer"] for case in CASES.values()} == set(MAKE)

@@ -50,7 +50,7 @@ def test_values_that_do_not_fit_change_nothing(graph: tf.Graph) -> None:
     np.testing.assert_allclose(session.run(move, {x: 1.0}), [1.0, 1.0])
 
 
-def test_what_removes_the_bias_lies_beside_the_variable_once_for_each_call() -> None:
+def test_zero_debias_variables_are_created_for_each_call() -> None:
     with tf.Graph().as_default(), tf.variable_scope("outer") as scope:
         w = tf.get_variable("w", initializer=0.0)
         for _ in range(2):
@@ -59,7 +59,7 @@ def test_what_removes_the_bias_lies_beside_the_variable_once_for_each_call() -> 
     assert names == ["outer/w", "biased", "local_step", "biased_1", "local_step_1"]
 
 
-def test_an_average_of_weighted_values() -> None:
+def test_weighted_moving_average_averages_weighted_values() -> None:
     sums = np.zeros(2)
     with tf.Graph().as_default(), tf.Session() as session:
         value, weight = tf.placeholder("float32", []), tf.placeholder("float32", [])

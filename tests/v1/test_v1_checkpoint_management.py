@@ -50,7 +50,7 @@ def test_the_newest_checkpoint_is_found(tmp_path: Path) -> None:
     assert train.latest_checkpoint(ADAM) == str(ADAM / "model.ckpt-5")
 
 
-def test_what_is_listed_and_gone_is_none(tmp_path: Path, logged: Logged) -> None:
+def test_latest_checkpoint_of_missing_files_is_none(tmp_path: Path, logged: Logged) -> None:
     train.update_checkpoint_state(tmp_path, str(tmp_path / "gone"))
     assert train.latest_checkpoint(tmp_path) is None
     assert logged.messages == [f"Couldn't match files for checkpoint {tmp_path / 'gone'}"]
@@ -71,7 +71,7 @@ class Clock:
             self.events.pop(moment)()
 
 
-def test_checkpoints_are_iterated_as_they_come(
+def test_checkpoints_iterator_yields_new_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "later"
@@ -91,7 +91,9 @@ def test_checkpoints_are_iterated_as_they_come(
     assert clock.seconds_passed == 70.0
 
 
-def test_a_function_ends_the_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_function_ends_checkpoints_iterator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkpoint_management, "time", Clock({}))
     answers = [False, False, True]
     paths = train.checkpoints_iterator(tmp_path, timeout=0, timeout_fn=lambda: answers.pop(0))
@@ -113,14 +115,14 @@ FOLDERS: dict[str, tuple[str, str, list[str], tuple[str, list[str]]]] = {
 
 
 @pytest.mark.parametrize("case", FOLDERS)
-def test_states_are_as_tensorflow_makes_them(case: str) -> None:
+def test_checkpoint_states_equal_tensorflow(case: str) -> None:
     folder, newest, all_paths, (path, paths) = FOLDERS[case]
     state = train.generate_checkpoint_state_proto(folder, newest, all_paths)
     assert state.model_checkpoint_path == path
     assert list(state.all_model_checkpoint_paths) == paths
 
 
-def test_times_belong_to_checkpoints(tmp_path: Path) -> None:
+def test_timestamps_must_match_checkpoints(tmp_path: Path) -> None:
     newest = str(tmp_path / "m-2")
     paths = [str(tmp_path / "m-1"), newest]
     train.update_checkpoint_state(
@@ -134,7 +136,7 @@ def test_times_belong_to_checkpoints(tmp_path: Path) -> None:
         train.generate_checkpoint_state_proto(tmp_path, newest, paths, [1.0])
 
 
-def test_states_that_are_refused(tmp_path: Path) -> None:
+def test_invalid_checkpoint_states_raise(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"conflicts with path used for checkpoint state"):
         train.update_checkpoint_state(tmp_path, str(tmp_path / "checkpoint"))
     with pytest.raises(UnsafeCheckpointError, match=r"which is not in its folder"):
@@ -161,7 +163,7 @@ TEXTS: dict[str, tuple[str, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_states_that_are_not_believed(case: str, tmp_path: Path) -> None:
+def test_malformed_or_unsafe_checkpoint_states_raise(case: str, tmp_path: Path) -> None:
     text, kind, message = TEXTS[case]
     (tmp_path / "checkpoint").write_text(text)
     for call in (train.get_checkpoint_state, train.latest_checkpoint, train.list_variables):
@@ -172,7 +174,7 @@ def test_states_that_are_not_believed(case: str, tmp_path: Path) -> None:
 # --- Files ----------------------------------------------------------------------------------------
 
 
-def test_checkpoints_that_exist(tmp_path: Path) -> None:
+def test_checkpoint_exists_finds_all_formats(tmp_path: Path) -> None:
     saved(tmp_path / "ours", w=1.0)
     for name in ("theirs.index", "old", "half.data-00000-of-00001"):
         (tmp_path / name).write_bytes(b"")
@@ -183,7 +185,7 @@ def test_checkpoints_that_exist(tmp_path: Path) -> None:
     assert train.checkpoint_exists(str(ADAM / "model.ckpt-5"))
 
 
-def test_times_of_files(tmp_path: Path) -> None:
+def test_get_checkpoint_mtimes_returns_file_times(tmp_path: Path) -> None:
     for number, name in enumerate(["ours.safetensors", "theirs.index", "old"]):
         (tmp_path / name).write_bytes(b"")
         os.utime(tmp_path / name, (1000.5 + number, 1000.5 + number))
@@ -243,7 +245,7 @@ def test_a_checkpoint_of_tensorflow_is_described() -> None:
     assert train.list_variables(ADAM) == [(name, shapes[name]) for name in sorted(shapes)]
 
 
-def test_values_of_ours(tmp_path: Path) -> None:
+def test_thalweg_checkpoint_variables_are_listed_and_loaded(tmp_path: Path) -> None:
     half = torch.tensor([1.5, 2.0], dtype=torch.bfloat16)
     prefix = saved(tmp_path / "m", net__w=[[1.0, 2.0]], step=7, half=half)
     assert train.list_variables(prefix) == [("half", [2]), ("net/w", [1, 2]), ("step", [])]
@@ -269,7 +271,7 @@ def test_strings_are_listed_and_read() -> None:
         assert list(np.shape(value)) == reader.get_variable_to_shape_map()[name]
 
 
-def test_checkpoints_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_checkpoints_raise(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"^Couldn't find 'checkpoint' file or checkpoints in give"
     ):
@@ -310,7 +312,7 @@ SIZES = {"mine/w": 2, "mine/b": 1, "mine/deep/w": 1, "b": 1, "single/w": 2}
 
 
 @pytest.mark.parametrize("case", MAPS)
-def test_variables_begin_with_a_checkpoint(graph: tf.Graph, prefix: str, case: str) -> None:
+def test_init_from_checkpoint_sets_initial_values(graph: tf.Graph, prefix: str, case: str) -> None:
     variables = {name: made(name, size) for name, size in SIZES.items()}
     early = tf.global_variables_initializer()
     make, expected = MAPS[case]
@@ -324,20 +326,20 @@ def test_variables_begin_with_a_checkpoint(graph: tf.Graph, prefix: str, case: s
     assert all(not early_session.run(var).any() for var in variables.values())
 
 
-def test_the_outermost_scope_has_all(graph: tf.Graph, tmp_path: Path, prefix: str) -> None:
+def test_root_scope_maps_all_variables(graph: tf.Graph, tmp_path: Path, prefix: str) -> None:
     w, deep, b = made("w", 2), made("deep/w", 1), made("b", 1)
     train.init_from_checkpoint(prefix, {"net/": "/"})
     session = initialized()
     assert [x.tolist() for x in session.run([w, deep, b])] == [[1, 2], [4], [3]]
 
 
-def test_pairs_have_several_begin_with_one(graph: tf.Graph, prefix: str) -> None:
+def test_several_variables_start_from_one_tensor(graph: tf.Graph, prefix: str) -> None:
     w, w_again, b = made("w", 2), made("same", 2), made("b", 1)
     train.init_from_checkpoint(prefix, [("net/w", w), ("net/b", b), ("net/w", "same")])
     assert [x.tolist() for x in initialized().run([w, w_again, b])] == [[1, 2], [1, 2], [3]]
 
 
-def test_modules_begin_with_a_checkpoint(graph: tf.Graph, tmp_path: Path) -> None:
+def test_module_parameters_start_from_a_checkpoint(graph: tf.Graph, tmp_path: Path) -> None:
     layer = torch.nn.Linear(2, 1)
     output = layer(tf.placeholder("float32", [None, 2]))
     weight, bias = tf.trainable_variables()
@@ -349,7 +351,7 @@ def test_modules_begin_with_a_checkpoint(graph: tf.Graph, tmp_path: Path) -> Non
     assert output.graph is graph
 
 
-def test_slots_begin_as_they_did(graph: tf.Graph, prefix: str) -> None:
+def test_init_from_checkpoint_does_not_initialize_slots(graph: tf.Graph, prefix: str) -> None:
     w = made("mine/w", 2)
     train.init_from_checkpoint(prefix, {"net/w": w})
     train_op = train.MomentumOptimizer(1.0, 0.5).minimize((w * w).sum())
@@ -394,7 +396,7 @@ INVALID_MAPS: dict[str, tuple[Callable[[Any], dict[str, Any]], type[Exception], 
 
 
 @pytest.mark.parametrize("case", INVALID_MAPS)
-def test_maps_that_are_refused_change_nothing(graph: tf.Graph, prefix: str, case: str) -> None:
+def test_invalid_assignment_maps_change_nothing(graph: tf.Graph, prefix: str, case: str) -> None:
     variables = {name: made(name, size) for name, size in SIZES.items()}
     variables["scalar"] = tf.get_variable("scalar", initializer=np.float32(0))
     initializers = [var.initializer for var in variables.values()]
@@ -404,7 +406,7 @@ def test_maps_that_are_refused_change_nothing(graph: tf.Graph, prefix: str, case
     assert [var.initializer for var in variables.values()] == initializers
 
 
-def test_a_folder_stands_for_its_newest_checkpoint(graph: tf.Graph) -> None:
+def test_folder_means_its_newest_checkpoint(graph: tf.Graph) -> None:
     with tf.variable_scope("layer1"):
         kernel = tf.get_variable("kernel", (4, 6))
     train.init_from_checkpoint(ADAM, {"layer1/": "layer1/"})
@@ -436,7 +438,7 @@ PARTS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_a_partitioned_variable_begins_with_its_parts_of_a_value(kind: str, tmp_path: Path) -> None:
+def test_partitioned_variable_starts_from_its_slices(kind: str, tmp_path: Path) -> None:
     values = np.arange(10, dtype=np.float32).reshape(5, 2)
     prefix = saved(tmp_path / "m", net__w=values)
     with tf.Graph().as_default():

@@ -176,24 +176,26 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_none_on_one_rank_counts_as_zero(outcomes: list[dict[str, Any]], name: str) -> None:
+def test_missing_gradient_on_one_rank_counts_as_zero(
+    outcomes: list[dict[str, Any]], name: str
+) -> None:
     assert [outcome[name] for outcome in outcomes] == [VALUES[name]] * 2
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_of_all_ranks_are_brought_together(outcomes: list[dict[str, Any]], name: str) -> None:
+def test_sparse_rows_of_all_ranks_are_gathered(outcomes: list[dict[str, Any]], name: str) -> None:
     values, indices, dtype, index = ROWS[name]
     expected = [values, indices, f"torch.{dtype}", f"torch.{index}"]
     assert [outcome[name] for outcome in outcomes] == [expected] * 2
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_every_rank_refuses_what_differs(outcomes: list[dict[str, Any]], name: str) -> None:
+def test_differences_raise_on_every_rank(outcomes: list[dict[str, Any]], name: str) -> None:
     for outcome in outcomes:
         assert outcome[name].startswith(ERRORS[name])
 
 
-def test_alone_it_is_apply_gradients() -> None:
+def test_distributed_apply_without_ranks_applies_gradients() -> None:
     w = Variable([1.0])
     train.GradientDescentOptimizer(0.5)._distributed_apply(None, [(torch.ones(1), w)])
     assert w.item() == 0.5
@@ -266,7 +268,7 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without torch.distributed")
-def test_replicas_of_a_module_take_the_step_of_one_with_all_examples(tmp_path: Path) -> None:
+def test_module_replicas_equal_one_process_with_all_examples(tmp_path: Path) -> None:
     first, second = run_ranks(REPLICAS, tmp_path)
     assert {kind: replica for kind, (replica, _) in first.items()} == {
         kind: replica for kind, (replica, _) in second.items()

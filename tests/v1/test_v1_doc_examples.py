@@ -16,7 +16,7 @@ GradientDescentOptimizer = tf.compat.v1.train.GradientDescentOptimizer
 keras_needed = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
-def test_structural_mapping_before() -> None:
+def test_example_of_structural_mapping_before() -> None:
     with tf.Graph().as_default() as graph:
         var0, var1 = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
         cost = 5 * var0 + 3 * var1
@@ -31,7 +31,7 @@ def test_structural_mapping_before() -> None:
     np.testing.assert_array_equal(session.run(var1), [-6.0, -5.0])
 
 
-def test_structural_mapping_after() -> None:
+def test_example_of_structural_mapping_after() -> None:
     var0, var1 = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
     cost_fn = lambda: 5 * var0 + 3 * var1  # noqa: E731
     sgd = tf.keras.optimizers.SGD(3.0)
@@ -39,7 +39,7 @@ def test_structural_mapping_after() -> None:
     np.testing.assert_array_equal(var1.numpy(), [-6.0, -5.0])
 
 
-def test_before_and_after_usage_example_before(capsys: Any) -> None:
+def test_example_of_usage_before_migration(capsys: Any) -> None:
     g = tf.compat.v1.Graph()
     with g.as_default():
         var0 = tf.compat.v1.Variable([1.0, 2.0])
@@ -58,7 +58,7 @@ def test_before_and_after_usage_example_before(capsys: Any) -> None:
     assert capsys.readouterr().out == "[-14. -13.]\n"
 
 
-def test_before_and_after_usage_example_after(capsys: Any) -> None:
+def test_example_of_usage_after_migration(capsys: Any) -> None:
     var0 = tf.Variable([1.0, 2.0])
     var1 = tf.Variable([3.0, 4.0])
     cost_fn = lambda: 5 * var0 + 3 * var1  # noqa: E731
@@ -68,7 +68,7 @@ def test_before_and_after_usage_example_after(capsys: Any) -> None:
     assert capsys.readouterr().out == "[-14. -13.]\n"
 
 
-def test_usage() -> None:
+def test_example_of_usage() -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = tf.Variable([1.0, 2.0])
         cost = tf.reduce_sum(variable * variable)
@@ -88,7 +88,7 @@ def MyCapper(gradient: Any) -> Any:
     return tf.clip_by_value(gradient, -1.0, 1.0)
 
 
-def test_processing_gradients_in_a_graph() -> None:
+def test_example_of_processing_gradients_in_a_graph() -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variables = [tf.Variable([1.0, 0.25])]
         loss = tf.reduce_sum(tf.square(variables[0]))
@@ -106,7 +106,7 @@ def test_processing_gradients_in_a_graph() -> None:
         np.testing.assert_allclose(session.run(variables[0]), [0.9, 0.2], rtol=1e-6)
 
 
-def test_processing_gradients_in_eager_mode() -> None:
+def test_example_of_processing_gradients_in_eager_mode() -> None:
     variables = [tf.Variable([1.0, 0.25])]
     loss = lambda: tf.reduce_sum(tf.square(variables[0]))  # noqa: E731
     opt = GradientDescentOptimizer(learning_rate=0.1)
@@ -117,7 +117,7 @@ def test_processing_gradients_in_eager_mode() -> None:
 
 
 @pytest.mark.parametrize("gate", ["GATE_NONE", "GATE_OP", "GATE_GRAPH"])
-def test_gating_gradients(gate: str) -> None:
+def test_example_of_gating_gradients(gate: str) -> None:
     opt = GradientDescentOptimizer(learning_rate=0.1)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = tf.Variable([1.0, 2.0])
@@ -127,7 +127,7 @@ def test_gating_gradients(gate: str) -> None:
         np.testing.assert_allclose(session.run(variable), [0.8, 1.6], rtol=1e-6)
 
 
-def test_slots() -> None:
+def test_example_of_slots() -> None:
     opt = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = tf.Variable([1.0, 2.0])
@@ -141,7 +141,7 @@ def test_slots() -> None:
 
 
 @keras_needed
-def test_compute_gradients_in_tf2() -> None:
+def test_example_of_compute_gradients_in_tf2() -> None:
     pytest.importorskip("keras", reason="Keras 3 is not installed")
     model = tf.keras.Sequential([tf.keras.layers.Dense(3, activation="softmax")])
     optimizer = tf.keras.optimizers.Adam(0.1)

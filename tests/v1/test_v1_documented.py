@@ -32,7 +32,7 @@ class Complete(WithoutTarget):
         return super().target()
 
 
-def test_the_interface_of_variables_is_abstract() -> None:
+def test_optimizable_variable_is_abstract() -> None:
     assert base._OptimizableVariable.__abstractmethods__ == {"target", "update_op"}
     for cls in (base._OptimizableVariable, WithoutTarget):
         with pytest.raises(TypeError, match="abstract method"):
@@ -43,7 +43,7 @@ def test_the_interface_of_variables_is_abstract() -> None:
 
 
 @pytest.mark.parametrize("gradient", ["x", 3.0, [1.0], None, np.ones(2)], ids=str)
-def test_reference_variables_need_tensors_or_slices(gradient: object) -> None:
+def test_reference_variables_reject_other_gradients(gradient: object) -> None:
     w = Variable(torch.ones(2), name="w")
     processor = base._RefVariableProcessor(w)
     with pytest.raises(AssertionError, match="is neither a tensor nor IndexedSlices"):
@@ -55,7 +55,7 @@ def test_reference_variables_need_tensors_or_slices(gradient: object) -> None:
 @pytest.mark.parametrize(
     "gradient", ["x", object(), {"a": 1}, [1.0, "a"], b"x"], ids=lambda value: type(value).__name__
 )
-def test_gradients_of_other_types(gradient: object, in_graph: bool) -> None:
+def test_gradients_of_other_types_raise(gradient: object, in_graph: bool) -> None:
     with tf.Graph().as_default() if in_graph else torch.enable_grad():
         w = tf.Variable([1.0, 2.0], name="w")
         with pytest.raises(TypeError, match="Gradient must be convertible to a Tensor or Inde"):
@@ -122,7 +122,7 @@ EMPTY: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("pairs", [[], (), iter(())], ids=["list", "tuple", "iterator"])
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("name", EMPTY)
-def test_no_variables(name: str, in_graph: bool, pairs: Any) -> None:
+def test_apply_gradients_without_variables_raises(name: str, in_graph: bool, pairs: Any) -> None:
     mode = tf.Graph().as_default() if in_graph else torch.enable_grad()
     with mode, pytest.raises(ValueError, match=r"^No variables provided\.") as raised:
         EMPTY[name]().apply_gradients(pairs)
@@ -140,7 +140,7 @@ class Noting(train.GradientDescentOptimizer):
 
 
 @pytest.mark.parametrize("as_attribute", [False, True])
-def test_replicas_apply_no_gradients_of_none(as_attribute: bool) -> None:
+def test_distributed_apply_gets_no_missing_gradients(as_attribute: bool) -> None:
     w, b = Variable(torch.zeros(2), name="w"), Variable(torch.zeros(2), name="b")
     optimizer: Any = train.GradientDescentOptimizer(1.0) if as_attribute else Noting(1.0)
     if as_attribute:
@@ -168,5 +168,5 @@ def test_help_describes_compute_gradients() -> None:
         assert "compute_gradients" in pydoc.render_doc(getattr(train.Optimizer, method))
 
 
-def test_the_automatic_loss_scaler_has_no_other_base() -> None:
+def test_automatic_loss_scaler_has_only_object_as_base() -> None:
     assert automatic_loss_scaler.AutomaticLossScaler.__bases__ == (object,)

@@ -48,7 +48,7 @@ class Problem:
 
 @pytest.mark.parametrize("kind", list(MAKERS))
 @pytest.mark.parametrize("gate", [OP, GRAPH])
-def test_the_values_are_those_of_the_other_gates(kind: str, gate: int) -> None:
+def test_gate_none_equals_the_other_gates(kind: str, gate: int) -> None:
     problems = [Problem(), Problem()]
     steps = [Variable(np.int64(0), trainable=False) for _ in problems]
     for problem, step, gate_used in zip(problems, steps, (NO_GATE, gate), strict=True):
@@ -60,7 +60,7 @@ def test_the_values_are_those_of_the_other_gates(kind: str, gate: int) -> None:
     assert [step.item() for step in steps] == [4, 4]
 
 
-def test_gradients_do_not_stay() -> None:
+def test_ungated_gradients_are_freed() -> None:
     problem = Problem()
     grad = torch.ones(4)
     problem.bias.grad = grad
@@ -70,7 +70,7 @@ def test_gradients_do_not_stay() -> None:
     assert grad.tolist() == [1.0] * 4
 
 
-def test_one_gradient_exists_at_a_time() -> None:
+def test_ungated_minimize_keeps_one_gradient_alive() -> None:
     layers = [nn.Linear(32, 32, bias=False) for _ in range(6)]
     weights = [layer.weight for layer in layers]
     alive: list[int] = []
@@ -93,7 +93,7 @@ def test_one_gradient_exists_at_a_time() -> None:
     assert alive == [1, 0] * 6
 
 
-def test_an_error_names_what_was_updated() -> None:
+def test_ungated_error_names_updated_variables() -> None:
     class Failing(train.GradientDescentOptimizer):
         def _apply_dense(self, grad: Any, var: Any) -> Any:
             if var.name == "a:0":
@@ -109,7 +109,7 @@ def test_an_error_names_what_was_updated() -> None:
     assert a.grad is b.grad is None
 
 
-def test_nothing_to_update_is_an_error() -> None:
+def test_ungated_minimize_without_gradients_raises() -> None:
     a = Variable(2.0, "a")
     with pytest.raises(ValueError, match="No gradients provided for any variable, check"):
         train.GradientDescentOptimizer(1.0).minimize(
@@ -131,7 +131,7 @@ def test_overridden_methods_get_all_gradients(method: str) -> None:
     assert calls == [method]
 
 
-def test_weights_of_the_loss() -> None:
+def test_grad_loss_weighs_ungated_gradients() -> None:
     a = Variable([1.0, 1.0])
     train.GradientDescentOptimizer(1.0).minimize(
         lambda: 2 * a, gate_gradients=NO_GATE, grad_loss=torch.tensor([1.0, 10.0])
@@ -139,7 +139,7 @@ def test_weights_of_the_loss() -> None:
     assert a.tolist() == [-1.0, -19.0]
 
 
-def test_variables_updated_one_by_one_are_let_go() -> None:
+def test_ungated_variables_are_freed() -> None:
     opt = train.GradientDescentOptimizer(0.1)
     refs = []
     for _ in range(60):

@@ -91,13 +91,13 @@ def every_run_of(cases: list[str]) -> Any:
 
 
 @every_run_of([id for id in TRAJECTORIES if bound_of(id) is None and "/half/" not in id])
-def test_trajectory_has_tensorflows_bits(case_id: str, face: str, engine: str) -> None:
+def test_trajectory_has_tensorflow_bits(case_id: str, face: str, engine: str) -> None:
     for value in v1_replay.replay(CASES[case_id], face, engine):
         check(case_id, value, None)
 
 
 @every_run_of([id for id in TRAJECTORIES if bound_of(id) is not None])
-def test_each_step_is_within_its_bound(case_id: str, face: str, engine: str) -> None:
+def test_every_step_is_within_its_bound(case_id: str, face: str, engine: str) -> None:
     for value in v1_replay.replay(CASES[case_id], face, engine, resume=True):
         if value.got.dtype.kind != "f":
             check(case_id, value, None)
@@ -113,20 +113,20 @@ def test_bounded_trajectory_does_not_drift(case_id: str, face: str, engine: str)
 
 
 @every_run_of([id for id in TRAJECTORIES if "/half/" in id])
-def test_half_precision_is_near(case_id: str, face: str, engine: str) -> None:
+def test_half_precision_is_close(case_id: str, face: str, engine: str) -> None:
     for value in v1_replay.replay(CASES[case_id], face, engine):
         check(case_id, value, HALF * scale_of(value))
 
 
 @every_run_of(MINIMIZED)
-def test_minimize_with_torchs_gradients(case_id: str, face: str, engine: str) -> None:
+def test_minimize_by_torch_gradients_is_close(case_id: str, face: str, engine: str) -> None:
     for value in v1_replay.minimized(CASES[case_id], face, engine):
         check(case_id, value, GRADIENTS * ulp_of(value))
 
 
 @pytest.mark.parametrize("face", list(v1_replay.FACES))
 @pytest.mark.parametrize("case_id", DECAYS)
-def test_decay_has_tensorflows_bits(case_id: str, face: str) -> None:
+def test_decay_has_tensorflow_bits(case_id: str, face: str) -> None:
     got, expected = v1_replay.decayed(CASES[case_id], face)
     assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
     assert replay.distances(got, expected).max() == 0

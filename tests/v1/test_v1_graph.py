@@ -128,7 +128,7 @@ def test_a_callable_loss_is_called_when_the_graph_is_built() -> None:
 
 
 @pytest.mark.parametrize("form", ["default", "nested", "bare", "generator", "collection"])
-def test_lists_of_variables(form: str) -> None:
+def test_minimize_accepts_lists_of_variables(form: str) -> None:
     a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
     tf.Variable(1.0, name="fixed", trainable=False)
     var_list, expected = {
@@ -153,7 +153,7 @@ def test_the_parameters_of_a_module_are_variables() -> None:
     assert layer.weight.tolist() == [[1.0, 1.0]]  # the session has a value of its own
 
 
-def test_the_gradient_of_a_tensor_can_be_asked_for() -> None:
+def test_gradients_of_tensors_can_be_computed() -> None:
     w = tf.Variable(3.0)
     middle = w * w
     ((grad, tensor),) = pairs = descent().compute_gradients(middle * 2, [middle])
@@ -274,7 +274,7 @@ def _other_graph() -> Any:
         (lambda: descent().apply_gradients(5), TypeError, "iterable"),
     ],
 )
-def test_what_cannot_be_built_is_refused(build: Any, error: Any, message: str) -> None:
+def test_invalid_graph_steps_raise_when_built(build: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         build()
     assert not tf.get_collection(tf.GraphKeys.TRAIN_OP)
@@ -287,7 +287,7 @@ def test_what_cannot_be_built_is_refused(build: Any, error: Any, message: str) -
         (np.ones(2), TypeError, "Gradient of 'w:0' is float64"),
     ],
 )
-def test_what_does_not_fit_in_a_run_changes_nothing(fed_x: Any, error: Any, message: str) -> None:
+def test_mismatched_gradient_in_a_run_changes_nothing(fed_x: Any, error: Any, message: str) -> None:
     w = tf.Variable([1.0, 2.0], name="w")
     step = train.get_or_create_global_step()
     placeholder = tf.placeholder(fed_x.dtype.name, None)
@@ -377,7 +377,7 @@ def test_a_step_that_cannot_count_is_an_error_when_the_graph_is_built(kind: Any)
         assert tf.global_variables() == variables_before
 
 
-def test_what_waits_for_the_operation_sees_the_step_taken() -> None:
+def test_dependents_of_the_operation_see_the_taken_step() -> None:
     w = tf.Variable(3.0)
     op = descent().minimize(1.0 * w)
     with tf.control_dependencies([op]):
@@ -397,7 +397,7 @@ def test_the_operation_waits_for_its_control_inputs() -> None:
 
 
 @each_optimizer
-def test_two_optimizers_of_one_variable_have_slots_of_their_own(kind: str) -> None:
+def test_two_optimizers_of_one_variable_have_separate_slots(kind: str) -> None:
     w = tf.Variable([1.0, -2.0])
     optimizers = [OPTIMIZERS[kind]() for _ in range(2)]
     first, second = (opt.minimize((w * w).sum()) for opt in optimizers)
@@ -426,7 +426,7 @@ def test_a_slot_that_is_not_initialized_is_named() -> None:
     assert session.run(w).tolist() == [1.0]
 
 
-def test_a_variable_that_was_trained_eagerly_starts_from_there() -> None:
+def test_eagerly_trained_variable_keeps_its_value_in_a_graph() -> None:
     w = thalweg.Variable([1.0, 2.0], name="w")
     opt = train.MomentumOptimizer(1.0, 0.5)
     eager = threading.Thread(  # a thread of its own builds no graph
@@ -443,7 +443,7 @@ def test_a_variable_that_was_trained_eagerly_starts_from_there() -> None:
     assert w.tolist() == [-3.25, -2.25]
 
 
-def test_each_session_has_values_of_its_own() -> None:
+def test_sessions_have_separate_values() -> None:
     w = tf.Variable(8.0)
     opt = train.MomentumOptimizer(1.0, 0.5)
     op = opt.minimize(1.0 * w)
@@ -456,7 +456,7 @@ def test_each_session_has_values_of_its_own() -> None:
 
 
 @each_optimizer
-def test_one_optimizer_in_two_graphs_and_in_eager_mode(kind: str) -> None:
+def test_optimizer_works_in_two_graphs_and_eagerly(kind: str) -> None:
     opt = OPTIMIZERS[kind]()
     results = []
     for _ in range(2):
@@ -475,7 +475,7 @@ def test_one_optimizer_in_two_graphs_and_in_eager_mode(kind: str) -> None:
 
 
 @each_optimizer
-def test_a_copied_optimizer_goes_on_with_the_same_variables(kind: str) -> None:
+def test_copied_optimizer_continues_with_the_same_variables(kind: str) -> None:
     w = tf.Variable([1.0, -2.0])
     opt = OPTIMIZERS[kind]()
     op = opt.minimize((w * w).sum())
@@ -555,13 +555,13 @@ def test_callables_are_called_once_when_the_graph_is_built() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Ftrl", "ProximalAdagrad", "ProximalGradientDescent"])
-def test_some_optimizers_take_no_callables(kind: str) -> None:
+def test_callable_rate_raises_for_some_optimizers(kind: str) -> None:
     w = tf.Variable(1.0)
     with pytest.raises(ValueError, match="takes numbers and tensors as learning_rate"):
         OPTIMIZERS[kind](lambda: 0.1).minimize(1.0 * w)
 
 
-def test_a_rate_that_is_no_scalar_is_refused() -> None:
+def test_non_scalar_rate_raises() -> None:
     w = tf.Variable(1.0)
     with pytest.raises(ValueError, match="learning_rate must be a scalar, not of shape"):
         descent(tf.constant([1.0, 2.0])).minimize(1.0 * w)
@@ -679,7 +679,7 @@ def test_a_subclass_of_a_fused_optimizer_sees_each_gradient(hook: str) -> None:
 # --- beside other operations ----------------------------------------------------------------------
 
 
-def test_an_average_that_follows_the_step() -> None:
+def test_moving_average_is_updated_after_the_step() -> None:
     w = tf.Variable([4.0])
     op = descent(1.0).minimize(w.sum())
     average = train.ExponentialMovingAverage(0.5)
@@ -693,7 +693,7 @@ def test_an_average_that_follows_the_step() -> None:
     assert session.run([w, average.average(w)])[1].tolist() == [0.5 * 3.5 + 0.5 * 2]
 
 
-def test_a_module_with_statistics_learns_and_counts() -> None:
+def test_module_with_buffers_trains_and_updates_buffers() -> None:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
     twin = copy.deepcopy(net)
@@ -716,7 +716,7 @@ def test_a_module_with_statistics_learns_and_counts() -> None:
 
 @each_optimizer
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_a_steady_run_plans_nothing_anew(
+def test_repeated_runs_do_not_plan(
     kind: str, is_sparse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan_names: list[str] = []

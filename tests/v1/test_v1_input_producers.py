@@ -81,7 +81,7 @@ PRODUCERS: dict[str, tuple[Callable[[], Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", PRODUCERS)
-def test_rows_come_in_order(name: str) -> None:
+def test_rows_are_produced_in_order(name: str) -> None:
     make, expected = PRODUCERS[name]
     assert produced(make(), 8) == expected
 

@@ -128,7 +128,7 @@ def bytes_of(tensor: Tensor) -> bytes:
 
 @errors
 @pytest.mark.parametrize(("make", "steps"), CASES)
-def test_a_step_is_not_taken(make: Any, steps: int, error: Any) -> None:
+def test_interrupted_step_is_not_taken(make: Any, steps: int, error: Any) -> None:
     training, twin = Training(make, error), Training(make, error)
     training.steps(0, steps), twin.steps(0, steps)
     bits_before = training.bits()
@@ -146,7 +146,7 @@ def test_a_step_is_not_taken(make: Any, steps: int, error: Any) -> None:
 @pytest.mark.parametrize(
     ("site", "gate"), [("loss", 0), ("loss", 1), ("loss", 2), ("_valid_dtypes", 1)]
 )
-def test_gradients_that_fail_change_nothing(site: str, gate: int, steps: int, error: Any) -> None:
+def test_failing_gradients_change_nothing(site: str, gate: int, steps: int, error: Any) -> None:
     training = Training(lambda fuse: Hooked(fuse, site), error)
     training.steps(0, steps)
     bits_before = training.bits()
@@ -181,7 +181,7 @@ COMMITTED = {
 @errors
 @afterwards
 @pytest.mark.parametrize(("make", "options", "note"), COMMITTED.values(), ids=COMMITTED)
-def test_a_step_is_taken_as_a_whole(
+def test_interrupted_step_is_atomic(
     make: Any, options: dict[str, Any], note: str, steps: int, error: Any
 ) -> None:
     pair: list[Training] = []

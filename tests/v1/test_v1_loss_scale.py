@@ -56,7 +56,7 @@ def test_the_scale_follows_the_gradients(case: str, in_graph: bool) -> None:
     np.testing.assert_allclose(scales, expected, rtol=1e-6)
 
 
-def test_sparse_gradients_of_torchs_are_taken() -> None:
+def test_torch_sparse_gradients_are_accepted() -> None:
     w = Variable(torch.ones(3, 2), name="w")
     opt = experimental.MixedPrecisionLossScaleOptimizer(
         train.GradientDescentOptimizer(0.5), "dynamic"
@@ -108,7 +108,7 @@ def scaled(kind: Any = None) -> Any:
     return experimental.MixedPrecisionLossScaleOptimizer(train.MomentumOptimizer(1.0, 1.0), scale)
 
 
-def test_steps_that_are_not_finite_are_left_out() -> None:
+def test_nonfinite_steps_are_skipped() -> None:
     w, step, opt = Variable([1.0, 2.0], name="w"), Variable(0), scaled()
     for factor, value, scale in (
         (1.0, [0.0, 1.0], 8),
@@ -122,7 +122,7 @@ def test_steps_that_are_not_finite_are_left_out() -> None:
     assert opt.get_slot_names() == ["momentum"]
 
 
-def test_steps_of_a_graph_that_are_not_finite_are_left_out() -> None:
+def test_nonfinite_graph_steps_are_skipped() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         w, factor = v1.Variable([1.0, 2.0], name="w"), v1.placeholder(tf.float32, [])
         step = v1.train.get_or_create_global_step()
@@ -136,7 +136,7 @@ def test_steps_of_a_graph_that_are_not_finite_are_left_out() -> None:
 
 
 @many("in_graph", [False, True])
-def test_a_step_that_fails_leaves_the_scale_as_it_was(in_graph: bool) -> None:
+def test_failed_step_does_not_change_the_scale(in_graph: bool) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(tf.Graph().as_default() if in_graph else eagerly())
         session: Any = stack.enter_context(v1.Session()) if in_graph else None
@@ -153,7 +153,7 @@ def test_a_step_that_fails_leaves_the_scale_as_it_was(in_graph: bool) -> None:
         assert (session.run(scale) if in_graph else scale.item()) == 2
 
 
-def test_the_gradient_that_a_loss_sees_is_scaled_and_what_is_applied_is_not() -> None:
+def test_loss_gradient_is_scaled_and_applied_gradient_is_not() -> None:
     scaled_grads: list[float] = []
     w, opt = Variable(5.0, name="w"), scaled(8.0)
 
@@ -208,7 +208,7 @@ def test_the_inner_apply_gradients_is_called(in_graph: bool) -> None:
 
 
 @pytest.mark.parametrize("inner", ["clipping", "averaging", "decaying"])
-def test_a_loss_scale_around_another_wrapper(inner: str) -> None:
+def test_loss_scale_can_wrap_another_wrapper(inner: str) -> None:
     w, sgd = Variable(torch.zeros(2), name="w"), train.GradientDescentOptimizer(0.5)
     wrapper: Any = {
         "clipping": lambda: contrib.VariableClippingOptimizer(sgd, {w: [0]}, 0.25),

@@ -41,7 +41,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("path", MISSING)
-def test_missing_name_says_what_to_use(path: str) -> None:
+def test_missing_name_error_names_a_replacement(path: str) -> None:
     with pytest.raises(AttributeError, match=f"^thalweg.v1 has no '{path}'; .*{MISSING[path]}"):
         operator.attrgetter(path)(tf)
 
@@ -56,11 +56,11 @@ def test_private_names_are_missing_as_in_any_module(owner: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["float16", "float32", "float64", "bfloat16", "int32", "int64", "bool", "uint8"]
 )
-def test_dtypes_are_those_of_torch(name: str) -> None:
+def test_dtypes_are_torch_dtypes(name: str) -> None:
     assert getattr(tf, name) is getattr(torch, name)
     with tf.Graph().as_default():
         assert tf.placeholder(getattr(tf, name), [2]).dtype is getattr(torch, name)
 
 
-def test_every_name_that_is_exported_is_there() -> None:
+def test_every_exported_name_exists() -> None:
     assert all(hasattr(tf, name) for name in tf.__all__)

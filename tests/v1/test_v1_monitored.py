@@ -75,7 +75,7 @@ def test_hooks_are_called_in_order(graph: tf.Graph, pages: list[str]) -> None:
     assert raw.closed
 
 
-def test_the_graph_is_finalized_for_as_long(graph: tf.Graph) -> None:
+def test_graph_is_finalized_during_the_session(graph: tf.Graph) -> None:
     counted()
     with train.MonitoredSession() as session:
         assert graph.finalized
@@ -92,7 +92,7 @@ def test_the_graph_is_finalized_for_as_long(graph: tf.Graph) -> None:
     assert graph.finalized
 
 
-def test_the_end_of_an_iterator_ends_the_block(graph: tf.Graph, pages: list[str]) -> None:
+def test_end_of_iterator_ends_the_session(graph: tf.Graph, pages: list[str]) -> None:
     x = tf.placeholder("float32", [])
     y, batches = x * 2, iter([1.0, 2.0])
     outputs = []
@@ -103,7 +103,7 @@ def test_the_end_of_an_iterator_ends_the_block(graph: tf.Graph, pages: list[str]
     assert pages[-1] == "end"
 
 
-def test_an_error_ends_it_without_the_hooks(graph: tf.Graph, pages: list[str]) -> None:
+def test_error_ends_the_session_without_end_hooks(graph: tf.Graph, pages: list[str]) -> None:
     counted()
     session = train.MonitoredSession(hooks=[Diary(pages)])
     raw = session._require_session()
@@ -115,7 +115,7 @@ def test_an_error_ends_it_without_the_hooks(graph: tf.Graph, pages: list[str]) -
     assert session.should_stop()
 
 
-def test_an_error_of_a_hook_at_the_end_closes_it(graph: tf.Graph) -> None:
+def test_failing_end_hook_closes_the_session(graph: tf.Graph) -> None:
     class Failing(train.SessionRunHook):
         def end(self, session: Any) -> None:
             raise ZeroDivisionError
@@ -129,7 +129,7 @@ def test_an_error_of_a_hook_at_the_end_closes_it(graph: tf.Graph) -> None:
 
 
 @pytest.mark.parametrize("method", ["begin", "after_create_session"])
-def test_an_error_at_the_start_leaves_nothing(graph: tf.Graph, method: str) -> None:
+def test_failed_start_leaves_no_open_session(graph: tf.Graph, method: str) -> None:
     w, _, _ = counted()
     sessions: list[Any] = []
 
@@ -147,7 +147,7 @@ def test_an_error_at_the_start_leaves_nothing(graph: tf.Graph, method: str) -> N
         assert session.run(w) == 0
 
 
-def test_what_is_closed_runs_no_more(graph: tf.Graph) -> None:
+def test_closed_session_raises_on_run(graph: tf.Graph) -> None:
     w, _, _ = counted()
     session = train.MonitoredSession()
     session.close()
@@ -190,7 +190,7 @@ class Asking(train.SessionRunHook):
         self.values.append(run_values.results)
 
 
-def test_hooks_ask_for_values_of_the_same_run(graph: tf.Graph) -> None:
+def test_hooks_request_values_of_the_same_run(graph: tf.Graph) -> None:
     w, step, train_op = counted()
     x = tf.placeholder("float32", [])
     asking, asking_too = Asking({"w": w, "two": [x * 2]}), Asking(x + 1, {})
@@ -202,7 +202,7 @@ def test_hooks_ask_for_values_of_the_same_run(graph: tf.Graph) -> None:
     assert step.graph is graph
 
 
-def test_hooks_feed_runs(graph: tf.Graph) -> None:
+def test_hooks_can_add_feeds(graph: tf.Graph) -> None:
     x, y, z = (tf.placeholder("float32", [], name=name) for name in "xyz")
     two = x + y
     three = two + z
@@ -219,7 +219,7 @@ def test_hooks_feed_runs(graph: tf.Graph) -> None:
         session.run(z)
 
 
-def test_step_functions_choose_their_runs(graph: tf.Graph) -> None:
+def test_step_functions_can_run_several_times(graph: tf.Graph) -> None:
     w, _, train_op = counted()
     hook = Asking(w)
 
@@ -243,7 +243,7 @@ def test_step_functions_choose_their_runs(graph: tf.Graph) -> None:
     assert session.raw_session() is None
 
 
-def test_a_failure_of_a_thread_is_raised(graph: tf.Graph) -> None:
+def test_thread_failure_is_raised(graph: tf.Graph) -> None:
     class Starting(train.SessionRunHook):
         def after_create_session(self, session: Any, coord: Any) -> None:
             def work() -> None:
@@ -262,7 +262,7 @@ def test_a_failure_of_a_thread_is_raised(graph: tf.Graph) -> None:
         session.should_stop()
 
 
-def test_a_failure_of_a_thread_comes_before_what_it_leads_to(graph: tf.Graph) -> None:
+def test_thread_failure_is_raised_before_its_consequences(graph: tf.Graph) -> None:
     """A queue is closed when the thread that fills it fails, and the run finds no elements."""
     sessions: list[Any] = []
 
@@ -283,7 +283,7 @@ def test_a_failure_of_a_thread_comes_before_what_it_leads_to(graph: tf.Graph) ->
     assert not sessions
 
 
-def test_threads_of_queue_runners_end_with_it(graph: tf.Graph) -> None:
+def test_queue_runner_threads_end_with_the_session(graph: tf.Graph) -> None:
     w, _, train_op = counted()
     has_run = threading.Event()
     fill = tf.operation(lambda: has_run.set(), [], "fill")
@@ -306,7 +306,7 @@ def test_variables_are_initialized(graph: tf.Graph) -> None:
         assert session.run([w, local]) == [2, 3]
 
 
-def test_a_function_is_called_after_the_initializers(graph: tf.Graph) -> None:
+def test_init_fn_is_called_after_the_initializers(graph: tf.Graph) -> None:
     w = tf.Variable(2.0, name="w")
     calls: list[Any] = []
 
@@ -321,12 +321,12 @@ def test_a_function_is_called_after_the_initializers(graph: tf.Graph) -> None:
     assert calls == [(original, 2), (original, 2)]
 
 
-def test_only_a_scaffold_can_be_copied() -> None:
+def test_copying_a_non_scaffold_raises() -> None:
     with pytest.raises(TypeError, match="copy_from_scaffold is not a Scaffold instance: 1"):
         train.Scaffold(copy_from_scaffold=1)
 
 
-def test_what_a_scaffold_is_given_is_run(graph: tf.Graph) -> None:
+def test_scaffold_runs_its_operations(graph: tf.Graph) -> None:
     w, v = tf.Variable(0.0, name="w"), tf.Variable(0.0, name="v")
     init = tf.group(w.initializer, v.initializer)
     with tf.control_dependencies([init]):
@@ -350,7 +350,7 @@ def test_feeds_reach_the_initializers(graph: tf.Graph) -> None:
         assert session.run([w, local]) == [5, 12]
 
 
-def test_what_is_not_ready_is_named(graph: tf.Graph) -> None:
+def test_uninitialized_variables_are_named(graph: tf.Graph) -> None:
     a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
     tf.Variable(1.0, name="c", collections=[tf.GraphKeys.LOCAL_VARIABLES])
     initialize_a = tf.group(a.initializer, name="a_only")
@@ -371,7 +371,7 @@ def test_what_is_not_ready_is_named(graph: tf.Graph) -> None:
     ("key", "argument"),
     [("init_op", "init_op"), ("ready_op", "ready_op"), ("local_init_op", "local_init_op")],
 )
-def test_collections_with_several_are_refused(graph: tf.Graph, key: str, argument: str) -> None:
+def test_collections_with_several_items_raise(graph: tf.Graph, key: str, argument: str) -> None:
     counted()
     for _ in range(2):
         graph.add_to_collection(key, tf.no_op())
@@ -380,7 +380,7 @@ def test_collections_with_several_are_refused(graph: tf.Graph, key: str, argumen
         train.MonitoredSession()
 
 
-def test_the_saver_of_a_graph_is_taken(graph: tf.Graph) -> None:
+def test_saver_of_the_graph_is_used(graph: tf.Graph) -> None:
     counted()
     saver = train.Saver(max_to_keep=1, defer_build=True)
     graph.add_to_collection(tf.GraphKeys.SAVERS, saver)
@@ -414,7 +414,7 @@ def trained(folder: Path, last_step: int, **options: Any) -> list[float]:
     return values
 
 
-def test_a_training_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_monitored_training_resumes(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "7"  # is made
     assert trained(folder, 5) == [0, 1, 2, 3, 4]
     assert steps_of(folder) == [0, 2, 4, 5]
@@ -424,7 +424,9 @@ def test_a_training_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert trained(folder, 8) == [8]
 
 
-def test_intervals_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_intervals_are_respected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [1000.0]
 
     class Clock(train.SessionRunHook):
@@ -444,7 +446,7 @@ def test_intervals_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert steps_of(tmp_path / name) == steps, name
 
 
-def test_a_crash_costs_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
+def test_crash_loses_only_steps_since_the_checkpoint(tmp_path: Path) -> None:
     class Crash(train.SessionRunHook):
         def after_run(self, run_context: Any, run_values: Any) -> None:
             if run_context.session.run("global_step:0") == 5:
@@ -457,7 +459,7 @@ def test_a_crash_costs_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["v1:AdamOptimizer", "CenteredRMSPropV1", "AdagradDA"])
-def test_bits_are_those_of_a_training_without_a_stop(name: str, tmp_path: Path) -> None:
+def test_resumed_training_has_the_same_bits(name: str, tmp_path: Path) -> None:
     ends = []
     for stops in ([6], [2, 3, 6]):
         folder = tmp_path / str(len(stops))
@@ -476,7 +478,7 @@ def test_bits_are_those_of_a_training_without_a_stop(name: str, tmp_path: Path) 
     assert ends[0] == ends[1]
 
 
-def test_a_checkpoint_of_another_graph_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_graph_raises(tmp_path: Path) -> None:
     trained(tmp_path, 2)
     with tf.Graph().as_default() as graph:
         counted(size=3)
@@ -489,7 +491,7 @@ def test_a_checkpoint_of_another_graph_is_refused(tmp_path: Path) -> None:
         assert not graph.finalized
 
 
-def test_tensorflows_own_checkpoint_begins_a_training(graph: tf.Graph) -> None:
+def test_tensorflow_checkpoint_starts_a_training(graph: tf.Graph) -> None:
     folder = Path(__file__).parents[1] / "goldens" / "checkpoints" / "ckpt_v1" / "adam"
     with tf.variable_scope("layer1"):
         kernel = tf.get_variable("kernel", (4, 6))
@@ -498,7 +500,7 @@ def test_tensorflows_own_checkpoint_begins_a_training(graph: tf.Graph) -> None:
         assert session.run(kernel).tobytes() == train.load_variable(folder, kernel.name).tobytes()
 
 
-def test_a_checkpoint_is_named(graph: tf.Graph, tmp_path: Path) -> None:
+def test_checkpoint_filename_selects_the_checkpoint(graph: tf.Graph, tmp_path: Path) -> None:
     trained(tmp_path, 4)
     w, step, _ = counted()
     prefix = tmp_path / "model.ckpt-2"
@@ -510,7 +512,9 @@ def test_a_checkpoint_is_named(graph: tf.Graph, tmp_path: Path) -> None:
         )
 
 
-def test_no_checkpoints_without_a_folder(graph: tf.Graph, tmp_path: Path) -> None:
+def test_training_session_without_folder_saves_no_checkpoints(
+    graph: tf.Graph, tmp_path: Path
+) -> None:
     w = tf.get_variable("w", initializer=1.0)
     with train.MonitoredTrainingSession() as session:  # no global step is needed
         assert session.run(w) == 1
@@ -524,7 +528,7 @@ def test_no_checkpoints_without_a_folder(graph: tf.Graph, tmp_path: Path) -> Non
         )
 
 
-def test_workers_of_a_server_are_refused(graph: tf.Graph) -> None:
+def test_workers_of_a_server_raise(graph: tf.Graph) -> None:
     with pytest.raises(ValueError, match=r"^is_chief=False: .* processes with torch\.distributed,"):
         train.MonitoredTrainingSession(is_chief=False)
 
@@ -565,7 +569,7 @@ def test_listeners_are_called_around_each_save(
     assert w.graph is graph
 
 
-def test_hooks_for_checkpoints_that_are_refused(graph: tf.Graph, tmp_path: Path) -> None:
+def test_invalid_checkpoint_hooks_raise(graph: tf.Graph, tmp_path: Path) -> None:
     counted()
     with pytest.raises(ValueError, match=r"^You cannot provide both saver and scaffold\.$"):
         train.CheckpointSaverHook(tmp_path, 1, saver=train.Saver(), scaffold=train.Scaffold())
@@ -597,7 +601,7 @@ def test_moving_averages_are_saved_in_place_of_variables(tmp_path: Path) -> None
     assert averages == values[::-1] == [6.0, 4.0]
 
 
-def test_workers_that_are_threads(graph: tf.Graph) -> None:
+def test_worker_threads_share_a_session(graph: tf.Graph) -> None:
     w = tf.get_variable("w", initializer=[0.0])
     step = train.get_or_create_global_step()
     grad = tf.placeholder("float32", [1])
@@ -619,7 +623,7 @@ def test_workers_that_are_threads(graph: tf.Graph) -> None:
 # --- The other hooks ------------------------------------------------------------------------------
 
 
-def test_stop_after_some_steps(graph: tf.Graph) -> None:
+def test_stop_at_step_hook_stops(graph: tf.Graph) -> None:
     _, step, train_op = counted()
     begin = train.Scaffold(init_fn=lambda scaffold, session: step.load(10, session))
     for options, end in (({"num_steps": 3}, 13), ({"last_step": 11}, 11), ({"last_step": 5}, 11)):
@@ -633,7 +637,7 @@ def test_stop_after_some_steps(graph: tf.Graph) -> None:
             train.StopAtStepHook(**wrong)
 
 
-def test_runs_that_take_no_step_do_not_stop(graph: tf.Graph) -> None:
+def test_runs_without_a_step_do_not_stop(graph: tf.Graph) -> None:
     w, _, train_op = counted()
     with train.MonitoredSession(hooks=[train.StopAtStepHook(1)]) as session:
         for _ in range(3):
@@ -644,7 +648,7 @@ def test_runs_that_take_no_step_do_not_stop(graph: tf.Graph) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_nan_ends_a_training(graph: tf.Graph, dtype: str, logged: Logged) -> None:
+def test_nan_loss_stops_training(graph: tf.Graph, dtype: str, logged: Logged) -> None:
     x = tf.placeholder(dtype, [])
     loss = x * 2
     session = train.MonitoredSession(hooks=[train.NanTensorHook(loss)])
@@ -669,7 +673,7 @@ def log(logged: Logged) -> Iterator[Logged]:
     logger.setLevel(level)
 
 
-def test_values_are_logged_from_time_to_time(
+def test_values_are_logged_every_n_steps(
     graph: tf.Graph, log: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -686,7 +690,7 @@ def test_values_are_logged_from_time_to_time(
     assert log.messages == ["at = 0, value = [0.]", "at = 2, value = [2.] (2.000 sec)", "end 4"]
 
 
-def test_values_are_logged_every_so_many_seconds(
+def test_values_are_logged_every_n_seconds(
     graph: tf.Graph, log: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -700,7 +704,7 @@ def test_values_are_logged_every_so_many_seconds(
     assert log.messages == ["w:0 = [0.]", "w:0 = [2.] (6.000 sec)", "w:0 = [4.] (6.000 sec)"]
 
 
-def test_logging_that_is_refused(graph: tf.Graph) -> None:
+def test_invalid_logging_hooks_raise(graph: tf.Graph) -> None:
     w, _, _ = counted()
     message = r"^either at_end and/or exactly one of every_n_iter and every_n_secs must be provided"
     for options in ({}, {"every_n_iter": 1, "every_n_secs": 1}):
@@ -720,7 +724,9 @@ class Writer:
         self.lines.append((tag, value, step))
 
 
-def test_steps_are_counted(graph: tf.Graph, log: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_counter_hook_reports_steps_per_second(
+    graph: tf.Graph, log: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: clock[0])
     w, _, train_op = counted()
@@ -738,7 +744,7 @@ def test_steps_are_counted(graph: tf.Graph, log: Logged, monkeypatch: pytest.Mon
             train.StepCounterHook(**wrong)
 
 
-def test_a_step_that_stands_still_is_told(graph: tf.Graph, log: Logged) -> None:
+def test_unchanged_global_step_is_reported(graph: tf.Graph, log: Logged) -> None:
     w, _, _ = counted()
     with train.MonitoredSession(hooks=[train.StepCounterHook()]) as session:
         for _ in range(45):
@@ -757,7 +763,9 @@ def test_final_operations_run_at_the_end(graph: tf.Graph) -> None:
     assert hook.final_ops_values == {"sum": [11.0]}
 
 
-def test_waiting_for_a_step(graph: tf.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_step_waiter_waits_for_a_step(
+    graph: tf.Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
     w, step, train_op = counted()
     hook = train.GlobalStepWaiterHook(3)
 
@@ -772,7 +780,7 @@ def test_waiting_for_a_step(graph: tf.Graph, monkeypatch: pytest.MonkeyPatch) ->
         assert session.run(step) == 0  # it waits once
 
 
-def test_timers() -> None:
+def test_second_or_step_timer_triggers() -> None:
     steps = train.SecondOrStepTimer(every_steps=10)
     assert steps.should_trigger_for_step(5)
     assert steps.last_triggered_step() is None
@@ -800,7 +808,7 @@ def test_final_ops_that_read_an_ended_input_warn(graph: tf.Graph, logged: Logged
 # --- SessionManager -------------------------------------------------------------------------------
 
 
-def test_a_manager_recovers_sessions(graph: tf.Graph, tmp_path: Path) -> None:
+def test_session_manager_recovers_sessions(graph: tf.Graph, tmp_path: Path) -> None:
     trained(tmp_path, 3)
     w, step, _ = counted()
     saver = train.Saver()
@@ -817,7 +825,7 @@ def test_a_manager_recovers_sessions(graph: tf.Graph, tmp_path: Path) -> None:
     assert session.run(w) == 3
 
 
-def test_a_manager_accepts_an_assertion_as_ready_op(graph: tf.Graph, tmp_path: Path) -> None:
+def test_session_manager_accepts_an_assertion_as_ready_op(graph: tf.Graph, tmp_path: Path) -> None:
     w = tf.Variable(1.0, name="w")
     manager = train.SessionManager(ready_op=tf.assert_variables_initialized())
     session, is_ready = manager.recover_session(saver=train.Saver(), checkpoint_dir=tmp_path)
@@ -829,7 +837,7 @@ def test_a_manager_accepts_an_assertion_as_ready_op(graph: tf.Graph, tmp_path: P
 
 
 @pytest.mark.parametrize("has_file", [True, False])
-def test_a_manager_initializes_locally_with_and_without_a_checkpoint(
+def test_session_manager_runs_local_init_with_and_without_checkpoint(
     graph: tf.Graph, tmp_path: Path, has_file: bool
 ) -> None:
     w = tf.Variable(1.0, name="w")
@@ -850,7 +858,7 @@ def test_a_manager_initializes_locally_with_and_without_a_checkpoint(
         train.SessionManager(ready_for_local_init_op=ready)
 
 
-def test_a_manager_waits_for_a_checkpoint(graph: tf.Graph, tmp_path: Path) -> None:
+def test_session_manager_waits_for_a_checkpoint(graph: tf.Graph, tmp_path: Path) -> None:
     w, _, _ = counted()
     init = tf.global_variables_initializer()
     manager = train.SessionManager(recovery_wait_secs=0.01)
@@ -866,7 +874,7 @@ def test_a_manager_waits_for_a_checkpoint(graph: tf.Graph, tmp_path: Path) -> No
     assert prepared_session.run(w) >= 0
 
 
-def test_a_manager_needs_some_way_to_begin(graph: tf.Graph) -> None:
+def test_session_manager_without_init_or_checkpoint_raises(graph: tf.Graph) -> None:
     counted()
     with pytest.raises(RuntimeError, match=r"^Model is not initialized and no init_op or init_fn"):
         train.SessionManager().prepare_session()
@@ -880,7 +888,7 @@ def test_a_manager_needs_some_way_to_begin(graph: tf.Graph) -> None:
         (np.array([1], dtype=np.int32), ""),
     ],
 )
-def test_what_says_whether_it_is_ready(graph: tf.Graph, value: Any, message: str) -> None:
+def test_ready_op_values_decide_readiness(graph: tf.Graph, value: Any, message: str) -> None:
     counted()
     ready = tf.operation(lambda: value, [], "ready", kind="pure", outputs=tf.Output())
     manager = train.SessionManager(ready_op=ready)

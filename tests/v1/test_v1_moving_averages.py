@@ -22,7 +22,7 @@ def moved(average: Any, value: Any, decay: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_an_average_starts_at_its_variable_and_follows(dtype: Any) -> None:
+def test_average_starts_at_its_variable(dtype: Any) -> None:
     rng = np.random.default_rng(0)
     start = rng.standard_normal((5, 3)).astype(dtype)
     w, averages = Variable(start, name="w"), train.ExponentialMovingAverage(0.9)
@@ -39,7 +39,7 @@ def test_an_average_starts_at_its_variable_and_follows(dtype: Any) -> None:
 @pytest.mark.parametrize(
     ("count", "decay"), [(None, 0.9), (3, 4 / 13), (np.int64(3), 4 / 13), (10**6, 0.9)]
 )
-def test_the_count_of_updates_limits_the_decay(count: Any, decay: float) -> None:
+def test_num_updates_limits_the_decay(count: Any, decay: float) -> None:
     w, averages = Variable(1.0, name="w"), train.ExponentialMovingAverage(0.9, num_updates=count)
     averages.apply([w])
     w.assign(2.0)
@@ -47,7 +47,7 @@ def test_the_count_of_updates_limits_the_decay(count: Any, decay: float) -> None
     assert averages.average(w).item() == pytest.approx(1.0 + (1.0 - decay), rel=1e-7)
 
 
-def test_the_count_may_be_a_variable() -> None:
+def test_num_updates_may_be_a_variable() -> None:
     w, step = Variable(1.0, name="w"), Variable(np.int64(0), name="step", trainable=False)
     averages = train.ExponentialMovingAverage(0.999, num_updates=step)
     averages.apply([w])
@@ -57,7 +57,7 @@ def test_the_count_may_be_a_variable() -> None:
     assert averages.average(w).item() == pytest.approx(1 + 9 / 13, rel=1e-7)
 
 
-def test_names() -> None:
+def test_averages_have_tensorflow_names() -> None:
     w, v = Variable(1.0, name="w"), Variable(1.0, name="v")
     averages = train.ExponentialMovingAverage(0.9, name="Mean")
     assert (averages.name, averages.average_name(w), averages.average(w)) == (
@@ -73,7 +73,7 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype: torch.dtype) -> None:
+def test_averages_of_half_precision_variables_are_exact(dtype: torch.dtype) -> None:
     w = Variable(torch.tensor([1.0, 2.0], dtype=dtype), name="w")
     averages = train.ExponentialMovingAverage(0.75)
     averages.apply([w])
@@ -90,7 +90,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
         (lambda: Variable([1, 2], name="n"), "must be half, float, or double: n"),
     ],
 )
-def test_what_cannot_be_averaged_is_refused_and_nothing_moves(bad: Any, message: str) -> None:
+def test_invalid_variables_raise_and_change_no_average(bad: Any, message: str) -> None:
     w, averages = Variable(1.0, name="w"), train.ExponentialMovingAverage(0.5)
     averages.apply([w])
     w.assign(2.0)
@@ -99,12 +99,12 @@ def test_what_cannot_be_averaged_is_refused_and_nothing_moves(bad: Any, message:
     assert averages.average(w).item() == 1.0
 
 
-def test_eager_mode_has_no_list_of_variables() -> None:
+def test_eager_apply_needs_var_list() -> None:
     with pytest.raises(ValueError, match="Name the variables"):
         train.ExponentialMovingAverage(0.5).apply()
 
 
-def test_a_copy_goes_on_alone() -> None:
+def test_copied_averages_are_separate() -> None:
     w, averages = Variable(1.0, name="w"), train.ExponentialMovingAverage(0.5)
     averages.apply([w])
     averages_copy, v = copy.deepcopy((averages, w))
@@ -114,7 +114,7 @@ def test_a_copy_goes_on_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_averages_in_a_graph(dtype: torch.dtype) -> None:
+def test_averages_are_updated_in_a_graph(dtype: torch.dtype) -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
         w = _graph.Variable(torch.tensor([1.0, -1.0], dtype=dtype), name="w")
         averages = train.ExponentialMovingAverage(0.9)
@@ -137,7 +137,7 @@ def test_averages_in_a_graph(dtype: torch.dtype) -> None:
             np.testing.assert_array_equal(session.run(averages.average(w)), expected)
 
 
-def test_by_default_all_trainable_variables_of_the_graph_are_averaged() -> None:
+def test_trainable_variables_are_averaged_by_default() -> None:
     with _graph.Graph().as_default():
         w, v = _graph.Variable(1.0, name="w"), _graph.Variable(1.0, name="v", trainable=False)
         averages = train.ExponentialMovingAverage(0.9)
@@ -146,7 +146,7 @@ def test_by_default_all_trainable_variables_of_the_graph_are_averaged() -> None:
         assert averages.average(v) is None
 
 
-def test_variables_to_restore_in_a_graph() -> None:
+def test_variables_to_restore_maps_average_names() -> None:
     with _graph.Graph().as_default():
         w, v = _graph.Variable(1.0, name="w"), _graph.Variable(1.0, name="v")
         step = _graph.Variable(0, name="step", trainable=False)
@@ -159,7 +159,7 @@ def test_variables_to_restore_in_a_graph() -> None:
 
 
 @pytest.mark.parametrize("debias", [True, False])
-def test_tensors_of_a_graph_are_averaged_from_0(debias: bool) -> None:
+def test_graph_tensors_are_averaged_from_0(debias: bool) -> None:
     with _graph.Graph().as_default(), _graph.Session() as session:
         placeholder = _graph.placeholder(torch.float32, (2,))
         value = placeholder * 2.0
@@ -175,7 +175,7 @@ def test_tensors_of_a_graph_are_averaged_from_0(debias: bool) -> None:
             np.testing.assert_array_equal(got, biased / weight)
 
 
-def test_a_tensor_without_a_shape_is_refused() -> None:
+def test_tensor_without_a_shape_raises() -> None:
     with _graph.Graph().as_default():
         placeholder = _graph.placeholder(torch.float32, (None, 2))
         with pytest.raises(TypeError, match="The shape of"):

@@ -68,7 +68,7 @@ def test_slots_are_named_after_variable_and_optimizer(kind: str) -> None:
 
 
 @each_optimizer
-def test_a_second_optimizer_of_the_same_kind_counts_on(kind: str) -> None:
+def test_second_optimizer_of_a_class_has_numbered_slots(kind: str) -> None:
     with tf.Graph().as_default():
         w = tf.Variable([1.0], name="w")
         for _ in range(2):
@@ -84,7 +84,7 @@ def test_a_second_optimizer_of_the_same_kind_counts_on(kind: str) -> None:
 
 
 @each_optimizer
-def test_a_name_of_ones_own(kind: str) -> None:
+def test_custom_optimizer_name_names_slots(kind: str) -> None:
     with tf.Graph().as_default():
         w = tf.Variable([1.0], name="w")
         opt = OPTIMIZERS[kind][0](name="Mine")
@@ -95,7 +95,7 @@ def test_a_name_of_ones_own(kind: str) -> None:
 
 
 @each_optimizer
-def test_inside_a_variable_scope_all_names_have_its_name_before_them(kind: str) -> None:
+def test_names_inside_a_variable_scope_have_its_prefix(kind: str) -> None:
     with tf.Graph().as_default():
         w = tf.get_variable("w", [2])
         with tf.variable_scope("s"):
@@ -109,7 +109,7 @@ def test_inside_a_variable_scope_all_names_have_its_name_before_them(kind: str) 
 
 
 @each_optimizer
-def test_inside_a_name_scope_only_powers_have_its_name_before_them(kind: str) -> None:
+def test_only_powers_have_the_name_scope_prefix(kind: str) -> None:
     with tf.Graph().as_default():
         w = tf.Variable([1.0], name="w")
         with tf.name_scope("ns"):
@@ -138,7 +138,7 @@ def test_inside_a_name_scope_only_powers_have_its_name_before_them(kind: str) ->
         ),
     ],
 )
-def test_names_that_depend_on_arguments(make: Any, names: Names) -> None:
+def test_slot_names_depend_on_arguments(make: Any, names: Names) -> None:
     with tf.Graph().as_default():
         w = tf.Variable([1.0], name="w")
         opt = make()
@@ -147,7 +147,7 @@ def test_names_that_depend_on_arguments(make: Any, names: Names) -> None:
 
 
 @each_optimizer
-def test_state_is_global_and_not_trained(kind: str) -> None:
+def test_state_variables_are_global_and_not_trainable(kind: str) -> None:
     with tf.Graph().as_default():
         a, b = tf.Variable([1.0], name="a"), tf.Variable([1.0], name="b")
         opt = OPTIMIZERS[kind][0]()
@@ -203,7 +203,7 @@ def test_powers_are_colocated_with_the_first_variable_by_name() -> None:
     assert colocations == [("beta1_power", "a"), ("beta2_power", "a")]
 
 
-def test_parameters_of_modules_have_slots_of_their_names() -> None:
+def test_module_parameter_slots_have_parameter_names() -> None:
     with tf.Graph().as_default():
         layer = torch.nn.Linear(2, 1)
         loss = layer(tf.placeholder("float32", [None, 2])).sum()
@@ -216,7 +216,7 @@ def test_parameters_of_modules_have_slots_of_their_names() -> None:
         assert opt.get_slot(tf.graph_variable_of(layer.weight), "momentum").shape == (1, 2)
 
 
-def test_an_average_is_named_as_a_slot_is() -> None:
+def test_average_is_named_like_a_slot() -> None:
     with tf.Graph().as_default():
         w = tf.Variable([1.0], name="w")
         average = train.ExponentialMovingAverage(0.9)

@@ -70,16 +70,14 @@ def usual(opt: Any, pairs: list[tuple[Any, Any]]) -> Any:
 
 @many("run", [eagerly, in_graph])
 @many("name", list(MAKERS))
-def test_hooks_called_one_by_one_give_the_numbers_of_a_step(
-    name: str, run: Callable[..., Any]
-) -> None:
+def test_hooks_called_singly_equal_a_step(name: str, run: Callable[..., Any]) -> None:
     expected = run(MAKERS[name](), usual)
     states = run(MAKERS[name](), applied)
     for array, expected_array in zip(states, expected, strict=True):
         np.testing.assert_array_equal(array, expected_array)
 
 
-def test_what_is_no_variable_has_a_processor_that_refuses() -> None:
+def test_processors_of_non_variables_raise() -> None:
     opt = train.GradientDescentOptimizer(1.0)
     with pytest.raises(NotImplementedError, match="Trying to update a Tensor"):
         base._get_processor(torch.ones(2)).update_op(opt, torch.ones(2))
@@ -107,7 +105,7 @@ def test_constraints_follow_an_update(kind: str, make: Any) -> None:
         processor.update_op(opt, rows)
 
 
-def test_rows_named_twice_are_summed_in_both_modes() -> None:
+def test_repeated_rows_are_summed_in_both_modes() -> None:
     rows, places = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([5, 0, 5])
     values, unique = base._deduplicate_indexed_slices(rows, places)
     assert (values.flatten().tolist(), unique.tolist()) == ([5.0, 2.0], [5, 0])
@@ -251,7 +249,7 @@ def test_tensors_have_gradients_and_cannot_be_updated() -> None:
             opt.apply_gradients([(grad, source)])
 
 
-def test_the_shape_that_slices_give_of_the_whole_is_not_read() -> None:
+def test_dense_shape_of_slices_is_not_read() -> None:
     w = Variable([1.0, 2.0])
     rows = tf.IndexedSlices(torch.tensor([1.0]), torch.tensor([1]), dense_shape=(1,))
     train.GradientDescentOptimizer(0.5).apply_gradients([(rows, w)])

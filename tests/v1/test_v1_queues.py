@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import thalweg.tf as tf
-from parallel_workers import together
+from parallel_workers import run_together
 from sessions import initialized
 from thalweg import CancelledError, InvalidArgumentError
 from thalweg.v1 import training_ops
@@ -29,7 +29,7 @@ def run(request: pytest.FixtureRequest) -> Any:
         yield session.run
 
 
-def test_elements_leave_in_order(run: Any) -> None:
+def test_fifo_queue_keeps_order(run: Any) -> None:
     queue = v1.FIFOQueue(5, [tf.float32, tf.int64], shapes=[[2], []])
     run(queue.enqueue(([1.0, 2.0], 7)))
     run(queue.enqueue_many(([[3.0, 4.0], [5.0, 6.0]], [8, 9])))
@@ -43,14 +43,14 @@ def test_elements_leave_in_order(run: Any) -> None:
     assert (rows[1].dtype, run(queue.size())) == (first[1].dtype, 0)
 
 
-def test_what_a_kernel_of_eager_mode_returns_is_an_element() -> None:
+def test_eager_kernel_result_can_be_enqueued() -> None:
     queue = v1.FIFOQueue(5, tf.float32, shapes=[[2]])
     updated = training_ops.apply_gradient_descent(torch.ones(2), 0.5, torch.ones(2))
     assert queue.enqueue(updated) is None
     assert queue.dequeue().tolist() == [0.5, 0.5]
 
 
-def test_a_closed_queue_gives_what_it_has(run: Any) -> None:
+def test_closed_queue_returns_remaining_elements(run: Any) -> None:
     queue = v1.FIFOQueue(5, tf.int32, shapes=[])
     run(queue.enqueue_many([[1, 2, 3]]))
     assert not run(queue.is_closed())
@@ -66,13 +66,13 @@ def test_a_closed_queue_gives_what_it_has(run: Any) -> None:
         run(queue.enqueue(1))
 
 
-def test_elements_by_names(run: Any) -> None:
+def test_queue_elements_have_names(run: Any) -> None:
     queue = v1.FIFOQueue(5, [tf.int32, tf.float32], shapes=[[], []], names=["a", "b"])
     run(queue.enqueue({"a": 1, "b": 2.0}))
     assert run(queue.dequeue()) == {"a": 1, "b": 2.0}
 
 
-def test_a_shuffled_queue_keeps_some_back(run: Any) -> None:
+def test_random_shuffle_queue_keeps_min_after_dequeue(run: Any) -> None:
     queue = v1.RandomShuffleQueue(20, 4, tf.int32, shapes=[[]], seed=3)
     run(queue.enqueue_many([list(range(14))]))
     numbers = [int(run(queue.dequeue())) for _ in range(10)]
@@ -90,14 +90,14 @@ INVALID = {
 
 
 @pytest.mark.parametrize(("use", "match"), INVALID.values(), ids=INVALID.keys())
-def test_refused(run: Any, use: Any, match: str) -> None:
+def test_invalid_queue_elements_raise(run: Any, use: Any, match: str) -> None:
     queue = v1.FIFOQueue(5, tf.float32, shapes=[[2]])
     with pytest.raises(InvalidArgumentError, match=match):
         run(use(queue))
     assert run(queue.size()) == 0
 
 
-def test_rows_that_are_not_alike_are_refused(run: Any) -> None:
+def test_inconsistent_rows_raise(run: Any) -> None:
     queue = v1.FIFOQueue(5, [tf.int32, tf.int32], shapes=[[], []], names=["a", "b"])
     for first_column, second_column in (([1, 2], [1]), (1, 2)):
         with pytest.raises(InvalidArgumentError, match="takes as many rows of each component, not"):
@@ -107,13 +107,13 @@ def test_rows_that_are_not_alike_are_refused(run: Any) -> None:
     assert run(queue.size()) == 0
 
 
-def test_a_capacity_below_zero_is_none(run: Any) -> None:
+def test_negative_capacity_is_unlimited(run: Any) -> None:
     queue = v1.FIFOQueue(-1, tf.int32, shapes=[[]])
     run(queue.enqueue_many([list(range(100))]))
     assert run(queue.size()) == 100
 
 
-def test_nothing_may_be_asked_for(run: Any) -> None:
+def test_dequeue_many_of_zero_returns_no_elements(run: Any) -> None:
     queue = v1.FIFOQueue(5, tf.int32, shapes=[[]])
     for take in (queue.dequeue_many, queue.dequeue_up_to):
         assert len(run(take(0))) == 0
@@ -137,7 +137,7 @@ def _filling(queue: Any, session: Any, failed: list[Exception]) -> threading.Thr
 
 
 @pytest.mark.parametrize("cancels", [False, True])
-def test_closing_lets_in_who_waits_unless_it_cancels(graph: Any, cancels: bool) -> None:
+def test_close_lets_pending_enqueues_finish_unless_cancelled(graph: Any, cancels: bool) -> None:
     queue = v1.FIFOQueue(1, tf.int32, shapes=[[]])
     failed: list[Exception] = []
     with v1.Session() as session:
@@ -151,12 +151,12 @@ def test_closing_lets_in_who_waits_unless_it_cancels(graph: Any, cancels: bool) 
     assert [type(error) for error in failed] == ([CancelledError] if cancels else [])
 
 
-def test_several_elements_need_shapes() -> None:
+def test_dequeue_many_needs_shapes() -> None:
     with pytest.raises(InvalidArgumentError, match="must be given shapes"):
         v1.FIFOQueue(5, tf.float32).dequeue_many(2)
 
 
-def test_each_session_has_elements_of_its_own(graph: Any) -> None:
+def test_sessions_have_separate_queue_elements(graph: Any) -> None:
     queue = v1.FIFOQueue(5, tf.int32, shapes=[[]])
     add, size = queue.enqueue(1), queue.size()
     with v1.Session() as first_session, v1.Session() as second_session:
@@ -164,7 +164,7 @@ def test_each_session_has_elements_of_its_own(graph: Any) -> None:
         assert (first_session.run(size), second_session.run(size)) == (1, 0)
 
 
-def test_runs_wait_for_each_other(graph: Any) -> None:
+def test_enqueue_and_dequeue_runs_wait_for_each_other(graph: Any) -> None:
     queue = v1.FIFOQueue(1, tf.int32, shapes=[[]])
     x = v1.placeholder(tf.int32, [])
     add, take = queue.enqueue(x), queue.dequeue()
@@ -175,7 +175,7 @@ def test_runs_wait_for_each_other(graph: Any) -> None:
             for number in range(5):
                 session.run(add, {x: number})
 
-        together(fill, lambda: dequeued.extend(int(session.run(take)) for _ in range(5)))
+        run_together(fill, lambda: dequeued.extend(int(session.run(take)) for _ in range(5)))
     assert dequeued == list(range(5))
 
 
@@ -195,11 +195,11 @@ def test_closing_a_session_ends_waits(graph: Any) -> None:
             pass
         session.close()
 
-    together(wait, close)
+    run_together(wait, close)
     assert isinstance(failed[0], CancelledError)
 
 
-def test_a_training_from_a_queue(graph: Any) -> None:
+def test_training_reads_from_a_queue(graph: Any) -> None:
     """A QueueRunner fills it until the elements are used up, and the loop ends by that."""
     source = tf.Variable(0, trainable=False)
     with tf.control_dependencies([tf.debugging.assert_less(source.read_value(), 7)]):
@@ -221,7 +221,7 @@ def test_a_training_from_a_queue(graph: Any) -> None:
         assert session.run(w) == sum(range(1, 8))
 
 
-def test_a_branch_that_fills_a_queue(graph: Any) -> None:
+def test_branch_can_enqueue(graph: Any) -> None:
     queue, p = v1.FIFOQueue(3, tf.float32, shapes=[[]]), v1.placeholder(tf.bool, [])
     add = tf.cond(p, lambda: queue.enqueue(1.0), tf.no_op)
     size = queue.size()
@@ -232,7 +232,7 @@ def test_a_branch_that_fills_a_queue(graph: Any) -> None:
         assert session.run(size) == 1
 
 
-def test_queue_runner_by_names() -> None:
+def test_queue_runner_uses_queue_names() -> None:
     """Queues and threads have TensorFlow's names, by which a queue runner is found again."""
     with v1.Graph().as_default() as graph:
         with v1.name_scope("scope"):

@@ -31,7 +31,7 @@ OTHERWISE = ("Largest", "Rated", "Gathering", "Around/Adam")
 
 
 @pytest.mark.parametrize("case", RECORDED_CASES)
-def test_a_subclass_gives_the_numbers_and_names_of_tensorflow(case: str) -> None:
+def test_subclasses_have_tensorflow_values_and_names(case: str) -> None:
     name, _, kind = case.rpartition("/")
     recording, actual = RECORDED_CASES[case], written.taken(name, kind == "counted")
     parts = ["train_op", "collected", "seen", "summaries"]
@@ -91,7 +91,7 @@ class Failing(train.Optimizer):
 
 @pytest.mark.parametrize("hook", ["before", "a", "b", "finish"])
 @pytest.mark.parametrize("in_loss_scale", [False, True], ids=["outside", "in a branch"])
-def test_an_operation_that_fails_puts_everything_back(
+def test_failing_operation_restores_all_variables(
     session: Any, hook: str, in_loss_scale: bool
 ) -> None:
     a, b = v1.Variable([1.0], name="a"), v1.Variable([2.0], name="b")
@@ -117,7 +117,7 @@ def test_an_operation_that_fails_puts_everything_back(
     assert session.run(step) == 2
 
 
-def test_an_interruption_puts_everything_back(session: Any) -> None:
+def test_interruption_restores_all_variables(session: Any) -> None:
     a, b = v1.Variable([1.0], name="a"), v1.Variable([2.0], name="b")
     calls = []
 
@@ -142,7 +142,7 @@ def test_an_interruption_puts_everything_back(session: Any) -> None:
     assert session.run([a, b]) == [[0.0], [1.0]]
 
 
-def test_what_an_assignment_initialized_is_so_no_longer(session: Any) -> None:
+def test_failed_step_undoes_initialization_by_assignment(session: Any) -> None:
     class First(Failing):
         def _prepare(self) -> None:
             self._fresh = v1.get_variable("fresh", [1], trainable=False)
@@ -209,7 +209,7 @@ class Counted(train.GradientDescentOptimizer):
         return super()._apply_dense(grad * self.calls, var)
 
 
-def test_the_state_of_a_hook_is_that_of_the_build(session: Any) -> None:
+def test_hook_attributes_are_those_of_the_build(session: Any) -> None:
     a, b = v1.Variable([0.0], name="a"), v1.Variable([0.0], name="b")
     opt = Counted(1.0)
     op = opt.apply_gradients([(tf.ones([1]), a), (tf.ones([1]), b)])
@@ -222,7 +222,7 @@ def test_the_state_of_a_hook_is_that_of_the_build(session: Any) -> None:
 
 
 @pytest.mark.parametrize("in_graph", [True, False])
-def test_what_finish_returns_is_what_the_call_returns(in_graph: bool) -> None:
+def test_apply_gradients_returns_the_result_of_finish(in_graph: bool) -> None:
     update_lists: list[Any] = []
 
     class Finishing(train.GradientDescentOptimizer):
@@ -253,7 +253,7 @@ def test_what_finish_returns_is_what_the_call_returns(in_graph: bool) -> None:
 @pytest.mark.parametrize("in_graph", [True, False])
 @pytest.mark.parametrize("gate", [train.Optimizer.GATE_OP, train.Optimizer.GATE_NONE])
 @pytest.mark.parametrize("hook", [True, False], ids=["with a hook", "fused"])
-def test_finish_is_given_the_name_of_tensorflow(in_graph: bool, gate: int, hook: bool) -> None:
+def test_finish_gets_the_tensorflow_name_scope(in_graph: bool, gate: int, hook: bool) -> None:
     names_and_counts: list[Any] = []
 
     class Finishing(train.GradientDescentOptimizer):
@@ -309,7 +309,7 @@ def test_a_rate_that_prepare_sets_is_the_rate(in_graph: bool) -> None:
     assert steps(lambda: Rated(0.5)) == steps(lambda: train.AdamOptimizer(0.25))
 
 
-def test_one_optimizer_in_two_graphs_and_eagerly() -> None:
+def test_hooks_work_in_two_graphs_and_eagerly() -> None:
     opt = Counted(1.0)
     for _ in range(2):
         with tf.Graph().as_default(), v1.Session() as session:
@@ -324,7 +324,7 @@ def test_one_optimizer_in_two_graphs_and_eagerly() -> None:
     assert (w.item(), opt._learning_rate_tensor.item()) == (-1.0, 1.0)
 
 
-def test_decay_beside_a_hook_comes_before_it(session: Any) -> None:
+def test_weight_decay_precedes_hooks(session: Any) -> None:
     class Reading(train.GradientDescentOptimizer):
         def _apply_dense(self, grad: Any, var: Any) -> Any:
             return super()._apply_dense(grad * var, var)
@@ -377,7 +377,7 @@ class InTorch(train.Optimizer):
 
 @pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize("counts", [False, True])
-def test_functions_of_torch_run_in_their_order(returns: bool, counts: bool) -> None:
+def test_torch_functions_in_hooks_run_in_order(returns: bool, counts: bool) -> None:
     def steps(at_each_run: bool) -> Any:
         cls = type("Own", (InTorch,), {"HOOKS_AT_EACH_RUN": at_each_run, "returns": returns})
         with tf.Graph().as_default(), v1.Session() as session:
@@ -399,7 +399,7 @@ def test_functions_of_torch_run_in_their_order(returns: bool, counts: bool) -> N
     assert outcomes["global_step:0"] == 3 * counts
 
 
-def test_a_function_of_torch_that_fails_puts_everything_back(session: Any) -> None:
+def test_failing_torch_function_restores_all_variables(session: Any) -> None:
     class Broken(InTorch):
         divisor: Any = None
 
@@ -423,7 +423,7 @@ def test_a_function_of_torch_that_fails_puts_everything_back(session: Any) -> No
 
 @pytest.mark.parametrize("scale", [8.0, "dynamic"])
 @pytest.mark.parametrize("optimizer", [written.ByStep, InTorch, written.DecayedAdam])
-def test_hooks_inside_of_a_loss_scale(session: Any, scale: Any, optimizer: Any) -> None:
+def test_loss_scale_wraps_recorded_hooks(session: Any, scale: Any, optimizer: Any) -> None:
     arguments = {written.ByStep: (0.5,), InTorch: (False, "Own")}
     opt = optimizer(*arguments.get(optimizer, ()))
     w, placeholder = v1.Variable([1.0], name="w"), v1.placeholder(tf.float32, [1])
@@ -481,7 +481,7 @@ def branched(self: Any, grad: Any, var: Any) -> Any:
         (lambda self, grad, var: var.add_(torch.ones(3, 2)), "broadcast"),
     ],
 )
-def test_what_torch_would_write_otherwise_is_refused(hook: Any, pattern: str) -> None:
+def test_torch_writes_outside_of_the_recording_raise(hook: Any, pattern: str) -> None:
     error = refused(hook)
     text = "\n".join([str(error), *getattr(error, "__notes__", [])])
     assert re.search(pattern, text.replace("Own/update_w/view", "view"))
@@ -514,14 +514,14 @@ NEEDS_VALUES = {
 
 
 @pytest.mark.parametrize("name", NEEDS_VALUES)
-def test_a_hook_that_needs_values_is_refused_with_its_line(name: str) -> None:
+def test_hook_that_needs_values_raises_with_its_line(name: str) -> None:
     error = str(refused(NEEDS_VALUES[name]))
     line = NEEDS_VALUES[name].__code__.co_firstlineno
     assert f"{__file__}:{line}, in the update of 'w' of Own" in error
     assert "HOOKS_AT_EACH_RUN = True" in error
 
 
-def test_hooks_at_each_run_see_the_sessions_global_step(session: Any) -> None:
+def test_hooks_at_each_run_read_the_session_global_step(session: Any) -> None:
     class Each(train.Optimizer):
         HOOKS_AT_EACH_RUN = True
         calls = 0
@@ -541,7 +541,7 @@ def test_hooks_at_each_run_see_the_sessions_global_step(session: Any) -> None:
     np.testing.assert_allclose(session.run(w), [1.0 - 0.1 * (1 + 1 / 2 + 1 / 3)], rtol=1e-6)
 
 
-def test_hooks_at_each_run_make_no_global_step(session: Any) -> None:
+def test_hooks_at_each_run_create_no_global_step(session: Any) -> None:
     class Each(train.Optimizer):
         HOOKS_AT_EACH_RUN = True
 

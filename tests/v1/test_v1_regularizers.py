@@ -21,7 +21,7 @@ def test_gradient_is_scale_times_weights(dtype: torch.dtype) -> None:
     assert torch.equal(weights.grad, 0.25 * weights)
 
 
-def test_penalty_of_a_variable_of_a_graph() -> None:
+def test_graph_variable_penalty_is_computed() -> None:
     with tf.Graph().as_default():
         weights = tf.Variable([1.0, 2.0])
         penalty = tf.contrib.layers.l2_regularizer(0.1)(weights)
@@ -30,7 +30,7 @@ def test_penalty_of_a_variable_of_a_graph() -> None:
             assert session.run(penalty) == pytest.approx(0.25)
 
 
-def test_no_penalty_at_scale_zero() -> None:
+def test_zero_scale_regularizer_gives_none() -> None:
     assert tf.contrib.layers.l2_regularizer(0.0)(torch.ones(2)) is None
 
 
@@ -38,6 +38,6 @@ def test_no_penalty_at_scale_zero() -> None:
     ("scale", "error"),
     [(1, TypeError), ("0.1", TypeError), (-0.1, ValueError), (float("nan"), ValueError)],
 )
-def test_scales_that_are_refused(scale: Any, error: type[Exception]) -> None:
+def test_invalid_regularizer_scales_raise(scale: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="scale must be a"):
         tf.contrib.layers.l2_regularizer(scale)

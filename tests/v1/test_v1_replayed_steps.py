@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import thalweg
+from bit_comparison import assert_same as assert_same_tensors
 from thalweg import IndexedSlices, Variable
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -89,30 +90,29 @@ def both(name: str = "Adam", steps: int = 5) -> tuple[Training, Training]:
 
 
 def assert_same(fast: Training, twin: Training) -> None:
-    for tensor, twin_tensor in zip(fast.written(), twin.written(), strict=True):
-        assert torch.equal(tensor, twin_tensor)
+    assert_same_tensors(fast.written(), twin.written())
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_every_class_has_them(name: str) -> None:
+def test_every_class_is_replayed(name: str) -> None:
     fast, twin = both(name, 8)
     assert fast.taken == 6
     assert twin.taken == 0
     assert int(fast.global_step) == 8
 
 
-def test_without_a_global_step() -> None:
+def test_steps_without_a_global_step_are_replayed() -> None:
     fast, twin = both(steps=0)
     fast.global_step = twin.global_step = None
     for seed in range(6):
         fast.step(seed)
         twin.step(seed)
-    assert all(map(torch.equal, fast.variables, twin.variables))
+    assert_same_tensors(fast.variables, twin.variables)
     assert fast.taken == 4
 
 
 @pytest.mark.parametrize("first", [2**24 - 1, 2**31, 2**53])
-def test_a_count_of_steps_is_a_whole_number(first: int) -> None:
+def test_integer_global_steps_are_counted_exactly(first: int) -> None:
     fast, twin = both(steps=0)
     for training in (fast, twin):
         training.global_step.assign(first)
@@ -131,7 +131,9 @@ NO_REPLAYS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", NO_REPLAYS)
-def test_where_there_are_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_optimizers_are_not_replayed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(CLASSES, name, NO_REPLAYS[name])
     fast, _ = both(name)
     assert fast.taken == 0
@@ -191,7 +193,7 @@ CHANGES = [
 @pytest.mark.parametrize(
     ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )
-def test_what_happens_between_two_steps(
+def test_changes_between_replayed_steps_are_detected(
     replay_stays: bool, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
@@ -210,7 +212,7 @@ def test_what_happens_between_two_steps(
         assert_same(fast, twin)
 
 
-def test_a_decay_that_is_set_is_seen() -> None:
+def test_changed_decay_is_detected() -> None:
     fast, twin = both("AdamW")
     for training in (fast, twin):
         training.optimizer._weight_decay = 0.5
@@ -220,7 +222,7 @@ def test_a_decay_that_is_set_is_seen() -> None:
         assert_same(fast, twin)
 
 
-def test_variables_that_are_chosen_for_a_decay_are_seen() -> None:
+def test_decay_list_is_detected() -> None:
     fast, twin = both("AdamW")
     for seed in range(5, 9):
         for training in (fast, twin):
@@ -233,7 +235,7 @@ def test_variables_that_are_chosen_for_a_decay_are_seen() -> None:
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_pairs_of_other_kinds(kind: Any) -> None:
+def test_other_pair_containers_are_replayed(kind: Any) -> None:
     fast, twin = both(steps=0)
     for seed in range(9):
         for training in (fast, twin):
@@ -274,7 +276,7 @@ def _arrays(pairs: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("change", [_reversed, _fewer, _without_one, _rows, _arrays])
-def test_what_else_is_given(change: Callable[[list[Any]], Any]) -> None:
+def test_other_pairs_equal_the_full_step(change: Callable[[list[Any]], Any]) -> None:
     fast, twin = both()
     quick, replay_count = fast.kept.replay, fast.taken
     fast.step(5, change)
@@ -286,7 +288,7 @@ def test_what_else_is_given(change: Callable[[list[Any]], Any]) -> None:
         assert_same(fast, twin)
 
 
-def test_what_is_refused_is_so_after_them() -> None:
+def test_invalid_gradient_raises_after_replays() -> None:
     fast, twin = both()
     tensors_before, errors = fast.written(), []
     for training in (fast, twin):
@@ -294,10 +296,10 @@ def test_what_is_refused_is_so_after_them() -> None:
             training.step(5, lambda pairs: [(pairs[0][0][:1], pairs[0][1]), *pairs[1:]])
         errors.append((str(excinfo.value), excinfo.value.__notes__))
     assert errors[0] == errors[1]
-    assert all(map(torch.equal, tensors_before, fast.written()))
+    assert_same_tensors(tensors_before, fast.written())
 
 
-def test_another_engine_is_seen() -> None:
+def test_changed_engine_is_detected() -> None:
     fast, twin = both()
     quick = fast.kept.replay
     with thalweg.engine("reference"):
@@ -317,7 +319,7 @@ def test_another_engine_is_seen() -> None:
         (True, RuntimeError),
     ],
 )
-def test_an_interruption_leaves_the_step_whole(
+def test_interrupted_replay_is_atomic(
     step_is_taken: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast, twin = both()
@@ -348,7 +350,7 @@ def test_an_interruption_leaves_the_step_whole(
 
 
 @pytest.mark.usefixtures("threads_change_often")
-def test_no_count_is_lost_between_two_threads() -> None:
+def test_threads_sharing_a_global_step_lose_no_count() -> None:
     step = Variable(0, dtype=torch.int64, trainable=False)
     steps = 300
 
@@ -366,7 +368,7 @@ def test_no_count_is_lost_between_two_threads() -> None:
     assert int(step) == 3 * steps
 
 
-def test_nothing_keeps_an_optimizer_but_its_user() -> None:
+def test_replay_does_not_keep_an_optimizer_alive() -> None:
     training, _ = both()
     assert training.taken == 3
     variable, optimizer = weakref.ref(training.variables[0]), weakref.ref(training.optimizer)
@@ -380,7 +382,7 @@ def test_nothing_keeps_an_optimizer_but_its_user() -> None:
         gc.enable()
 
 
-def test_a_counter_that_is_a_power_too() -> None:
+def test_global_step_shared_with_a_power_is_updated() -> None:
     fast, twin = both()
     for training in (fast, twin):
         training.global_step = training.optimizer._get_beta_accumulators()[0]
@@ -395,7 +397,7 @@ class _Doubled(train.AdamOptimizer):
         return super()._resource_apply_dense(grad * 2, handle)
 
 
-def test_another_class_is_seen() -> None:
+def test_changed_class_is_detected() -> None:
     fast, twin = both()
     for training in (fast, twin):
         training.optimizer.__class__ = _Doubled
@@ -405,7 +407,7 @@ def test_another_class_is_seen() -> None:
         assert_same(fast, twin)
 
 
-def test_a_counter_that_is_updated_too() -> None:
+def test_global_step_that_is_also_a_variable_is_updated() -> None:
     fast, twin = both(steps=0)
     for training in (fast, twin):
         training.optimizer = CLASSES["GradientDescent"]()
@@ -418,7 +420,7 @@ def test_a_counter_that_is_updated_too() -> None:
     assert fast.taken == 0
 
 
-def test_a_copy_begins_anew() -> None:
+def test_copied_optimizer_starts_without_replay() -> None:
     training, _ = both()
     training_copy = deepcopy(training)
     assert training_copy.taken == 0
@@ -428,7 +430,7 @@ def test_a_copy_begins_anew() -> None:
         assert_same(training, training_copy)
 
 
-def test_a_float_that_counts_counts_as_far_as_it_can() -> None:
+def test_float_global_step_saturates() -> None:
     fast, twin = Training("GradientDescent"), Training("GradientDescent", is_twin=True)
     for training in (fast, twin):
         training.global_step = Variable(torch.tensor(16777213.0), trainable=False)
@@ -440,7 +442,7 @@ def test_a_float_that_counts_counts_as_far_as_it_can() -> None:
     assert fast.taken == 6
 
 
-def test_a_rate_in_an_array_that_is_nan_is_refused() -> None:
+def test_nan_rate_in_an_array_raises() -> None:
     rate = np.array(0.5, np.float32)
     w = torch.nn.Parameter(torch.ones(3))
     opt = thalweg.v1.train.AdamOptimizer(rate)

@@ -48,7 +48,7 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_restored_training_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_restored_training_resumes_with_the_same_bits(name: str, tmp_path: Path) -> None:
     uninterrupted = Training(name)
     uninterrupted.session.run(uninterrupted.init)
     for number in range(3):
@@ -65,7 +65,7 @@ def test_a_restored_training_goes_on_with_the_same_bits(name: str, tmp_path: Pat
         assert resumed.bits() == uninterrupted.bits()
 
 
-def test_what_is_restored_matters() -> None:
+def test_different_starts_give_different_bits() -> None:
     base, shifted = Training("v1:AdamOptimizer"), Training("v1:AdamOptimizer", start=50)
     for training in (base, shifted):
         training.session.run(training.init)
@@ -144,7 +144,7 @@ class Network:
 
 
 @pytest.mark.parametrize("folder", ["adam", "momentum", "rmsprop_centered"])
-def test_tensorflows_checkpoint_goes_on(folder: str) -> None:
+def test_tensorflow_checkpoint_resumes(folder: str) -> None:
     network = Network(folder)
     network.saver().restore(network.session, network.prefix)
     variables = {var.op.name: var for var in network.graph.get_collection("variables")}
@@ -165,7 +165,7 @@ def test_tensorflows_checkpoint_goes_on(folder: str) -> None:
     assert network.session.run(network.step) == 10
 
 
-def test_tensorflows_names_and_values_are_what_is_saved(tmp_path: Path) -> None:
+def test_saved_names_and_values_equal_tensorflow(tmp_path: Path) -> None:
     network = Network("adam")
     network.saver().restore(network.session, network.prefix)
     prefix = network.saver().save(network.session, tmp_path / "model.ckpt", network.step)
@@ -237,7 +237,7 @@ def test_a_checkpoint_of_tensorflow_restores_partitioned_variables(tmp_path: Pat
     assert not any("part_" in name for name in named_shapes)
 
 
-def test_parts_are_saved_as_one_where_all_are_there(graph: tf.Graph, tmp_path: Path) -> None:
+def test_complete_partitions_are_saved_as_one_tensor(graph: tf.Graph, tmp_path: Path) -> None:
     v = tf.get_variable("v", [4], initializer=None, partitioner=tf.fixed_size_partitioner(2))
     session = initialized()
     first, second = v
@@ -268,7 +268,7 @@ def named(saver: train.Saver, session: Any, folder: Path) -> list[str]:
     return [name for name, _ in train.list_variables(saver.save(session, folder / "named"))]
 
 
-def test_all_global_variables_are_saved_and_no_others(graph: tf.Graph, tmp_path: Path) -> None:
+def test_only_global_variables_are_saved(graph: tf.Graph, tmp_path: Path) -> None:
     tf.Variable(1.0, name="b")
     tf.Variable(2.0, name="a", trainable=False)
     tf.Variable(3.0, name="here", collections=[tf.GraphKeys.LOCAL_VARIABLES])
@@ -283,7 +283,7 @@ def test_all_global_variables_are_saved_and_no_others(graph: tf.Graph, tmp_path:
     late.build()  # once is enough
 
 
-def test_lists_and_dicts_say_what_is_saved(graph: tf.Graph, tmp_path: Path) -> None:
+def test_var_list_selects_saved_variables(graph: tf.Graph, tmp_path: Path) -> None:
     a, b = tf.Variable(1.0, name="a"), tf.Variable(2.0, name="b")
     session = initialized()
     assert named(train.Saver([b]), session, tmp_path) == ["b"]
@@ -344,14 +344,14 @@ def _of_another_graph() -> Any:
 
 
 @pytest.mark.parametrize("case", FAULTY)
-def test_lists_that_are_refused(graph: tf.Graph, case: str) -> None:
+def test_invalid_var_lists_raise(graph: tf.Graph, case: str) -> None:
     make, kind, message = FAULTY[case]
     a, b = tf.Variable(1.0, name="a"), tf.Variable(2.0, name="b")
     with pytest.raises(kind, match=message):
         train.Saver(make(a, b))
 
 
-def test_arguments_that_are_refused(graph: tf.Graph, tmp_path: Path) -> None:
+def test_invalid_saver_arguments_raise(graph: tf.Graph, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^No variables to save$"):
         train.Saver()
     a = tf.Variable(1.0, name="a")
@@ -374,7 +374,7 @@ def test_arguments_that_are_refused(graph: tf.Graph, tmp_path: Path) -> None:
         late.restore(session, tmp_path / "x")
 
 
-def test_eager_mode_has_no_list_of_variables(graph: tf.Graph, tmp_path: Path) -> None:
+def test_eager_saver_needs_var_list(graph: tf.Graph, tmp_path: Path) -> None:
     a = tf.Variable(1.0, name="a")
     session = initialized()
     with tf.Graph().as_default():
@@ -382,12 +382,12 @@ def test_eager_mode_has_no_list_of_variables(graph: tf.Graph, tmp_path: Path) ->
     assert named(saver, session, tmp_path) == ["a"]
 
 
-def test_no_graph_is_built_in_eager_mode() -> None:
+def test_eager_saver_without_var_list_raises() -> None:
     with pytest.raises(RuntimeError, match=r"^When eager execution is enabled, `var_list` must sp"):
         train.Saver()
 
 
-def test_a_saver_of_nothing_does_nothing(graph: tf.Graph, tmp_path: Path) -> None:
+def test_saver_without_variables_does_nothing(graph: tf.Graph, tmp_path: Path) -> None:
     saver, session = train.Saver(allow_empty=True), tf.Session()
     assert saver.save(session, tmp_path / "model.ckpt") is None
     saver.restore(session, tmp_path / "nowhere")
@@ -434,7 +434,7 @@ def test_a_restored_session_needs_no_initialization(graph: tf.Graph, tmp_path: P
     assert not len(session.run(tf.report_uninitialized_variables()))
 
 
-def test_values_are_written_where_they_are(graph: tf.Graph, tmp_path: Path) -> None:
+def test_restore_writes_into_existing_memory(graph: tf.Graph, tmp_path: Path) -> None:
     w = tf.Variable([1.0, 2.0], name="w")
     train_op = train.AdamOptimizer(0.1).minimize((w * w).sum())
     saver, session = train.Saver([w]), initialized()
@@ -445,7 +445,7 @@ def test_values_are_written_where_they_are(graph: tf.Graph, tmp_path: Path) -> N
     assert session.leaf(w).data_ptr() == address
 
 
-def test_variables_of_open_shape_take_any(graph: tf.Graph, tmp_path: Path) -> None:
+def test_variables_of_unknown_shape_accept_any_shape(graph: tf.Graph, tmp_path: Path) -> None:
     w = tf.Variable([1.0, 2.0], name="w", validate_shape=False)
     saver, session = train.Saver(), initialized()
     saver.restore(session, saved(tmp_path, {"w": torch.ones(3, 2)}))
@@ -453,7 +453,7 @@ def test_variables_of_open_shape_take_any(graph: tf.Graph, tmp_path: Path) -> No
     assert session.run(w + 1).sum() == 12
 
 
-def test_reshape_lays_values_out_anew(graph: tf.Graph, tmp_path: Path) -> None:
+def test_reshape_option_reshapes_values(graph: tf.Graph, tmp_path: Path) -> None:
     w = tf.Variable(torch.zeros(2, 3), name="w")
     session, prefix = initialized(), saved(tmp_path, {"w": torch.arange(6.0)})
     with pytest.raises(ValueError, match=r"'w' has shape \(6,\) in .* has shape \(2, 3\)"):
@@ -478,7 +478,7 @@ UNFIT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("case", UNFIT)
 @pytest.mark.parametrize("is_initialized", [True, False], ids=["initialized", "not initialized"])
-def test_nothing_is_restored_from_what_does_not_fit(
+def test_mismatched_checkpoint_restores_nothing(
     graph: tf.Graph, case: str, is_initialized: bool, tmp_path: Path
 ) -> None:
     values, kind, message = UNFIT[case]
@@ -532,7 +532,7 @@ def test_damaged_files_of_tensorflow_change_nothing(part: str, tmp_path: Path) -
     assert bits(network.session) == {}
 
 
-def test_no_memory_changes_nothing(
+def test_memory_error_changes_nothing(
     graph: tf.Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tf.Variable([1.0], name="a")
@@ -556,7 +556,7 @@ def test_no_memory_changes_nothing(
     assert session.run(b) == [2.0]
 
 
-def test_paths_that_are_refused(graph: tf.Graph, tmp_path: Path) -> None:
+def test_invalid_paths_raise(graph: tf.Graph, tmp_path: Path) -> None:
     tf.Variable(1.0, name="a")
     saver, session = train.Saver(), initialized()
     with pytest.raises(ValueError, match=r"^Can't load save_path when it is None\.$"):
@@ -612,7 +612,7 @@ def test_eager_variables_are_saved_without_a_session(tmp_path: Path) -> None:
     assert (longer.tolist(), v.item()) == ([0.0, 0.0, 0.0], 0)
 
 
-def test_what_is_no_session_is_refused(graph: tf.Graph, tmp_path: Path) -> None:
+def test_non_session_argument_raises(graph: tf.Graph, tmp_path: Path) -> None:
     tf.Variable(1.0, name="a")
     saver, session = train.Saver(), initialized()
     prefix = saver.save(session, tmp_path / "x")
@@ -632,7 +632,7 @@ def test_what_is_no_session_is_refused(graph: tf.Graph, tmp_path: Path) -> None:
     assert files(tmp_path) == ["checkpoint", "x.safetensors"]
 
 
-def test_variables_without_a_value_are_not_saved(graph: tf.Graph, tmp_path: Path) -> None:
+def test_uninitialized_variables_raise_on_save(graph: tf.Graph, tmp_path: Path) -> None:
     w = tf.Variable([1.0], name="w")
     train.MomentumOptimizer(0.1, 0.9).minimize((w * w).sum())
     saver, session = train.Saver(), tf.Session()
@@ -682,7 +682,7 @@ def test_the_step_is_part_of_the_name(graph: tf.Graph, tmp_path: Path) -> None:
             saver.save(session, tmp_path / "m", wrong)
 
 
-def test_relative_paths_are_seen_from_where_one_is(
+def test_relative_paths_use_the_working_directory(
     graph: tf.Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tf.Variable(1.0, name="w")
@@ -713,7 +713,7 @@ class Clock:
         monkeypatch.setattr("time.time", lambda: self.seconds)
 
 
-def test_the_newest_are_kept(graph: tf.Graph, tmp_path: Path) -> None:
+def test_saver_keeps_the_newest_checkpoints(graph: tf.Graph, tmp_path: Path) -> None:
     tf.Variable(1.0, name="w")
     session = initialized()
     for keep in (1, 2, 5):
@@ -730,7 +730,7 @@ def test_the_newest_are_kept(graph: tf.Graph, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, None])
-def test_all_are_kept_and_not_listed(graph: tf.Graph, keep: Any, tmp_path: Path) -> None:
+def test_max_to_keep_zero_keeps_all_unlisted(graph: tf.Graph, keep: Any, tmp_path: Path) -> None:
     tf.Variable(1.0, name="w")
     saver, session = train.Saver(max_to_keep=keep), initialized()
     for step in range(7):
@@ -742,7 +742,7 @@ def test_all_are_kept_and_not_listed(graph: tf.Graph, keep: Any, tmp_path: Path)
     ]
 
 
-def test_one_is_kept_for_so_many_hours(
+def test_keep_checkpoint_every_n_hours_keeps_one(
     graph: tf.Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
@@ -765,7 +765,7 @@ def test_saving_again_lists_a_checkpoint_once(graph: tf.Graph, tmp_path: Path) -
     assert steps_of(tmp_path) == [1, 3]
 
 
-def test_write_state_leaves_the_list_alone(graph: tf.Graph, tmp_path: Path) -> None:
+def test_write_state_off_does_not_change_the_list(graph: tf.Graph, tmp_path: Path) -> None:
     tf.Variable(1.0, name="w")
     saver, session = train.Saver(max_to_keep=1), initialized()
     saver.save(session, tmp_path / "m", 1)
@@ -780,7 +780,7 @@ def test_write_state_leaves_the_list_alone(graph: tf.Graph, tmp_path: Path) -> N
     assert train.latest_checkpoint(tmp_path, "best") == str(tmp_path / "m-3")
 
 
-def test_checkpoints_of_another_folder_are_listed_there(graph: tf.Graph, tmp_path: Path) -> None:
+def test_checkpoints_of_another_folder_are_listed_in_it(graph: tf.Graph, tmp_path: Path) -> None:
     tf.Variable(1.0, name="w")
     saver, session = train.Saver(max_to_keep=3), initialized()
     for name in ("one", "other"):
@@ -826,7 +826,7 @@ def test_old_files_of_tensorflow_are_deleted_too(graph: tf.Graph, tmp_path: Path
     ]
 
 
-def test_what_cannot_be_deleted_is_logged(graph: tf.Graph, tmp_path: Path, logged: Logged) -> None:
+def test_undeletable_checkpoint_is_logged(graph: tf.Graph, tmp_path: Path, logged: Logged) -> None:
     tf.Variable(1.0, name="w")
     saver, session = train.Saver(max_to_keep=1), initialized()
     (tmp_path / "m-1.index").mkdir()
@@ -838,7 +838,7 @@ def test_what_cannot_be_deleted_is_logged(graph: tf.Graph, tmp_path: Path, logge
 # --- Threads --------------------------------------------------------------------------------------
 
 
-def test_any_thread_saves_the_session_it_is_given(tmp_path: Path) -> None:
+def test_save_uses_the_passed_session_in_any_thread(tmp_path: Path) -> None:
     base, shifted = (Training("v1:AdamOptimizer", start) for start in (0, 50))
     for training in (base, shifted):
         training.session.run(training.init)
@@ -859,7 +859,7 @@ def test_any_thread_saves_the_session_it_is_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("threads_change_often")
-def test_what_is_saved_is_of_one_moment(graph: tf.Graph, tmp_path: Path) -> None:
+def test_concurrent_save_is_consistent(graph: tf.Graph, tmp_path: Path) -> None:
     step = train.get_or_create_global_step()
     names = [f"v{number}" for number in range(6)]
     variables = [tf.Variable(torch.zeros(300), name=name) for name in names]
@@ -886,7 +886,7 @@ def test_what_is_saved_is_of_one_moment(graph: tf.Graph, tmp_path: Path) -> None
         assert all((tensors[name].tensor() == number).all() for name in names)
 
 
-def test_an_operation_may_save_and_restore(graph: tf.Graph, tmp_path: Path) -> None:
+def test_saver_works_within_an_operation(graph: tf.Graph, tmp_path: Path) -> None:
     w = tf.Variable(1.0, name="w")
     saver, session = train.Saver(), initialized()
     paths: list[Any] = []
@@ -969,7 +969,7 @@ def test_a_plain_saver_of_another_graph_reads_the_averages(tmp_path: Path) -> No
         assert session.run(w).tobytes() == average.tobytes()
 
 
-def test_swapping_savers_that_are_refused(graph: tf.Graph) -> None:
+def test_invalid_swapping_savers_raise(graph: tf.Graph) -> None:
     w = tf.Variable([1.0], name="w")
     optimizer = averaged(train.get_or_create_global_step())
     with pytest.raises(RuntimeError, match=r"^Must call apply_gradients or minimize before"):
@@ -1008,7 +1008,7 @@ def test_optimizers_in_graphs_name_the_saver(graph: tf.Graph) -> None:
         optimizer.state_dict()
 
 
-def test_waits_are_short() -> None:
+def test_failed_saves_release_locks() -> None:
     """Locks are given back: saving after an error neither waits nor fails."""
     start = time.monotonic()
     training = Training("v1:GradientDescentOptimizer")

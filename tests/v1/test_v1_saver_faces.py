@@ -80,7 +80,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_every_stop_is_gone_on_from(name: str, tmp_path: Path) -> None:
+def test_training_resumes_from_every_step(name: str, tmp_path: Path) -> None:
     uninterrupted = TRAININGS[name]()
     uninterrupted.session.run(uninterrupted.init)
     stops = []
@@ -96,7 +96,7 @@ def test_every_stop_is_gone_on_from(name: str, tmp_path: Path) -> None:
     assert wrong == []
 
 
-def test_names_are_those_of_a_session(tmp_path: Path) -> None:
+def test_saver_names_equal_session_names(tmp_path: Path) -> None:
     training = TRAININGS["NovoGrad, Backoff"]()
     training.session.run(training.init)
     prefix = training.saver.save(training.session, tmp_path / "m")

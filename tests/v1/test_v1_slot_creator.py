@@ -38,7 +38,7 @@ SLOT_MAKERS = {
 
 
 @many("kind", list(SLOT_MAKERS))
-def test_slots_beside_an_eager_variable(kind: str) -> None:
+def test_slots_are_created_for_an_eager_variable(kind: str) -> None:
     make, expected, dtype = SLOT_MAKERS[kind]
     slot = make(Variable([1.0, 2.5], name="w"))
     assert (slot.name, slot.tolist(), slot.trainable) == ("w/slot:0", expected, False)
@@ -47,7 +47,7 @@ def test_slots_beside_an_eager_variable(kind: str) -> None:
 
 @many("source", ["variable", "tensor"])
 @many("kind", list(SLOT_MAKERS))
-def test_slots_of_a_graph(kind: str, source: str) -> None:
+def test_slots_are_created_in_a_graph(kind: str, source: str) -> None:
     make, expected, dtype = SLOT_MAKERS[kind]
     with tf.Graph().as_default(), tf.Session() as session:
         is_variable = source == "variable"
@@ -61,7 +61,7 @@ def test_slots_of_a_graph(kind: str, source: str) -> None:
         assert (value.tolist(), value.dtype) == (expected, np.dtype(dtype))
 
 
-def test_a_slot_of_zeros_has_the_shape_that_a_run_finds() -> None:
+def test_zeros_slot_has_the_run_time_shape() -> None:
     with tf.Graph().as_default(), tf.Session() as session:
         size = tf.placeholder("float32", [None], name="size")
         w = tf.Variable(size, validate_shape=False, name="w")
@@ -71,7 +71,7 @@ def test_a_slot_of_zeros_has_the_shape_that_a_run_finds() -> None:
         assert session.run(slot).tolist() == [0.0, 0.0, 0.0]
 
 
-def test_the_name_of_a_slot_begins_with_the_scope_it_is_made_in() -> None:
+def test_slot_name_begins_with_its_scope() -> None:
     with tf.Graph().as_default(), tf.variable_scope("scope"):
         w = tf.get_variable("w", initializer=[1.0])
         assert slot_creator.create_slot(w, [1.0], "slot").op.name == "scope/scope/w/slot"

@@ -74,7 +74,7 @@ def same(state: State, twin: State) -> bool:
 
 @every_optimizer
 @pytest.mark.parametrize("convert", [through_a_file, lambda state: load(save(state))])
-def test_a_fresh_optimizer_goes_on(make: Callable[[], Any], convert: Callable[[State], State]):
+def test_fresh_optimizer_resumes(make: Callable[[], Any], convert: Callable[[State], State]):
     opt, weights = trained(make)
     new_opt, twins = make(), [Variable(var.detach(), var.name.split(":")[0]) for var in weights]
     new_opt.load_state_dict(convert(opt.state_dict()), twins)
@@ -97,7 +97,7 @@ def test_loading_in_place_goes_back(make: Callable[[], Any]) -> None:
     assert all(opt.get_slot(weights[0], name) is slot for name, slot in slots.items())
 
 
-def test_the_names_in_a_state() -> None:
+def test_state_dict_has_documented_names() -> None:
     opt, _ = trained()
     assert list(opt.state_dict()) == ["a/m", "a/v", "b/m", "b/v", "beta1_power", "beta2_power"]
     assert opt.state_dict()["beta1_power"].dtype == torch.float32
@@ -111,7 +111,7 @@ def test_a_state_is_a_copy() -> None:
     assert same(state, state_before)
 
 
-def test_before_the_first_step_the_state_is_empty() -> None:
+def test_state_before_the_first_step_is_empty() -> None:
     opt = train.AdamOptimizer()
     assert opt.state_dict() == {}
     opt.load_state_dict({})
@@ -169,7 +169,7 @@ MUTATIONS: dict[str, tuple[Callable[[State], Any], str]] = {
 
 @pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh", "trained"])
 @pytest.mark.parametrize(("change", "message"), MUTATIONS.values(), ids=MUTATIONS)
-def test_a_state_that_does_not_fit(
+def test_mismatched_state_raises(
     change: Callable[[State], Any], message: str, is_fresh: bool
 ) -> None:
     opt, weights = trained()
@@ -186,7 +186,7 @@ def test_a_state_that_does_not_fit(
     assert same(opt.state_dict(), state_before)
 
 
-def test_a_fresh_optimizer_wants_the_variables() -> None:
+def test_fresh_optimizer_needs_the_variables() -> None:
     opt, _ = trained()
     with pytest.raises(
         FailedPreconditionError, match=r"before its first step\. Give the variables"
@@ -195,14 +195,14 @@ def test_a_fresh_optimizer_wants_the_variables() -> None:
 
 
 @pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
-def test_no_variable_with_slots_is_left_out(method: str) -> None:
+def test_var_list_without_a_slot_variable_raises(method: str) -> None:
     opt, (a, _) = trained()
     state = [] if method == "state_dict" else [opt.state_dict()]
     with pytest.raises(ValueError, match=r"not in it: \['b'\]"):
         getattr(opt, method)(*state, [a])
 
 
-def test_the_state_in_a_graph_is_that_of_a_session() -> None:
+def test_graph_state_belongs_to_a_session() -> None:
     with tf.Graph().as_default():
         w = tf.Variable([1.0])
         opt = train.AdamOptimizer()
@@ -213,7 +213,7 @@ def test_the_state_in_a_graph_is_that_of_a_session() -> None:
         opt.load_state_dict({})
 
 
-def test_a_variable_that_has_grown_does_not_get_half_a_state() -> None:
+def test_state_with_grown_variable_is_not_partially_loaded() -> None:
     v, w = (Variable([1.0, 2.0], name=name) for name in ("v", "w"))
     opt = v1.train.MomentumOptimizer(0.1, 0.9)
     opt.apply_gradients([(torch.ones(2), v), (torch.ones(2), w)])
@@ -241,19 +241,19 @@ def test_a_state_from_before_the_first_step_is_loaded() -> None:
         ({"v/momentum": None}, "'v/momentum' of the state: Cannot convert None"),
     ],
 )
-def test_what_is_no_state_is_refused(state: Any, message: str) -> None:
+def test_non_state_argument_raises(state: Any, message: str) -> None:
     var, opt = Variable([1.0], name="v"), v1.train.MomentumOptimizer(0.1, 0.9)
     with pytest.raises(InvalidTypeError, match=message):
         opt.load_state_dict(state, [var])
 
 
-def test_a_module_is_no_list_of_variables() -> None:
+def test_module_as_var_list_raises() -> None:
     opt = v1.train.MomentumOptimizer(0.1, 0.9)
     with pytest.raises(InvalidTypeError, match=r"give list\(module\.parameters\(\)\)"):
         opt.state_dict(torch.nn.Linear(1, 1))  # pyright: ignore
 
 
-def test_a_wrapper_has_the_state_of_what_is_inside() -> None:
+def test_wrapper_state_is_the_inner_state() -> None:
     opt, weights = trained(lambda: VariableClippingOptimizer(train.AdamOptimizer(), {}, 1.0))
     assert same(opt.state_dict(), opt._opt.state_dict())
     new_opt = VariableClippingOptimizer(train.AdamOptimizer(), {}, 1.0)
@@ -275,7 +275,7 @@ def test_averages_are_part_of_the_state() -> None:
     assert all(new is old for new, old in zip(new_parts, old_parts, strict=True))
 
 
-def test_a_state_without_averages_is_not_that_of_averages() -> None:
+def test_state_without_averages_raises_for_averages() -> None:
     opt, weights = trained(lambda: train.MomentumOptimizer(0.1, 0.9))
     averages, _ = trained(lambda: MovingAverageOptimizer(train.MomentumOptimizer(0.1, 0.9)))
     fresh = MovingAverageOptimizer(train.MomentumOptimizer(0.1, 0.9))
@@ -287,7 +287,7 @@ def test_a_state_without_averages_is_not_that_of_averages() -> None:
         averages.load_state_dict(opt.state_dict())
 
 
-def test_the_state_of_averages_alone() -> None:
+def test_moving_averages_alone_have_a_state() -> None:
     averages, weights = train.ExponentialMovingAverage(0.5, name="EMA"), variables()
     assert averages.state_dict() == {}
     averages.apply(weights)
@@ -307,7 +307,7 @@ def test_the_state_of_averages_alone() -> None:
         train.ExponentialMovingAverage(0.5).load_state_dict(state, [complex_])
 
 
-def test_an_optimizer_inside_of_a_users_is_loaded_as_a_whole() -> None:
+def test_wrapped_user_optimizer_is_loaded_atomically() -> None:
     class Around(Rows):
         def __init__(self) -> None:
             super().__init__()

@@ -61,7 +61,7 @@ class Counting(train.AdamOptimizer):
 
 
 @many("hook", ["_apply_sparse", "_resource_apply_sparse"])
-def test_the_shared_hook_of_adam_gets_sparse_gradients(hook: str) -> None:
+def test_adam_shared_sparse_hook_is_called(hook: str) -> None:
     w, opt = Variable([1.0, 1.0, 1.0]), Counting(0.1)
     opt.apply_gradients([(tf.IndexedSlices(torch.tensor([1.0, 2.0]), torch.tensor([2, 2])), w)])
     assert w.tolist() == [1.0, 1.0, -2.0]
@@ -75,7 +75,7 @@ def test_the_shared_hook_of_adam_gets_sparse_gradients(hook: str) -> None:
     assert w.tolist() == [0.0, 1.0, -2.0]
 
 
-def test_a_hook_of_one_optimizer_alone_is_called() -> None:
+def test_instance_hook_is_called() -> None:
     opt, grads = train.MomentumOptimizer(1.0, 0.0), []
     original_hook = opt._resource_apply_dense
 
@@ -133,7 +133,7 @@ SCATTERED = {
 
 @many("in_graph", [True, False])
 @many("kind", list(SCATTERED))
-def test_rows_are_scattered_to(kind: str, in_graph: bool) -> None:
+def test_hooks_can_scatter_to_rows(kind: str, in_graph: bool) -> None:
     scatter, rows = getattr(v1, f"scatter_{kind}"), ([2, 0, 2], [10.0, 10.0, 20.0])
     if in_graph:
         with tf.Graph().as_default(), v1.Session() as session:
@@ -147,7 +147,7 @@ def test_rows_are_scattered_to(kind: str, in_graph: bool) -> None:
     np.testing.assert_allclose(scattered, np.array(SCATTERED[kind], np.float32), rtol=1e-6)
 
 
-def test_slices_beside_a_tensor_are_dense() -> None:
+def test_slices_combined_with_a_tensor_are_dense() -> None:
     rows = tf.IndexedSlices(torch.tensor([1.0, 2.0]), torch.tensor([2, 2]), dense_shape=(3,))
     ones = torch.ones(3)
     sums = [ones + rows, rows + ones, ones - rows, rows - ones, rows + rows]
@@ -156,7 +156,7 @@ def test_slices_beside_a_tensor_are_dense() -> None:
     ]
 
 
-def test_tensors_of_eager_mode_are_not_waited_for() -> None:
+def test_eager_tensors_do_not_synchronize() -> None:
     w = Variable([1.0])
     with base.control_dependencies([w.assign_add([1.0]), None]):
         group = base.group(w.assign_add([1.0]), None)

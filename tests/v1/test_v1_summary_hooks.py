@@ -78,7 +78,7 @@ def steps_of(folder: Path) -> dict[str, list[int]]:
     ],
     ids=str,
 )
-def test_summaries_are_written_from_time_to_time(
+def test_summaries_are_written_at_intervals(
     interval: dict[str, Any], expected: list[int], clock: list[float]
 ) -> None:
     of_w, of_step, train_op = counted()
@@ -106,7 +106,7 @@ def test_a_scaffold_merges_all_summaries(tmp_path: Path) -> None:
     assert tf.get_collection(tf.GraphKeys.SUMMARY_OP) == [scaffold.summary_op]
 
 
-def test_without_summaries_nothing_is_written(tmp_path: Path) -> None:
+def test_hook_without_summaries_writes_nothing(tmp_path: Path) -> None:
     step = tf.train.get_or_create_global_step()
     train_op, scaffold = tf.assign_add(step, 1), tf.train.Scaffold()
     hook = tf.train.SummarySaverHook(save_steps=1, output_dir=tmp_path, scaffold=scaffold)
@@ -165,7 +165,7 @@ def test_steps_per_second_go_to_either_kind_of_writer(clock: list[float]) -> Non
     assert board.lines == [("global_step/sec", 2.0, 3)]
 
 
-def test_without_tensorboard_a_training_goes_on(
+def test_training_continues_without_tensorboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [module for module in sys.modules if module.partition(".")[0] == "tensorboard"]:
@@ -191,12 +191,12 @@ def test_without_tensorboard_a_training_goes_on(
     ],
     ids=str,
 )
-def test_what_a_summary_hook_refuses(options: dict[str, Any], match: str) -> None:
+def test_invalid_summary_hook_arguments_raise(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         tf.train.SummarySaverHook(**options)
 
 
-def test_a_summary_hook_needs_a_step() -> None:
+def test_summary_hook_needs_a_global_step() -> None:
     hook = tf.train.SummarySaverHook(save_steps=1, summary_op=tf.summary.scalar("a", 1.0))
     with pytest.raises(RuntimeError, match="Global step should be created to use SummarySaver"):
         tf.train.MonitoredSession(hooks=[hook])

@@ -104,7 +104,7 @@ class Team:
 
 
 @pytest.mark.parametrize("case_id", CASES)
-def test_recorded_trajectory(case_id: str) -> None:
+def test_trajectory_equals_the_recording(case_id: str) -> None:
     case = v1_replay.cases()[case_id]
     shape = case["vars"]["w"]["shape"]
     w = v1.Variable(v1_replay.array(case, "var", "w")[0], name="w")
@@ -204,7 +204,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
-def test_kinds_of_gradient(make: Callable[[], Any]) -> None:
+def test_gradients_of_all_kinds_are_averaged(make: Callable[[], Any]) -> None:
     w, b = v1.Variable(np.zeros((3, 2), "f4")), v1.Variable(0.0)
     opt = train.SyncReplicasOptimizer(train.GradientDescentOptimizer(1.0), 1)
     pairs = [(None, b), (make(), w)]
@@ -302,7 +302,7 @@ def test_few_workers_give_several_gradients_for_a_step() -> None:
         assert session.run(team.step) == 1
 
 
-def test_late_chief_takes_the_mean_of_all_that_is_there() -> None:
+def test_late_chief_averages_all_available_gradients() -> None:
     team = Team(replicas=2)
     with team.session(chief=False) as session:
         workers = [team.worker(session, value) for value in (1.0, 2.0, 6.0)]
@@ -341,7 +341,7 @@ def test_four_workers_converge_and_lose_nothing() -> None:
 
 @pytest.mark.parametrize("tokens", [0, -1])
 @pytest.mark.parametrize(("replicas", "total"), [(4, 4), (2, 4), (4, 2), (1, 4)])
-def test_workers_at_any_pace_never_wait_for_ever(replicas: int, total: int, tokens: int) -> None:
+def test_workers_at_any_pace_finish(replicas: int, total: int, tokens: int) -> None:
     rounds = 150
     team = Team(replicas=replicas, total_num_replicas=total)
     token_count = max(tokens, replicas - total) if tokens == 0 else tokens
@@ -455,7 +455,7 @@ def test_learning_rate_is_that_of_the_step() -> None:
         assert session.run(step) == 2
 
 
-def test_scheduled_learning_rate() -> None:
+def test_scheduled_learning_rate_is_used() -> None:
     step = train.get_or_create_global_step()
     rate = train.piecewise_constant(step, [0, 1], [1.0, 10.0, 100.0])
     team = Team(replicas=1, inner=train.GradientDescentOptimizer(rate))
@@ -463,7 +463,7 @@ def test_scheduled_learning_rate() -> None:
         assert [team.round(session, 1.0) for _ in range(3)] == [-1.0, -11.0, -111.0]
 
 
-def test_attributes_and_delegation() -> None:
+def test_attributes_are_delegated_to_the_inner_optimizer() -> None:
     inner = train.MomentumOptimizer(0.1, 0.9, name="M")
     team = Team(inner=inner)
     opt = team.opt
@@ -623,12 +623,12 @@ ERRORS: dict[str, tuple[Callable[[], Any], Any, str]] = {
 
 
 @pytest.mark.parametrize(("call", "kind", "message"), ERRORS.values(), ids=ERRORS.keys())
-def test_refusal(call: Callable[[], Any], kind: Any, message: str) -> None:
+def test_invalid_calls_raise(call: Callable[[], Any], kind: Any, message: str) -> None:
     with pytest.raises(kind, match=message):
         call()
 
 
-def test_refused_call_leaves_the_optimizer_as_it_was() -> None:
+def test_rejected_call_does_not_change_the_optimizer() -> None:
     opt = sync()
     with pytest.raises(ValueError, match="No gradients"):
         opt.apply_gradients([(None, pair()[1])], step_variable())
@@ -637,7 +637,7 @@ def test_refused_call_leaves_the_optimizer_as_it_was() -> None:
     assert not v1.local_variables()
 
 
-def test_constraint_on_a_sparse_variable_is_refused_when_the_graph_is_built() -> None:
+def test_constraint_on_a_sparse_variable_raises_when_built() -> None:
     w = v1.Variable(np.ones((2, 2), "f4"), name="w", constraint=torch.abs)
     grad = IndexedSlices(torch.ones(1, 2), torch.tensor([0]))
     with pytest.raises(RuntimeError, match="Cannot use a constraint function on a sparse"):
@@ -671,7 +671,7 @@ BAD_GRADIENTS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("make", "message"), BAD_GRADIENTS.values(), ids=BAD_GRADIENTS.keys())
-def test_bad_gradient_is_refused_before_any_is_handed_over(make: Any, message: str) -> None:
+def test_invalid_gradient_raises_before_any_is_sent(make: Any, message: str) -> None:
     b, w = v1.Variable(0.0, name="b"), v1.Variable(np.zeros((3, 2), "f4"), name="w")
     opt = sync(replicas_to_aggregate=1)
     train_op = opt.apply_gradients([(v1.constant(1.0), b), (make(), w)], step_variable())
@@ -683,7 +683,7 @@ def test_bad_gradient_is_refused_before_any_is_handed_over(make: Any, message: s
         assert session.run(step_variable()) == 0
 
 
-def test_eager_mode_is_refused(graph: v1.Graph) -> None:
+def test_eager_mode_raises(graph: v1.Graph) -> None:
     from thalweg import Variable
 
     def work() -> None:  # another thread has no default graph
@@ -763,7 +763,7 @@ def test_exception_in_one_worker_ends_the_others() -> None:
         assert session.run(team.w) == -session.run(team.step)
 
 
-def test_worker_without_the_coordinator_learns_why_it_ended() -> None:
+def test_worker_without_coordinator_gets_the_cause() -> None:
     team, coord = Team(replicas=2), train.Coordinator()
     with team.session(coord=coord) as session:
         worker = team.worker(session, 1.0)
@@ -808,7 +808,7 @@ def test_exception_in_a_chief_without_a_coordinator_ends_the_workers() -> None:
             session.run(team.opt.get_init_tokens_op(1))
 
 
-def test_training_goes_on_after_a_stop() -> None:
+def test_training_resumes_after_a_stop() -> None:
     team = Team(replicas=2)
     coord = train.Coordinator()
     with team.session(coord=coord) as session:

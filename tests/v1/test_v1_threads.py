@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from parallel_workers import together
+from parallel_workers import run_together
 from thalweg import IndexedSlices, Variable, v1
 from thalweg.v1 import train
 
@@ -24,7 +24,9 @@ each_size = pytest.mark.parametrize(
 @pytest.mark.parametrize("threads", [2, 4, 8])
 @pytest.mark.parametrize("shared", [True, False], ids=["one optimizer", "an optimizer each"])
 @pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
-def test_concurrent_updates(threads: int, shared: bool, locking: bool, size: int) -> None:
+def test_concurrent_updates_lose_no_step(
+    threads: int, shared: bool, locking: bool, size: int
+) -> None:
     w = Variable(np.zeros(size, np.float32))
     grad = torch.full((size,), -1.0)
     common = train.GradientDescentOptimizer(STEP, use_locking=locking)
@@ -34,7 +36,7 @@ def test_concurrent_updates(threads: int, shared: bool, locking: bool, size: int
         for _ in range(UPDATES // threads):
             (common if shared else own_opt).apply_gradients([(grad, w)])
 
-    together(*[work] * threads)
+    run_together(*[work] * threads)
     values, expected = w.numpy(), UPDATES * STEP
     if locking or shared:
         assert (values == expected).all()
@@ -55,7 +57,9 @@ SPARSE: dict[str, Callable[[bool], Any]] = {
 @pytest.mark.parametrize("threads", [2, 4, 8])
 @pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
 @pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
-def test_concurrent_updates_of_rows(threads: int, make: Any, locking: bool, size: int) -> None:
+def test_concurrent_sparse_updates_lose_no_step(
+    threads: int, make: Any, locking: bool, size: int
+) -> None:
     """Every third row is named, and one of them twice; the others belong to nobody."""
     count = size // WIDTH
     table = Variable(np.zeros((count, WIDTH), np.float32))
@@ -68,7 +72,7 @@ def test_concurrent_updates_of_rows(threads: int, make: Any, locking: bool, size
         for _ in range(runs):
             own_opt.apply_gradients([(grad, table)])
 
-    together(*[work] * threads)
+    run_together(*[work] * threads)
     values, expected = table.numpy(), np.zeros((count, 1))
     expected[::3] = runs * threads * STEP
     expected[0] *= 2
@@ -93,7 +97,7 @@ def test_concurrent_updates_with_a_lock_share_slots(threads: int, size: int) -> 
             common.apply_gradients([(grad, w)])
             momentum.apply_gradients([(grad, w)])
 
-    together(*[work] * threads)
+    run_together(*[work] * threads)
     run_count = runs * threads
     assert (common.get_slot(w, "accumulator") == 1 + run_count).all()
     assert (momentum.get_slot(w, "momentum") == -run_count).all()
@@ -102,7 +106,9 @@ def test_concurrent_updates_with_a_lock_share_slots(threads: int, size: int) -> 
 @pytest.mark.parametrize("threads", [2, 4, 8])
 @pytest.mark.parametrize("shared", [True, False], ids=["one operation", "an operation each"])
 @pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
-def test_concurrent_runs_of_a_session(threads: int, shared: bool, locking: bool) -> None:
+def test_concurrent_runs_of_a_session_lose_no_step(
+    threads: int, shared: bool, locking: bool
+) -> None:
     """Updates of a session run alone: none is lost, with locks or without."""
     with v1.Graph().as_default():
         w, grad = v1.Variable(np.zeros(SIZE, np.float32)), torch.full((SIZE,), -1.0)
@@ -122,7 +128,7 @@ def test_concurrent_runs_of_a_session(threads: int, shared: bool, locking: bool)
         for _ in range(UPDATES // threads):
             session.run(op)
 
-    together(*[work] * threads)
+    run_together(*[work] * threads)
     value, count = session.run([w, step])
     assert count == UPDATES
     assert (value == count * STEP).all()
@@ -130,7 +136,7 @@ def test_concurrent_runs_of_a_session(threads: int, shared: bool, locking: bool)
 
 @pytest.mark.parametrize("threads", [2, 4])
 @pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
-def test_concurrent_sessions_of_one_optimizer(threads: int, locking: bool) -> None:
+def test_concurrent_sessions_of_one_optimizer_are_separate(threads: int, locking: bool) -> None:
     """Each session has values of its own; a plan made for one must not reach another's."""
     with v1.Graph().as_default():
         w, grad = v1.Variable(np.zeros(SIZE, np.float32)), torch.full((SIZE,), -1.0)
@@ -146,7 +152,7 @@ def test_concurrent_sessions_of_one_optimizer(threads: int, locking: bool) -> No
         for _ in range(UPDATES // threads):
             session.run(op, {rate: number * STEP})
 
-    together(*[work] * threads)
+    run_together(*[work] * threads)
     for number, session in enumerate(sessions, 1):
         assert (session.run(w) == UPDATES // threads * number * STEP).all()
 
@@ -166,6 +172,6 @@ def test_readers_beside_a_session_that_trains_see_whole_steps() -> None:
         for _ in range(UPDATES // 4):
             turn()
 
-    together(*[work] * 2)
+    run_together(*[work] * 2)
     assert all(low == high and low % STEP == 0 for low, high in sums)
     assert session.run(ends) == [UPDATES // 4 * STEP] * 2

@@ -79,7 +79,7 @@ WAITS: dict[str, Callable[[Any, Path], Any]] = {
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("seconds", HUGE)
 @pytest.mark.parametrize("name", WAITS)
-def test_one_that_is_too_large_is_no_error(name: str, seconds: Any, tmp_path: Path) -> None:
+def test_oversized_timeout_is_accepted(name: str, seconds: Any, tmp_path: Path) -> None:
     assert WAITS[name](seconds, tmp_path)
 
 
@@ -87,13 +87,15 @@ def test_one_that_is_too_large_is_no_error(name: str, seconds: Any, tmp_path: Pa
     ("seconds", "kind"), [(math.nan, ValueError), ("3", TypeError), (True, TypeError)]
 )
 @pytest.mark.parametrize("name", WAITS)
-def test_what_is_none_is_named(name: str, seconds: Any, kind: Any, tmp_path: Path) -> None:
+def test_invalid_timeout_raises_with_its_name(
+    name: str, seconds: Any, kind: Any, tmp_path: Path
+) -> None:
     with pytest.raises(kind, match=f"{name.split()[0]} must be"):
         WAITS[name](seconds, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_below_0_is_none_where_it_can_be_waited_for() -> None:
+def test_negative_wait_times_raise_or_do_not_wait() -> None:
     assert not train.Coordinator().wait_for_stop(-math.inf)
     with pytest.raises(ValueError, match="recovery_wait_secs must be 0 or more, not -1"):
         train.SessionManager(recovery_wait_secs=-1)

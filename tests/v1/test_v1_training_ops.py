@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from bit_comparison import assert_same
 from thalweg import IndexedSlices, Variable, _graph, keras
 from thalweg._base.scalars import power
 from thalweg.errors import InvalidArgumentError
@@ -133,7 +134,7 @@ def arguments(name: str, var: Any, slots: list[Any]) -> dict[str, Any]:
 
 @each_dtype
 @each_dense
-def test_dense_kernels_are_their_optimizers(
+def test_dense_kernels_equal_their_optimizers(
     name: str, make: Any, kwargs: Any, slots: Any, scalars: Any, options: Any, dtype: Any
 ) -> None:
     rng = np.random.default_rng(2)
@@ -148,9 +149,9 @@ def test_dense_kernels_are_their_optimizers(
         inputs = arguments(name, v, slot_vars) | numbers(scalars, dtype, step)
         result = call(name, inputs | options | {"grad": grad, "delta": grad})
         assert (result is None) == name.startswith("resource_")
-        assert torch.equal(w, v), step
+        assert_same([w], [v], f"{step}")
         for kind, slot in zip(slots, slot_vars, strict=True):
-            assert torch.equal(opt.get_slot(w, kind), slot), (step, kind)
+            assert_same([opt.get_slot(w, kind)], [slot], f"{(step, kind)}")
 
 
 def initial(opt: Any, var: Variable, slots: list[str]) -> list[torch.Tensor]:
@@ -164,7 +165,7 @@ def initial(opt: Any, var: Variable, slots: list[str]) -> list[torch.Tensor]:
 )
 @pytest.mark.parametrize("shape", [(6, 3), (6,)], ids=["rows", "single"])
 @each_sparse
-def test_sparse_kernels_are_their_optimizers(
+def test_sparse_kernels_equal_their_optimizers(
     name: str,
     make: Any,
     kwargs: Any,
@@ -186,13 +187,13 @@ def test_sparse_kernels_are_their_optimizers(
         counter.assign_add(1)
         inputs = arguments(name, v, slot_vars) | numbers(scalars, dtype, step)
         call(name, inputs | options | {"grad": values, "indices": indices})
-        assert torch.equal(w, v), step
+        assert_same([w], [v], f"{step}")
         for kind, slot in zip(slots, slot_vars, strict=True):
-            assert torch.equal(opt.get_slot(w, kind), slot), (step, kind)
+            assert_same([opt.get_slot(w, kind)], [slot], f"{(step, kind)}")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "sparse" in name])
-def test_a_row_that_is_named_twice_is_updated_twice(name: str) -> None:
+def test_repeated_row_is_updated_twice(name: str) -> None:
     rng = np.random.default_rng(4)
     values = torch.from_numpy(rng.standard_normal((2, 3)).astype(np.float32))
     scalars = {"lr": 0.1, "alpha": 0.1, "momentum": 0.9, "rho": 0.9, "epsilon": 1e-3, "l1": 0.01,
@@ -207,8 +208,8 @@ def test_a_row_that_is_named_twice_is_updated_twice(name: str) -> None:
             call(name, kwargs | rows)
         results.append([var, *slot_vars])
     for once_updated, twice in zip(*results, strict=True):
-        assert torch.equal(once_updated, twice)
-        assert torch.equal(once_updated[[0, 1, 3]], torch.ones(3, 3))
+        assert_same([once_updated], [twice])
+        assert_same([once_updated[[0, 1, 3]]], [torch.ones(3, 3)])
     assert not torch.equal(results[0][0], torch.ones(4, 3))
 
 
@@ -244,13 +245,15 @@ def test_every_kernel_has_a_signature_and_a_docstring(name: str) -> None:
          " use_locking name"),
     ],
 )  # fmt: skip
-def test_arguments_are_in_tensorflows_order(name: str, expected: str) -> None:
+def test_arguments_are_in_tensorflow_order(name: str, expected: str) -> None:
     assert list(inspect.signature(getattr(training_ops, name)).parameters) == expected.split()
 
 
 @pytest.mark.parametrize(("v2", "epsilon"), [(False, 0.0), (True, 0.25)], ids=["v1", "v2"])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_adagrad_may_leave_its_accumulator(sparse: bool, v2: bool, epsilon: float) -> None:
+def test_adagrad_update_slots_off_keeps_the_accumulator(
+    sparse: bool, v2: bool, epsilon: float
+) -> None:
     w, accum = Variable([[1.0], [2.0]]), Variable([[4.0], [16.0]])
     name = ("sparse_" if sparse else "") + "apply_adagrad" + ("_v2" if v2 else "")
     kwargs = {"var": w, "accum": accum, "lr": 0.5, "epsilon": epsilon, "update_slots": False}
@@ -261,7 +264,7 @@ def test_adagrad_may_leave_its_accumulator(sparse: bool, v2: bool, epsilon: floa
     assert w[1].item() == pytest.approx(2.0 - 0.5 / (4.0 + epsilon), rel=1e-6)
 
 
-def test_sign_kernels() -> None:
+def test_sign_kernels_equal_their_formulas() -> None:
     for name, steps in (
         ("apply_add_sign", [0.5 * (2.0 + 3.0), -0.5 * (2.0 - 3.0)]),
         ("apply_power_sign", [0.5 * np.exp(2.0 * 3.0), -0.5 * np.exp(-2.0 * 3.0)]),
@@ -299,7 +302,7 @@ class KernelAdam(train.Optimizer):
         )
 
 
-def test_kernels_in_the_hooks_of_an_optimizer() -> None:
+def test_kernels_can_be_used_in_optimizer_hooks() -> None:
     grads = [torch.tensor([1.0, -2.0]), IndexedSlices(torch.tensor([1.0, 3.0]), [1, 1])]
     eager = Variable([1.0, 2.0], name="w")
     opt = KernelAdam(0.1)
@@ -393,7 +396,7 @@ ONES = torch.ones(2)
          InvalidArgumentError, "lr must be positive"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_before_anything_changes(
+def test_invalid_kernel_arguments_change_nothing(
     name: str, args: Any, error: type[Exception], message: str
 ) -> None:
     w = Variable([1.0, 2.0], name="w")
@@ -405,7 +408,7 @@ def test_what_is_wrong_is_said_before_anything_changes(
 
 @pytest.mark.parametrize("power", [-0.5, -0.75])
 @pytest.mark.parametrize("name", ["apply_ftrl_v2", "sparse_apply_ftrl_v2"])
-def test_the_linear_slot_may_have_the_learning_rate_in_it(name: str, power: float) -> None:
+def test_linear_slot_may_include_the_learning_rate(name: str, power: float) -> None:
     rate, outcomes = 0.25, []
     for by_rate in (False, True):
         w, accum = Variable(np.array([[1.0], [-2.0], [3.0]])), Variable(np.full((3, 1), 0.1))
@@ -423,7 +426,7 @@ def test_the_linear_slot_may_have_the_learning_rate_in_it(name: str, power: floa
     np.testing.assert_allclose(own_linear, linear * rate, rtol=1e-12)
 
 
-def test_scalars_are_not_float32_on_the_way() -> None:
+def test_float64_scalars_keep_their_precision() -> None:
     w = Variable(np.zeros(1), name="w")
     training_ops.resource_apply_gradient_descent(w, 0.1, np.ones(1))
     assert w.item() == -0.1

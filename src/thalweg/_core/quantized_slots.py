@@ -91,8 +91,8 @@ def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
 
     That is their form in a state, which is the same for full parameters and for DTensors.
     """
-    is_flat = not is_on_mesh(param) and codec.divides(param.shape)
-    return records.view(codec.shape_of_rows(param.shape)) if is_flat else records
+    has_rows = codec.divides(param.shape)
+    return records.view(codec.shape_of_rows(param.shape)) if has_rows else records
 
 
 def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
@@ -104,6 +104,11 @@ def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
     shapes = (codec.bytes_of(param.numel()),), codec.shape_of_rows(param.shape)
     is_other = records.shape != shape and tuple(records.shape) in shapes and records.is_contiguous()
     return records.detach().view(shape) if is_other and not is_on_mesh(records) else records
+
+
+def shape_entry(param: Tensor) -> Tensor:
+    """Return the value of `ENCODED_SHAPE` in the state of a parameter."""
+    return torch.tensor(param.shape, dtype=torch.int64, device=param.device)
 
 
 def _fill(codec: Codec, records: Tensor, count: int, number: float) -> None:

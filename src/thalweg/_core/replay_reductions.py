@@ -13,9 +13,8 @@ from torch import Tensor
 
 from thalweg._core.scalar_tracing import Program
 from thalweg._engines.array_types import Int64
-from thalweg._engines.cpu import scalar_program
 from thalweg._engines.cpu.openmp import parallel_address
-from thalweg._engines.cpu.replay_routines import measures_routine
+from thalweg._engines.cpu.replay_records import make_program_records, rule_scalars_record
 
 if TYPE_CHECKING:
     from thalweg._engines.protocol import Dtype, Stages
@@ -57,32 +56,20 @@ class ReplayedReductions:
         first = _program_of(rule, launch.dtype)
         self._programs = [first.again() for _ in launch.places]
         self._input_layout = Struct(f"={len(first.names)}{letter}")
-        self._records: Int64 = np.zeros((count, scalar_program.PROGRAM // 8), np.int64)
+        self._records = make_program_records(count)
         for program, record in zip(self._programs, self._records, strict=True):
             program.place(record, launch.names, 0, 1)
-        flat_slots = [slot for var_slots in slots for slot in var_slots]
-        if {slot.dtype for slot in flat_slots} - {_DTYPES[launch.dtype]}:
-            raise TypeError("A slot has another dtype than the arithmetic.")
-        places_of_slots = [slot.data_ptr() for slot in flat_slots]
-        if len({*places_of_slots}) < len(flat_slots):
-            raise TypeError("Two variables have a slot in common.")
-        self._slot_places = np.array(places_of_slots, np.int64)
+        self._slot_places = _addresses_of(slots, _DTYPES[launch.dtype])
         self._results = first.registers_of([slot.name for slot in rule.measured_slots])
-        leaves, variables, counts = self.sweep.record()
-        self.record = [
-            measures_routine(),
-            leaves,
+        self.record = rule_scalars_record(
+            self.sweep.record(),
             len(formulas),
-            variables,
-            counts,
-            places.ctypes.data,
-            self._records.ctypes.data,
-            own_rows.ctypes.data,
-            own_rows.strides[0],
+            (places, self._records),
+            own_rows,
+            self._slot_places,
+            self._results,
             len(rule.measured_slots),
-            self._slot_places.ctypes.data,
-            self._results.ctypes.data,
-        ]
+        )
 
     def column(self, name: str) -> tuple[int, int, int]:
         """Return address, row count and byte stride of a float64 scalar, as `Launch.columns`."""
@@ -108,6 +95,17 @@ class ReplayedReductions:
             self._rows[index] = _rounded(self._scalar_layout, [values[name] for name in self.names])
             program.give(_rounded(self._input_layout, [values[name] for name in program.names]))
         np.take(self._rows, self._places, 0, self.sweep.rows, "clip")
+
+
+def _addresses_of(slots: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Int64:
+    """Return the addresses of all slots; raise TypeError if two are equal or a dtype is another."""
+    flat_slots = [slot for var_slots in slots for slot in var_slots]
+    if {slot.dtype for slot in flat_slots} - {dtype}:
+        raise TypeError("A slot has another dtype than the arithmetic.")
+    addresses = [slot.data_ptr() for slot in flat_slots]
+    if len({*addresses}) < len(flat_slots):
+        raise TypeError("Two variables have a slot in common.")
+    return np.array(addresses, np.int64)
 
 
 def _rounded(layout: Struct, values: Sequence[Any]) -> tuple[Any, ...]:

@@ -220,9 +220,8 @@ def _plan_step(
         if is_checked:
             _check_numerics(adapter, pairs)
             is_checked = False
-        pairs, decision = _process_gradients(
-            pairs, transforms, adapter.selection.denormals == "flush"
-        )
+        is_flushing = adapter.selection.denormals == "flush"
+        pairs, decision = _process_gradients(pairs, transforms, is_flushing)
         if not decision.apply_flag:
             return _skip_step(adapter, decision)
         transforms = GradientTransforms(calls=decision.calls)
@@ -230,9 +229,14 @@ def _plan_step(
         pairs = all_dense(pairs)
     cached_plan = _build_plan(adapter, cache, pairs, transforms, copies)
     step_result = _execute_step(adapter, cached_plan, transforms, is_final, is_checked, is_new=True)
+    _keep_plan(cache, cached_plan)
+    return step_result
+
+
+def _keep_plan(cache: PlanCache, cached_plan: CachedPlan) -> None:
+    """Store a plan of one engine without its gradients, for `try_rebind`."""
     if cached_plan.ready.is_single:
         cache.last = cached_plan._replace(request=cached_plan.request._replace(gradients=()))
-    return step_result
 
 
 def plan(
@@ -262,8 +266,7 @@ def plan(
         return False
     cached_plan = _build_plan(adapter, cache, _create_state(adapter, pairs), transforms, copies)
     cached_plan.ready.release_gradients()
-    if cached_plan.ready.is_single:
-        cache.last = cached_plan._replace(request=cached_plan.request._replace(gradients=()))
+    _keep_plan(cache, cached_plan)
     return cached_plan.ready.is_single
 
 

@@ -85,10 +85,8 @@ def get_variable(
     check_callable(partitioner, "partitioner")
     full = f"{scope.name}/{name}" if scope.name else name
     initializer = scope.initializer if initializer is None else initializer
-    options: dict[str, Any] = {
-        "shape": shape,
-        "dtype": dtype,
-        "initializer": initializer,
+    options: dict[str, Any] = {"shape": shape, "dtype": dtype, "initializer": initializer}
+    options |= {
         "regularizer": scope.regularizer if regularizer is None else regularizer,
         "reuse": scope.reuse,
         "trainable": is_trained(trainable, synchronization),
@@ -102,16 +100,25 @@ def get_variable(
     check_callable(custom, "custom_getter")
     if custom is None:
         return _get_whole_name(full, **options)
-    if dtype is None:  # such functions compare it with others
+    options |= {"synchronization": synchronization, "aggregation": aggregation}
+    return _call_getter(custom, full, options, scope.dtype)
+
+
+def _call_getter(
+    custom_getter: Getter, name: str, options: dict[str, Any], scope_dtype: object
+) -> Any:
+    """Return the result of a custom getter for a whole name; `options` may be changed."""
+    initializer = options["initializer"]
+    # Custom getters compare the dtype with others.
+    if options["dtype"] is None:
         is_value = initializer is not None and not callable(initializer)
-        value_dtype = getattr(initializer, "dtype", None) if is_value else scope.dtype
+        value_dtype = getattr(initializer, "dtype", None) if is_value else scope_dtype
         options["dtype"] = to_tensor(initializer).dtype if value_dtype is None else value_dtype
-    ignored = {"caching_device": None}
-    modes = {"synchronization": synchronization, "aggregation": aggregation}
-    if not _takes_argument(custom, "constraint"):
+    if not _takes_argument(custom_getter, "constraint"):
         del options["constraint"]
-    with get_default_graph().name_scope(None):  # names of variables are whole
-        return custom(getter=_get_whole_name, name=full, **options, **ignored, **modes)
+    # The name is whole, so no name scope is put in front of it.
+    with get_default_graph().name_scope(None):
+        return custom_getter(getter=_get_whole_name, name=name, caching_device=None, **options)
 
 
 def create_partitioned_variables(
@@ -180,14 +187,9 @@ def _get_whole_name(
     """Return `get_variable` of a whole name, without the defaults of a scope."""
     if isinstance(shape, int):
         shape = (shape,)
-    options: dict[str, Any] = {
-        "regularizer": regularizer,
-        "trainable": trainable,
-        "collections": collections,
-        "validate_shape": validate_shape,
-        "use_resource": use_resource,
-        "constraint": constraint,
-    }
+    options: dict[str, Any] = {"regularizer": regularizer, "trainable": trainable}
+    options |= {"collections": collections, "validate_shape": validate_shape}
+    options |= {"use_resource": use_resource, "constraint": constraint}
     partitioned = get_default_graph().partitioned_store
     is_partitioned = partitioner is None and reuse is True and name in partitioned
     if is_partitioned or (partitioner is not None and (shape is None or len(Shape(shape)))):
@@ -201,14 +203,9 @@ def _get_whole_name(
     kind = None if dtype is None else as_dtype(dtype)
     if executing_eagerly() and current_session() is None:
         return _create_eager(name, shape, kind, initializer, trainable, constraint)
-    existing = get_default_graph().variable_store.get(name)
+    existing = _find_existing(name, reuse, shape, kind)
     if existing is not None:
-        return _check_reuse(existing, name, reuse, shape, kind)
-    if reuse is True:
-        raise InvalidArgumentError(
-            f"Variable {name} does not exist, or was not created with get_variable(). Did you mean "
-            "to set reuse=AUTO_REUSE in variable_scope()?"
-        )
+        return existing
     return _create_in_graph(name, shape, kind, initializer, **options)
 
 
@@ -290,13 +287,18 @@ def _add_regularization_loss(graph: Graph, variable: GraphVariable, regularizer:
         graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)
 
 
-def _check_reuse(
-    existing: GraphVariable,
-    name: str,
-    reuse: object,
-    shape: Sequence[int] | None,
-    kind: torch.dtype | None,
-) -> GraphVariable:
+def _find_existing(
+    name: str, reuse: object, shape: Sequence[int] | None, kind: torch.dtype | None
+) -> GraphVariable | None:
+    """Return the variable of that name in the default graph, or None; raise if `reuse` differs."""
+    existing = get_default_graph().variable_store.get(name)
+    if existing is None and reuse is True:
+        raise InvalidArgumentError(
+            f"Variable {name} does not exist, or was not created with get_variable(). Did you mean "
+            "to set reuse=AUTO_REUSE in variable_scope()?"
+        )
+    if existing is None:
+        return None
     if not reuse:
         raise InvalidArgumentError(
             f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "

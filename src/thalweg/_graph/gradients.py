@@ -151,11 +151,8 @@ class GradientsOfRun:
     ) -> list[Gradient]:
         """Return the gradient of each x; zeros or None where this run does not connect it."""
         starts = [(y, w) for y, w in zip(ys, weights, strict=True) if y.requires_grad]
-        ends, places = [], []
-        for place, x in enumerate(xs):
-            if x.requires_grad:
-                ends.append(x)
-                places.append(place)
+        places = [place for place, x in enumerate(xs) if x.requires_grad]
+        ends = [xs[place] for place in places]
         results: list[Any] = [None] * len(xs)
         if starts and ends:
             hooks = [_block_gradient(stop) for stop in stops if stop.grad_fn is not None]

@@ -177,23 +177,12 @@ def variable_scope(
         InvalidTypeError: The name is of another type.
         InvalidArgumentError: The custom getter or the partitioner is not callable.
     """
-    if not isinstance(name_or_scope, str | VariableScope | None):
-        raise InvalidTypeError(
-            f"name_or_scope must be a string or a VariableScope, not {show_value(name_or_scope)}."
-        )
-    check_callable(partitioner, "partitioner")
-    check_callable(custom_getter, "custom_getter")
+    _check_scope_arguments(name_or_scope, default_name, partitioner, custom_getter)
     graph = get_default_graph()
     place = _current.place_in(graph)
     outer = place.scope
-    if name_or_scope is None and default_name is None:
-        raise InvalidTypeError("If default_name is None then name_or_scope is required")
     is_reentered = isinstance(name_or_scope, VariableScope)
-    if is_reentered:
-        scope, title = replace(name_or_scope), name_or_scope.name.rpartition("/")[2]
-    else:
-        title = name_or_scope or _unused_name(place, default_name or "")
-        scope = replace(outer, name=f"{outer.name}/{title}" if outer.name else title)
+    scope, title = _copy_scope(place, name_or_scope, default_name)
     scope.reuse = reuse or scope.reuse
     defaults = {"initializer": initializer, "regularizer": regularizer, "partitioner": partitioner}
     defaults |= {"dtype": dtype, "constraint": constraint, "use_resource": use_resource}
@@ -211,10 +200,7 @@ def variable_scope(
             yield scope
         finally:
             place.scope = outer
-            prefix = f"{scope.name}/"
-            place.opened = previous_counts if is_reentered else {
-                name: count for name, count in place.opened.items() if not name.startswith(prefix)
-            }  # fmt: skip
+            place.opened = previous_counts if is_reentered else _counts_outside(place, scope.name)
 
 
 def _nest_getters(custom: Getter | None, outer: Getter | None) -> Getter | None:
@@ -230,6 +216,37 @@ def check_callable(function: object, argument: str) -> None:
         raise InvalidArgumentError(
             f"A {argument} is a function, and this is not callable: {show_value(function)}."
         )
+
+
+def _check_scope_arguments(
+    name_or_scope: object, default_name: object, partitioner: object, custom_getter: object
+) -> None:
+    """Raise if an argument of `variable_scope` has the wrong type or is missing."""
+    if not isinstance(name_or_scope, str | VariableScope | None):
+        raise InvalidTypeError(
+            f"name_or_scope must be a string or a VariableScope, not {show_value(name_or_scope)}."
+        )
+    check_callable(partitioner, "partitioner")
+    check_callable(custom_getter, "custom_getter")
+    if name_or_scope is None and default_name is None:
+        raise InvalidTypeError("If default_name is None then name_or_scope is required")
+
+
+def _counts_outside(place: _ScopeState, name: str) -> dict[str, int]:
+    """Return how often each scope was opened, without those inside of a scope."""
+    prefix = f"{name}/"
+    return {title: count for title, count in place.opened.items() if not title.startswith(prefix)}
+
+
+def _copy_scope(
+    place: _ScopeState, name_or_scope: str | VariableScope | None, default_name: str | None
+) -> tuple[VariableScope, str]:
+    """Return a copy of the scope to enter, and the last part of its name."""
+    if isinstance(name_or_scope, VariableScope):
+        return replace(name_or_scope), name_or_scope.name.rpartition("/")[2]
+    outer = place.scope
+    title = name_or_scope or _unused_name(place, default_name or "")
+    return replace(outer, name=f"{outer.name}/{title}" if outer.name else title), title
 
 
 def _unused_name(place: _ScopeState, name: str) -> str:

@@ -401,15 +401,9 @@ def create_variable(
     check_constraint(constraint)
     with graph.as_default(), graph.control_dependencies(None), graph.as_one(False):
         full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
-        if callable(initial_value) and deferred is None:
-            is_initializer = shape is not None and needs_arguments(initial_value)
-            with graph.name_scope(f"{full}/Initializer/"):
-                initial_value = initial_value(*((shape, variable_dtype) if is_initializer else ()))
-            shape = None if is_initializer else shape
-        if deferred is None and not isinstance(initial_value, SymbolicTensor):
-            initial_value = _constant_copy(initial_value, variable_dtype, full)
-        elif deferred is None and variable_dtype not in (None, initial_value.dtype):
-            initial_value = initial_value.to(variable_dtype)
+        if deferred is None:
+            arguments = graph, full, initial_value, shape, variable_dtype
+            initial_value, shape = _symbolic_start(*arguments)
         op = add(
             graph, full, None, kind="variable", type="VariableV2", outputs=[Output()],
             make=GraphVariable, absolute=True,
@@ -423,11 +417,41 @@ def create_variable(
     variable.trainable, variable.constraint = bool(trainable), constraint
     is_resource = process.resource_variables if use_resource is None else use_resource
     variable.is_resource = bool(is_resource)
+    _collect_variable(graph, variable, collections)
+    return variable
+
+
+def _symbolic_start(
+    graph: Nodes,
+    name: str,
+    initial_value: Any,
+    shape: Sequence[int] | None,
+    dtype: torch.dtype | None,
+) -> tuple[SymbolicTensor, Sequence[int] | None]:
+    """Return a symbolic initial value and its declared shape, None if an initializer took it.
+
+    Functions are called, with the shape and the dtype if they need arguments.
+    """
+    if callable(initial_value):
+        is_initializer = shape is not None and needs_arguments(initial_value)
+        with graph.name_scope(f"{name}/Initializer/"):
+            initial_value = initial_value(*((shape, dtype) if is_initializer else ()))
+        shape = None if is_initializer else shape
+    if not isinstance(initial_value, SymbolicTensor):
+        initial_value = _constant_copy(initial_value, dtype, name)
+    elif dtype not in (None, initial_value.dtype):
+        initial_value = initial_value.to(dtype)
+    return initial_value, shape
+
+
+def _collect_variable(
+    graph: Nodes, variable: GraphVariable, collections: Iterable[str] | None
+) -> None:
+    """Add a variable to its collections, by default the global ones, and the trainable ones."""
     keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
-    if trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
+    if variable.trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
         keys.append(GraphKeys.TRAINABLE_VARIABLES)
     graph.add_to_collections(keys, variable)
-    return variable
 
 
 def declared_shape(shape: object, value_shape: Any) -> Shape | UnknownShape:

@@ -284,59 +284,70 @@ def restore(
     tensors = name_tensors(variables or None, module)
     if optimizer is not None and optimizer is not False:
         optimizer = as_checkpointable(optimizer)
-    path = locate_checkpoint(path).path_if_ours()
-    contents = container.mapped(path, progress=progress)
-    document = _check_document(contents.document, path)
-    reader = JsonReader({name: stored.tensor() for name, stored in contents.tensors.items()})
+    path, document, reader = _open_checkpoint(path, progress)
     unrestored = () if places else tuple(document["variables"])
     states_module = module if places else None
     with _name_file_in_errors(path), ExitStack() as exit_stack:
-        loadings = (
-            [prepare_values(tensors, _read_by_name(reader, document, "variables"))]
-            if places
-            else []
-        )
+        loadings: list[state.Loading] = []
+        if places:
+            loadings.append(prepare_values(tensors, _read_by_name(reader, document, "variables")))
         target_optimizer = _choose_optimizer(document, optimizer, tensors, check_arguments, convert)
         if isinstance(target_optimizer, TorchOptimizerAdapter) and convert:
             values = _read_by_name(reader, document, "variables") if places else {}
             target_optimizer.convert_to_fit(values)
-        if target_optimizer is not None:
-            arguments = (target_optimizer, reader, document, tensors, check_arguments)
-            loadings += _prepare_optimizer(*arguments, exit_stack)
+        arguments = (target_optimizer, reader, document, tensors, check_arguments)
+        loadings += _prepare_optimizer(*arguments, exit_stack)
         copying_reader = JsonReader(reader.tensors, copies=True)
         states: dict[str, Any] = document["extra_states"] if states_module is None else {}
-        leaves_optimizer = optimizer is False and "optimizer" in document
-        is_adapter = isinstance(target_optimizer, TorchOptimizerAdapter)
-        outcome = Restored(
-            target_optimizer.optimizer if is_adapter else target_optimizer,
-            copying_reader(document["extra"]),
-            _read_by_name(reader, document, "metrics"),
-            document["step"],
-            (*unrestored, *states, *["optimizer"] * leaves_optimizer),
-        )
+        names = (*unrestored, *states)
+        names += ("optimizer",) if optimizer is False and "optimizer" in document else ()
+        outcome = _describe_restored(target_optimizer, document, reader, copying_reader, names)
         read_states = partial(_read_by_name, copying_reader, document, "extra_states")
-        module_states = {} if states_module is None else read_states()
-        with with_extra_states(states_module, module_states):
+        with with_extra_states(states_module, read_states() if states_module else {}):
             state.restore(*(replace(loading, is_ours=True) for loading in loadings))
-    if places:
-        _warn_of_states(path, states)
     if (slots := slots_of(target_optimizer)) is not None:
         slots.saved(os.fsdecode(path))
-    if variables is not False:
-        _warn_of_variables(path, unrestored)
+    _warn_of_rest(path, states if places else {}, () if variables is False else unrestored)
     return outcome
 
 
-def _warn_of_states(path: str, states: Mapping[str, object]) -> None:
+def _open_checkpoint(
+    path: Path, progress: Progress | None
+) -> tuple[str, dict[str, Any], JsonReader]:
+    """Return the path of a file, its document and a reader of its tensors."""
+    path = locate_checkpoint(path).path_if_ours()
+    contents = container.mapped(path, progress=progress)
+    document = _check_document(contents.document, path)
+    tensors = {name: stored.tensor() for name, stored in contents.tensors.items()}
+    return path, document, JsonReader(tensors)
+
+
+def _describe_restored(
+    optimizer: Any,
+    document: Mapping[str, Any],
+    reader: JsonReader,
+    copying_reader: JsonReader,
+    names: tuple[str, ...],
+) -> Restored:
+    """Return the result of `restore`; `names` are those of the parts that are not restored."""
+    is_adapter = isinstance(optimizer, TorchOptimizerAdapter)
+    return Restored(
+        optimizer.optimizer if is_adapter else optimizer,
+        copying_reader(document["extra"]),
+        _read_by_name(reader, document, "metrics"),
+        document["step"],
+        names,
+    )
+
+
+def _warn_of_rest(path: str, states: Mapping[str, object], names: Sequence[str]) -> None:
+    """Warn of extra states and of variables that were not restored, if there are any."""
     if states:
         warn(
             f"{path} has extra states of modules, such as {next(iter(states))!r}, which were not"
             " set: give module=.",
             CheckpointWarning,
         )
-
-
-def _warn_of_variables(path: str, names: Sequence[str]) -> None:
     if names:
         warn(
             f"{path} has {len(names)} variables, such as {names[0]!r}, and none was set: give"
@@ -370,10 +381,12 @@ def _prepare_optimizer(
     check_arguments: bool,
     exit_stack: ExitStack,
 ) -> list[state.Loading]:
-    """Return the loadings that set an optimizer's state and learning rates.
+    """Return the loadings that set the state and the learning rates of an optimizer, if any.
 
     The context of the loadings, which holds the optimizer's lock, is entered in `exit_stack`.
     """
+    if optimizer is None:
+        return []
     try:
         saved_state = _read_by_name(reader, document, "state")
         loading = exit_stack.enter_context(prepare_loading(optimizer, saved_state, named_tensors))

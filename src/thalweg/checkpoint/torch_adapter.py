@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import writable
-from thalweg._base.locks import importing
 from thalweg._core import state
 from thalweg._core.atomic_section import Call
 from thalweg._core.options.master_weights import Masters
@@ -21,7 +20,7 @@ from thalweg._core.options.split_weights import SplitWeights
 from thalweg._core.options.state_storage import StateCodec
 from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.update_targets import PLAIN
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, params_of
 from thalweg._core.state import Item, Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.formula import Slot
@@ -31,10 +30,13 @@ from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.group_options import STEP_FLAGS, hypers_of
 from thalweg.optim.load_state import fit_slots, fitted, setting, taken_apart, warn_of
 from thalweg.optim.state_mismatch import is_before_steps, is_number, unmatched
+from thalweg.optim.step_options import KEYWORDS
 
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
 _CONVERTIBLE = (StateCodec, SplitWeights, Rounding)
+# Entries of groups that are not arguments; options of all groups are compared apart.
+_NO_ARGUMENTS = ("params", "param_names", *STEP_FLAGS, *KEYWORDS)
 (_SPLIT,) = (keyword.name for keyword in SplitWeights.keywords())
 
 
@@ -98,7 +100,7 @@ class TorchOptimizerAdapter:
     def _locked(self) -> AbstractContextManager[Any]:
         if not self._is_fused:
             return nullcontext()
-        cache = self.optimizer._cache
+        cache = self.optimizer.step_cache
         if cache.holds_averages or cache.has_applied_grads:
             in_block = cache.holds_averages
             moment = "inside of swapped()" if in_block else "between backward() and step()"
@@ -114,12 +116,12 @@ class TorchOptimizerAdapter:
         arguments: dict[str, Any] = {"the number of groups": len(groups)}
         for index, group in enumerate(groups):
             for name, option in group.items():
-                if name not in ("params", "param_names", *STEP_FLAGS) and not _is_number(option):
+                if name not in _NO_ARGUMENTS and not _is_number(option):
                     arguments[f"{name} of group {index}"] = option
         if self._has_rule:
             arguments |= {"rule": self.optimizer.rule, "initial": self.optimizer._initial}
         if self._is_fused:
-            arguments |= self.optimizer._around.on
+            arguments |= self.optimizer.step_options.on
         return arguments
 
     def _saved(self, names: Names = keys_of) -> dict[str, Any]:
@@ -132,10 +134,8 @@ class TorchOptimizerAdapter:
             if param not in param_names:
                 raise InvalidTypeError(f"The optimizer's state has {param!r}, no parameter of it.")
         param_states = {param_names[p]: entries for p, entries in self.optimizer.state.items()}
-        if self._is_fused and self.optimizer._encodes():
-            with importing:
-                from thalweg.optim.quantized_state import add_storage
-            add_storage(self.optimizer, groups, param_states)
+        if self._is_fused:
+            self.optimizer.record_format(groups, {})
         states = {
             name: {key: _copy_value(entry, f"'{name}/{key}'") for key, entry in entries.items()}
             for name, entries in param_states.items()
@@ -165,7 +165,7 @@ class TorchOptimizerAdapter:
             yield state.Loading(*updates, type(self.optimizer).__name__)
 
     def _names_by_param(self, names: Names) -> dict[Tensor, str]:
-        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        params = params_of(self.optimizer.param_groups)
         return dict(zip(params, names(params), strict=True))
 
     def _reorder_params(
@@ -185,22 +185,16 @@ class TorchOptimizerAdapter:
         return ordered_groups
 
     def _prepare_updates(
-        self,
-        saved_states: Any,
-        saved_groups: list[Group],
-        param_names: Mapping[Tensor, str],
-        errors: list[str],
-        missing: list[str],
-    ) -> tuple[list[tuple[Item, Any]], list[Call]]:
+        self, saved_states: Any, saved_groups: list[Group], param_names: Mapping[Tensor, str],
+        errors: list[str], missing: list[str],
+    ) -> tuple[list[tuple[Item, Any]], list[Call]]:  # fmt: skip
         """Return state entries with their new values, and calls that set groups and state.
 
         Appends differences to `errors`, and keys of state that the file lacks to `missing`.
         """
         groups: list[Group] = self.optimizer.param_groups
-        pairs: list[tuple[Item, Any]] = []
-        calls: list[Call] = []
-        if len(groups) != len(saved_groups):
-            count = len(saved_groups)
+        pairs, calls = list[tuple[Item, Any]](), list[Call]()
+        if (count := len(saved_groups)) != len(groups):
             errors.append(f"there are {len(groups)} groups of parameters, in the file {count}")
             return pairs, calls
         new_states: dict[Tensor, Any] = defaultdict(dict)
@@ -209,24 +203,20 @@ class TorchOptimizerAdapter:
             names = [param_names[param] for param in group["params"]]
             errors += unmatched(names, saved_group["params"], f" of group {index}")
             options = self._merge_options(group, saved_group)
-            option_errors = self._unfit_options(options, index)
-            errors += option_errors
+            errors += (option_errors := self._unfit_options(options, index))
             for param, name in zip(group["params"], names, strict=True):
                 saved_state = saved_states.get(name, {})
                 initial_keys = self._list_initial_keys(param, saved_state, name, errors, missing)
                 if self._has_rule:
-                    attributes = self.optimizer.state[param]
-                    arguments = (attributes, saved_state, name, errors, pairs, param)
+                    param_state = self.optimizer.state[param]
+                    arguments = (param_state, saved_state, name, errors, pairs, param)
                     calls += setting(*arguments, None, initial_keys)
-                    calls += [partial(attributes.pop, key, None) for key in initial_keys]
+                    calls += [partial(param_state.pop, key, None) for key in initial_keys]
                     continue
-                checked_group, param_errors = group if option_errors else options, list[str]()
-                if self._checker is not None:
-                    may_create_slots = self._is_fused and _rule_options_differ(group, saved_group)
-                    arguments = (checked_group, saved_state, param, name)
-                    param_errors = self._checker._unfit_state(*arguments, may_create_slots)
-                    if not param_errors:
-                        param_errors = self._checker._unfit_numbers(*arguments, checked_values)
+                checked_group = group if option_errors else options
+                may_create_slots = self._is_fused and _rule_options_differ(group, saved_group)
+                arguments = (checked_group, saved_state, param, name)
+                param_errors = self._unfit_state(arguments, may_create_slots, checked_values)
                 errors += param_errors
                 if name in saved_states and not param_errors:
                     new_states[param] = self._prepare_state(param, checked_group, saved_state)
@@ -234,10 +224,24 @@ class TorchOptimizerAdapter:
             calls += [partial(group.clear), partial(group.update, options)]
         if self._is_fused:
             errors += self.optimizer._unfit_groups(merged)
+            if not errors:
+                self.optimizer.record_format(merged, new_states)
         if not self._has_rule:
             attributes: dict[str, Any] = self.optimizer.__dict__
             calls.append(partial(attributes.update, {"state": new_states}))
         return pairs, calls
+
+    def _unfit_state(
+        self,
+        arguments: tuple[Group, dict[str, Any], Tensor, str],
+        may_create_slots: bool,
+        checked_values: set[object],
+    ) -> list[str]:
+        """Return reasons why no step could be taken with a group, state, parameter and name."""
+        if self._checker is None:
+            return []
+        errors: list[str] = self._checker._unfit_state(*arguments, may_create_slots)
+        return errors or self._checker._unfit_numbers(*arguments, checked_values)
 
     def _unfit_options(self, options: Group, index: int) -> list[str]:
         """Return reasons why no step could be taken with the options of a group."""
@@ -265,7 +269,7 @@ class TorchOptimizerAdapter:
         """Return the keys of option state that the file lacks and that starts at the parameter."""
         if not self._is_fused:
             return []
-        keys = [key for key in self.optimizer._around.keys(param) if key not in saved_state]
+        keys = [key for key in self.optimizer.step_options.keys(param) if key not in saved_state]
         is_new = is_before_steps(saved_state)
         if self._converts:
             missing += () if is_new else keys
@@ -278,7 +282,7 @@ class TorchOptimizerAdapter:
     def _prepare_state(self, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of a parameter's validated state, with this optimizer's dtypes."""
         moves = group.get("capturable") or group.get("fused")
-        storage = self.optimizer._around.kinds if self._is_fused else PLAIN
+        storage = self.optimizer.step_options.kinds if self._is_fused else PLAIN
         devices = {
             key: "cpu" if key == "step" and not moves else storage.home_of(key, param)
             for key in saved
@@ -288,10 +292,10 @@ class TorchOptimizerAdapter:
             for key, entry in saved.items()
         }
         if self._checker is not None:
-            slots = self._checker._own_rule(group, param).slots
+            slots = self._checker.base_rule(group, param).slots
             fit_slots(self._checker, storage, group, param, new_state)
             storage.widen_slots(new_state, slots, param)
-            if self._checker._around.keeps_as_torch:
+            if self._checker.step_options.keeps_as_torch:
                 _narrow_slots(new_state, slots, param)
         return new_state
 

@@ -291,6 +291,12 @@ def default_group() -> Any:
     return distributed.group.WORLD
 
 
+# The groups of `ranks_of`, by default group, with which they are released.
+_subgroups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Ranks]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 def ranks_of(numbers: Sequence[int]) -> Ranks:
     """Return a group of ranks of the default group; all of these ranks call this.
 
@@ -303,16 +309,12 @@ def ranks_of(numbers: Sequence[int]) -> Ranks:
         return Ranks.none()
     if len(numbers) == distributed.get_world_size():
         return Ranks()
+    subgroups = _subgroups.setdefault(default_group(), {})
     key = tuple(numbers)
-    world, ranks = _SUBGROUPS.get(key, (None, None))
-    if ranks is None or world is not default_group():
+    if key not in subgroups:
         group = distributed.new_group([*numbers], use_local_synchronization=True)
-        ranks = Ranks(group)
-        _SUBGROUPS[key] = default_group(), ranks
-    return ranks
-
-
-_SUBGROUPS: dict[tuple[int, ...], tuple[Any, Ranks]] = {}
+        subgroups[key] = Ranks(group)
+    return subgroups[key]
 
 
 def _join_torchrun(timeout: timedelta | None) -> None:

@@ -146,12 +146,7 @@ class Reducer:
             self._agreement.compare_all_next()
             self._is_in_doubt = False
         underway, self._underway = self._underway, None
-        pairs: Sequence[MaybePair] = ()
-        trouble: Exception | None = None
-        try:
-            pairs = make_pairs()
-        except Exception as error:
-            trouble = error
+        pairs, trouble = _pairs_or_error(make_pairs)
         own_vars = [] if trouble is not None else variables
         grads = [grad for grad, _ in pairs]
         is_changed = underway is None or not underway.carries(own_vars, grads)
@@ -170,9 +165,7 @@ class Reducer:
             self._sender = self._make_sender(scatters)
         all_pairs = list(pairs) if agreement.has_equal_kinds else fill_missing(pairs, self._ranks)
         self._variables = list(variables)
-        self._dense = [
-            index for index, (grad, _) in enumerate(all_pairs) if isinstance(grad, Tensor)
-        ]
+        self._dense = [k for k, (grad, _) in enumerate(all_pairs) if isinstance(grad, Tensor)]
         sums = {} if underway is None else underway.wait_for_sums()
         return all_pairs, {index: sums[index] for index in self._dense if index in sums}
 
@@ -280,3 +273,13 @@ class Reducer:
             return None
         self._underway = InFlightAllReduce(self._variables, self._dense, self._sender, meeting)
         return self._underway.take_gradient
+
+
+def _pairs_or_error(
+    make_pairs: Callable[[], Sequence[MaybePair]],
+) -> tuple[Sequence[MaybePair], Exception | None]:
+    """Return the pairs and None, or no pairs and the error of the function."""
+    try:
+        return make_pairs(), None
+    except Exception as error:
+        return (), error

@@ -94,33 +94,7 @@ class Strategy:
         compression: Literal["float16", "bfloat16"] | None = None,
         shard_slots: bool = False,
     ) -> None:
-        for name, number in (("timeout", timeout), ("bucket_size", bucket_size)):
-            if number is not None:
-                _check_above_0(name, number)
-        if timeout is not None and not SHORTEST <= timeout <= LONGEST:
-            raise InvalidArgumentError(
-                f"timeout must be from {SHORTEST:g} to {LONGEST:,} seconds, not"
-                f" {show_value(timeout)}."
-                " Without it that of the process group counts."
-            )
-        if reduction not in ("sum", "ordered"):
-            raise InvalidArgumentError(
-                f"reduction must be 'sum' or 'ordered', not {show_value(reduction)}."
-            )
-        if compression is not None and compression not in DTYPES:
-            raise InvalidArgumentError(
-                f"compression must be 'float16', 'bfloat16' or None, not {show_value(compression)}."
-            )
-        if compression is not None and reduction == "ordered":
-            raise InvalidArgumentError(
-                f"reduction='ordered' and compression={compression!r} exclude one another: 16 bits"
-                " would round away what the order keeps."
-            )
-        if compression is not None and shard_slots:
-            raise InvalidArgumentError(
-                f"shard_slots={shard_slots!r} and compression={compression!r} exclude one another:"
-                " what 16 bits leave out is kept for whole sums alone."
-            )
+        _check_settings(timeout, bucket_size, reduction, compression, shard_slots)
         ranks = Ranks(group, timeout)
         if reduction == "ordered" and ranks.size & (ranks.size - 1):
             raise InvalidArgumentError(
@@ -298,6 +272,43 @@ class Strategy:
 # The strategy outside of any scope.
 _DEFAULT = Strategy.alone()
 _DEFAULT.is_default = True
+
+
+def _check_settings(
+    timeout: float | None,
+    bucket_size: int,
+    reduction: str,
+    compression: str | None,
+    shard_slots: bool,
+) -> None:
+    """Raise InvalidArgumentError if a setting of a `Strategy` or their combination is invalid."""
+    for name, number in (("timeout", timeout), ("bucket_size", bucket_size)):
+        if number is not None:
+            _check_above_0(name, number)
+    if timeout is not None and not SHORTEST <= timeout <= LONGEST:
+        raise InvalidArgumentError(
+            f"timeout must be from {SHORTEST:g} to {LONGEST:,} seconds, not"
+            f" {show_value(timeout)}."
+            " Without it that of the process group counts."
+        )
+    if reduction not in ("sum", "ordered"):
+        raise InvalidArgumentError(
+            f"reduction must be 'sum' or 'ordered', not {show_value(reduction)}."
+        )
+    if compression is not None and compression not in DTYPES:
+        raise InvalidArgumentError(
+            f"compression must be 'float16', 'bfloat16' or None, not {show_value(compression)}."
+        )
+    if compression is not None and reduction == "ordered":
+        raise InvalidArgumentError(
+            f"reduction='ordered' and compression={compression!r} exclude one another: 16 bits"
+            " would round away what the order keeps."
+        )
+    if compression is not None and shard_slots:
+        raise InvalidArgumentError(
+            f"shard_slots={shard_slots!r} and compression={compression!r} exclude one another:"
+            " what 16 bits leave out is kept for whole sums alone."
+        )
 
 
 def _check_above_0(name: str, number: object) -> None:

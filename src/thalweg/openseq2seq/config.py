@@ -24,6 +24,12 @@ from thalweg.openseq2seq.regularized_loss import Regularizer, made_regularizer, 
 from thalweg.openseq2seq.training_length import TrainingLength, policy_params, training_length
 from thalweg.openseq2seq.variable_selection import Chooses, Variables, listed, regularized, trained
 
+# Keys of a config whose values are consecutive arguments of `optimize_loss`.
+_STEP_PARAMS = (
+    "dtype", "max_grad_norm", "summaries", "larc_params", "loss_scaling", "loss_scaling_params",
+    "use_horovod", "iter_size",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -98,10 +104,7 @@ class TrainingConfig:
                 `freeze_variables_regex` needs one, or `optimize_loss` refuses a type.
         """
         params = self.params
-        in_graph = is_deferred(loss)
-        if not is_symbolic(loss) and (in_graph or not callable(loss)):
-            kind = "a tensor of the graph" if in_graph else "a callable that returns the loss"
-            raise InvalidTypeError(f"loss must be {kind}, not {show_value(loss)}.")
+        in_graph = _is_graph_loss(loss)
         everything = listed(variables)
         if in_graph:
             with loss.graph.as_default():
@@ -118,22 +121,24 @@ class TrainingConfig:
             copy.deepcopy(params["optimizer_params"]),
             self.learning_rate,
             trained(everything, _pattern(params["freeze_variables_regex"])),
-            params["dtype"],
-            params["max_grad_norm"],
-            params["summaries"],
-            params["larc_params"],
-            params["loss_scaling"],
-            params["loss_scaling_params"],
-            params["use_horovod"],
-            params["iter_size"],
-            skip_update_ph,
-            model,
+            *map(params.__getitem__, _STEP_PARAMS),
+            skip_update_ph=skip_update_ph,
+            model=model,
             global_step=global_step,
             all_reduce=all_reduce,
             summary_writer=summary_writer,
             as_shipped=self.as_shipped,
         )
         return step if batches is None else MicroBatchStep(step, batches)
+
+
+def _is_graph_loss(loss: Any) -> bool:
+    """Return whether a loss is of a graph; raise InvalidTypeError if it is not a loss."""
+    in_graph = is_deferred(loss)
+    if not is_symbolic(loss) and (in_graph or not callable(loss)):
+        kind = "a tensor of the graph" if in_graph else "a callable that returns the loss"
+        raise InvalidTypeError(f"loss must be {kind}, not {show_value(loss)}.")
+    return in_graph
 
 
 def from_config(

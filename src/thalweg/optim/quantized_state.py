@@ -11,6 +11,7 @@ from torch import Tensor
 from thalweg._base.showing import show_value
 from thalweg._core.dtensor import beside, is_on_mesh, local
 from thalweg._core.options.state_storage import store_slots
+from thalweg._core.options.update_targets import ENCODED_SHAPE as SHAPE
 from thalweg._core.options.update_targets import MASTER, StateStorage
 from thalweg._core.param_groups import Group, parameter_names
 from thalweg._core.quantized_slots import (
@@ -36,10 +37,6 @@ from thalweg.variable import TRAINED, dtype_name
 
 _RESTS = (CORRECTION, MASTER)  # what there may be of a weight beside the parameter
 STORAGE = "state_storage"  # what groups of a state call the codecs of their slots
-# The entry of a parameter's saved state with the parameter's shape: encoded slots are one row of
-# bytes, which fits every parameter of as many elements. A tensor, because
-# `torch.distributed.checkpoint` takes nothing else but numbers.
-SHAPE = "encoded_shape"
 _SUPPORTED_DTYPES = [dtype for dtype in TRAINED if dtype != torch.float64]
 _UNCODED_DTYPE = "float32"
 
@@ -108,8 +105,8 @@ def _check_dtensor(param: Any, title: str, storage: Storage, slots_text: str) ->
         raise InvalidArgumentError(
             f"{name} on a mesh of {mesh}, which cuts its rows of {param.shape[-1]} elements inside"
             f" of the blocks of {block} that share a scale ({slots_text}). Shard another dimension,"
-            f" or give each rank a multiple of {block} columns; or choose a codec of shorter blocks,"
-            " such as softsign8 and root8 of state_storage='8bit' with 32, or an optimizer without"
+            f" or give each rank a multiple of {block} columns; or choose shorter blocks,"
+            " such as those of softsign8 and root8 with 32 elements, or an optimizer without"
             " state_storage for this parameter."
         )
     if param.device.type == "cuda" and not isinstance(positions_of(param), int):
@@ -141,27 +138,26 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
     )
 
 
-def add_storage(optimizer: Any, groups: Sequence[Group], states: dict[Any, Any]) -> None:
-    """Add the codecs of slots to the groups of a state, and to its parameters the shapes.
+def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    """Give encoded slots of a state the dimensions of their parameters, as DTensors have them.
 
     Args:
         optimizer: The optimizer.
-        groups: The groups of the state, which are changed.
-        states: The states of parameters by the keys in groups. Those with encoded slots are
-            replaced by copies that have the shape as well.
+        state_dict: Its state, in which states of parameters with such slots are replaced by copies.
     """
+    states, groups = state_dict["state"], state_dict["param_groups"]
     for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
-        storage = storage_of(optimizer._rule_of(group))
-        if not storage:
-            continue
-        saved_group[STORAGE] = storage
+        storage = saved_group.get(STORAGE, {})
         for param, key in zip(group["params"], saved_group["params"], strict=True):
-            entries = states.get(key, {})
-            if slots := _records_in(entries, storage):
-                device = next(iter(slots.values())).device
-                shape = torch.tensor(param.shape, dtype=torch.int64, device=device)
+            slots = _records_in(states.get(key, {}), storage)
+            if slots and not is_on_mesh(param):
                 rows = {n: with_rows(CODECS[storage[n]], x, param) for n, x in slots.items()}
-                states[key] = {**entries, **rows, SHAPE: shape}
+                states[key] = {**states[key], **rows}
+
+
+def has_codes(entries: Mapping[str, object], storage: Storage) -> bool:
+    """Return whether the state of a parameter has encoded slots."""
+    return bool(_records_in(entries, storage))
 
 
 def _records_in(entries: Mapping[str, object], storage: Storage) -> dict[str, Tensor]:
@@ -192,7 +188,7 @@ def _as_kept(
     """
     shape = entries.get(SHAPE)
     if shape is None:
-        if _records_in(entries, storage):
+        if has_codes(entries, storage):
             unrecorded.append(title)
     elif not isinstance(shape, Tensor) or shape.dtype != torch.int64 or shape.dim() != 1:
         problems.append(f"'{title}/{SHAPE}' is {state_mismatch.told(shape)}, not a row of int64")
@@ -246,26 +242,25 @@ def fit_storage(
         return saved_state
     problems, states, unrecorded = list[str](), dict(saved_state["state"]), list[object]()
     for place, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
-        storage = storage_of(optimizer._rule_of(group))
-        members = _members_of(optimizer, group, saved_group)
+        members, saved_storage = _members_of(optimizer, group, saved_group), saved_storages[place]
         for param, key, title in members:
             if isinstance(entries := states.get(key), Mapping):
-                arguments = param, title, saved_storages[place], problems, unrecorded
+                arguments = param, title, saved_storage, problems, unrecorded
                 states[key] = _as_kept(cast("Mapping[str, Any]", entries), *arguments)
-        if storage == saved_storages[place]:
+        rule, kinds = optimizer._rule_of(group), optimizer.step_options.kinds
+        storage = storage_of(rule)
+        if storage == saved_storage:
             continue
         for param, key, title in members:
             entries = states.get(key)
             if not isinstance(entries, Mapping):
                 continue
-            coded_names = {*storage, *saved_storages[place]} & {*entries, CORRECTION}
-            if entries and coded_names and not convert:
-                problems.append(_refused(place, saved_storages[place], storage))
+            if entries and {*storage, *saved_storage} & {*entries, CORRECTION} and not convert:
+                problems.append(_refused(place, saved_storage, storage))
                 break
-            rule, kinds = optimizer._rule_of(group), optimizer._around.kinds
-            slots = _converted(rule, entries, param, saved_storages[place], title, problems, kinds)
+            slots = _converted(rule, entries, param, saved_storage, title, problems, kinds)
             upper = values.get(param, param)
-            slots |= _rest_converted(entries, param, upper, saved_storages[place], storage, kinds)
+            slots |= _rest_converted(entries, param, upper, saved_storage, storage, kinds)
             states[key] = {k: x for k, x in entries.items() if k not in _RESTS} | slots
     if problems:
         raise mismatch(problems, type(optimizer).__name__)

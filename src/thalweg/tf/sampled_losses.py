@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -265,26 +266,31 @@ def _sampled_logits(
     ids = call(lambda x, y: torch.cat([x.reshape(-1), y]), labels, sampled)
     rows, shifts = look_up(weights, ids, strategy), look_up(biases, ids, strategy)
 
-    def compare(
-        inputs: Tensor,
-        rows: Tensor,
-        shifts: Tensor,
-        labels: Any,
-        sampled_classes: Any,
-        true_expected: Any,
-        sampled_expected: Any,
-    ) -> tuple[Tensor, Tensor]:
-        labels, true_expected = labels.reshape(-1, num_true), true_expected.reshape(-1, num_true)
-        count = labels.numel()
-        true = (inputs.unsqueeze(1) * rows[:count].unflatten(0, labels.shape)).sum(-1)
-        true = true + shifts[:count].reshape(labels.shape) - true_expected.log()
-        noise = inputs @ rows[count:].T + shifts[count:]
-        if remove_accidental_hits:
-            hits = (labels.unsqueeze(-1) == sampled_classes).any(1)
-            noise = noise + hits * _LOWEST
-        noise = noise - sampled_expected.log()
-        probabilities = torch.cat([torch.ones_like(true) / num_true, torch.zeros_like(noise)], 1)
-        return torch.cat([true, noise], 1), probabilities.detach()
-
     parts = (tensor(inputs), rows, shifts, labels, sampled, true_count, sampled_count)
+    compare = partial(_compare_classes, num_true, remove_accidental_hits)
     return call(compare, *parts, name=f"{name}/logits")
+
+
+def _compare_classes(
+    num_true: int,
+    remove_accidental_hits: bool,
+    inputs: Tensor,
+    rows: Tensor,
+    shifts: Tensor,
+    labels: Any,
+    sampled_classes: Any,
+    true_expected: Any,
+    sampled_expected: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return logits and target probabilities from the rows of the true and sampled classes."""
+    labels, true_expected = labels.reshape(-1, num_true), true_expected.reshape(-1, num_true)
+    count = labels.numel()
+    true = (inputs.unsqueeze(1) * rows[:count].unflatten(0, labels.shape)).sum(-1)
+    true = true + shifts[:count].reshape(labels.shape) - true_expected.log()
+    noise = inputs @ rows[count:].T + shifts[count:]
+    if remove_accidental_hits:
+        hits = (labels.unsqueeze(-1) == sampled_classes).any(1)
+        noise = noise + hits * _LOWEST
+    noise = noise - sampled_expected.log()
+    probabilities = torch.cat([torch.ones_like(true) / num_true, torch.zeros_like(noise)], 1)
+    return torch.cat([true, noise], 1), probabilities.detach()

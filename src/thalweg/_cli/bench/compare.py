@@ -98,48 +98,68 @@ def compare(
     """
     doing("making the variables")
     problem, optimizer = workload.make_tensors(shapes), workload.make_optimizer(entry, options)
-    contenders = [
-        Contender(entry.label, workload.step_of(optimizer, problem)),
-        *peers.make_contenders(entry, problem, tuple(peer_names)),
-        Contender(ROOFLINE, roofline.roofline(entry.slots, problem.variables, problem.gradients)),
-    ]
+    own_contender = Contender(entry.label, workload.step_of(optimizer, problem))
+    contenders = [own_contender, *_make_peers(entry, problem, peer_names)]
     anchor = "torch-fused"
     if rule != "Adam" or anchor not in peer_names:
         anchor = ANCHOR
-        adam = peers.torch_step(registry.entry("Adam"), problem, "fused")
-        if adam is None:
-            raise RuntimeError("This torch has no fused Adam to compare with.")
-        contenders.append(Contender(ANCHOR, adam))
+        contenders.append(_fused_adam(problem))
     timings = measure(contenders, rounds=rounds, progress=progress, doing=doing)
     doing("measuring the memory that a step takes")
-    base_streams = roofline.count_streams(entry.slots)
-    streams = {contender.name: base_streams + entry.norms for contender in contenders} | {
-        ROOFLINE: base_streams
-    }
-    spreads = {contender.name: timings.spread(contender.name, anchor) for contender in contenders}
+    owners = {c.name: optimizer if c.name in TIMED_HERE else c.step for c in contenders}
     return [
-        BenchmarkRow(
-            rule=rule,
-            contender=contender.name,
-            ms=1e3 * timings.median(contender.name),
-            ratio=timings.ratio(contender.name, anchor),
-            gbps=shapes.bytes * streams[contender.name] / timings.median(contender.name) / 1e9,
-            of_roofline=timings.ratio(ROOFLINE, contender.name)
-            * streams[contender.name]
-            / base_streams,
-            extra_bytes=memory.extra_bytes(contender.step),
-            state_bytes=_state_bytes(
-                optimizer if contender.name in TIMED_HERE else contender.step, shapes
-            ),
-            disturbance=timings.disturbance,
-            verdict=_worse_verdict(timings.verdict, spreads[contender.name]),
-            rounds_ms=tuple(1e3 * seconds for seconds in timings.seconds[contender.name]),
-            quiet_rounds=len(timings.quiet()),
-            spread=spreads[contender.name],
-        )
+        _make_row(rule, entry, shapes, timings, anchor, contender, owners[contender.name])
         for contender in contenders
         if contender.name != ANCHOR
     ]
+
+
+def _make_row(
+    rule: str,
+    entry: BenchmarkedRule,
+    shapes: ShapeSet,
+    timings: Timings,
+    anchor: str,
+    contender: Contender,
+    owner: object,
+) -> BenchmarkRow:
+    """Return the row of a contender; `owner` has its state."""
+    name = contender.name
+    base_streams = roofline.count_streams(entry.slots)
+    streams = base_streams if name == ROOFLINE else base_streams + entry.norms
+    spread, median = timings.spread(name, anchor), timings.median(name)
+    return BenchmarkRow(
+        rule=rule,
+        contender=name,
+        ms=1e3 * median,
+        ratio=timings.ratio(name, anchor),
+        gbps=shapes.bytes * streams / median / 1e9,
+        of_roofline=timings.ratio(ROOFLINE, name) * streams / base_streams,
+        extra_bytes=memory.extra_bytes(contender.step),
+        state_bytes=_state_bytes(owner, shapes),
+        disturbance=timings.disturbance,
+        verdict=_worse_verdict(timings.verdict, spread),
+        rounds_ms=tuple(1e3 * seconds for seconds in timings.seconds[name]),
+        quiet_rounds=len(timings.quiet()),
+        spread=spread,
+    )
+
+
+def _make_peers(entry: BenchmarkedRule, problem: Any, peer_names: Sequence[str]) -> list[Contender]:
+    """Return the peers of a rule and the roofline."""
+    step = roofline.roofline(entry.slots, problem.variables, problem.gradients)
+    return [
+        *peers.make_contenders(entry, problem, tuple(peer_names)),
+        Contender(ROOFLINE, step),
+    ]
+
+
+def _fused_adam(problem: Any) -> Contender:
+    """Return torch's fused Adam as the contender that others are compared with."""
+    adam = peers.torch_step(registry.entry("Adam"), problem, "fused")
+    if adam is None:
+        raise RuntimeError("This torch has no fused Adam to compare with.")
+    return Contender(ANCHOR, adam)
 
 
 def _state_bytes(owner: object, shapes: ShapeSet) -> float | None:

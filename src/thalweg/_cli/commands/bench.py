@@ -173,12 +173,9 @@ def bench(
         shape_set = sets.load(shapes)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="SHAPES") from None
-    entries = _entries_named(rules)
-    peer_names = (
-        others.installed_peers()
-        if peers is None
-        else _split_names(peers, others.installed_peers(), "peer")
-    )
+    entries, peer_names = _entries_named(rules), others.installed_peers()
+    if peers is not None:
+        peer_names = _split_names(peers, peer_names, "peer")
     for name, entry in entries.items() if options else ():
         _try_options(name, entry, options, shape_set)
     if plot is not None:
@@ -246,15 +243,11 @@ def _progress_bar(console: Console, disable: bool) -> Progress:
     )  # fmt: skip
 
 
-def _measure_all(
-    shapes: Any,
-    entries: dict[str, BenchmarkedRule],
-    peer_names: tuple[str, ...],
-    rounds: int,
-    options: dict[str, object],
-    quiet: bool,
-) -> list[Any]:
-    from thalweg._cli.bench import compare, memory, table
+def _check_memory(
+    shapes: Any, entries: dict[str, BenchmarkedRule], peer_names: tuple[str, ...]
+) -> None:
+    """Raise ClickException if the free memory is too little for all peers of a rule."""
+    from thalweg._cli.bench import compare, memory
     from thalweg._cli.bench.table import format_size
 
     free_bytes = memory.available_bytes()
@@ -267,6 +260,19 @@ def _measure_all(
             f" {format_size(free_bytes)} are free. Name fewer with --peers, for example"
             " --peers torch-fused."
         )
+
+
+def _measure_all(
+    shapes: Any,
+    entries: dict[str, BenchmarkedRule],
+    peer_names: tuple[str, ...],
+    rounds: int,
+    options: dict[str, object],
+    quiet: bool,
+) -> list[Any]:
+    from thalweg._cli.bench import compare, table
+
+    _check_memory(shapes, entries, peer_names)
     rows: list[Any] = []
     has_explained = quiet
     # The bar is for terminals, on stderr, so that the table on stdout stays clean.
@@ -292,9 +298,7 @@ def _measure_all(
                     has_explained = True
                     console.print(table.explain_delay(timings), highlight=False, soft_wrap=True)
 
-            rows += compare.compare(
-                name, entry, shapes, peer_names, rounds=rounds, options=options, progress=done,
-                doing=doing,
-            )  # fmt: skip
+            settings = {"rounds": rounds, "options": options, "progress": done, "doing": doing}
+            rows += compare.compare(name, entry, shapes, peer_names, **settings)
             progress.remove_task(task)
     return rows

@@ -252,12 +252,20 @@ def race(
 
         names = None if optimizers is None else split_at_commas(optimizers)
         jobs = jobs or max(1, usable_cores() // threads)
-        race_to_targets(
-            TargetOptions(
-                names, problems, trials, studies, seed, threads, jobs, out, resume, as_json
-            )
-        )
+        sizes = trials, studies, seed, threads, jobs
+        race_to_targets(TargetOptions(names, problems, *sizes, out, resume, as_json))
         return
+    problem = _single_problem(problems, nproc)
+    if logdir is not None:
+        need_modules("tensorboard")
+    if seed + seeds > 2**63:
+        raise click.UsageError(f"--seeds {seeds} from --seed {seed} on go beyond {2**63 - 1}.")
+    sizes = epochs, range(seed, seed + seeds), threads
+    _start_race(Chosen(optimizers, lr, *sizes, problem, out, logdir, report, as_json), nproc)
+
+
+def _single_problem(problems: tuple[str, ...], nproc: int) -> str:
+    """Return the only problem; raise UsageError if there are more, or too many processes for it."""
     problem, *further_problems = problems
     if further_problems:
         raise click.UsageError("--problem: one at a time; with --target, several.")
@@ -265,14 +273,12 @@ def race(
         raise click.UsageError(
             f"--nproc {nproc} is more than the {BATCHES[problem]} examples in a batch of {problem}."
         )
-    if logdir is not None:
-        need_modules("tensorboard")
-    if seed + seeds > 2**63:
-        raise click.UsageError(f"--seeds {seeds} from --seed {seed} on go beyond {2**63 - 1}.")
-    seed_range = range(seed, seed + seeds)
-    options = Chosen(
-        optimizers, lr, epochs, seed_range, threads, problem, out, logdir, report, as_json
-    )
+    return problem
+
+
+def _start_race(options: Chosen, nproc: int) -> None:
+    """Check the contestants and the output paths, then race in this process or in several."""
+    out, report = options.out, options.report
     output_paths = [out / "race.json", out / "race.png"]
     contestants = _choose_contestants(options)
     check_writable(out, output_paths)

@@ -65,12 +65,8 @@ def figure(races: Sequence[Race]) -> Any:
         frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), title="best first",
         alignment="left",
     )  # fmt: skip
-    facts = (
-        races[0].problem.description,
-        report.format_epochs(races[0]),
-        report.format_seeds(races),
-    )
-    title = ", ".join(facts)
+    facts = report.format_epochs(races[0]), report.format_seeds(races)
+    title = ", ".join((races[0].problem.description, *facts))
     chart.suptitle(textwrap.fill(title, TITLE), fontsize=11)
     return chart
 

@@ -172,28 +172,34 @@ def format_epochs(race: Race) -> str:
     return f"{race.epochs} epoch{'' if race.epochs == 1 else 's'}"
 
 
+def _describe_problem(race: Race) -> dict[str, Any]:
+    """Return the name and the sizes of the problem of a race."""
+    problem = race.problem
+    return {
+        "name": problem.name,
+        "description": problem.description,
+        "train_examples": len(problem.train.targets),
+        "test_examples": len(problem.test.targets),
+        "parameters": sum(p.numel() for p in race.lanes[0].model.parameters()),
+    }
+
+
 def report(outcome: RaceOutcome) -> dict[str, Any]:
     """Return a race as JSON values; numbers that are not finite are null.
 
     With one seed "results" has all losses; with several it has means, and "races" the losses.
     """
-    race, problem = outcome.race, outcome.race.problem
+    race = outcome.race
     has_many_seeds = len(outcome.races) > 1
     document = {
         "format": 1,
-        "problem": {
-            "name": problem.name,
-            "description": problem.description,
-            "train_examples": len(problem.train.targets),
-            "test_examples": len(problem.test.targets),
-            "parameters": sum(p.numel() for p in race.lanes[0].model.parameters()),
-        },
+        "problem": _describe_problem(race),
         "settings": {
             "seed": race.seed,
             "seeds": [seed_race.seed for seed_race in outcome.races],
             "epochs": race.epochs,
             "steps": race.steps,
-            "batch_size": problem.batch_size,
+            "batch_size": race.problem.batch_size,
             "block": BLOCK,
             "threads": race.threads,
             "ranks": race.ranks,

@@ -320,6 +320,19 @@ def shape_differs(impl, record, dims):
     return 0
 
 
+def storage_differs(block, record, storage):
+    """Return 1 if a StorageImpl is not the one of a record or has other memory; else 0."""
+    if storage != record[STORAGE]:
+        return 1
+    if word(storage + block[IN_STORAGE_DATA]) != record[DATA]:
+        return 1
+    if word(storage + block[IN_STORAGE_BYTES]) != record[BYTES]:
+        return 1
+    if word(storage + block[IN_STORAGE_DELETER]) != record[DELETER]:
+        return 1
+    return word(storage + block[IN_STORAGE_CONTEXT]) != record[CONTEXT]
+
+
 def tensor_differs(block, record):
     """Compare a tensor with its record; return a constant for the first difference, or 0.
 
@@ -341,16 +354,7 @@ def tensor_differs(block, record):
         return OTHER_TENSOR
     if word(impl + block[IN_IMPL_COUNT]) != record[COUNT]:
         return OTHER_TENSOR
-    storage = word(impl + block[IN_IMPL_STORAGE])
-    if storage != record[STORAGE]:
-        return OTHER_MEMORY
-    if word(storage + block[IN_STORAGE_DATA]) != record[DATA]:
-        return OTHER_MEMORY
-    if word(storage + block[IN_STORAGE_BYTES]) != record[BYTES]:
-        return OTHER_MEMORY
-    if word(storage + block[IN_STORAGE_DELETER]) != record[DELETER]:
-        return OTHER_MEMORY
-    if word(storage + block[IN_STORAGE_CONTEXT]) != record[CONTEXT]:
+    if storage_differs(block, record, word(impl + block[IN_IMPL_STORAGE])):
         return OTHER_MEMORY
     counter = word(impl + block[IN_IMPL_COUNTER])
     if counter == 0:
@@ -589,17 +593,36 @@ def team_differs(block):
     return block[TEAM_DIFFERS]
 
 
+def pairs_differ(block):
+    """Return 1 if the list of pairs, if there is one, has another class or length; else 0."""
+    if block[PAIRS] == 0:
+        return 0
+    if word(block[PAIRS] + 8) != block[CLASS_OF_LISTS]:
+        return 1
+    return call(block[PY_LIST_SIZE], block[PAIRS]) != block[GRADIENTS]
+
+
+def numbers_differ(block):
+    """Return 1 if something else has written a watched number or a column; else 0."""
+    for k in range(block[WATCHED_NUMBERS]):
+        watch = int64_pointer(block[WATCHED_NUMBERS + 1] + WATCH_BYTES * k)
+        if bits_of(watch) != watch[2]:
+            return 1
+    for k in range(block[COLUMNS]):
+        column = block[COLUMNS + 1] + COLUMN_BYTES * k
+        if column_differs(column, int64_pointer(column)):
+            return 1
+    return 0
+
+
 def check_guards(block):
     """Return a constant for the first difference from the block; 0 if nothing differs."""
     if lists_differ(block):
         return OTHER_LIST
     if dicts_differ(block):
         return OTHER_DICT
-    if block[PAIRS] != 0:
-        if word(block[PAIRS] + 8) != block[CLASS_OF_LISTS]:
-            return OTHER_PAIRS
-        if call(block[PY_LIST_SIZE], block[PAIRS]) != block[GRADIENTS]:
-            return OTHER_PAIRS
+    if pairs_differ(block):
+        return OTHER_PAIRS
     tensors, gradients = block[TENSORS], block[GRADIENTS]
     if block[TEAM] != 0:
         # After a difference, this thread checks everything again, to return the first difference.
@@ -608,14 +631,8 @@ def check_guards(block):
     difference = first_that_differs(block, TENSORS, 0, tensors)
     if difference != 0:
         return difference
-    for k in range(block[WATCHED_NUMBERS]):
-        watch = int64_pointer(block[WATCHED_NUMBERS + 1] + WATCH_BYTES * k)
-        if bits_of(watch) != watch[2]:
-            return FOREIGN_WRITE
-    for k in range(block[COLUMNS]):
-        column = block[COLUMNS + 1] + COLUMN_BYTES * k
-        if column_differs(column, int64_pointer(column)):
-            return FOREIGN_WRITE
+    if numbers_differ(block):
+        return FOREIGN_WRITE
     return first_that_differs(block, GRADIENTS, 0, gradients)
 
 

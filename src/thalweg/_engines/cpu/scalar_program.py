@@ -83,6 +83,23 @@ def is_finite(x):
     return 0
 
 
+def compared(operation, x, y):
+    """Return the result of a comparison, or the larger or smaller number."""
+    if operation == GREATER:
+        return _f_where(x > y, 1.0, 0.0)
+    if operation == AT_LEAST:
+        return _f_where(x >= y, 1.0, 0.0)
+    if operation == LESS:
+        return _f_where(x < y, 1.0, 0.0)
+    if operation == UNEQUAL:
+        return _f_where(x != y, 1.0, 0.0)
+    if operation == EQUAL:
+        return _f_where(x == y, 1.0, 0.0)
+    if operation == EITHER:
+        return _f_where(x > y, x, y)
+    return _f_where(x > y, y, x)
+
+
 def computed(program, operation, x, y, z):
     """Return the result of an operation, which may read fewer numbers; conditions are 1 or 0."""
     if operation == ADD:
@@ -97,21 +114,9 @@ def computed(program, operation, x, y, z):
         return _f_sqrt(x)
     if operation == RAISE:
         return raised(program, x, y)
-    if operation == GREATER:
-        return _f_where(x > y, 1.0, 0.0)
-    if operation == AT_LEAST:
-        return _f_where(x >= y, 1.0, 0.0)
-    if operation == LESS:
-        return _f_where(x < y, 1.0, 0.0)
-    if operation == UNEQUAL:
-        return _f_where(x != y, 1.0, 0.0)
-    if operation == EQUAL:
-        return _f_where(x == y, 1.0, 0.0)
-    if operation == EITHER:
-        return _f_where(x > y, x, y)
-    if operation == BOTH:
-        return _f_where(x > y, y, x)
-    return _f_where(x != 0.0, y, z)
+    if operation == CHOOSE:
+        return _f_where(x != 0.0, y, z)
+    return compared(operation, x, y)
 
 
 def load_number(address, kind):

@@ -208,28 +208,21 @@ def update_kernel(
     vectors: tuple[tuple[str, str], ...] = (),
 ) -> Compiled:
     """Return the update kernel of a formula for storage dtypes; arguments as for `Update`."""
-    name = np.dtype(compute).name
-    if draws or not SIZES.keys() >= {*storage}:  # slots are encoded
+    vector_names = dict(vectors)
+    # Encoded slots.
+    if draws or not SIZES.keys() >= {*storage}:
         with importing:
             from thalweg._engines.cuda.codegen_blocks import generate_blocks
-        options: dict[str, Any] = {"stages": stages, "before": before, "vectors": dict(vectors)}
+        options: dict[str, Any] = {"stages": stages, "before": before, "vectors": vector_names}
         options |= {"copy": copy, "from_copy": from_copy}
         kernel = generate_blocks(
             formula, storage, flush, fast, draws=draws, before_name="before", **options
         )
         return Compiled(kernel, compute)
     update = Update(
-        formula,
-        storage,
-        stages,
-        grad,
-        entries,
-        before,
-        copy,
-        from_copy,
-        before_name="before",
-        vectors=dict(vectors),
+        formula, storage, stages, grad, entries, before, copy, from_copy, "before", vector_names
     )
+    name = np.dtype(compute).name
     if not grad:
         kernel = generate_untouched(update, name, flush, fast)
     elif duplicates is None:

@@ -191,6 +191,16 @@ def _rule_result(entry: Any) -> str | tuple[str, str] | None:
             return None
 
 
+def _check_convertible(checkpoint: TensorFlowCheckpoint) -> None:
+    """Raise UnsupportedCheckpointError for the checkpoint of a step of `optimize_loss`."""
+    if checkpoint.mixed is not None and checkpoint.mixed.masters:
+        raise UnsupportedCheckpointError(
+            f"{checkpoint.path} has float32 masters, which belong to a step of optimize_loss: make"
+            " it, give it to thalweg.checkpoint.tensorflow.restore(..., optimizer=step), and save"
+            " with thalweg.checkpoint.save."
+        )
+
+
 def _import(
     checkpoint: TensorFlowCheckpoint,
     rules: Rules,
@@ -200,12 +210,7 @@ def _import(
     hyperparameters: dict[str, object],
 ) -> tuple[save_restore.Snapshot, tuple[str, ...]]:
     """Return a snapshot of the contents of a TensorFlow file, and names of omitted entries."""
-    if checkpoint.mixed is not None and checkpoint.mixed.masters:
-        raise UnsupportedCheckpointError(
-            f"{checkpoint.path} has float32 masters, which belong to a step of optimize_loss: make"
-            " it, give it to thalweg.checkpoint.tensorflow.restore(..., optimizer=step), and save"
-            " with thalweg.checkpoint.save."
-        )
+    _check_convertible(checkpoint)
     places = _find_places(checkpoint, rules)
     variables = _empty_variables(checkpoint, places)
     checkpoint, detected = choose_optimizer(
@@ -217,10 +222,8 @@ def _import(
     )
     if counter is not None and getattr(opt, "_global_step", None) is counter:
         variables[GLOBAL_STEP] = counter
-    origin: dict[str, Any] = {
-        "kind": checkpoint.kind,
-        GLOBAL_STEP: None if counter is None else counter.item(),
-    }
+    step = None if counter is None else counter.item()
+    origin: dict[str, Any] = {"kind": checkpoint.kind, GLOBAL_STEP: step}
     if detected is not None and detected.loss_scale:
         values = detected.loss_scale.items()
         origin[_LOSS_SCALE] = {name: tensor.array().item() for name, tensor in values}

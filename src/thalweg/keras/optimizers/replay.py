@@ -179,18 +179,8 @@ class KerasReplay(ReplayedApply):
             or optimizer._transformers
         ):
             return False
-        rate = self._rate_tensor
-        if rate is None:
-            other_rate = self._values.get(_RATE)
-            if other_rate is not self._given_rate or not self._schedule.is_same():
-                if not (is_number(other_rate) or isinstance(other_rate, FormulaSchedule)):
-                    return False
-                self._read(optimizer)
-                # New fields of the schedule may make it a function to call.
-                if self._functions and not optimizer._hyper.is_begun:
-                    return False
-        elif rate._version != self._versions[_RATE]:
-            self._read_written(optimizer)
+        if not self._read_rate(optimizer):
+            return False
         if self._functions:
             mismatch = self._retry_after_reading(optimizer, pairs, self._compare)
             if not mismatch:
@@ -205,6 +195,21 @@ class KerasReplay(ReplayedApply):
         if mismatch:
             self._drop(optimizer, cache, mismatch)
         return not mismatch
+
+    def _read_rate(self, optimizer: Any) -> bool:
+        """Read a learning rate that was set; return whether a replay can compute its numbers."""
+        rate = self._rate_tensor
+        if rate is None:
+            other_rate = self._values.get(_RATE)
+            if other_rate is not self._given_rate or not self._schedule.is_same():
+                if not (is_number(other_rate) or isinstance(other_rate, FormulaSchedule)):
+                    return False
+                self._read(optimizer)
+                # New fields of the schedule may make it a function to call.
+                return not self._functions or optimizer._hyper.is_begun
+        elif rate._version != self._versions[_RATE]:
+            self._read_written(optimizer)
+        return True
 
     def _is_as_read(self, optimizer: Any) -> bool:
         """Return whether no scalar was set in Python since all were read."""

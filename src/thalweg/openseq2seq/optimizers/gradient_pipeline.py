@@ -96,6 +96,14 @@ class Ready(NamedTuple):
     step: int
 
 
+def _check_addends(
+    gradients: Sequence[Any], targets: Sequence[Tensor], sums: Sequence[Tensor]
+) -> None:
+    """Raise if gradients cannot be added to their sums."""
+    if not are_addable(gradients, targets, sums):
+        check_addable(gradients, targets, sums)
+
+
 def readied(
     optimizer: Optimizer,
     treatment: Treatment,
@@ -123,8 +131,7 @@ def readied(
     if treatment.iter_size > 1 or treatment.reduces:
         gradients = unscaled(backward)
         if treatment.iter_size > 1:
-            if not are_addable(gradients, backward.targets, step_inputs.sums):
-                check_addable(gradients, backward.targets, step_inputs.sums)
+            _check_addends(gradients, backward.targets, step_inputs.sums)
             accumulation = step_inputs.sums, gradients, treatment.iter_size
             if step_inputs.skip:
                 note = partial(report.extend, (f"{ACCUMULATED}.", False))
@@ -132,14 +139,8 @@ def readied(
                 return Ready(backward, None, journal, step)
             gradients = totals(*accumulation)
         if treatment.reduces:
-            gradients = reduced(
-                gradients,
-                backward.targets,
-                treatment.all_reduce,
-                treatment.model,
-                treatment.post.as_shipped,
-                optimizer,
-            )
+            reduction = treatment.all_reduce, treatment.model, treatment.post.as_shipped
+            gradients = reduced(gradients, backward.targets, *reduction, optimizer)
         backward = backward.done(gradients)
         if treatment.reduces:
             _check(treatment, backward)
@@ -147,11 +148,9 @@ def readied(
     # The host tells other ranks of the step.
     clears = clearing(step_inputs.sums) if step_inputs.sums else ()
     parts = watching(scaler, report, [*clears, *step_inputs.counts], not treatment.reduces)
-    pairs = backward.present().pairs
-    gradient_transforms = treatment.post.gradient_transforms(
-        pairs, step_inputs.rate, journal, unscaling=unscaling, **parts
-    )
-    return Ready(backward, gradient_transforms, journal, step)
+    parts |= {"rate": step_inputs.rate, "journal": journal, "unscaling": unscaling}
+    transforms = treatment.post.gradient_transforms(backward.present().pairs, **parts)
+    return Ready(backward, transforms, journal, step)
 
 
 def apply_processed(

@@ -270,6 +270,18 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             all_gradients[index] = grad
         return list(zip(all_gradients, backward.targets, strict=True))
 
+    def _update(
+        self, gradients: Any, variables: Any, targets: Any, step: object, captured: object
+    ) -> None:
+        """Update the targets, which are masters or variables, and the loss scale."""
+        backward = BackwardResult(concretes(gradients), variables, targets, [None] * len(targets))
+        report: list[Any] = []
+        with self._opt._turn_lock(), self._opt._locked(), note_not_applied(report):
+            check_any(backward.pairs)
+            transforms = GradientTransforms(**watching(self.loss_scaler, report))
+            outcome = update(self._opt, backward, transforms, step, captured)
+        raise_first(outcome.errors)
+
     @untraced
     def apply_gradients(
         self,
@@ -297,25 +309,10 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         targets = [target for _, target in pairs]
         originals = self._masters.originals(targets)
         target_gradients = [grad for grad, _ in pairs]
-        scaler = self.loss_scaler
-
-        def run(
-            gradients: Any, variables: Any, targets: Any, step: object, captured: object
-        ) -> None:
-            backward = BackwardResult(
-                concretes(gradients), variables, targets, [None] * len(targets)
-            )
-            report: list[Any] = []
-            with self._opt._turn_lock(), self._opt._locked(), note_not_applied(report):
-                check_any(backward.pairs)
-                transforms = GradientTransforms(**watching(scaler, report))
-                outcome = update(self._opt, backward, transforms, step, captured)
-            raise_first(outcome.errors)
-
         graph = graph_of(*targets, *target_gradients)
         if graph is None:
             with writable():
-                run(target_gradients, originals, targets, global_step, None)
+                self._update(target_gradients, originals, targets, global_step, None)
             return None
         check_inner(self._opt)
         if all(grad is None for grad in target_gradients):
@@ -328,8 +325,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
                 counter = by_reference(global_step) if is_symbolic(global_step) else global_step
                 captured = captured_by(self._opt, targets)
                 inputs = [target_gradients, *referred(backward), counter, captured]
-                op = operation(run, inputs, name or self.get_name(), kind="update")
-                op.written += written_beside(self._opt, targets, scaler)
+                op = operation(self._update, inputs, name or self.get_name(), kind="update")
+                op.written += written_beside(self._opt, targets, self.loss_scaler)
             graph.add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
 

@@ -99,6 +99,17 @@ class PostProcessing(NamedTuple):
         if self.as_shipped and self.clip_gradients is not None:
             refuse_scalars(variables)
 
+    def process(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        rate: object,
+        journal: Journal | None,
+    ) -> list[Gradient]:
+        """Return new gradients, clipped or scaled; summaries go to the journal."""
+        pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
+        return processed(gradients, variables, self.gradient_transforms(pairs, rate, journal))
+
     def gradient_transforms(
         self, pairs: Sequence[Pair], rate: object, journal: Journal | None, **others: Any
     ) -> GradientTransforms:
@@ -242,36 +253,24 @@ def post_process_gradients(
     variables = [var for _, var in grads_and_vars]
     settings.check(gradients, variables)
 
-    def noted(gradients: Any, variables: Any, rate: Any, journal: Journal | None) -> list[Gradient]:
-        pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
-        return processed(gradients, variables, settings.gradient_transforms(pairs, rate, journal))
-
-    def process(gradients: object, variables: object, rate: object) -> list[Gradient]:
+    def process(gradients: Any, variables: Any, rate: object) -> list[Gradient]:
         if summary_writer is None:
-            return noted(gradients, variables, rate, None)
+            return settings.process(gradients, variables, rate, None)
         journal = Journal(settings.summaries)
-        new_gradients = noted(gradients, variables, rate, journal)
+        new_gradients = settings.process(gradients, variables, rate, journal)
         journal.sent(global_step).write(summary_writer)
         return new_gradients
 
     def tell(gradients: Any, variables: Any, rate: Any, scope: str) -> Callable[[Any], None]:
         journal = Journal(settings.summaries, scope)
         with no_grad():
-            noted(concretes(gradients), variables, rate, journal)
+            settings.process(concretes(gradients), variables, rate, journal)
         return journal.sent(0).write
 
-    collects = OF_GRADIENTS.intersection(settings.summaries) and is_deferred(
-        *gradients, *variables, lr
-    )
-    if collects:
+    if OF_GRADIENTS.intersection(settings.summaries) and is_deferred(*gradients, *variables, lr):
         collect(tell, [gradients, variables, lr])
     new_gradients = map_gradients(
-        process,
-        gradients,
-        variables,
-        lr,
-        name="post_process_gradients",
-        dtypes=[var.dtype for var in variables],
-        dense=settings.larc is not None,
-    )
+        process, gradients, variables, lr, name="post_process_gradients",
+        dtypes=[var.dtype for var in variables], dense=settings.larc is not None,
+    )  # fmt: skip
     return list(zip(new_gradients, variables, strict=True))

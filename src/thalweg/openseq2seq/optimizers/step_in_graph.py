@@ -82,13 +82,8 @@ def step_in_graph(
         ValueError: No variable has a gradient, or one has none that needs it; the loss is no
             scalar.
     """
-    if callable(loss) and not is_symbolic(loss):
-        loss = loss()
-    if not is_symbolic(loss):
-        raise InvalidTypeError(f"loss must be a tensor of the graph, not {show_value(loss)}.")
-    check_scalar(loss)
-    if "learning_rate" in collected:
-        collect_scalar("learning_rate", rate)
+    loss = _symbolic_loss(loss)
+    _collect_scalars(collected, learning_rate=rate)
     update_ops = get_collection(GraphKeys.UPDATE_OPS)
     with variable_scope(SCOPE.rstrip("/")):
         mixed = optimizer if isinstance(optimizer, MixedPrecisionOptimizerWrapper) else None
@@ -97,32 +92,14 @@ def step_in_graph(
         check_inner(inner)
         sums = _accumulators(backward) if treatment.iter_size > 1 else []
         loss_scale = None if scaler is None else scaler.loss_scale
-        if "loss" in collected:
-            collect_scalar("loss", loss)
-        if "loss_scale" in collected and loss_scale is not None:
-            collect_scalar("loss_scale", loss_scale)
-        averaged = None
-        if (
-            collected
-            and treatment.reduces
-            and (treatment.all_reduce or not current_strategy().ranks.is_alone)
-        ):
-            averaged = OfThisRun()
+        _collect_scalars(collected, loss=loss, loss_scale=loss_scale)
+        averaged = OfThisRun() if collected and _is_averaged(treatment) else None
         parts = _parts(backward)
         skip = skip_update if treatment.iter_size > 1 else False
         inputs = [loss, parts, sums, rate, skip, loss_scale, by_reference(global_step)]
         step_run = _StepRun(inner, mixed, treatment, averaged)
         if is_called_at_the_build(inner):
-            train_op = _called_now(
-                inner,
-                backward,
-                step_run.begin,
-                inputs,
-                global_step,
-                step_run.watcher,
-                treatment,
-                update_ops,
-            )
+            train_op = _called_now(step_run, backward, inputs, global_step, update_ops)
         else:
             train_op = _called_in_runs(step_run, backward, inputs, update_ops)
         train_op.op.optimizer = inner
@@ -132,6 +109,28 @@ def step_in_graph(
         elif OF_GRADIENTS.intersection(collected):
             collect(step_run.tell, [parts, sums, rate, skip])
     return train_op
+
+
+def _symbolic_loss(loss: Any) -> Any:
+    """Return a scalar loss of the graph, or what a function returns; raise if it is not one."""
+    if callable(loss) and not is_symbolic(loss):
+        loss = loss()
+    if not is_symbolic(loss):
+        raise InvalidTypeError(f"loss must be a tensor of the graph, not {show_value(loss)}.")
+    check_scalar(loss)
+    return loss
+
+
+def _collect_scalars(collected: Sequence[str], **scalars: Any) -> None:
+    """Add the summaries of those scalars that are collected and not None."""
+    for title, scalar in scalars.items():
+        if title in collected and scalar is not None:
+            collect_scalar(title, scalar)
+
+
+def _is_averaged(treatment: Treatment) -> bool:
+    """Return whether gradients are averaged over workers."""
+    return treatment.reduces and bool(treatment.all_reduce or not current_strategy().ranks.is_alone)
 
 
 def _differentiated(
@@ -168,10 +167,14 @@ class _StepRun:
     """Functions of a run of the step, called with values.
 
     Args:
-        inner: The optimizer, which no other wraps.
-        mixed: What wrapped it, or None.
-        how: What the step does to its gradients.
-        averaged: Is told the summaries of the run, if workers average its gradients, or None.
+        inner: The optimizer, without a wrapper.
+        mixed: The wrapper, or None.
+        treatment: The processing of the gradients.
+        averaged: Receives the summaries of the run, if workers average its gradients, or None.
+
+    Attributes:
+        inner, treatment: As given.
+        watcher: The loss scaler, or None.
     """
 
     def __init__(
@@ -181,7 +184,7 @@ class _StepRun:
         treatment: Treatment,
         averaged: OfThisRun | None,
     ) -> None:
-        self.inner, self._treatment, self._averaged = inner, treatment, averaged
+        self.inner, self.treatment, self._averaged = inner, treatment, averaged
         self.watcher = None if mixed is None else mixed.loss_scaler
         self._check_mixed = None if mixed is None else MixedCheck()
 
@@ -204,11 +207,11 @@ class _StepRun:
             BackwardResult(**parts), sums, rate, as_skip(skip), captured, loss=value
         )
         if self._averaged is None:
-            return self._treatment, step_inputs
-        writer = None if self._treatment.outbox is None else self._treatment.outbox.writer
+            return self.treatment, step_inputs
+        writer = None if self.treatment.outbox is None else self.treatment.outbox.writer
         summaries = Collected(("learning_rate", f"{SCOPE}loss", f"{SCOPE}loss_scale"), writer)
         self._averaged.keep(summaries)
-        return self._treatment._replace(outbox=Outbox(summaries, waits=True)), step_inputs
+        return self.treatment._replace(outbox=Outbox(summaries, waits=True)), step_inputs
 
     def run(self, value: Tensor, *given: Any) -> Tensor:
         """Take a step and return the loss before it."""
@@ -219,12 +222,35 @@ class _StepRun:
         raise_first(outcome.errors)
         return old_loss
 
+    def process(self, *values: Any) -> list[object] | None:
+        """Return the gradients of an update that follows in the same run, or None without one."""
+        *parts, scale, step = values
+        treatment, step_inputs = self.begin(*parts)
+        report: list[Any] = []
+        with note_not_applied(report):
+            ready = readied(self.inner, treatment, step_inputs, self.watcher, scale, step, report)
+            thread.frames[-1][self] = treatment, ready
+            if ready.gradient_transforms is None:
+                return None
+            return processed_now(ready.backward, ready.gradient_transforms)
+
+    def finish(self, loss: Tensor, has_update: Tensor) -> Tensor:
+        """Write the summaries of a run after its update, if any; return the loss."""
+        treatment, ready = thread.frames[-1].pop(self)
+        if has_update:
+            distribute.commit_sums(self.inner)
+        outcome = (
+            TAKEN if has_update else ACCUMULATED if ready.gradient_transforms is None else SKIPPED
+        )
+        raise_first(told(treatment, ready, outcome))
+        return loss.detach().clone()
+
     def tell(
         self, parts: dict[str, Any], sums: list[Tensor], rate: Any, skip: Any, scope: str
     ) -> Callable[[Any], None]:
         """Return a function that writes the summaries of gradients to a writer."""
         step_inputs = ReceivedGradients(BackwardResult(**parts), sums, rate, as_skip(skip))
-        return told_of(self._treatment, step_inputs, scope).write
+        return told_of(self.treatment, step_inputs, scope).write
 
 
 def _called_in_runs(
@@ -248,52 +274,26 @@ def _called_in_runs(
 
 
 def _called_now(
-    inner: Optimizer,
+    step_run: _StepRun,
     backward: BackwardResult,
-    begin: Callable[..., tuple[Treatment, ReceivedGradients]],
     inputs: Sequence[Any],
     global_step: object,
-    scaler: AutomaticLossScaler | None,
-    treatment: Treatment,
     update_ops: Sequence[object],
 ) -> Any:
     """Return the train operation of an optimizer whose hooks are called while building.
 
     Args:
-        inner, backward, global_step, how: Of the step.
-        begin: Gives what the values of the first of `inputs` mean.
+        step_run: The step.
+        backward: The symbolic gradients and their variables.
         inputs: The loss first, the value of the loss scale and the global step last.
-        scaler: What watches the gradients, or None.
-        update_ops: What runs with it.
+        global_step: The variable that counts updates, or None.
+        update_ops: Operations that run before the returned one.
     """
-    key = object()  # of what one run keeps from the gradients to the summaries
-
-    def process(*values: Any) -> list[object] | None:
-        *parts, scale, step = values
-        run_treatment, step_inputs = begin(*parts)
-        report: list[Any] = []
-        with note_not_applied(report):
-            ready = readied(inner, run_treatment, step_inputs, scaler, scale, step, report)
-            thread.frames[-1][key] = run_treatment, ready
-            if ready.gradient_transforms is None:
-                return None
-            return processed_now(ready.backward, ready.gradient_transforms)
-
-    def tell(loss: Tensor, has_update: Tensor) -> Tensor:
-        run_treatment, ready = thread.frames[-1].pop(key)
-        if has_update:
-            distribute.commit_sums(inner)
-        outcome = (
-            TAKEN if has_update else ACCUMULATED if ready.gradient_transforms is None else SKIPPED
-        )
-        raise_first(told(run_treatment, ready, outcome))
-        return loss.detach().clone()
-
-    loss = inputs[0]
+    loss, treatment, scaler = inputs[0], step_run.treatment, step_run.watcher
     update = updated(
-        inner,
+        step_run.inner,
         backward,
-        process,
+        step_run.process,
         inputs,
         global_step,
         scaler,
@@ -301,7 +301,7 @@ def _called_now(
         always=scaler is None and treatment.iter_size == 1,
     )
     return operation(
-        tell,
+        step_run.finish,
         [loss, update.has_update],
         "train",
         outputs=Output(loss.dtype, loss.shape, ()),

@@ -139,48 +139,77 @@ def optimize_loss(
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
     post = PostProcessing.of(summaries, clip_gradients, larc_params, as_shipped)
-    mixed = is_mixed(dtype)
-    check_writer(summary_writer)
-    check_count(iter_size)
-    if not callable(learning_rate_decay_fn):
-        raise InvalidTypeError(
-            f"learning_rate_decay_fn must be callable, not {show_value(learning_rate_decay_fn)}."
-        )
-    iter_size = _runs_of_an_update(iter_size, skip_update_ph, bool(on_horovod), as_shipped)
-    in_graph = is_deferred(loss)
-    if not in_graph and not (callable(loss) and not isinstance(loss, Tensor)):
-        raise InvalidTypeError(
-            f"loss must be a callable that returns the loss in eager mode, not {show_value(loss)}."
-        )
-    collected: tuple[str, ...] = ()
-    if in_graph:
-        collected = ("loss", *post.summaries) if summaries is None else post.summaries
-    outbox = None if summary_writer is None else Outbox(summary_writer, waits=in_graph)
-    treatment = Treatment(
-        post, iter_size, bool(on_horovod), all_reduce, model, outbox, shows_loss=summaries is None
-    )
+    mixed, in_graph, reduces = is_mixed(dtype), is_deferred(loss), bool(on_horovod)
+    _check_functions(loss, learning_rate_decay_fn, in_graph)
+    iter_size = _runs_of_an_update(iter_size, skip_update_ph, reduces, as_shipped)
+    settings = iter_size, reduces, all_reduce, model, _outbox(summary_writer, in_graph)
+    treatment = Treatment(post, *settings, shows_loss=summaries is None)
     with loss.graph.as_default() if is_symbolic(loss) else contextlib.nullcontext():
         counter = _global_step(global_step, in_graph)
         live = None if in_graph else LiveRate(learning_rate_decay_fn, counter)
         rate = learning_rate_decay_fn(counter) if live is None else live.value
-        params = _arguments(optimizer, optimizer_params, rate, live, as_shipped)
-        inner = _made(optimizer, rate, params, as_shipped)
-        scaler: AutomaticLossScaler | None = None
-        if isinstance(loss_scaling, str):
-            scaler = AutomaticLossScaler(loss_scaling, loss_scaling_params, as_shipped=as_shipped)
+        inner = _make_optimizer(optimizer, optimizer_params, rate, live, as_shipped)
+        scaler = _loss_scaler(loss_scaling, loss_scaling_params, as_shipped)
         if mixed:
-            scale = loss_scaling if scaler is None else scaler
-            scope = "" if in_graph else SCOPE
-            inner = MixedPrecisionOptimizerWrapper(inner, scale, as_shipped=as_shipped, scope=scope)
-            _ = inner.loss_scale  # raises if there is none
-        if live is None:
-            arguments = (loss, inner, var_list, rate, counter, scaler, treatment, skip_update_ph)
-            return step_in_graph(*arguments, collected)
-        return TrainingStep(loss, inner, var_list, live, counter, scaler, treatment, skip_update_ph)
+            inner = _mixed_precision(inner, loss_scaling, scaler, in_graph, as_shipped)
+        step_args = counter, scaler, treatment, skip_update_ph
+        if live is not None:
+            return TrainingStep(loss, inner, var_list, live, *step_args)
+        return step_in_graph(loss, inner, var_list, rate, *step_args, _collected(treatment))
+
+
+def _collected(treatment: Treatment) -> tuple[str, ...]:
+    """Return the names of the summaries that go to the collection SUMMARIES in graph mode."""
+    summaries = treatment.post.summaries
+    return ("loss", *summaries) if treatment.shows_loss else summaries
+
+
+def _check_functions(loss: object, learning_rate_decay_fn: object, in_graph: bool) -> None:
+    """Raise InvalidTypeError if the learning rate or the loss of eager mode is not a function."""
+    if not callable(learning_rate_decay_fn):
+        raise InvalidTypeError(
+            f"learning_rate_decay_fn must be callable, not {show_value(learning_rate_decay_fn)}."
+        )
+    if not in_graph and not (callable(loss) and not isinstance(loss, Tensor)):
+        raise InvalidTypeError(
+            f"loss must be a callable that returns the loss in eager mode, not {show_value(loss)}."
+        )
+
+
+def _outbox(summary_writer: Any, in_graph: bool) -> Outbox | None:
+    """Return an outbox for a writer, or None without one; raise if it is not a writer."""
+    check_writer(summary_writer)
+    return None if summary_writer is None else Outbox(summary_writer, waits=in_graph)
+
+
+def _loss_scaler(
+    loss_scaling: object, loss_scaling_params: Mapping[str, object] | None, as_shipped: bool
+) -> AutomaticLossScaler | None:
+    """Return the scaler of a named algorithm, or None."""
+    if not isinstance(loss_scaling, str):
+        return None
+    return AutomaticLossScaler(loss_scaling, loss_scaling_params, as_shipped=as_shipped)
+
+
+def _mixed_precision(
+    optimizer: Any,
+    loss_scaling: Any,
+    scaler: AutomaticLossScaler | None,
+    in_graph: bool,
+    as_shipped: bool,
+) -> MixedPrecisionOptimizerWrapper:
+    """Return the optimizer with float32 masters; raise if the loss scale is invalid."""
+    scale = loss_scaling if scaler is None else scaler
+    scope = "" if in_graph else SCOPE
+    wrapper = MixedPrecisionOptimizerWrapper(optimizer, scale, as_shipped=as_shipped, scope=scope)
+    # The property raises if the scale is invalid.
+    _ = wrapper.loss_scale
+    return wrapper
 
 
 def _runs_of_an_update(iter_size: int, skip: object, on_horovod: bool, as_shipped: bool) -> int:
     """Return the runs per update: 1 `as_shipped` without `on_horovod`, as in OpenSeq2Seq."""
+    check_count(iter_size)
     if as_shipped and not on_horovod:
         iter_size = 1
     if iter_size > 1 and skip is None:
@@ -216,11 +245,16 @@ def _global_step(global_step: object, in_graph: bool) -> object:
     return Variable(zero, name="global_step", trainable=False)
 
 
-def _made(
-    optimizer: Any, rate: Any, params: Mapping[str, Any], as_shipped: bool
+def _make_optimizer(
+    optimizer: Any,
+    params: Mapping[str, object] | None,
+    rate: Any,
+    live: LiveRate | None,
+    as_shipped: bool,
 ) -> Optimizer | NovoGrad:
+    """Return a new optimizer; raise InvalidTypeError if the class makes something else."""
+    all_params: dict[str, Any] = {**_arguments(optimizer, params, rate, live, as_shipped)}
     cls = optimizer_class(optimizer)
-    all_params = dict(params)
     if as_shipped and isinstance(cls, type) and issubclass(cls, NovoGrad):
         all_params.setdefault("as_shipped", True)
     instance = cls(learning_rate=rate, **all_params)

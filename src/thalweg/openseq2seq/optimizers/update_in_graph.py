@@ -7,6 +7,7 @@ subclasses that override hooks or `apply_gradients`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +69,29 @@ def processed_now(backward: BackwardResult, transforms: GradientTransforms) -> l
     return [None if grad is None else next(new_gradients) for grad in backward.gradients]
 
 
+def _sparse_flags(backward: BackwardResult, dense: bool) -> list[bool]:
+    """Return for each gradient whether it stays sparse."""
+    return [
+        isinstance(grad, SymbolicSlices | IndexedSlices) and penalty is None and not dense
+        for grad, penalty in zip(backward.gradients, backward.penalties, strict=True)
+    ]
+
+
+def _run_process(
+    process: Callable[..., Sequence[object] | None],
+    targets: Sequence[Any],
+    slices: Sequence[bool],
+    *values: object,
+) -> list[object]:
+    """Return whether a run has an update, and the gradients, in a form that the graph knows."""
+    with writable():
+        run_gradients, leaves = process(*values), list(map(resolve, targets))
+        is_update = torch.tensor(run_gradients is not None, dtype=torch.bool, device="cpu")
+        if run_gradients is None:
+            return [is_update, *map(_none, slices, leaves)]
+        return [is_update, *map(_as_known, run_gradients, slices, leaves)]
+
+
 def updated(
     optimizer: Optimizer,
     backward: BackwardResult,
@@ -94,29 +118,19 @@ def updated(
         always: Whether there is an update in each run.
     """
     graph, targets = get_default_graph(), backward.targets
-    slices = [
-        isinstance(grad, SymbolicSlices | IndexedSlices) and penalty is None and not dense
-        for grad, penalty in zip(backward.gradients, backward.penalties, strict=True)
-    ]
-
-    def run_process(*values: object) -> list[object]:
-        with writable():
-            run_gradients, leaves = process(*values), list(map(resolve, targets))
-            is_update = torch.tensor(run_gradients is not None, dtype=torch.bool, device="cpu")
-            if run_gradients is None:
-                return [is_update, *map(_none, slices, leaves)]
-            return [is_update, *map(_as_known, run_gradients, slices, leaves)]
+    slices = _sparse_flags(backward, dense)
 
     def apply() -> object:
-        with distribute.enter_single_replica():  # they are means over the replicas
+        # Gradients are means over the replicas.
+        with distribute.enter_single_replica():
             applied_op = group(optimizer.apply_gradients(pairs, global_step, **name_argument))
         if all(copy is None for copy in backward.copies):
             return applied_op
         return operation(_copy, referred(backward), "copy", control_inputs=[applied_op])
 
     name_argument: dict[str, Any] = {} if name is None else {"name": name}
-    outputs = [Output(target.dtype, target.shape, ()) for target in targets]
-    outputs = [Output(torch.bool, (), ()), *outputs]
+    outputs = [Output(torch.bool, (), ()), *(Output(x.dtype, x.shape, ()) for x in targets)]
+    run_process = partial(_run_process, process, targets, slices)
     collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
     old_ops = list(collection)
     with graph.as_one():
@@ -124,15 +138,13 @@ def updated(
             run_process, inputs, "process_gradients", outputs=outputs
         )
         has_step.op.written += _scale_of(scaler)
-        for gradient, is_sparse in zip(process_outputs, slices, strict=True):
+        pairs: list[tuple[Any, Any]] = []
+        for gradient, is_sparse, target in zip(process_outputs, slices, targets, strict=True):
             gradient.may_be_sparse = is_sparse
-        gradients = [
-            SymbolicSlices.of(gradient) if is_sparse else gradient
-            for gradient, is_sparse in zip(process_outputs, slices, strict=True)
-        ]
-        pairs = list(zip(gradients, targets, strict=True))
+            pairs.append((SymbolicSlices.of(gradient) if is_sparse else gradient, target))
         end_op = apply() if always else cond(has_step, apply, no_op)
-    collection[:] = old_ops  # what is in a branch cannot be run alone
+    # Operations of a branch cannot be run alone.
+    collection[:] = old_ops
     return Update(end_op, has_step)
 
 

@@ -15,7 +15,7 @@ from thalweg.optim.modern.optimizer import ModernOptimizer
 class OfMatrices:
     _choices: ClassVar[dict[str, str]]
     _make_rule: Callable[..., Rule]
-    _accepted: ClassVar[Signature]
+    constructor_signature: ClassVar[Signature]
 
 class Muon(OfMatrices, ModernOptimizer):
     def __init__(
@@ -75,9 +75,11 @@ class Muon(OfMatrices, ModernOptimizer):
             ns_steps: How many Newton-Schulz iterations a step has.
             adjust_lr_fn: How the rate follows a matrix's shape: "original", "match_rms_adamw" or
                 "rms_to_rms"; None is "original".
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
-                None is one block, and raises an error for parameters of three dimensions, which may
-                be stacks of matrices; 1 takes these as one matrix, too.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
+                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
+                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
+                of three dimensions, which may be stacks of matrices.
             ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
@@ -136,8 +138,8 @@ class Muon(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -211,9 +213,11 @@ class NorMuon(OfMatrices, ModernOptimizer):
             adjust_lr_fn: How the rate follows a matrix's shape: "original", "match_rms_adamw" or
                 "rms_to_rms"; None is "original".
             update_scale: How long steps are: "preserve_norm" or "match_rms".
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
-                None is one block, and raises an error for parameters of three dimensions, which may
-                be stacks of matrices; 1 takes these as one matrix, too.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
+                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
+                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
+                of three dimensions, which may be stacks of matrices.
             ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
@@ -272,8 +276,8 @@ class NorMuon(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -338,9 +342,11 @@ class MuonH(OfMatrices, ModernOptimizer):
                 them, or "original", "quintic" or "polar_express".
             eps: A small number that keeps a divisor from 0.
             ns_steps: How many Newton-Schulz iterations a step has.
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
-                None is one block, and raises an error for parameters of three dimensions, which may
-                be stacks of matrices; 1 takes these as one matrix, too.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
+                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
+                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
+                of three dimensions, which may be stacks of matrices.
             ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
@@ -399,8 +405,8 @@ class MuonH(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -463,9 +469,11 @@ class SOAP(OfMatrices, ModernOptimizer):
             weight_decay: How much of each parameter decays; 0 is none.
             precondition_frequency: In how many steps the basis changes once.
             max_precondition_dim: Sides that are longer keep their own basis.
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
-                None is one block, and raises an error for parameters of three dimensions, which may
-                be stacks of matrices; 1 takes these as one matrix, too.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
+                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
+                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
+                of three dimensions, which may be stacks of matrices.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
                 adds up duplicate rows of sparse gradients first.
@@ -523,8 +531,8 @@ class SOAP(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -587,9 +595,11 @@ class KLSOAP(OfMatrices, ModernOptimizer):
             weight_decay: How much of each parameter decays; 0 is none.
             precondition_frequency: In how many steps the basis changes once.
             max_precondition_dim: Sides that are longer keep their own basis.
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
-                None is one block, and raises an error for parameters of three dimensions, which may
-                be stacks of matrices; 1 takes these as one matrix, too.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
+                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
+                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
+                of three dimensions, which may be stacks of matrices.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
                 adds up duplicate rows of sparse gradients first.
@@ -647,8 +657,8 @@ class KLSOAP(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,

@@ -176,12 +176,9 @@ def of_symbol(
                 " Make variables inside `with graph.as_default():`."
             )
     grads = gradients(
-        loss,
-        variables,
-        grad_loss,
-        gate_gradients=gate_gradients == GATE_OP,
+        loss, variables, grad_loss, gate_gradients=gate_gradients == GATE_OP,
         aggregation_method=aggregation_method,
-    )
+    )  # fmt: skip
     pairs = [
         (None if id(var) in frozen else grad, var)
         for grad, var in zip(grads, variables, strict=True)

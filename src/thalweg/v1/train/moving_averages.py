@@ -154,6 +154,31 @@ class ExponentialMovingAverage(V1StateDict):
         average = self._slots.get(var, _AVERAGE)
         return [] if average is None else [Entry(f"{key}/{self._name}", average)]
 
+    def _move_averages(
+        self,
+        kind: Any,
+        averages: Sequence[Any],
+        values: Sequence[Any],
+        biased: Sequence[Any],
+        steps: Sequence[Any],
+        decay: Any,
+        count: Any,
+    ) -> None:
+        """Move averages in a run of a graph; `biased` has a slot or None for each."""
+        share = share_of(decay, count, kind)
+        targets = [
+            average if slot is None else slot
+            for average, slot in zip(averages, biased, strict=True)
+        ]
+        with self._lock:
+            counts = [
+                call
+                for average, slot, step in zip(averages, biased, steps, strict=True)
+                if slot is not None
+                for call in debias_divisor(average, slot, step, share)
+            ]
+            move(self._plans.now(), targets, values, share, counts)
+
     def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
         graph = get_default_graph()
         if var_list is None:
@@ -169,27 +194,8 @@ class ExponentialMovingAverage(V1StateDict):
             slots: list[Any] = [self._slots.get(source, name) for source in sources]
             return [None if slot is None else by_reference(slot) for slot in slots]
 
-        kind = scalar_type(self._decay)
-
-        def move_averages(
-            averages: Any, values: Any, biased: Any, steps: Any, decay: Any, count: Any
-        ) -> None:
-            share = share_of(decay, count, kind)
-            targets = [
-                average if slot is None else slot
-                for average, slot in zip(averages, biased, strict=True)
-            ]
-            with self._lock:
-                counts = [
-                    call
-                    for average, slot, step in zip(averages, biased, steps, strict=True)
-                    if slot is not None
-                    for call in debias_divisor(average, slot, step, share)
-                ]
-                move(self._plans.now(), targets, values, share, counts)
-
         return operation(
-            move_averages,
+            partial(self._move_averages, scalar_type(self._decay)),
             [
                 slots_named(_AVERAGE),
                 [_latest_value(source) for source in sources],

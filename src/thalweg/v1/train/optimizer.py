@@ -476,22 +476,32 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
                         self, pairs, hooks, transforms, self._said(global_step)
                     )
                 hooks.sharing = sharing
-                no_context, recorder = contextlib.nullcontext(), self._recorder
-                shared = no_context if sharing is None else distribute.enter_shared_step(sharing)
-                with shared, no_context if recorder is None else recorder.around(hooks):
-                    outcome = try_rebind(hooks, cache, pairs, transforms, copies)
-                    if outcome is None:
-                        outcome = run_step(
-                            hooks, cache, pairs, transforms, copies, may_rebind=False
-                        )
-                    elif (
-                        is_simple
-                        and (transforms.decide, transforms.watch, hooks.watch) == (None,) * 3
-                    ):
-                        note_repeated(cache, _make_replay)
+                outcome = self._take_planned(hooks, cache, pairs, transforms, copies, is_simple)
                 if finished is not None:
                     finished.append(hooks.finished)
                 return outcome
+
+    def _take_planned(
+        self,
+        hooks: V1StepAdapter,
+        cache: PlanCache,
+        pairs: GradsAndVars,
+        transforms: GradientTransforms,
+        copies: Copies,
+        is_simple: bool,
+    ) -> StepResult:
+        """Take a step that is rebound or planned; prepare its replay if it is `is_simple`."""
+        sharing: Any = hooks.sharing
+        no_context, recorder = contextlib.nullcontext(), self._recorder
+        shared = no_context if sharing is None else distribute.enter_shared_step(sharing)
+        with shared, no_context if recorder is None else recorder.around(hooks):
+            outcome = try_rebind(hooks, cache, pairs, transforms, copies)
+            if outcome is None:
+                return run_step(hooks, cache, pairs, transforms, copies, may_rebind=False)
+            watches = transforms.decide, transforms.watch, hooks.watch
+            if is_simple and watches == (None,) * 3:
+                note_repeated(cache, _make_replay)
+            return outcome
 
     def _make_hooks(
         self, global_step: object, name: str, values: dict[str, object] | None

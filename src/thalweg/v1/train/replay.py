@@ -65,34 +65,21 @@ class V1Replay(ReplayedApply):
         functions = [] if values is not None else optimizer._functions()
         # Users' functions may have side effects, so each step calls them exactly once.
         self._functions = [hyper for hyper in functions if not follows_count(hyper)]
-        self._reads = values is None and (
-            bool(functions)
-            or any(map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers")))
-        )
+        has_own_hooks = any(map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers")))
+        self._reads = values is None and (bool(functions) or has_own_hooks)
         self._decays = self._counted_decays(optimizer, functions)
         self._values = values = _values_without_calls(optimizer) if values is None else values
         self._moving = [name for name, hyper in values.items() if _is_moving(hyper)]
         self._fixed = [name for name in values if name not in self._moving]
-        moves = _moves(optimizer, values, self._global_step)
-        self._counters = [counter for counter, _ in moves]
-        self._factors = [factor for _, factor in moves]
-        self._kinds = [
-            scalar_type(counter) if counter.is_floating_point() else int
-            for counter in self._counters
-        ]
+        self._set_counters(_moves(optimizer, values, self._global_step))
         self._counts_anew = not (
             is_ours(type(optimizer)._counting_moves)
             and set(self._moving).isdisjoint(optimizer.POWERS.values())
         )
         self._read_counters()
         self._is_simple = not optimizer._has_own_hook("_hyper_scalars")
-        self._scalars: dict[Dtype, dict[str, Any]] = {}
-        reads_alone = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
+        self._scalars = self._read_scalars(optimizer, plan)
         self._powers = tuple(optimizer.POWERS)
-        if reads_alone and not optimizer._has_own_hook("_scalars_of"):
-            for dtype in plan.ready.dtypes:
-                scalars = optimizer._hyper_scalars(values, dtype, None)
-                self._scalars[dtype] = {**scalars, **dict.fromkeys(optimizer.POWERS, dtype(0))}
         # The scalars of all steps follow from the counts that those before have left.
         self._is_foreseen = (
             bool(self._scalars)
@@ -103,6 +90,25 @@ class V1Replay(ReplayedApply):
         )
 
     is_due = False
+
+    def _set_counters(self, moves: Sequence[tuple[Tensor, Any]]) -> None:
+        """Set the counters of a step, their factors and the types of their numbers."""
+        self._counters = [counter for counter, _ in moves]
+        self._factors = [factor for _, factor in moves]
+        self._kinds = [
+            scalar_type(counter) if counter.is_floating_point() else int
+            for counter in self._counters
+        ]
+
+    def _read_scalars(self, optimizer: Any, plan: CachedPlan) -> dict[Dtype, dict[str, Any]]:
+        """Return the scalars of a step by compute dtype; {} if a subclass computes others."""
+        all_scalars: dict[Dtype, dict[str, Any]] = {}
+        reads_alone = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
+        if reads_alone and not optimizer._has_own_hook("_scalars_of"):
+            for dtype in plan.ready.dtypes:
+                scalars = optimizer._hyper_scalars(self._values, dtype, None)
+                all_scalars[dtype] = {**scalars, **dict.fromkeys(optimizer.POWERS, dtype(0))}
+        return all_scalars
 
     def _counted_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
         """Return the hyperparameters that are decays over `global_step` alone, by name.

@@ -49,6 +49,20 @@ class ExportContents:
     averages: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
 
 
+def _copy_averages(
+    averages: Mapping[str, Tensor], exported: Mapping[str, Any], kind: str
+) -> dict[str, StoredTensor]:
+    """Return copies of moving averages by the names of their variables in TensorFlow."""
+    copies: dict[str, StoredTensor] = {}
+    for target, average in averages.items():
+        if kind != "tf1" or target not in exported:
+            why = "is of no variable" if kind == "tf1" else "has no place in a tf.train.Checkpoint"
+            raise state.mismatch([f"the average {target!r} {why}"], outcome="Nothing was written.")
+        name, axes = exported[target]
+        copies[name] = _stored_copy(average, axes, f"The average of '{target}'")
+    return copies
+
+
 def copy_contents(
     optimizer: object,
     targets: TargetTensors,
@@ -91,13 +105,7 @@ def copy_contents(
         ordered_slots = {name: slots[name] for name in variables if name in slots}
         scalars = {} if optimizer is None else _stored_scalars(optimizer)
     step = None if global_step is None else _stored_copy(global_step, None, "global_step")
-    means: dict[str, StoredTensor] = {}
-    for target, average in (averages or {}).items():
-        if kind != "tf1" or target not in exported:
-            why = "is of no variable" if kind == "tf1" else "has no place in a tf.train.Checkpoint"
-            raise state.mismatch([f"the average {target!r} {why}"], outcome="Nothing was written.")
-        name, axes = exported[target]
-        means[name] = _stored_copy(average, axes, f"The average of '{target}'")
+    means = _copy_averages(averages or {}, exported, kind)
     return ExportContents(optimizer, variables, ordered_slots, scalars, step, means)
 
 

@@ -312,17 +312,7 @@ def auc(
         ValueError: The curve or the method is none of these.
     """
     edge = 1e-7
-    if curve not in ("ROC", "PR"):
-        raise InvalidArgumentError(f"curve must be ROC or PR, not {show_value(curve)}.")
-    heights = {
-        "trapezoidal": lambda y: (y[:-1] + y[1:]) / 2,
-        "minoring": lambda y: torch.minimum(y[:-1], y[1:]),
-        "majoring": lambda y: torch.maximum(y[:-1], y[1:]),
-    }
-    methods = [*heights, "careful_interpolation"] if curve == "PR" else [*heights]
-    if summation_method not in methods:
-        names = ", ".join(methods)
-        raise InvalidArgumentError(f"summation_method {summation_method!r} is none of {names}.")
+    _check_curve(curve, summation_method)
     inner = [(i + 1) / (num_thresholds - 1) for i in range(num_thresholds - 2)]
     inner = inner if thresholds is None else sorted(thresholds)
     levels = torch.tensor(
@@ -339,21 +329,48 @@ def auc(
             for label, guess in _KINDS.values()
         ]
 
-    def area(true_pos: Tensor, false_neg: Tensor, true_neg: Tensor, false_pos: Tensor) -> Tensor:
-        if summation_method == "careful_interpolation":
-            return _interpolated_area(true_pos, false_neg, false_pos)
-        small = 1e-6
-        recalled = (true_pos + small) / (true_pos + false_neg + small)
-        if curve == "ROC":
-            x, y = false_pos / (false_pos + true_neg + small), recalled
-        else:
-            x, y = recalled, (true_pos + small) / (true_pos + false_pos + small)
-        return ((x[:-1] - x[1:]) * heights[summation_method](y)).sum()
-
+    area = partial(_area_under, curve, summation_method)
     counts = {title: (len(levels),) for title in _KINDS}
     parts = [_optional_tensor(weights), tensor(labels), tensor(predictions)]
     collections = (metrics_collections, updates_collections)
     return _counting_metric(name or "auc", counts, measure, parts, area, *collections)
+
+
+_HEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "trapezoidal": lambda y: (y[:-1] + y[1:]) / 2,
+    "minoring": lambda y: torch.minimum(y[:-1], y[1:]),
+    "majoring": lambda y: torch.maximum(y[:-1], y[1:]),
+}
+
+
+def _check_curve(curve: str, summation_method: str) -> None:
+    """Raise InvalidArgumentError if the curve or its method of summation is unknown."""
+    if curve not in ("ROC", "PR"):
+        raise InvalidArgumentError(f"curve must be ROC or PR, not {show_value(curve)}.")
+    methods = [*_HEIGHTS, "careful_interpolation"] if curve == "PR" else [*_HEIGHTS]
+    if summation_method not in methods:
+        names = ", ".join(methods)
+        raise InvalidArgumentError(f"summation_method {summation_method!r} is none of {names}.")
+
+
+def _area_under(
+    curve: str,
+    summation_method: str,
+    true_pos: Tensor,
+    false_neg: Tensor,
+    true_neg: Tensor,
+    false_pos: Tensor,
+) -> Tensor:
+    """Return the area under a curve from the counts at all thresholds."""
+    if summation_method == "careful_interpolation":
+        return _interpolated_area(true_pos, false_neg, false_pos)
+    small = 1e-6
+    recall_values = (true_pos + small) / (true_pos + false_neg + small)
+    if curve == "ROC":
+        x, y = false_pos / (false_pos + true_neg + small), recall_values
+    else:
+        x, y = recall_values, (true_pos + small) / (true_pos + false_pos + small)
+    return ((x[:-1] - x[1:]) * _HEIGHTS[summation_method](y)).sum()
 
 
 def _interpolated_area(true_pos: Tensor, false_neg: Tensor, false_pos: Tensor) -> Tensor:

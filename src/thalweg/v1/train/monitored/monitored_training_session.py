@@ -21,6 +21,13 @@ _STEPS = 100  # between two summaries
 
 Path = str | os.PathLike[str]
 
+_NOT_CHIEF = (
+    "is_chief=False: such a worker waits until the chief's variables, which they share on a"
+    " server, are initialized, and here each session has its own. Workers are threads in the"
+    " chief's session (SyncReplicasOptimizer), or processes with torch.distributed, each a chief"
+    " of its own, of which one has a checkpoint_dir."
+)
+
 
 def MonitoredTrainingSession(
     master: str = "",
@@ -88,20 +95,13 @@ def MonitoredTrainingSession(
     Reference: tf.train.MonitoredTrainingSession
     """
     if not is_chief:
-        raise InvalidArgumentError(
-            "is_chief=False: such a worker waits until the chief's variables, which they share on"
-            " a server, are initialized, and here each session has its own. Workers are threads in"
-            " the chief's session (SyncReplicasOptimizer), or processes with torch.distributed,"
-            " each a chief of its own, of which one has a checkpoint_dir."
-        )
-    if save_checkpoint_secs is _DEFAULT:
-        save_checkpoint_secs = _SECONDS if save_checkpoint_steps is _DEFAULT else None
-    if save_checkpoint_steps is _DEFAULT:
-        save_checkpoint_steps = None
-    if save_summaries_steps is _DEFAULT:
-        save_summaries_steps = _STEPS if save_summaries_secs is _DEFAULT else None
-    if save_summaries_secs is _DEFAULT:
-        save_summaries_secs = None
+        raise InvalidArgumentError(_NOT_CHIEF)
+    save_checkpoint_secs, save_checkpoint_steps = _with_default(
+        save_checkpoint_secs, save_checkpoint_steps, _SECONDS
+    )
+    save_summaries_steps, save_summaries_secs = _with_default(
+        save_summaries_steps, save_summaries_secs, _STEPS
+    )
     scaffold = scaffold or Scaffold()
     session_hooks = list(chief_only_hooks or ())
     folder = summary_dir or checkpoint_dir
@@ -111,14 +111,18 @@ def MonitoredTrainingSession(
         steps, seconds = save_summaries_steps, save_summaries_secs
         session_hooks.append(SummarySaverHook(steps, seconds, folder, scaffold=scaffold))
     if checkpoint_dir and _is_any_positive(save_checkpoint_secs, save_checkpoint_steps):
-        session_hooks.append(
-            CheckpointSaverHook(
-                checkpoint_dir, save_checkpoint_secs, save_checkpoint_steps, scaffold=scaffold
-            )
-        )
+        intervals = save_checkpoint_secs, save_checkpoint_steps
+        session_hooks.append(CheckpointSaverHook(checkpoint_dir, *intervals, scaffold=scaffold))
     creator = ChiefSessionCreator(scaffold, checkpoint_dir=checkpoint_dir)
     return MonitoredSession(creator, [*session_hooks, *(hooks or ())], stop_grace_period_secs)
 
 
 def _is_any_positive(*intervals: float | None) -> bool:
     return any((interval or 0) > 0 for interval in intervals)
+
+
+def _with_default(interval: Any, alternative: Any, default: float) -> tuple[Any, Any]:
+    """Return an interval and its alternative, None if missing; the default if both are."""
+    if interval is _DEFAULT:
+        interval = default if alternative is _DEFAULT else None
+    return interval, None if alternative is _DEFAULT else alternative

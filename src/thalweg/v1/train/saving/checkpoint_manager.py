@@ -21,6 +21,10 @@ from thalweg.v1.train.saving.checkpoint_management import (
 )
 
 _LOG = logging.getLogger(__name__)
+_CLOCK_BEHIND = (
+    "The clock is %g s behind the last preserved checkpoint timestamp in %s. The checkpoints there"
+    " are not deleted."
+)
 
 
 class CheckpointManager:
@@ -82,13 +86,8 @@ class CheckpointManager:
         paths, times = state.all_model_checkpoint_paths, state.all_model_checkpoint_timestamps
         mark, hours = state.last_preserved_timestamp, keep_checkpoint_every_n_hours
         if mark is not None and mark > start:
-            # Nobody knows which of the checkpoints were to be retained, so all of them are.
-            _LOG.warning(
-                "The clock is %g s behind the last preserved checkpoint timestamp in %s. The"
-                " checkpoints there are not deleted.",
-                mark - start,
-                self._directory,
-            )
+            # It is unknown which of the checkpoints are to be retained, so all of them are.
+            _LOG.warning(_CLOCK_BEHIND, mark - start, self._directory)
             mark, paths = start, []
         self._latest = state.model_checkpoint_path or None
         self._keeper = Keeper(

@@ -19,6 +19,21 @@ from thalweg.tf.convert import call
 from thalweg.tf.normalization import batch_moments, normalized
 
 
+def _check_unsupported(**arguments: object) -> None:
+    """Raise NotImplementedError if an argument of `batch_normalization` is set."""
+    for title, argument in arguments.items():
+        if argument:
+            raise NotImplementedError(f"batch_normalization has no {title} here.")
+
+
+def _single_axis(axis: Any) -> Any:
+    """Return the only axis; raise NotImplementedError if there are several."""
+    axes = list(axis) if isinstance(axis, Sequence) else [axis]
+    if len(axes) != 1:
+        raise NotImplementedError(f"batch_normalization takes one axis, not {show_value(axis)}.")
+    return axes[0]
+
+
 class BatchNormalization(Layer):
     """Layer that normalizes inputs by moments of the batch in training, else by moving averages.
 
@@ -78,16 +93,11 @@ class BatchNormalization(Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(trainable, name, **kwargs)
-        unsupported = {"renorm": renorm, "virtual_batch_size": virtual_batch_size}
-        for title, argument in {**unsupported, "adjustment": adjustment}.items():
-            if argument:
-                raise NotImplementedError(f"batch_normalization has no {title} here.")
-        axes = list(axis) if isinstance(axis, Sequence) else [axis]
-        if len(axes) != 1:
-            raise NotImplementedError(
-                f"batch_normalization takes one axis, not {show_value(axis)}."
-            )
-        self.axis, self.momentum, self.epsilon, self.fused = axes[0], momentum, epsilon, fused
+        _check_unsupported(
+            renorm=renorm, virtual_batch_size=virtual_batch_size, adjustment=adjustment
+        )
+        self.axis = _single_axis(axis)
+        self.momentum, self.epsilon, self.fused = momentum, epsilon, fused
         self._of_gamma = (gamma_initializer, gamma_regularizer, True, gamma_constraint)
         self._of_beta = (beta_initializer, beta_regularizer, True, beta_constraint)
         self._moving_initializers = (moving_mean_initializer, moving_variance_initializer)

@@ -212,31 +212,42 @@ def batch_norm(
     Raises:
         NotImplementedError: `batch_weights`, `zero_debias_moving_mean`, `renorm` or `adjustment`.
     """
-    refusals = {
-        "batch_weights": batch_weights, "zero_debias_moving_mean": zero_debias_moving_mean,
-        "renorm": renorm, "adjustment": adjustment,
-    }  # fmt: skip
-    for title, value in refusals.items():
-        if value is not None and value is not False:
-            raise NotImplementedError(f"batch_norm has no {title} here.")
+    _check_unsupported(batch_weights=batch_weights, renorm=renorm, adjustment=adjustment)
+    _check_unsupported(zero_debias_moving_mean=zero_debias_moving_mean)
     inputs = tensor(inputs)
     by_kernel = fused is not False and inputs.shape is not UNKNOWN and len(inputs.shape) in (2, 4)
+    axis = 1 if _format_of(data_format) == "channels_first" else -1
     options = {f"{name}_initializer": init for name, init in (param_initializers or {}).items()}
     options |= {f"{name}_regularizer": reg for name, reg in (param_regularizers or {}).items()}
     with _layer_scope(scope, "BatchNorm", reuse) as scope_args:
-        layer = layers.BatchNormalization(
-            1 if _format_of(data_format) == "channels_first" else -1,
-            decay, epsilon, center, scale, trainable=trainable, fused=by_kernel,
-            **options, **scope_args,
-        )  # fmt: skip
-        layer.UPDATES = updates_collections or ()
-        outputs = layer(inputs, training=is_training)
-        if updates_collections is None:
-            with _graph.control_dependencies(layer.updates):
-                outputs = arrays.identity(outputs)
+        scope_args |= {**options, "trainable": trainable, "fused": by_kernel}
+        layer = layers.BatchNormalization(axis, decay, epsilon, center, scale, **scope_args)
+        outputs = _normalize(layer, inputs, is_training, updates_collections)
         if activation_fn is not None:
             outputs = activation_fn(outputs)
         return _collect_outputs(outputs, layer, variables_collections, outputs_collections)
+
+
+def _check_unsupported(**arguments: object) -> None:
+    """Raise NotImplementedError unless all arguments of `batch_norm` are None or False."""
+    for title, value in arguments.items():
+        if value is not None and value is not False:
+            raise NotImplementedError(f"batch_norm has no {title} here.")
+
+
+def _normalize(
+    layer: layers.BatchNormalization,
+    inputs: Tensor,
+    is_training: object,
+    updates_collections: object,
+) -> Any:
+    """Return the outputs of a layer; None instead of collections lets them wait for updates."""
+    layer.UPDATES = updates_collections or ()
+    outputs = layer(inputs, training=is_training)
+    if updates_collections is not None:
+        return outputs
+    with _graph.control_dependencies(layer.updates):
+        return arrays.identity(outputs)
 
 
 class _LayerNorm(layers.Layer):

@@ -85,11 +85,9 @@ def optimize_loss(
         loss = _after(_graph.get_collection(GraphKeys.UPDATE_OPS), update_ops, loss)
         rate = _make_rate(learning_rate, learning_rate_decay_fn, step, names)
         opt = _make_optimizer(optimizer, rate)
-        pairs = opt.compute_gradients(
-            loss,
-            _graph.trainable_variables() if variables is None else variables,
-            colocate_gradients_with_ops=colocate_gradients_with_ops,
-        )
+        targets = _graph.trainable_variables() if variables is None else variables
+        colocation = {"colocate_gradients_with_ops": colocate_gradients_with_ops}
+        pairs = opt.compute_gradients(loss, targets, **colocation)
         if gradient_noise_scale is not None:
             pairs = [(_add_noise(grad, gradient_noise_scale), var) for grad, var in pairs]
         if gradient_multipliers is not None:
