@@ -76,7 +76,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "8bit": partial(optim.AdamW, lr=0.02, **NATURAL),
     "dynamic8": partial(optim.AdamW, lr=0.02, state_storage="dynamic8"),
     "dict": partial(optim.AdamW, lr=0.02, **CODES),
-    "clipped": partial(optim.AdamW, lr=0.02, ema_decay=0.9, cautious=True, **NATURAL),
+    "averaged": partial(optim.AdamW, lr=0.02, ema_decay=0.9, cautious=True, **NATURAL),
     "tensorflow": partial(optim.tensorflow.Adam, lr=0.02, **NATURAL),
     "SGD": partial(optim.SGD, lr=0.02, momentum=0.9, state_storage="linear8"),
     "Muon": partial(optim.Muon, lr=0.02, **NATURAL),
@@ -88,6 +88,12 @@ RULES: dict[str, Callable[..., Any]] = {
     "split Muon": partial(optim.Muon, lr=0.02, **SPLIT, **NATURAL),
     "bf16 8bit noisy": partial(optim.AdamW, lr=0.02, **NATURAL, **NOISY),
 }
+RULES["float32"] = partial(optim.AdamW, lr=0.02, state_dtype=torch.float32)
+RULES["masters"] = partial(optim.AdamW, lr=0.02, masters=True)
+TRAINED = (
+    "8bit", "dict", "averaged", "tensorflow", "SGD", "Muon", "SOAP", "split", "split 8bit noisy",
+    "split Lion", "split Muon", "bf16 8bit noisy",
+)  # fmt: skip
 OF_MATRICES = ("Muon", "SOAP", "split Muon")
 
 
@@ -148,13 +154,13 @@ def case_of(rule: str, place: str, count: int) -> list[str]:
     is_coded = [
         x.dtype == torch.uint8 for state in optimizer.state.values() for x in state.values()
     ]
-    assert any(is_coded)
+    assert any(is_coded), (rule, place)
     return differences(params, alone, optimizer, reference)
 
 
 def trained(count: int, folder: Path) -> Any:
     """Train all rules on all meshes."""
-    cases = product(RULES, PLACES)
+    cases = product(TRAINED, PLACES)
     return {f"{rule} on {place}": case_of(rule, place, count) for rule, place in cases}
 
 
@@ -285,13 +291,11 @@ def unsupported(count: int, folder: Path) -> Any:
     row = sharded(torch.ones(4096 + 256), mesh, (ROWS,)).requires_grad_()
     params = {"cut": cut, "pending": pending.requires_grad_(), "row": row}
     return {
-        f"{name} {rule}": message_of(lambda p=param, rule=rule: RULES[rule]([(name, p)]))
+        f"{name} {rule}": message_of(partial(RULES[rule], [(name, param)]))
         for (name, param), rule in product(params.items(), ("8bit", "dynamic8"))
     }
 
 
-RULES["float32"] = partial(optim.AdamW, lr=0.02, state_dtype=torch.float32)
-RULES["masters"] = partial(optim.AdamW, lr=0.02, masters=True)
 CASES: dict[str, Callable[[int, Path], Any]] = {
     "trained": trained,
     "resharded": resharded,

@@ -26,7 +26,7 @@ def reports_of(folder: Path, count: int, *names: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_mesh_has_the_bits_of_one_process(count: int, tmp_path: Path) -> None:
     for report in reports_of(tmp_path, count, "trained"):
-        assert len(report["trained"]) > 90
+        assert len(report["trained"]) == 12 * 7
         for name, differing in report["trained"].items():
             assert not differing, name
 

@@ -27,6 +27,7 @@ from thalweg._core.quantized_slots import (
     with_rows,
 )
 from thalweg._core.state import flaw, mismatch
+from thalweg._engines.codecs import OF_SLOTS
 from thalweg._engines.codecs.checks import HOMES
 from thalweg._engines.codecs.split8 import CORRECTION, SPLIT8
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -39,6 +40,7 @@ _RESTS = (CORRECTION, MASTER)  # what there may be of a weight beside the parame
 STORAGE = "state_storage"  # what groups of a state call the codecs of their slots
 _SUPPORTED_DTYPES = [dtype for dtype in TRAINED if dtype != torch.float64]
 _UNCODED_DTYPE = "float32"
+_SHORTEST = min(codec.block for codec in OF_SLOTS.values())
 
 Storage = dict[str, str]  # codecs by the names of slots
 
@@ -102,11 +104,11 @@ def _check_dtensor(param: Any, title: str, storage: Storage, slots_text: str) ->
     block = max(codec.block for codec in codecs)
     if cuts_blocks(param, block):
         mesh = tuple(param.device_mesh.shape)
+        shorter = "" if block == _SHORTEST else f" choose codecs with blocks of {_SHORTEST},"
         raise InvalidArgumentError(
             f"{name} on a mesh of {mesh}, which cuts its rows of {param.shape[-1]} elements inside"
             f" of the blocks of {block} that share a scale ({slots_text}). Shard another dimension,"
-            f" or give each rank a multiple of {block} columns; or choose shorter blocks,"
-            " such as those of softsign8 and root8 with 32 elements, or an optimizer without"
+            f" give each rank a multiple of {block} columns,{shorter} or use an optimizer without"
             " state_storage for this parameter."
         )
     if param.device.type == "cuda" and not isinstance(positions_of(param), int):
