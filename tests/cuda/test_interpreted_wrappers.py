@@ -44,17 +44,10 @@ COVER = cover_pairs(
     # NAdam has no decay beside its step.
     if not (name == "NAdam" and "cautious_decay" in options)
 )
-<<<<<<< HEAD
-@pytest.mark.parametrize("name", ["AdamW", "NAdam", "tensorflow.AdamW", "Muon"])
-def test_wrappers_equal_the_cpu(name, options, dtype):
-    if "cautious_decay" in options and name == "NAdam":
-        pytest.skip("it has no decay beside its step")
-=======
 
 
 @pytest.mark.parametrize(("name", "options", "dtype"), COVER, ids=str)
-def test_bits(name, options, dtype):
->>>>>>> suite-s58
+def test_wrappers_equal_the_cpu(name, options, dtype):
     kind = optim.tensorflow.AdamW if "." in name else getattr(optim, name)
 
     def make(params):
