@@ -162,7 +162,7 @@ def _buffer(buffer: Tensor | None) -> Tensor | None:
     if buffer is None:
         return None
     if buffer.is_meta:
-        return torch.zeros(buffer.shape, dtype=buffer.dtype)
+        return torch.zeros(buffer.shape, dtype=buffer.dtype, device="cpu")
     return buffer.detach().to("cpu", copy=True)
 
 
@@ -181,7 +181,7 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str
     if inputs is not None:
         return inputs if isinstance(inputs, tuple) else (inputs,), {}
     names = inspect.signature(model.forward).parameters
-    ids = torch.arange(_TOKENS)[None]
+    ids = torch.arange(_TOKENS, dtype=torch.int64, device="cpu")[None]
     kwargs: dict[str, Any] = {}
     if "use_cache" in names:
         kwargs["use_cache"] = False
@@ -197,14 +197,16 @@ def _first_input(model: nn.Module) -> Tensor:
     """Return an input that the first layer of a model takes."""
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            return torch.zeros(1, _TOKENS, dtype=torch.int64)
+            return torch.zeros(1, _TOKENS, dtype=torch.int64, device="cpu")
         if isinstance(module, nn.Linear):
-            return torch.zeros(1, _TOKENS, module.in_features)
+            return torch.zeros(1, _TOKENS, module.in_features, dtype=torch.float32, device="cpu")
         if isinstance(module, nn.Conv1d):
-            return torch.zeros(1, module.in_channels, 64)
+            return torch.zeros(1, module.in_channels, 64, dtype=torch.float32, device="cpu")
         if isinstance(module, nn.Conv2d):
-            return torch.zeros(1, module.in_channels, *_image_size(model))
-    return torch.zeros(1, _TOKENS, dtype=torch.int64)
+            return torch.zeros(
+                1, module.in_channels, *_image_size(model), dtype=torch.float32, device="cpu"
+            )
+    return torch.zeros(1, _TOKENS, dtype=torch.int64, device="cpu")
 
 
 def _image_size(model: nn.Module) -> tuple[int, int]:

@@ -143,7 +143,7 @@ class ProjectionTrace(TorchFunctionMode):
     ) -> Tensor:
         """Return zeros in place of the product of a weight and activations, with labels."""
         use = cast("WeightUse", self._use_of(weight))
-        product = torch.zeros(shape, dtype=activations.dtype)
+        product = torch.zeros(shape, dtype=activations.dtype, device="cpu")
         if name.startswith("conv") and activations.shape[1 - weight.dim()] != weight.shape[1]:
             use.is_grouped = True
             self._pass_channels(activations, product)
@@ -198,8 +198,8 @@ class ProjectionTrace(TorchFunctionMode):
         if not isinstance(argument, Tensor) or self._use_of(argument) is None:
             return argument
         if argument.numel() > _LARGEST_COPY:
-            return torch.zeros((), dtype=argument.dtype).expand(argument.shape)
-        return torch.zeros(argument.shape, dtype=argument.dtype)
+            return torch.zeros((), dtype=argument.dtype, device="cpu").expand(argument.shape)
+        return torch.zeros(argument.shape, dtype=argument.dtype, device="cpu")
 
     def _pass_channels(self, source: Tensor, output: Tensor) -> None:
         """Label the result of a depthwise convolution as its input."""
@@ -341,7 +341,9 @@ class ProjectionTrace(TorchFunctionMode):
         if labels is None or any(stride == 0 for stride in labels.stride()):
             base = target if target._base is None else target._base
             known_labels = self._label_arg(target)
-            base_labels = torch.empty_strided(base.shape, base.stride(), dtype=torch.int64)
+            base_labels = torch.empty_strided(
+                base.shape, base.stride(), dtype=torch.int64, device="cpu"
+            )
             base_labels.fill_(NO_LABEL)
             self._set_labels(base, base_labels)
             labels = base_labels.as_strided(target.shape, target.stride(), target.storage_offset())
@@ -357,7 +359,7 @@ class ProjectionTrace(TorchFunctionMode):
         if (labels := self._labels_of(argument)) is not None:
             return labels
         if argument.is_floating_point() or argument.is_complex():
-            return torch.full(argument.shape, NO_LABEL)
+            return torch.full(argument.shape, NO_LABEL, dtype=torch.int64, device="cpu")
         return argument
 
     def _labels_of(self, tensor: Tensor) -> Tensor | None:
@@ -398,7 +400,7 @@ def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any
             return torch.device("cpu")
         if not isinstance(arg, Tensor) or arg.device.type == "cpu" or use_of(arg) is not None:
             return arg
-        return torch.zeros(arg.shape, dtype=arg.dtype) if arg.is_meta else arg.cpu()
+        return torch.zeros(arg.shape, dtype=arg.dtype, device="cpu") if arg.is_meta else arg.cpu()
 
     return mapped(arguments, move)
 

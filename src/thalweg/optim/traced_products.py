@@ -109,7 +109,7 @@ def _convolution_shape(
     # One channel has the same spatial sizes as all.
     channels = 1 - weight.dim()
     options = {key: kwargs[key] for key in ("stride", "padding", "dilation") if key in kwargs}
-    kernel = torch.zeros(1, 1, *weight.shape[2:], dtype=activations.dtype)
+    kernel = torch.zeros(1, 1, *weight.shape[2:], dtype=activations.dtype, device="cpu")
     channel = func(activations.narrow(channels, 0, 1), kernel, None, *args[3:6], **options)
     sizes = list(channel.shape)
     sizes[channels] = weight.shape[0]

@@ -85,15 +85,7 @@ class WeightUse:
         )
         row_size = prod(shape[batch + 1 :])
         matrix_size = shape[batch] * row_size
-        if not (outputs % row_size).any() and inputs.max() < row_size:
-            transposed = False
-        elif not (inputs % row_size).any() and outputs.max() < row_size:
-            transposed = True
-        else:
-            transposed, self._conflict = False, "outputs are neither its rows nor its columns"
-        if self._orientation not in (None, (batch, transposed)):
-            self._conflict = "products use it in different orientations"
-        self._orientation = (batch, transposed)
+        transposed = self._orient(outputs, inputs, batch, row_size)
         self.output_count = row_size if transposed else shape[batch]
         input_count = shape[batch] if transposed else row_size
         starts = sum(
@@ -112,6 +104,18 @@ class WeightUse:
             self._add(self._factor_inputs, input_flags)
         outputs = starts + outputs
         return outputs % row_size if transposed else outputs // row_size
+
+    def _orient(self, outputs: Indices, inputs: Indices, batch: int, row_size: int) -> bool:
+        """Record and return whether outputs are columns of the weight; record conflicts."""
+        transposed = False
+        if (outputs % row_size).any() or inputs.max() >= row_size:
+            transposed = not (inputs % row_size).any() and bool(outputs.max() < row_size)
+            if not transposed:
+                self._conflict = "outputs are neither its rows nor its columns"
+        if self._orientation not in (None, (batch, transposed)):
+            self._conflict = "products use it in different orientations"
+        self._orientation = (batch, transposed)
+        return transposed
 
     def consume(self, outputs: Indices) -> None:
         """Record that a function used these outputs together."""
