@@ -173,6 +173,9 @@ LIMITS = (
     (r"^optim\.(?!(A?SGD|Ada(delta|grad|m|mW|max)|[NR]Adam|RMSprop|Rprop) )\S+ torch_step",
      "dtype", ""),
     (r"^optimize_loss", "layout", "contiguous strided expanded sparse"),
+    # Their passes are those of Muon and Adafactor, which have all options.
+    (r"\.(AdaMuon|AdafactorHF) (?!plain|masters|state_storage|weights|clip_grad_norm|accumulate)",
+     "dtype", ""),
 )  # fmt: skip
 
 
