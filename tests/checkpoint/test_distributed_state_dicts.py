@@ -83,8 +83,9 @@ FAST = [
     ("Mixed", "split 8bit"),
     ("Muon by rows", "8bit"), ("tensorflow.Adam", "everything"),
 ]  # fmt: skip
-# The numbers `eta` and `mu` of ASGD become 16-bit, as in torch, when they are loaded.
-ROUNDED = {("ASGD", "stochastic")}
+# The numbers of ASGD (`eta`, `mu`) and of NAdam (`mu_product`) become 16-bit, as in torch, when
+# they are loaded.
+ROUNDED = {("ASGD", "stochastic"), ("NAdam", "stochastic")}
 ALL = [(name, options) for name in MAKERS for options in OPTIONS if (name, options) not in ROUNDED]
 by_form = pytest.mark.parametrize("form", FORMS)
 
