@@ -128,10 +128,10 @@ def assert_equal(first: Any, second: Any) -> None:
 
 
 def transferred_by_file(saved: Any, module: nn.Module, optimizer: Any, form: str, to: Path) -> Any:
-    dcp.save(saved, checkpoint_id=to)
+    dcp.save(saved, checkpoint_id=to)  # pyright: ignore[reportPrivateImportUsage]
     model_state, optimizer_state = get_state_dict(module, optimizer, options=FORMS[form])
     template = {"model": model_state, "optimizer": optimizer_state}
-    dcp.load(template, checkpoint_id=to)
+    dcp.load(template, checkpoint_id=to)  # pyright: ignore[reportPrivateImportUsage]
     return template
 
 
@@ -284,9 +284,9 @@ def test_group_of_another_optimizer_can_be_added(options: str) -> None:
     """Groups name the codecs of slots, which constructors do not take from users."""
     _, optimizer = model_and_optimizer("AdamW", options)
     module, second = model_and_optimizer("AdamW", options)
-    group = {**optimizer.param_groups[0], "params": [nn.Parameter(module[0].weight.detach())]}
+    group = {**optimizer.param_groups[0], "params": [nn.Parameter(module[0].weight.detach())]}  # pyright: ignore[reportIndexIssue]
     second.add_param_group(group)
     assert second.state_dict()["param_groups"][1].keys() == group.keys()
-    group = {**group, "params": [nn.Parameter(module[0].weight.detach())]}
+    group = {**group, "params": [nn.Parameter(module[0].weight.detach())]}  # pyright: ignore[reportIndexIssue]
     with pytest.raises(ValueError, match="'state_storage' of group 2 is"):
         second.add_param_group({**group, "state_storage": {"exp_avg": "dynamic8"}})

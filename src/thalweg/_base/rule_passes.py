@@ -141,7 +141,7 @@ class Stage:
             and all others; variables of three dimensions then raise an error, because they may be
             stacks of matrices. After `__post_init__`, the layout of `heads` is here, too.
         seed: The seed of the input `random`, an integer from 0 to 2**48 - 1. The methods
-            `random.normal(*shape)` and `random.uniform(*shape)` return tensors (batch, *shape).
+            `random.normal(*shape)` and `random.uniform(*shape)` return tensors `(batch, *shape)`.
 
     Raises:
         RuleError: The function cannot be called, `every`, `heads` or `seed` is invalid, or both
