@@ -106,7 +106,9 @@ def _imports(tree: ast.Module, used: set[str]) -> str:
 
 
 def _lines(tree: ast.Module) -> list[str]:
-    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    # Imports for type checkers are in the body of a condition.
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.If))]
+    froms = [node for body in bodies for node in body if isinstance(node, ast.ImportFrom)]
     return [f"from {node.module} import {alias.name}" for node in froms for alias in node.names]
 
 
@@ -146,13 +148,17 @@ def _method(node: _Function) -> str:
 
 
 def _arguments(node: ast.arguments) -> list[str]:
-    """Plain arguments of a method, with types and defaults."""
+    """Return the arguments of a method, with types and defaults."""
     defaults = [*[None] * (len(node.args) - len(node.defaults)), *node.defaults]
     texts: list[str] = []
     for argument, default in zip(node.args, defaults, strict=True):
         value = "" if default is None else ast.unparse(default)
         texts.append(ast.unparse(argument) + (f" = {value}" if value else ""))
-    return texts
+    texts += ["*"] if node.kwonlyargs else []
+    for argument, default in zip(node.kwonlyargs, node.kw_defaults, strict=True):
+        value = "" if default is None else f" = {ast.unparse(default)}"
+        texts.append(ast.unparse(argument) + value)
+    return [*texts, *([f"**{ast.unparse(node.kwarg)}"] if node.kwarg else [])]
 
 
 def _constructor(cls: Any) -> str:

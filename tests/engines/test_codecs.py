@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from pairwise import cover_pairs
 from quantized_rules import encode_slots, encoded_case, numbers_of, records_of
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, assert_same, case, label, reference, take
 from thalweg._engines.codecs import CODECS, OF_SLOTS
@@ -208,9 +210,11 @@ def assert_same_steps(base: Case, problem: Problem, selection: Any = KEEP, steps
             assert_same([slot], [expected_slot], f"{base.rule.name}")
 
 
-@by_name
-@pytest.mark.parametrize("base", CASES, ids=label)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
+@pytest.mark.parametrize(
+    ("base", "name", "dtype"),
+    cover_pairs(product(CASES, OF_SLOTS, (torch.float32, torch.bfloat16))),
+    ids=label,
+)
 def test_the_cpu_engine_has_the_bits_of_the_reference(
     base: Case, name: str, dtype: torch.dtype
 ) -> None:

@@ -29,7 +29,7 @@ WRAPPERS: list[dict[str, Any]] = [
 ]  # fmt: skip
 MEASURING = [optim.LAMB, optim.MARS, optim.Prodigy, optim.StableAdamW, optim.CautiousAdamW,
              optim.AdamH]  # fmt: skip
-MATRIX = [optim.Muon, optim.NorMuon, optim.MuonH, optim.SOAP, optim.KLSOAP]
+MATRIX = [optim.Muon, optim.NorMuon, optim.AdaMuon, optim.MuonH, optim.SOAP, optim.KLSOAP]
 BYTES = {"state_storage": "8bit"}
 CASES = [
     *((cls, {**BYTES, **options}) for cls in (optim.AdamW, optim.Muon) for options in WRAPPERS),

@@ -63,6 +63,11 @@ def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) ->
     return slots
 
 
+def shape_entry(param: Tensor) -> Tensor:
+    """Return the value of `ENCODED_SHAPE` in the state of a parameter."""
+    return torch.tensor(param.shape, dtype=torch.int64, device=param.device)
+
+
 def _fill(codec: Codec, records: Tensor, count: int, number: float) -> None:
     """Fill records with a number, of which they encode `count`."""
     block = torch.full((codec.block,), number, dtype=torch.float32, device="cpu")

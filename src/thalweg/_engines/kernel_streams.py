@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.protocol import Dtype, StepRequest
-from thalweg._engines.random_bits import NARROW
+from thalweg._engines.random_bits import NARROW, ElementRuns
 
 
 class Streams(NamedTuple):
@@ -27,8 +27,10 @@ class Streams(NamedTuple):
         gradient: The dtype of the gradients.
         sizes: The number of elements of each variable.
         base: Addresses, (variables, streams); 0 for gradients. With `draws`, two more columns have
-            each variable's entry of `StepRequest.places`.
+            the number of each variable's random stream, and the position of its first element.
         draws: 16-bit numbers are rounded stochastically.
+        runs: With `draws`, the positions of the elements of each variable; None if all are
+            adjacent.
     """
 
     names: tuple[str, ...]
@@ -39,6 +41,7 @@ class Streams(NamedTuple):
     sizes: list[int]
     base: Int64
     draws: bool = False
+    runs: Sequence[ElementRuns | None] = ()
 
     @property
     def measured_types(self) -> tuple[str, ...]:
@@ -72,8 +75,12 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
     # Copies are rounded to the nearest.
     rounded_names = (names[0], *names[2 : len(names) - has_copy])
     draws = bool(request.places) and not NARROW.isdisjoint(rounded_names)
+    runs: list[ElementRuns | None] = []
     if draws:
-        base = np.hstack([base, np.array([request.places[i] for i in members], np.int64)])
+        numbers, positions = zip(*(request.places[i] for i in members), strict=True)
+        runs = [place if isinstance(place, ElementRuns) else None for place in positions]
+        origins = [place if isinstance(place, int) else 0 for place in positions]
+        base = np.hstack([base, np.array([numbers, origins], np.int64).T])
     return Streams(
         names,
         has_copy,
@@ -83,4 +90,5 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
         [tensors[0].numel() for tensors in tensors_by_member],
         base,
         draws,
+        runs,
     )

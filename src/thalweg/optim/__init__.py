@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     from thalweg._base.matrix_layout import MatrixLayout
     from thalweg.optim import diagnostics, tensorflow
     from thalweg.optim.adafactor import Adafactor
+    from thalweg.optim.layout_decisions import MatrixLayouts, ParamLayout, matrix_layouts
     from thalweg.optim.lion import Lion
     from thalweg.optim.matrix_selection import hidden_matrices
     from thalweg.optim.mixed import Mixed
+    from thalweg.optim.modern.adafactor_hf import AdafactorHF
     from thalweg.optim.modern.adamw import (
         AdamWCautiousDecay,
         AdamWCoupled,
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     )
     from thalweg.optim.modern.adaptive import ADOPT, LAMB, SM3, AdamH, Adan, AdEMAMix, LaProp
     from thalweg.optim.modern.mars import MARS
-    from thalweg.optim.modern.matrix_rules import KLSOAP, SOAP, Muon, MuonH, NorMuon
+    from thalweg.optim.modern.matrix_rules import KLSOAP, SOAP, AdaMuon, Muon, MuonH, NorMuon
     from thalweg.optim.modern.prodigy import Prodigy
     from thalweg.optim.modern.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
     from thalweg.optim.precision_conversion import full_precision
@@ -72,8 +74,10 @@ __all__ = [
     "SM3",
     "SOAP",
     "AdEMAMix",
+    "AdaMuon",
     "Adadelta",
     "Adafactor",
+    "AdafactorHF",
     "Adagrad",
     "Adam",
     "AdamH",
@@ -88,6 +92,7 @@ __all__ = [
     "LaProp",
     "Lion",
     "MatrixLayout",
+    "MatrixLayouts",
     "Mixed",
     "Muon",
     "MuonH",
@@ -95,6 +100,7 @@ __all__ = [
     "NAdamW",
     "NorMuon",
     "Optimizer",
+    "ParamLayout",
     "Prodigy",
     "RAdam",
     "RMSprop",
@@ -109,6 +115,7 @@ __all__ = [
     "groups",
     "hidden_matrices",
     "lr_scheduler",
+    "matrix_layouts",
     "swa_utils",
     "tensorflow",
 ]
@@ -118,6 +125,9 @@ _HOMES = {
     "full_precision": "precision_conversion",
     "RuleOptimizer": "rule_optimizer",
     "hidden_matrices": "matrix_selection",
+    "matrix_layouts": "layout_decisions",
+    "MatrixLayouts": "layout_decisions",
+    "ParamLayout": "layout_decisions",
     "MatrixLayout": "matrix_layout",
 }
 # Names that a release of torch has beyond these.

@@ -122,17 +122,24 @@ def _of_input(module: nn.Module) -> set[int]:
     return _asked(module, "get_input_embeddings") or set()
 
 
+def output_ids(
+    module: nn.Module, params: ModuleParams, output: Iterable[str] | str | None
+) -> set[int] | None:
+    """Return the `id` of the output layer's parameters, or None if nothing says which they are."""
+    if output is not None:
+        return _called(output, params, "output")
+    return _asked(module, "get_output_embeddings")
+
+
 def _of_output(
     module: nn.Module, params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int]:
     """Return the `id` of the output layer's parameters."""
-    if output is not None:
-        return _called(output, params, "output")
-    output_ids = _asked(module, "get_output_embeddings")
-    if output_ids is None:
+    ids = output_ids(module, params, output)
+    if ids is None:
         raise InvalidArgumentError(
             f"{type(module).__name__} has no get_output_embeddings() that names a layer: name the"
             " parameters of its output layer, such as output='head.*', or say output=() if it has"
             " none."
         )
-    return output_ids
+    return ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,9 @@ from thalweg.optim.modern.schedule_free import Means
 from thalweg.optim.param_state import Entries
 from thalweg.optim.rule_names import KINDS
 from thalweg.optim.step_options import KEYWORDS
+
+if TYPE_CHECKING:
+    from thalweg.optim.layout_decisions import MatrixLayouts
 
 
 class MixedArguments(Arguments):
@@ -74,6 +77,12 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
 
     _torch = MixedArguments
     _named: Mapping[str, Rule] = {}  # rules of the user's own
+    # Decisions of `for_model` about parameters, which `print` shows.
+    layouts: MatrixLayouts | None = None
+
+    def __str__(self) -> str:
+        """Return a table of groups with the reasons of `for_model`, or else the `repr`."""
+        return repr(self) if self.layouts is None else self.layouts.by_group(self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group that has a `rule`, or change nothing.
@@ -124,7 +133,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         return {name for group in self.param_groups for name in self._kind_of(group)._single}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_named": self._named}
+        return {**super().__getstate__(), "_named": self._named, "layouts": self.layouts}
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         rule, current_rule = group.get("rule"), self.param_groups[place]["rule"]

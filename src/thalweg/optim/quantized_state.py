@@ -11,6 +11,7 @@ from torch import Tensor
 from thalweg._base.showing import show_value
 from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.options.state_storage import store_slots
+from thalweg._core.options.update_targets import ENCODED_SHAPE as SHAPE
 from thalweg._core.options.update_targets import MASTER, StateStorage
 from thalweg._core.param_groups import Group, parameter_names
 from thalweg._core.quantized_slots import CODECS, codec_of, decode_tensor, encode_tensor, lower_of
@@ -24,10 +25,6 @@ from thalweg.variable import TRAINED, dtype_name
 
 _RESTS = (CORRECTION, MASTER)  # what there may be of a weight beside the parameter
 STORAGE = "state_storage"  # what groups of a state call the codecs of their slots
-# The entry of a parameter's saved state with the parameter's shape: encoded slots are one row of
-# bytes, which fits every parameter of as many elements. A tensor, because
-# `torch.distributed.checkpoint` takes nothing else but numbers.
-SHAPE = "encoded_shape"
 _SUPPORTED_DTYPES = [dtype for dtype in TRAINED if dtype != torch.float64]
 _UNCODED_DTYPE = "float32"
 
@@ -47,7 +44,7 @@ def check_params(optimizer: Any, group: Group) -> None:
         NotImplementedError: One is a DTensor.
         InvalidArgumentError: One is neither on the CPU nor on a GPU.
     """
-    storage = storage_of(optimizer._rule_of(group))
+    storage = storage_of(optimizer.rule_of(group))
     if not storage:
         return
     params = group["params"]
@@ -96,31 +93,10 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
     )
 
 
-def add_storage(optimizer: Any, groups: Sequence[Group], states: dict[Any, Any]) -> None:
-    """Add the codecs of slots to the groups of a state, and to its parameters the shapes.
-
-    Args:
-        optimizer: The optimizer.
-        groups: The groups of the state, which are changed.
-        states: The states of parameters by the keys in groups. Those with encoded slots are
-            replaced by copies that have the shape as well.
-    """
-    for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
-        storage = storage_of(optimizer._rule_of(group))
-        if not storage:
-            continue
-        saved_group[STORAGE] = storage
-        for param, key in zip(group["params"], saved_group["params"], strict=True):
-            entries = states.get(key, {})
-            if (records := _records_in(entries, storage)) is not None:
-                shape = torch.tensor(param.shape, dtype=torch.int64, device=records.device)
-                states[key] = {**entries, SHAPE: shape}
-
-
-def _records_in(entries: Mapping[str, object], storage: Storage) -> Tensor | None:
-    """Return the first encoded slot in the state of a parameter, or None."""
+def has_codes(entries: Mapping[str, object], storage: Storage) -> bool:
+    """Return whether the state of a parameter has encoded slots."""
     slots = map(entries.get, storage)
-    return next((x for x in slots if isinstance(x, Tensor) and x.dtype == torch.uint8), None)
+    return any(isinstance(x, Tensor) and x.dtype == torch.uint8 for x in slots)
 
 
 def _without_shape(
@@ -143,7 +119,7 @@ def _without_shape(
     """
     shape = entries.get(SHAPE)
     if shape is None:
-        if _records_in(entries, storage) is not None:
+        if has_codes(entries, storage):
             unrecorded.append(title)
     elif not isinstance(shape, Tensor) or shape.dtype != torch.int64 or shape.dim() != 1:
         problems.append(f"'{title}/{SHAPE}' is {state_mismatch.told(shape)}, not a row of int64")
@@ -200,7 +176,7 @@ def fit_storage(
             if isinstance(entries := states.get(key), Mapping):
                 arguments = param, title, saved_storage, problems, unrecorded
                 states[key] = _without_shape(cast("Mapping[str, Any]", entries), *arguments)
-        rule, kinds = optimizer._rule_of(group), optimizer.step_options.kinds
+        rule, kinds = optimizer.rule_of(group), optimizer.step_options.kinds
         storage = storage_of(rule)
         if storage == saved_storage:
             continue

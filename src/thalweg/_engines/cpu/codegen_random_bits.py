@@ -38,6 +38,8 @@ _ADDRESS = "drawn{stream} = uint16_pointer(address_of(words{k}) + 2 * (position 
 def begin_draws(update: Update, numbers: Iterable[int]) -> list[str]:
     """Return lines that set key, step, position and buffers of the draws of a chunk.
 
+    The table has the address of the positions of all chunks.
+
     Args:
         update: The update, with the scalars of `SCALARS` and `draws`.
         numbers: The indices of the random numbers that an element needs.
@@ -47,7 +49,7 @@ def begin_draws(update: Update, numbers: Iterable[int]) -> list[str]:
     return [
         *(f"{local_name} = int64({update.scalar[name]})" for name, local_name in names.items()),
         f"number = {first_of(update, stream_count)}",
-        f"origin = {first_of(update, stream_count + 1)} + offset",
+        f"origin = int64_pointer({first_of(update, stream_count + 1)})[chunk]",
         *(f"words{k} = words()" for k in numbers),
     ]
 

@@ -1,15 +1,16 @@
-"""Rules for matrices: Muon, NorMuon, MuonH, SOAP and KLSOAP."""
+"""Rules for matrices: Muon, NorMuon, AdaMuon, MuonH, SOAP and KLSOAP."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import Signature
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
+from thalweg._base.locks import importing
 from thalweg._base.matrix_layout import MatrixLayout
 from thalweg._core.param_groups import Group
 from thalweg._core.state import shown
@@ -17,10 +18,14 @@ from thalweg.formula import Rule
 from thalweg.optim.group_layout import layout_of
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.rules.modern.adamuon import adamuon
 from thalweg.rules.modern.muon import muon
 from thalweg.rules.modern.muonh import muonh
 from thalweg.rules.modern.normuon import normuon
 from thalweg.rules.modern.soap import soap
+
+if TYPE_CHECKING:
+    from thalweg.optim.mixed import Mixed
 
 Coefficients = str | tuple[float, float, float] | tuple[tuple[float, float, float], ...]
 _FLOAT32_MAX = 3.4028234663852886e38  # of float32
@@ -34,6 +39,7 @@ _LAYOUTS = ("heads", "layout")
 _MUONS = {"nesterov": "nesterov", "ns_coefficients": "coefficients", "ns_steps": "steps",
           "eps": "epsilon", "adjust_lr_fn": "adjust", "update_scale": "length",
           "ns_dtype": "dtype"}  # fmt: skip
+_ADAMUONS = {name: option for name, option in _MUONS.items() if name != "eps"}
 _SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "largest"}
 
 
@@ -52,6 +58,38 @@ class OfMatrices:
     _unread = (*_MUONS, *_LAYOUTS)
     _make_rule: Callable[..., Rule]
     constructor_signature: ClassVar[Signature]
+
+    @classmethod
+    def for_model(
+        cls,
+        module: nn.Module,
+        *,
+        adamw: Mapping[str, Any] | None = None,
+        layouts: Mapping[str, Any] | None = None,
+        output: Iterable[str] | str | None = None,
+        inputs: Any = None,
+        **options: Any,
+    ) -> Mixed:
+        """Return `Mixed` with this rule for the matrices of a model and AdamW for the rest.
+
+        `print` shows the rule, the layout and the parameters of each group, and why they are in it.
+        Vectors have no weight decay.
+
+        Args:
+            module: The model.
+            adamw: Options of AdamW, such as `{"lr": 3e-4}`.
+            layouts, output, inputs: As in `matrix_layouts`.
+            options: Options of this class, such as `lr`, and of the step, such as
+                `clip_grad_norm`, which hold for AdamW, too.
+
+        Raises:
+            InvalidArgumentError: The matrices of a parameter are undecided; the error has the line
+                that decides them.
+            TypeError, ValueError: As `Mixed` raises them.
+        """
+        with importing:
+            from thalweg.optim.for_model import mixed_for_model
+        return mixed_for_model(cls.__name__, module, adamw, layouts, output, inputs, options)
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
@@ -155,6 +193,38 @@ class NorMuon(OfMatrices, ModernOptimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         update_scale: str = "preserve_norm",
+        *,
+        heads: Heads = None,
+        layout: Layout = None,
+        ns_dtype: str | None = None,
+    ) -> None: ...
+
+
+class AdaMuon(OfMatrices, ModernOptimizer):
+    """Muon of the signs of the mean, with each element divided by a running root of its squares.
+
+    Each step has a root mean square of `lr` times 0.2, as AdamW's steps have. `momentum` is the
+    decay of both means. `v_buffer` in the state has the mean squares, in the shape of the
+    parameter.
+
+    Source: Si et al. 2025, https://arxiv.org/abs/2507.11005
+    """
+
+    _rule = "ADAMUON"
+    _choices = _ADAMUONS
+    _unread = (*_ADAMUONS, *_LAYOUTS)
+    _make_rule = staticmethod(adamuon)
+
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate = 0.02,
+        weight_decay: float = 0.01,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        eps: float = 1e-8,
+        ns_coefficients: Coefficients = ORIGINAL,
         *,
         heads: Heads = None,
         layout: Layout = None,

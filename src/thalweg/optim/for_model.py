@@ -1,0 +1,75 @@
+"""`Mixed` for a model: a rule of matrices with the layout of each, and AdamW for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from thalweg._base.matrix_layout import MatrixLayout
+from thalweg._core.param_groups import Group
+from thalweg.errors import InvalidArgumentError
+from thalweg.optim.layout_decisions import Layouts, MatrixLayouts, matrix_layouts
+from thalweg.optim.mixed import Mixed
+from thalweg.optim.step_options import KEYWORDS
+
+
+def mixed_for_model(
+    rule: str,
+    module: nn.Module,
+    adamw: Mapping[str, Any] | None,
+    layouts: Layouts | None,
+    output: Any,
+    inputs: Any,
+    options: Mapping[str, Any],
+) -> Mixed:
+    """Return an optimizer of all parameters of a model that need a gradient.
+
+    Args:
+        rule: The name of a class of rules of matrices.
+        module: The model.
+        adamw: Options of AdamW.
+        layouts, output, inputs: As in `matrix_layouts`.
+        options: Options of the rule, and of the step.
+
+    Raises:
+        InvalidArgumentError: A parameter is undecided, or an option is not one of its rule.
+    """
+    for name in {"params", "heads", "layout"}.intersection(options):
+        raise InvalidArgumentError(
+            f"{rule}.for_model() takes no {name!r}: layouts= has the matrices of parameters by"
+            " name."
+        )
+    decisions = matrix_layouts(module, layouts=layouts, output=output, inputs=inputs)
+    rule_options = {name: options[name] for name in options if name not in KEYWORDS}
+    step_options = {name: options[name] for name in options if name in KEYWORDS}
+    groups = _groups(rule, module, decisions, rule_options, dict(adamw or {}))
+    optimizer = Mixed(groups, **step_options)
+    optimizer.layouts = decisions
+    return optimizer
+
+
+def _groups(
+    rule: str,
+    module: nn.Module,
+    decisions: MatrixLayouts,
+    rule_options: Group,
+    adamw_options: Group,
+) -> list[Group]:
+    """Return a group for each layout, and two for AdamW: vectors have no weight decay."""
+    params = dict(module.named_parameters())
+    groups: dict[tuple[str, bool], Group] = {}
+    for name, shape, layout, reason in decisions:
+        del reason
+        if layout is not None:
+            key = (str(layout), False)
+            text = {} if layout == MatrixLayout() and len(shape) == 2 else {"layout": str(layout)}
+            options = {"rule": rule, **rule_options, **text}
+        else:
+            is_vector = len(shape) < 2
+            key = ("AdamW", is_vector)
+            decay = {"weight_decay": 0.0} if is_vector else {}
+            options = {"rule": "AdamW", **adamw_options, **decay}
+        groups.setdefault(key, {"params": [], **options})["params"].append((name, params[name]))
+    return list(groups.values())

@@ -1,0 +1,294 @@
+"""`matrix_layouts`: for each parameter of a model its matrices, or that AdamW updates it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from thalweg._base.exports import exported_from
+from thalweg._base.matrix_layout import MatrixLayout, as_layout
+from thalweg.errors import InvalidArgumentError
+from thalweg.optim.matrix_selection import output_ids
+from thalweg.optim.model_dry_run import DryRun
+from thalweg.optim.module_layouts import (
+    adapter_layout,
+    class_decision,
+    is_router,
+    is_whole_by_source,
+    unused_decision,
+)
+from thalweg.optim.selectors import ModuleParams
+from thalweg.optim.weight_use import UndecidedError, UnusedError, WeightUse
+
+Layouts = Mapping[str, MatrixLayout | str]
+
+
+@exported_from("thalweg.optim")
+class ParamLayout(NamedTuple):
+    """Decision about one parameter.
+
+    Attributes:
+        name: Its name, as `named_parameters()` has it.
+        shape: Its shape.
+        layout: Its matrices, or None if AdamW updates it.
+        reason: What decided: the module class and what its forward pass does.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layout: MatrixLayout | None
+    reason: str
+
+    @property
+    def kind(self) -> str:
+        """The string "matrix" or "AdamW"."""
+        return "AdamW" if self.layout is None else "matrix"
+
+
+@exported_from("thalweg.optim")
+class MatrixLayouts(Sequence[ParamLayout]):
+    """Decisions about the parameters of a model, which print as a table.
+
+    Args:
+        decisions: The decisions.
+    """
+
+    def __init__(self, decisions: Iterable[ParamLayout]) -> None:
+        self._decisions = tuple(decisions)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a decision by index or by name of the parameter, or those of a slice."""
+        if isinstance(key, str):
+            found = [decision for decision in self._decisions if decision.name == key]
+            if not found:
+                raise KeyError(key)
+            return found[0]
+        return self._decisions[key]
+
+    def __len__(self) -> int:
+        return len(self._decisions)
+
+    def __iter__(self) -> Iterator[ParamLayout]:
+        return iter(self._decisions)
+
+    def __str__(self) -> str:
+        rows = [("parameter", "shape", "kind", "layout", "reason")]
+        for x in self:
+            shape = " x ".join(map(str, x.shape))
+            rows.append((x.name, shape, x.kind, str(x.layout or ""), x.reason))
+        return table(rows)
+
+    def by_group(self, groups: Iterable[Mapping[str, Any]]) -> str:
+        """Return a table with a row for all parameters of a group that have the same reason.
+
+        Args:
+            groups: The groups of an optimizer, with the names of parameters in `param_names`.
+        """
+        rows = [("rule", "layout", "reason", "parameters", "such as")]
+        reasons = {decision.name: decision.reason for decision in self}
+        for group in groups:
+            names: dict[str, list[str]] = {}
+            for name in group.get("param_names", ()):
+                names.setdefault(reasons.get(name, ""), []).append(name)
+            for reason, members in names.items():
+                head = (str(group["rule"]), str(group.get("layout") or ""), reason)
+                rows.append((*head, str(len(members)), members[0]))
+        return table(rows)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of text as aligned lines."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines)
+
+
+@exported_from("thalweg.optim")
+def matrix_layouts(
+    module: nn.Module,
+    *,
+    layouts: Layouts | None = None,
+    output: Iterable[str] | str | None = None,
+    inputs: Any = None,
+) -> MatrixLayouts:
+    """Return for each parameter of a model the matrices that it holds, or that AdamW updates it.
+
+    The forward pass of the model decides. It runs once on the CPU, on a copy without memory for
+    weights, and shows how each weight multiplies and where its outputs are divided. AdamW updates
+    embeddings, output layers, routers, norms, vectors, and what multiplies nothing.
+
+    Args:
+        module: The model. It does not change, and may be on any device, "meta" included.
+        layouts: Layouts by name or pattern of parameters, such as `{"*.qkv.weight": "rows=3"}`,
+            which replace decisions; "AdamW" says that AdamW updates a parameter.
+        output: The parameters of the output layer, by name or pattern; () for none. None takes
+            those of `get_output_embeddings()`, or else what computes the result of the model.
+        inputs: The inputs of the forward pass: a tuple of arguments, a dict of keyword arguments or
+            one argument. None makes them from the model's signature.
+
+    Raises:
+        InvalidArgumentError: A parameter is undecided; the error has the line that decides it. Or a
+            pattern selects nothing, or a layout does not fit its parameter.
+
+    Example:
+        >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
+        >>> print(matrix_layouts(model))
+        parameter  shape  kind    layout  reason
+        0.weight   9 x 4  AdamW           Embedding: rows are looked up
+        1.weight   4 x 4  matrix  rows=1  Linear: outputs are used as a whole
+        1.bias     4      AdamW           Linear: one dimension
+        2.weight   9 x 4  AdamW           Linear: output layer
+        2.bias     9      AdamW           Linear: one dimension
+    """
+    return MatrixLayouts(_Decisions(module, layouts or {}, output, inputs))
+
+
+class _Decisions(Iterable[ParamLayout]):
+    """Decisions about the parameters of a model."""
+
+    def __init__(
+        self, module: nn.Module, layouts: Layouts, output: Iterable[str] | str | None, inputs: Any
+    ) -> None:
+        self._module = module
+        self._params = ModuleParams(module)
+        self._named = _checked(layouts, self._params)
+        self._run = DryRun(module, inputs)
+        ends = output_ids(module, self._params, output)
+        self._ends = self._returned() if ends is None else ends
+        if ends is None and self._run.error is not None:
+            raise InvalidArgumentError(
+                f"Nothing says which parameters of {type(module).__name__} are those of its output"
+                " layer: name them, such as output='head.*', or say output=() if it has none; or"
+                f" pass inputs= of a forward pass.{self._failure()}"
+            )
+        # The weights that adapters of PEFT are added to need no gradient.
+        self._bases = dict(module.named_parameters(remove_duplicate=False))
+
+    def __iter__(self) -> Iterator[ParamLayout]:
+        undecided: list[tuple[str, Tensor, str]] = []
+        decisions: list[ParamLayout] = []
+        for name, param in self._params.named_params:
+            try:
+                layout, reason = self._decide(name, param)
+            except UndecidedError as error:
+                undecided.append((name, param, str(error)))
+                continue
+            decisions.append(ParamLayout(name, tuple(param.shape), layout, reason))
+        if undecided:
+            raise self._undecided(undecided)
+        return iter(decisions)
+
+    def _failure(self) -> str:
+        error = self._run.error
+        return f" The forward pass ended with {type(error).__name__}: {error}" if error else ""
+
+    def _returned(self) -> set[int]:
+        """Return the `id` of each weight whose outputs the model returns and nothing else takes."""
+        return {key for key, use in self._run.uses.items() if use.is_output}
+
+    def _decide(self, name: str, param: Tensor) -> tuple[MatrixLayout | None, str]:
+        if name in self._named:
+            return self._named[name], "layouts="
+        owners = self._params.owners[id(param)]
+        title = " and ".join(sorted({type(owner).__name__ for owner in owners}))
+        if param.dim() < 2:
+            return None, f"{title}: one dimension"
+        leaf = name.rsplit(".", maxsplit=1)[-1]
+        if (decision := class_decision(owners, leaf, param)) is not None:
+            return decision[0], f"{title}: {decision[1]}"
+        if (base := adapter_layout(name, self._base_layout)) is not None:
+            return base, f"{title}: adapter of PEFT"
+        if is_router(self._module, name):
+            return None, f"{title}: router"
+        if id(param) in self._ends:
+            return None, f"{title}: output layer"
+        layout, reason = self._by_use(name, param, self._run.uses.get(id(param)))
+        if layout is not None and all(1 in block.shape for block in layout.blocks(param.shape)):
+            layout, reason = None, "a vector"
+        return layout, f"{title}: {reason}"
+
+    def _by_use(
+        self, name: str, param: Tensor, use: WeightUse | None
+    ) -> tuple[MatrixLayout | None, str]:
+        if use is None:
+            raise UndecidedError("it is not a parameter of the model that runs")
+        if use.is_looked_up:
+            return None, "rows are looked up"
+        if use.selects:
+            return None, "router, whose largest outputs are selected"
+        if use.is_grouped:
+            return None, "convolution in groups"
+        if use.is_elementwise and not use.output_count:
+            return None, "no product uses it"
+        try:
+            layout = use.layout()
+        except UnusedError:
+            owners = self._params.owners[id(param)]
+            if reason := unused_decision(owners, name.rsplit(".", maxsplit=1)[-1]):
+                return None, reason
+            if not all(is_whole_by_source(self._module, name, owner) for owner in owners):
+                raise
+            return MatrixLayout(), "the source of the forward pass divides no outputs"
+        return layout, _described(layout, len(layout.blocks(param.shape)))
+
+    def _base_layout(self, name: str) -> MatrixLayout:
+        use = self._run.uses.get(id(self._bases.get(name)))
+        if use is None:
+            raise UndecidedError("the weight that the adapter is added to was not found")
+        return use.layout()
+
+    def _undecided(self, undecided: Sequence[tuple[str, Tensor, str]]) -> Exception:
+        name, param, reason = undecided[0]
+        owner = type(self._params.owners[id(param)][0]).__name__
+        others = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""
+        pattern = re.sub(r"\.\d+\.", ".*.", name)
+        return InvalidArgumentError(
+            f"The matrices of {name!r} of shape {tuple(param.shape)}, of a {owner}, are undecided:"
+            f" {reason}.{others} Name its layout, such as layouts={{{pattern!r}: 'rows=1'}}, or say"
+            f" layouts={{{pattern!r}: 'AdamW'}}; or pass inputs= of a forward pass that uses it."
+            f"{self._failure()}"
+        )
+
+
+def _described(layout: MatrixLayout, block_count: int) -> str:
+    """Return in words how outputs are divided."""
+    stack = "a matrix for each expert, " if layout.batch else ""
+    if block_count == 1:
+        return f"{stack}outputs are used as a whole"
+    return f"{stack}{block_count} blocks are used apart"
+
+
+def _checked(layouts: Layouts, params: ModuleParams) -> dict[str, MatrixLayout | None]:
+    """Return the layouts that the user names, by name of the parameter.
+
+    Raises:
+        InvalidArgumentError: A pattern selects nothing, two select one parameter, or a layout does
+            not fit.
+    """
+    chosen: dict[str, tuple[bool, str, MatrixLayout | None]] = {}
+    for pattern, value in layouts.items():
+        layout = None if value == "AdamW" else as_layout(value, f"layouts[{pattern!r}]")
+        if layout is None and value != "AdamW":
+            raise InvalidArgumentError(
+                f"layouts[{pattern!r}] must be a layout or 'AdamW', not None."
+            )
+        selected = [pair for pair in params.named_params if params.called(pattern, pair[1])]
+        params.check_selects(selected, pattern, "layouts")
+        for name, param in selected:
+            if layout is not None:
+                layout.blocks(param.shape)
+            exact = pattern in params.names[id(param)]
+            if name in chosen and chosen[name][0] == exact:
+                raise InvalidArgumentError(
+                    f"layouts has two entries for {name!r}: {chosen[name][1]!r} and {pattern!r}."
+                    f" Add {name!r} itself, or have one pattern not match it."
+                )
+            if exact or name not in chosen:
+                chosen[name] = (exact, pattern, layout)
+    return {name: layout for name, (_, _, layout) in chosen.items()}

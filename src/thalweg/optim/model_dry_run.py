@@ -1,0 +1,208 @@
+"""Forward pass of a model without memory for its weights, which shows how it uses them."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thalweg.optim.projection_trace import ProjectionTrace
+from thalweg.optim.weight_use import WeightUse
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs",
+          "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")  # fmt: skip
+_TOKENS = 4
+
+
+class DryRun:
+    """How a forward pass uses the parameters of two or more dimensions of a model.
+
+    Args:
+        model: The model, which is not run itself.
+        inputs: Its positional arguments in a tuple, its keyword arguments in a dict, one argument,
+            or None for inputs that are made from its signature.
+
+    Attributes:
+        uses: For each parameter of two or more dimensions its use, by `id`.
+        error: The error that ended the pass of the whole model, or None.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Any = None) -> None:
+        model = _unwrapped(model)
+        copies = StandIns(model)
+        trace = ProjectionTrace(list(copies.weights.values()))
+        self.uses: dict[int, WeightUse] = dict(zip(copies.weights, trace.uses, strict=True))
+        self.error: Exception | None = None
+        args, kwargs = _arguments(model, inputs)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            try:
+                with trace:
+                    result = copies.model(*args, **kwargs)
+                trace.mark_returned(result, of_model=True)
+            except Exception as error:  # of the model's own code
+                self.error = error
+            uses = {id(copies.weights[key]): use for key, use in self.uses.items()}
+            _run_layers(copies.model, trace, uses)
+
+
+def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, WeightUse]) -> None:
+    """Run the largest modules whose weights the pass of the model has not used."""
+    unused = [p for p in module.parameters() if id(p) in uses and not uses[id(p)].is_followed]
+    if not unused or not (module._modules or module._parameters):
+        return
+    own = [p for p in module.parameters() if id(p) in uses]
+    is_layer = len(own) > 1 and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+    if len(unused) == len(own) and is_layer:
+        with suppress(Exception):  # A module with other arguments is run in parts.
+            args = _layer_arguments(module)
+            with trace:
+                result = module(*args)
+            trace.mark_returned(result, of_model=False)
+    for child in module.children():
+        _run_layers(child, trace, uses)
+
+
+def _layer_arguments(module: nn.Module) -> list[Any]:
+    """Return arguments for a layer: activations for the first one, None for others it needs."""
+    required = [
+        x
+        for x in inspect.signature(module.forward).parameters.values()
+        if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
+    ]
+    return [_first_input(module), *[None] * (len(required) - 1)]
+
+
+class StandIns:
+    """Copy of a model without hooks, with meta tensors for parameters of two dimensions or more.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        model: The copy, in evaluation mode.
+        weights: The meta tensors by the `id` of the parameter.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights: dict[int, Tensor] = {}
+        self._copies: dict[int, Any] = {}
+        self.model: nn.Module = self._module(model)
+        for module in list(self._copies.values()):
+            if isinstance(module, nn.Module):
+                for name, value in list(module.__dict__.items()):
+                    module.__dict__[name] = self._reference(value)
+
+    def _module(self, module: nn.Module) -> nn.Module:
+        if id(module) in self._copies:
+            return self._copies[id(module)]
+        cls = type(module)
+        if cls.__name__.startswith("FSDP"):
+            cls = next((base for base in cls.__mro__ if not base.__name__.startswith("FSDP")), cls)
+        new = object.__new__(cls)
+        self._copies[id(module)] = new
+        new.__dict__ = dict(module.__dict__)
+        new.__dict__.pop("forward", None)  # a patch of this instance would run the original
+        for name in _HOOKS:
+            if name in new.__dict__:
+                new.__dict__[name] = OrderedDict()
+        new.__dict__["training"] = False
+        if new.__dict__.get("_compiled_call_impl") is not None:
+            new.__dict__["_compiled_call_impl"] = None
+        if "_disable_adapters" in new.__dict__:  # of PEFT: only the base layer is of interest
+            new.__dict__["_disable_adapters"] = True
+        new.__dict__["_parameters"] = {k: self._param(p) for k, p in module._parameters.items()}
+        new.__dict__["_buffers"] = {k: _buffer(b) for k, b in module._buffers.items()}
+        new.__dict__["_modules"] = {
+            name: None if child is None else self._module(child)
+            for name, child in module._modules.items()
+        }
+        return new
+
+    def _param(self, param: nn.Parameter | None) -> nn.Parameter | None:
+        if param is None or id(param) in self._copies:
+            return None if param is None else self._copies[id(param)]
+        dtype = torch.float32 if param.is_floating_point() else param.dtype
+        is_weight = param.dim() > 1
+        data = torch.zeros(param.shape, dtype=dtype, device="meta" if is_weight else "cpu")
+        new = nn.Parameter(data, requires_grad=False)
+        self._copies[id(param)] = new
+        if is_weight:
+            self.weights[id(param)] = new
+        return new
+
+    def _reference(self, value: Any) -> Any:
+        """Return an attribute's value with copies in place of modules that it refers to."""
+        if isinstance(value, nn.Module):
+            return self._copies.get(id(value), value)
+        if type(value) in (list, tuple) and any(isinstance(x, nn.Module) for x in value):
+            return type(value)(self._reference(x) for x in value)
+        if isinstance(value, MethodType) and id(value.__self__) in self._copies:
+            return MethodType(value.__func__, self._copies[id(value.__self__)])
+        return value
+
+
+def _buffer(buffer: Tensor | None) -> Tensor | None:
+    if buffer is None:
+        return None
+    if buffer.is_meta:
+        return torch.zeros(buffer.shape, dtype=buffer.dtype)
+    return buffer.detach().to("cpu", copy=True)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model in a wrapper such as DistributedDataParallel or a compiled module."""
+    for name in ("_orig_mod", "module"):
+        inner = model._modules.get(name)
+        if inner is not None and len(model._modules) == 1:
+            return _unwrapped(inner)
+    return model
+
+
+def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if inputs is not None:
+        return inputs if isinstance(inputs, tuple) else (inputs,), {}
+    names = inspect.signature(model.forward).parameters
+    ids = torch.arange(_TOKENS)[None]
+    kwargs: dict[str, Any] = {}
+    if "use_cache" in names:
+        kwargs["use_cache"] = False
+    if "input_ids" in names:
+        kwargs["input_ids"] = ids
+        if "decoder_input_ids" in names:
+            kwargs["decoder_input_ids"] = ids
+        return (), kwargs
+    return (_first_input(model),), kwargs
+
+
+def _first_input(model: nn.Module) -> Tensor:
+    """Return an input that the first layer of a model takes."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            return torch.zeros(1, _TOKENS, dtype=torch.int64)
+        if isinstance(module, nn.Linear):
+            return torch.zeros(1, _TOKENS, module.in_features)
+        if isinstance(module, nn.Conv1d):
+            return torch.zeros(1, module.in_channels, 64)
+        if isinstance(module, nn.Conv2d):
+            return torch.zeros(1, module.in_channels, *_image_size(model))
+    return torch.zeros(1, _TOKENS, dtype=torch.int64)
+
+
+def _image_size(model: nn.Module) -> tuple[int, int]:
+    """Return the height and width of images that a model takes."""
+    options = getattr(model, "pretrained_cfg", None)
+    if isinstance(options, Mapping) and "input_size" in options:
+        return options["input_size"][-2:]
+    for module in model.modules():
+        size = getattr(getattr(module, "config", None), "image_size", None)
+        if isinstance(size, int):
+            return size, size
+    return 64, 64

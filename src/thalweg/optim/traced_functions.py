@@ -1,0 +1,129 @@
+"""Functions of torch by what they do with labels and weights, and their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Functions that move elements without computing: they act on labels as on the labelled tensors.
+STRUCTURAL = _names(
+    """
+    view reshape view_as reshape_as flatten unflatten transpose swapaxes swapdims permute
+    movedim moveaxis t adjoint T mT squeeze unsqueeze expand expand_as repeat repeat_interleave
+    tile roll split chunk tensor_split split_with_sizes unbind hsplit vsplit dsplit narrow
+    select __getitem__ index_select cat concat concatenate stack hstack vstack dstack flip
+    broadcast_to unfold take_along_dim gather masked_select as_strided take pad pixel_shuffle
+    pixel_unshuffle atleast_2d atleast_3d diagonal
+    """
+)
+SAME = _names(
+    """
+    contiguous clone detach to float half bfloat16 double type type_as cpu data requires_grad_
+    """
+)
+REDUCTIONS = _names(
+    """
+    mean sum var std norm vector_norm max min amax amin any all logsumexp var_mean std_mean prod
+    argmin histc bincount isnan isinf isfinite nonzero count_nonzero allclose equal new_zeros
+    new_empty new_ones new_full
+    """
+)
+SELECTIONS = frozenset(["topk", "sort", "argsort", "argmax", "multinomial", "kthvalue"])
+CONTRACTIONS = _names(
+    """
+    linear matmul rmatmul mm bmm mv dot addmm baddbmm addbmm einsum bilinear conv1d conv2d
+    conv3d tensordot scaled_dot_product_attention grouped_mm grouped_mm_fallback cdist outer
+    inner chain_matmul
+    """
+)
+QUERIES = _names(
+    """
+    shape size dim ndim dtype numel stride is_floating_point requires_grad layout
+    """
+)
+ADDED = frozenset(["addmm", "baddbmm", "addbmm"])
+LOOK_UPS = frozenset(
+    ["embedding", "embedding_bag", "__getitem__", "index_select", "gather", "take"]
+)
+NO_LABEL = -1
+
+
+def distinct_labels(labels: Tensor) -> Any:
+    """Return the different labels in a tensor, sorted."""
+    # A dimension of stride 0 repeats the same labels.
+    labels = labels[tuple(slice(None) if stride else slice(1) for stride in labels.stride())]
+    found = labels.reshape(-1).numpy()
+    found = found[found > 0]
+    lowest = found.min() if found.size else 0
+    flags = np.zeros(found.max() - lowest + 1 if found.size else 0, bool)
+    flags[found - lowest] = True
+    return np.flatnonzero(flags) + lowest
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in a value and in the containers in it."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return [tensor for element in value for tensor in tensors_in(element)]
+    return []
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a value with a function applied to all that is not a container."""
+    if type(value) in (tuple, list):
+        return type(value)(mapped(element, function) for element in value)
+    if type(value) is dict:
+        return {key: mapped(element, function) for key, element in value.items()}
+    return function(value)
+
+
+def covers(result: Tensor, shape: Sequence[int]) -> bool:
+    """Return True if the shape of a result is that of an argument, broadcast."""
+    sizes = result.shape[result.dim() - len(shape) :]
+    return result.dim() >= len(shape) and all(
+        size in (1, full) for size, full in zip(shape, sizes, strict=True)
+    )
+
+
+def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tensor | None:
+    """Return matrices that a tensor of indices selects, as a view that repeats the first one."""
+    index = None
+    if name == "__getitem__":
+        index = args[1][0] if isinstance(args[1], tuple) and len(args[1]) == 1 else args[1]
+    elif name == "index_select" and args[1] == 0:
+        index = args[2]
+    if not isinstance(index, Tensor) or index.dtype == torch.bool or weight.dim() < 3:
+        return None
+    shape = (*index.shape, *weight.shape[1:])
+    strides = ((0,) * index.dim(), weight.stride()[1:])
+    return weight.as_strided(shape, (*strides[0], *strides[1]), weight.storage_offset())
+
+
+def positional(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with input and weight by position."""
+    kwargs = dict(kwargs)
+    for place, names in enumerate((("input",), ("weight", "other", "mat2"))):
+        keyword = next((x for x in names if x in kwargs), None)
+        if keyword and len(args) == place and name.strip("_") in CONTRACTIONS:
+            args = (*args, kwargs.pop(keyword))
+    return args, kwargs
+
+
+def operands_of(name: str, args: tuple[Any, ...]) -> list[Any]:
+    if name == "einsum":
+        return [*args[1]] if isinstance(args[1], tuple | list) else [*args[1:]]
+    return [*args]

@@ -1,0 +1,230 @@
+"""How a forward pass multiplies with a weight, and the matrix layout that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg._base.matrix_layout import Blocks, MatrixLayout
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class UndecidedError(Exception):
+    """The uses of a weight do not define a matrix layout; the message says why."""
+
+
+class UnusedError(UndecidedError):
+    """The forward pass did not use a weight, or its outputs were not followed to their end."""
+
+
+class WeightUse:
+    """Record of how a forward pass uses one weight.
+
+    Outputs are the indices of rows, or of columns if the weight has a row for each input.
+
+    Args:
+        shape: The shape of the weight.
+
+    Attributes:
+        other_uses: Names of functions other than products that took the weight.
+        is_looked_up: True if rows were selected by indices.
+        is_grouped: True if a convolution in groups used the weight.
+        selects: True if the largest of the outputs were selected, as a router does.
+        is_returned: True if the model returned outputs.
+        joins_residual: True if outputs were added to activations of the same shape.
+        output_count: The number of outputs, or 0 before the first product.
+        first_label: The label of the first output.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.other_uses: list[str] = []
+        self.is_looked_up = self.is_elementwise = self.is_grouped = self.selects = False
+        self.is_returned = self.joins_residual = False
+        self.output_count = self.first_label = 0
+        self._orientation: tuple[int, bool] | None = None
+        self._conflict = ""
+        self._factor_outputs: dict[bytes, Flags] = {}
+        self._factor_inputs: dict[bytes, Flags] = {}
+        self._consumed: dict[bytes, Flags] = {}
+        self._reduced: dict[bytes, Flags] = {}
+        self._joined: list[WeightUse] = []
+
+    def add_product(self, view: Tensor, roles: str) -> Indices:
+        """Record a product with a view of the weight.
+
+        Args:
+            view: The view.
+            roles: For each dimension of the view "o" (outputs), "i" (inputs, which are summed
+                over) or "b" (a batch).
+
+        Returns:
+            The output of each element of the view, with size 1 in the dimensions of inputs.
+        """
+        shape, ndim = self.shape, view.dim()
+        grids = [
+            (np.arange(size) * stride).reshape([-1 if axis == at else 1 for axis in range(ndim)])
+            for at, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True))
+        ]
+        zeros = np.zeros([1] * ndim, int)
+        outputs, inputs = (
+            sum((grid for grid, x in zip(grids, roles, strict=True) if x == role), zeros)
+            for role in ("o", "i")
+        )
+        extent = int(outputs.max() + inputs.max()) + 1
+        batch = max(b for b in range(len(shape) - 1) if b == 0 or prod(shape[b:]) >= extent)
+        row_size = prod(shape[batch + 1 :])
+        matrix_size = shape[batch] * row_size
+        if not (outputs % row_size).any() and inputs.max() < row_size:
+            transposed = False
+        elif not (inputs % row_size).any() and outputs.max() < row_size:
+            transposed = True
+        else:
+            transposed, self._conflict = False, "outputs are neither its rows nor its columns"
+        if self._orientation not in (None, (batch, transposed)):
+            self._conflict = "products use it in different orientations"
+        self._orientation = (batch, transposed)
+        self.output_count = row_size if transposed else shape[batch]
+        input_count = shape[batch] if transposed else row_size
+        starts = sum(
+            (g % matrix_size for g, r in zip(grids, roles, strict=True) if r == "b"),
+            np.full([1] * ndim, view.storage_offset() % matrix_size),
+        )
+        for start in np.unique(starts).tolist():
+            factors = [(start + outputs, not transposed), (start + inputs, transposed)]
+            output_flags, input_flags = (
+                _flags(x // row_size if is_row else x % row_size, size)
+                for (x, is_row), size in zip(factors, (self.output_count, input_count), strict=True)
+            )
+            self._add(self._factor_outputs, output_flags)
+            self._add(self._factor_inputs, input_flags)
+        outputs = starts + outputs
+        return outputs % row_size if transposed else outputs // row_size
+
+    def consume(self, outputs: Indices) -> None:
+        """Record that a function used these outputs together."""
+        self._add(self._consumed, _flags(outputs, self.output_count))
+
+    def reduce(self, outputs: Indices) -> None:
+        """Record that a function reduced these outputs."""
+        self._add(self._reduced, _flags(outputs, self.output_count))
+
+    def join(self, other: WeightUse) -> None:
+        """Record that the outputs were added to those of another weight, and used with them."""
+        if all(use is not other for use in self._joined):
+            self._joined.append(other)
+        self.joins_residual = True
+
+    @property
+    def _all_consumed(self) -> list[Flags]:
+        sets = dict(self._consumed)
+        for use in self._joined:
+            sets |= use._consumed
+        return list(sets.values())
+
+    @property
+    def is_output(self) -> bool:
+        """True if the model returns the outputs, and no function takes them before."""
+        return self.is_returned and not self._consumed and not self.joins_residual
+
+    @property
+    def is_followed(self) -> bool:
+        """True if the weight is used, and functions take all outputs, or the model returns them."""
+        if self._orientation is None:
+            return self.is_looked_up or self.is_elementwise or self.is_grouped
+        used = [*self._all_consumed, *self._reduced.values()]
+        return self.is_returned or bool(_union(used, self.output_count).all())
+
+    @staticmethod
+    def _add(sets: dict[bytes, Flags], flags: Flags) -> None:
+        sets.setdefault(np.packbits(flags).tobytes(), flags)
+
+    def layout(self) -> MatrixLayout:
+        """Return the layout that the products and the uses of their outputs define.
+
+        Raises:
+            UndecidedError: They define none.
+        """
+        if self._orientation is None:
+            raise UnusedError("the forward pass did not multiply with it")
+        if self._conflict:
+            raise UndecidedError(self._conflict)
+        batch, transposed = self._orientation
+        factors = _filled(list(self._factor_outputs.values()))
+        consumed = self._all_consumed
+        covered = _union(consumed, self.output_count)
+        consumed += [x & ~covered for x in self._reduced.values() if (x & ~covered).any()]
+        is_followed = self.is_returned or len(factors) > len(self._factor_outputs)
+        if not is_followed and not _union(consumed, self.output_count).all():
+            raise UnusedError("the use of its outputs could not be followed")
+        parts = _parts(factors) * (len(consumed) + 1)
+        if consumed:
+            parts += _parts(consumed)
+        out_blocks, out_interleaved = _blocks(parts)
+        in_blocks, in_interleaved = _blocks(_parts(_filled(list(self._factor_inputs.values()))))
+        if 1 not in (out_blocks, in_blocks) and out_interleaved != in_interleaved:
+            raise UndecidedError("only its rows or only its columns are interleaved")
+        rows, columns = (in_blocks, out_blocks) if transposed else (out_blocks, in_blocks)
+        interleaved = out_interleaved or in_interleaved
+        return MatrixLayout(batch, rows, columns, interleaved, transposed)
+
+
+def _union(sets: Sequence[Flags], size: int) -> Flags:
+    return np.logical_or.reduce([*sets, np.zeros(size, bool)])
+
+
+def _flags(indices: Indices, size: int) -> Flags:
+    flags = np.zeros(size, bool)
+    flags[indices.reshape(-1)] = True
+    return flags
+
+
+def _filled(sets: list[Flags]) -> list[Flags]:
+    """Return sets with those that repeat equal, adjacent ones until the end.
+
+    A pass with few tokens uses only some experts of a weight whose rows hold all of them.
+    """
+    covered = np.logical_or.reduce(sets)
+    if covered.all():
+        return sets
+    sizes = {int(flags.sum()) for flags in sets}
+    size = sizes.pop()
+    firsts = [int(np.argmax(flags)) for flags in sets]
+    is_even = not sizes and not len(covered) % size and not any(first % size for first in firsts)
+    if not is_even or any(not f[n : n + size].all() for f, n in zip(sets, firsts, strict=True)):
+        raise UndecidedError("products use only a part of it")
+    missing = set(range(0, len(covered), size)) - set(firsts)
+    return [*sets, *(_flags(np.arange(n, n + size), len(covered)) for n in sorted(missing))]
+
+
+def _parts(sets: Sequence[Flags]) -> Indices:
+    """Return for each index the number of the largest set that contains it, or 0 for none."""
+    parts = np.zeros(len(sets[0]), np.int64)
+    for number, flags in enumerate(sorted(sets, key=lambda s: -int(s.sum())), 1):
+        inside = parts[flags]
+        if not inside.any():
+            parts[flags] = number
+        elif (inside != inside[0]).any():
+            raise UndecidedError("its outputs are used in parts that overlap")
+    return parts
+
+
+def _blocks(parts: Indices) -> tuple[Blocks, bool]:
+    """Return blocks and whether they are interleaved, for the part of each index."""
+    starts = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1))
+    sizes = np.diff(starts, append=len(parts)).tolist()
+    order = parts[starts].tolist()
+    count = len(set(order))
+    repeats, rest = divmod(len(order), count)
+    if rest or order != order[:count] * repeats or sizes != sizes[:count] * repeats:
+        raise UndecidedError("its outputs are divided into blocks that do not repeat evenly")
+    pieces = sizes[:count]
+    interleaved = repeats > 1
+    is_equal = len(set(pieces)) == 1 and (not interleaved or pieces[0] == 1)
+    return (count if is_equal else tuple(pieces)), interleaved
