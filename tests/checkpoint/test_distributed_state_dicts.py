@@ -203,7 +203,7 @@ def test_allocation_changes_neither_parameters_nor_sums(name: str, options: str)
     """AdamWDecoupled decays parameters at a rate of 0, too."""
     module, optimizer = model_and_optimizer(name, options, weight_decay=0.5)
     values = [param.detach().clone() for param in module.parameters()]
-    state = get_optimizer_state_dict(module, optimizer)
+    state: Any = get_optimizer_state_dict(module, optimizer)
     assert all(map(torch.equal, values, module.parameters()))
     assert state["param_groups"][0].get("folded", 0) == 0
     assert all("exp_avg" in entries for entries in state["state"].values())

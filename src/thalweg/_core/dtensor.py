@@ -36,20 +36,27 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_on_mesh(tensor) else tensor  # pyright: ignore
 
 
-def beside(local_tensor: Tensor, param: Tensor) -> Tensor:
-    """Return `local_tensor` as a DTensor placed like `param`; unchanged for other parameters."""
+def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> Tensor:
+    """Return `local_tensor` as a DTensor placed like `param`; unchanged for other parameters.
+
+    Args:
+        local_tensor: The local part.
+        param: The parameter.
+        like: Optional. A tensor with the full shape and strides; those of the parameter if None.
+    """
     if not is_on_mesh(param):
         return local_tensor
     from torch.distributed.tensor import DTensor
 
     mesh: Any = param
+    full = param if like is None else like
     return DTensor.from_local(
         local_tensor,
         mesh.device_mesh,
         mesh.placements,
         run_check=False,
-        shape=param.shape,
-        stride=param.stride(),
+        shape=full.shape,
+        stride=full.stride(),
     )
 
 

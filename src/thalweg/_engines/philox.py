@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.random_bits import GROUP, SCALARS, ElementRuns, Place
+from thalweg._engines.random_bits import GROUP, SCALARS, Positions, positions_of
 
 ROUNDS = 10
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -48,7 +48,7 @@ def philox(counter: tuple[Words, int, int, Words], key: tuple[int, int]) -> tupl
 
 
 def draw_bits(
-    count: int, origin: int | ElementRuns, step: int, number: int, stream: int, key: tuple[int, int]
+    count: int, origin: Positions, step: int, number: int, stream: int, key: tuple[int, int]
 ) -> npt.NDArray[np.uint32]:
     """Return 16 random bits for each of `count` elements, as (count,) uint32.
 
@@ -60,8 +60,7 @@ def draw_bits(
         stream: The stored number of an element: 0 for the variable, 1 for its first slot ...
         key: Two words of the seed.
     """
-    are_adjacent = isinstance(origin, int)
-    positions = np.arange(origin, origin + count) if are_adjacent else origin.positions()
+    positions = positions_of(origin, count)
     groups, rows = np.unique(positions // GROUP, return_inverse=True)
     groups = groups.astype(np.uint64)
     high = (groups >> np.uint64(32)) << np.uint64(8) | np.uint64(stream)
@@ -114,7 +113,7 @@ def round_tensor(
     values: Tensor,
     var: Tensor,
     dtype: torch.dtype,
-    position: Place,
+    position: tuple[int, Positions],
     stream: int,
     scalars: Mapping[str, Any],
 ) -> Tensor:

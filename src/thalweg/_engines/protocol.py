@@ -53,8 +53,9 @@ class StepRequest(NamedTuple):
             variable's shape with 1 in place of the last dimension; those of columns, in place of
             the last but one. They are contiguous, have the compute dtype, and overlap with no other
             tensor of the step.
-        places: For stochastic rounding: for each variable the number of its random stream, and the
-            positions of its elements in the unsharded variable.
+        places: For stochastic rounding, and for shards with encoded slots: for each variable the
+            number of its random stream, or None, and the positions of its elements in the unsharded
+            variable.
         short: For each variable whether an engine runs the passes inside its own sweeps, over small
             matrices side by side. Such a variable has no vectors.
         numbers: For a rule whose stages draw random numbers: for each variable its number in the

@@ -37,8 +37,17 @@ class ElementRuns:
         return steps + np.repeat(self.firsts - offsets, self.lengths)
 
 
-# The number of a variable, and the positions of its elements: the first one, if all are adjacent.
-Place = tuple[int, int | ElementRuns]
+# The positions of the elements of a variable: that of the first one, if all are adjacent.
+Positions = int | ElementRuns
+# The number of the random stream of a variable, or None for the nearest numbers; and positions.
+Place = tuple[int | None, Positions]
+
+
+def positions_of(origin: Positions, count: int) -> Int64:
+    """Return the position of each of `count` elements."""
+    if isinstance(origin, ElementRuns):
+        return origin.positions()
+    return np.arange(origin, origin + count, dtype=np.int64)
 
 
 def scalars_of(seed: int, step: Any) -> dict[str, Any]:

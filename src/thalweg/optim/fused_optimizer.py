@@ -591,6 +591,10 @@ class FusedOptimizer(GradScalerMixin):
         state_dict = without_dynamo(super().state_dict)()  # pyright: ignore
         # Options of a group may have changed since they were recorded.
         self.record_format(state_dict["param_groups"], {})
+        if any("state_storage" in group for group in state_dict["param_groups"]):
+            with importing:
+                from thalweg.optim.quantized_state import add_rows
+            add_rows(self, state_dict)
         return state_dict
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from thalweg._base.context_managers import host_allocations
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
-from thalweg._core.options.accumulation import COUNT, SUM
+from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
 from thalweg._core.options.update_targets import ENCODED_SHAPE, MASTER, StateStorage
 from thalweg._core.param_groups import Group, states_of
 from thalweg._core.state import Item, Loading, mismatch, restore
@@ -150,9 +150,10 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
 
 def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a state without the entries of options that are off, and warnings about these."""
-    with importing:
-        from thalweg.optim.state_format import without_placeholders
-    saved_state = without_placeholders(optimizer, saved_state)
+    if any(_has_placeholders(entries) for _, entries in parameter_states(saved_state)):
+        with importing:
+            from thalweg.optim.state_format import without_placeholders
+        saved_state = without_placeholders(optimizer, saved_state)
     names = {name for _, entries in parameter_states(saved_state) for name in entries}
     has_count = any(COUNT in group for group in saved_state["param_groups"])
     if not (has_count or SUM in names or names & ENTRY_KEYWORDS.keys()):
@@ -160,6 +161,12 @@ def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, 
     with importing:
         from thalweg.optim.dropped_state import drop_option_state
     return drop_option_state(optimizer, saved_state)
+
+
+def _has_placeholders(entries: Mapping[str, Any]) -> bool:
+    """Return whether the state of a parameter is empty, or has empty sums or dicts."""
+    has_empty_dicts = any(isinstance(entry, dict) and not entry for entry in entries.values())
+    return not entries or has_empty_dicts or is_empty_sum(entries.get(SUM))
 
 
 def fitted(

@@ -426,7 +426,7 @@ class ParamState:
         """Return the slots of a parameter of the step, those of the rule's scalars among them."""
         entries = {**self._owner_of[id(param)], **self._fresh[id(param)]}
         slots = [entries[slot.name] for slot in self.rule.slots]
-        return slots if self.locals is None else list(map(self.locals.part, slots))
+        return slots if self.locals is None else list(map(self.locals.records, slots))
 
     def made_of(self, param: Tensor) -> Entries:
         """Return new entries of a parameter that are not in its state yet."""

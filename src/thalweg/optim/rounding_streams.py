@@ -10,9 +10,10 @@ from torch import Tensor
 
 from thalweg._core.dtensor import is_on_mesh
 from thalweg._core.param_groups import Group, parameter_names
-from thalweg._engines.random_bits import ElementRuns, Place
+from thalweg._engines.random_bits import Place
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
+from thalweg.optim.dtensor_params import has_positions, positions_of
 from thalweg.variable import REDUCED, dtype_name
 
 HOMES = ("cpu", "cuda", "meta")  # kinds of devices on which bits are drawn
@@ -27,7 +28,7 @@ def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[Plac
     check_params(optimizer, rule, params)
     all_params = (param for group in optimizer.param_groups for param in group["params"])
     numbers = {id(param): number for number, param in enumerate(all_params)}
-    return [(numbers[id(param)], _positions_of(param)) for param in params]
+    return [(numbers[id(param)], positions_of(param)) for param in params]
 
 
 def check_group(optimizer: Any, group: Group) -> None:
@@ -54,13 +55,13 @@ def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
                 f"'{_title(optimizer, param)}' is on {param.device}, and round='stochastic' is for"
                 " parameters on the CPU and on GPUs of CUDA: run there, or without it."
             )
-        if is_on_mesh(param) and not _has_positions(param):
+        if is_on_mesh(param) and not has_positions(param):
             raise NotImplementedError(
                 f"'{_title(optimizer, param)}' is a DTensor with the placements"
                 f" {_placements(param)}; round='stochastic' is defined for contiguous ones whose"
                 " placements are Shard or Replicate."
             )
-        if param.device.type == "cuda" and not isinstance(_positions_of(param), int):
+        if param.device.type == "cuda" and not isinstance(positions_of(param), int):
             raise NotImplementedError(
                 f"'{_title(optimizer, param)}' is a DTensor with the placements"
                 f" {_placements(param)}; on a GPU round='stochastic' is defined for those that are"
@@ -89,19 +90,3 @@ def _title(optimizer: Any, param: Tensor) -> str:
 
 def _placements(param: Any) -> str:
     return f"({', '.join(map(str, param.placements))})"
-
-
-def _has_positions(param: Any) -> bool:
-    """Return whether the elements of a DTensor's local part have known positions, in order."""
-    from thalweg.distribute.sharding.shard_index import are_known
-
-    return param.is_contiguous() and param.to_local().is_contiguous() and are_known(param)
-
-
-def _positions_of(param: Tensor) -> int | ElementRuns:
-    """Return the positions of a parameter's local elements in the global tensor."""
-    if not is_on_mesh(param):
-        return 0
-    from thalweg.distribute.sharding.shard_index import element_runs, local_index
-
-    return element_runs(local_index(param), param.shape)

@@ -26,7 +26,7 @@ from thalweg._engines.random_bits import UNCOUNTED, Place, step_scalar
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.optim.dtensor_params import locals_of, placed, sharing_of
+from thalweg.optim.dtensor_params import locals_of, placed, positions_of, sharing_of
 from thalweg.optim.group_options import number
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import AnyColumn, ParamState
@@ -195,13 +195,15 @@ class ParamGroupAdapter(StepAdapter):
         return common_slots
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[Place]:
-        optimizer = self.optimizer
+        optimizer, part = self.optimizer, self.part
+        params = [self._real.get(id(var), var) for var in variables]
         if optimizer.step_options.of(Rounding).round is None:
-            return ()
+            # Slots in blocks are rounded by positions.
+            is_placed = part.locals is not None and part.rule.codecs
+            return [(None, positions_of(param)) for param in params] if is_placed else ()
         with importing:
             from thalweg.optim.rounding_streams import places_of
-        params = [self._real.get(id(var), var) for var in variables]
-        return places_of(optimizer, self.part.rule, params)
+        return places_of(optimizer, part.rule, params)
 
     def numbers_of(self, variables: Sequence[Tensor]) -> list[int]:
         groups = self.optimizer.param_groups

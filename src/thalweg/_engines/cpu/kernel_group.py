@@ -61,7 +61,7 @@ class Group:
         chunk = chunk_of(sum(streams.sizes))
         chunks, rows = dense_chunks(streams.sizes, chunk), np.zeros(len(members), np.int64)
         base = streams.base
-        if streams.draws:
+        if streams.positions:
             chunks, self._positions = cut_at_runs(chunks, base[:, -1], streams.runs)
             base[:, -1] = self._positions.ctypes.data
         if self.kernel.vectors:

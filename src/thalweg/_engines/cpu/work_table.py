@@ -109,6 +109,8 @@ def cut_at_runs(
         runs: The positions of the elements of each tensor, or None if all are adjacent.
     """
     positions = origins[chunks[:, 0]] + chunks[:, 1]
+    if not any(runs):
+        return chunks, positions
     pieces: list[tuple[Int64, Int64]] = []
     for tensor, tensor_runs in enumerate(runs):
         of_tensor = chunks[:, 0] == tensor
