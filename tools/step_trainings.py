@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, list[Arguments]] = {
     "optim.RAdam": [{}, {"decoupled_weight_decay": True, "weight_decay": 0.1}],
     "optim.ASGD": [{"t0": 2.0, "weight_decay": 0.1}],
     "optim.Adafactor": [{}, {"weight_decay": 0.1, "eps": (1e-6, 1e-3)}],
-    "optim.AdafactorHF": [{"lr": 0.01, "relative_step": False}, {"beta1": 0.5}],
+    "optim.AdafactorHF": [{"lr": 0.01, "relative_step": False, "beta1": 0.5}],
     "optim.Adan": [DECAY, {"no_prox": True}],
     "optim.ADOPT": [{}, {"clip_exp": 0.333, "decoupled": True}],
     "optim.AdEMAMix": [{"alpha_warmup": 5, "beta3_warmup": 3}],
@@ -54,10 +54,10 @@ OPTIMIZERS: dict[str, list[Arguments]] = {
     "optim.Prodigy": [{"d0": 1e-3, "weight_decay": 0.1},
                       {"decouple": False, "use_bias_correction": True, "growth_rate": 1.1}],
     "optim.Muon": [{}, {"heads": 2}],
-    "optim.NorMuon": [DECAY, {"layout": "rows=2"}],
+    "optim.NorMuon": [{**DECAY, "layout": "rows=2"}],
     "optim.AdaMuon": [{}],
     "optim.SOAP": [{"precondition_frequency": 2}, {"heads": 1}],
-    "optim.KLSOAP": [{}, {"max_precondition_dim": 4}],
+    "optim.KLSOAP": [{"max_precondition_dim": 4}],
     "optim.ScheduleFreeAdamW": [{"warmup_steps": 2}],
     "optim.RuleOptimizer": [{"rule": rules.FTRL}, {"rule": rules.LARS},
                             {"rule": rules.NESTEROV_BALL}],
@@ -173,6 +173,9 @@ LIMITS = (
     (r"^optim\.(?!(A?SGD|Ada(delta|grad|m|mW|max)|[NR]Adam|RMSprop|Rprop) )\S+ torch_step",
      "dtype", ""),
     (r"^optimize_loss", "layout", "contiguous strided expanded sparse"),
+    # Their passes are those of Muon and Adafactor, which have all options.
+    (r"\.(AdaMuon|AdafactorHF) (?!plain|masters|state_storage|weights|clip_grad_norm|accumulate)",
+     "dtype", ""),
 )  # fmt: skip
 
 

@@ -73,8 +73,10 @@ class Training:
         self.step(number)
 
     def bits(self) -> list[bytes]:
-        # Copies: steps look up memory that NumPy shares among all that the process has.
-        copies = (tensor.detach().clone().contiguous() for tensor in self.state())
+        # Copies: steps look up memory that NumPy shares among all that the process has. An empty
+        # sum of gradients is the number 0.
+        tensors = (torch.as_tensor(value) for value in self.state())
+        copies = (tensor.detach().clone().contiguous() for tensor in tensors)
         return [copy.view(-1).view(torch.uint8).numpy().tobytes() for copy in copies]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 import rulebook
 import thalweg
 from no_sync_device import counting_and_waiting_for_nothing, waiting_for_nothing
+from pairwise import cover_pairs
 from rulebook import (
     CASES,
     DTYPES,
@@ -209,9 +211,11 @@ def rooted(var, grad, slot, *, rate):
 MEASURES = [(gradient_squares,), (variable_squares, gradient_squares), (gradient_squares, rooted)]
 
 
-@pytest.mark.parametrize("formulas", MEASURES, ids=lambda value: str(len(value)))
-@pytest.mark.parametrize("dtype", DTYPES, ids=label)
-@pytest.mark.parametrize("stages", [(), (clip_by_value,)], ids=["plain", "staged"])
+@pytest.mark.parametrize(
+    ("formulas", "dtype", "stages"),
+    cover_pairs(product(MEASURES, DTYPES, ((), (clip_by_value,)))),
+    ids=lambda value: str(len(value)) if isinstance(value, tuple) else label(value),
+)
 def test_measures_add_in_the_order_of_all_engines(formulas, dtype, stages):
     case = next(candidate for candidate in FIRST if candidate.rule.name == "Momentum")
     scalars = {"rate": 0.3, "clipvalue": 0.7}

@@ -587,8 +587,8 @@ def test_invalid_fused_stage_raises_for_large_matrices() -> None:
         ({"makes": ()}, "makes of a FusedStage must be names"),
         ({"makes": ("rows", 3)}, "makes of a FusedStage must be names"),
         ({"makes": ("rows", "rows")}, "has a name twice: rows, rows"),
-        ({"makes": ("rows",), "every": 2}, "has neither every="),
-        ({"makes": ("rows",), "heads": 2}, "has neither every="),
+        ({"makes": ("rows",), "every": 2}, "has no every="),
+        ({"makes": ("rows",), "heads": 2}, "has no every="),
     ],
 )
 def test_fused_stage_with_invalid_outputs_raises(options: Any, message: str) -> None:

@@ -122,6 +122,8 @@ def parameter(value: torch.Tensor, name: str) -> Any:
 
 
 def of_torch(make: Any, step: Any = by_grad, dtype: torch.dtype = torch.float32, **options: Any):
+    if make is optim.AdafactorHF:  # Its relative steps have no rate.
+        options = {"relative_step": False, **options}
     return Training(lambda params: make(params, lr=0.1, **options), step, dtype, parameter)
 
 

@@ -64,7 +64,7 @@ def tensors_of(opt: Any) -> list[Tensor]:
     """Return parameters and slots."""
     params = [param for group in opt.param_groups for param in group["params"]]
     slots = [value for param in params for value in opt.state.get(param, {}).values()]
-    return [tensor.detach() for tensor in (*params, *slots)]
+    return [value.detach() for value in (*params, *slots) if isinstance(value, Tensor)]
 
 
 @pytest.mark.parametrize(

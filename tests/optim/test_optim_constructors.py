@@ -21,6 +21,7 @@ NAMES = [
     for name in (*optim.__all__, *(f"tensorflow.{name}" for name in optim.tensorflow.__all__))
     if getattr(attrgetter(name)(optim), "__module__", "").startswith("thalweg.")
     and isinstance(attrgetter(name)(optim), type)
+    and issubclass(attrgetter(name)(optim), torch.optim.Optimizer)
 ]
 
 

@@ -145,11 +145,17 @@ def test_states_of_earlier_versions_are_widened(
 
 
 def test_slots_of_a_constructor_follow_the_options() -> None:
-    """0.1 is not a 16-bit number, so equality is exact."""
+    """0.1 is not a 16-bit number, so equality is exact. Options that need state make all of it in
+    the first step.
+    """
     param = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     opt = optim.Adagrad([param], initial_accumulator_value=0.1, masters=True)
+    param.grad = torch.zeros_like(param)
+    opt.step()
     assert_same([opt.state[param]["sum"]], [torch.full((3,), 0.1)])
     wide = torch.nn.Parameter(torch.ones(3))
     opt = optim.Adagrad([wide], state_dtype=torch.bfloat16)
+    wide.grad = torch.zeros_like(wide)
+    opt.step()
     assert opt.state[wide]["sum"].dtype == torch.bfloat16
     assert optim.Adagrad([param]).state[param]["sum"].dtype == torch.bfloat16

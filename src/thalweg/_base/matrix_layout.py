@@ -155,8 +155,8 @@ class MatrixLayout:
                 f"The matrix layout '{self}' needs {self.batch + 2} dimensions or more, not shape"
                 f" {tuple(shape)}."
             )
-        rows, *others = shape[self.batch :]
-        return prod(shape[: self.batch]), rows, prod(others)
+        rows, *other_sizes = shape[self.batch :]
+        return prod(shape[: self.batch]), rows, prod(other_sizes)
 
     def blocks(self, shape: Sequence[int]) -> tuple[Block, ...]:
         """Return the blocks of each matrix of the batch, row blocks before column blocks.
@@ -238,10 +238,10 @@ def _pieces(layout: MatrixLayout, axis: str, size: int, shape: tuple[int, ...]) 
     period = sum(sizes)
     if size % (period or 1) if is_interleaved else size != period:
         verb = "repeat evenly in" if is_interleaved else "add up to"
-        described = f"{blocks} blocks" if isinstance(blocks, int) else "+".join(map(str, blocks))
+        blocks_text = f"{blocks} blocks" if isinstance(blocks, int) else "+".join(map(str, blocks))
         raise InvalidArgumentError(
-            f"The matrix layout '{layout}' does not fit shape {shape}: {described} of {axis} do not"
-            f" {verb} {size}."
+            f"The matrix layout '{layout}' does not fit shape {shape}: {blocks_text} of {axis} do"
+            f" not {verb} {size}."
         )
     firsts = [sum(sizes[:index]) for index in range(len(sizes))]
     repeats = size // period if period else 1

@@ -62,10 +62,10 @@ class MatrixLayouts(Sequence[ParamLayout]):
     def __getitem__(self, key: Any) -> Any:
         """Return a decision by index or by name of the parameter, or those of a slice."""
         if isinstance(key, str):
-            found = [decision for decision in self._decisions if decision.name == key]
-            if not found:
+            matches = [decision for decision in self._decisions if decision.name == key]
+            if not matches:
                 raise KeyError(key)
-            return found[0]
+            return matches[0]
         return self._decisions[key]
 
     def __len__(self) -> int:
@@ -76,9 +76,11 @@ class MatrixLayouts(Sequence[ParamLayout]):
 
     def __str__(self) -> str:
         rows = [("parameter", "shape", "kind", "layout", "reason")]
-        for x in self:
-            shape = " x ".join(map(str, x.shape))
-            rows.append((x.name, shape, x.kind, str(x.layout or ""), x.reason))
+        for decision in self:
+            shape = " x ".join(map(str, decision.shape))
+            rows.append(
+                (decision.name, shape, decision.kind, str(decision.layout or ""), decision.reason)
+            )
         return table(rows)
 
     def by_group(self, groups: Iterable[Mapping[str, Any]]) -> str:
@@ -157,7 +159,7 @@ class _Decisions(Iterable[ParamLayout]):
     ) -> None:
         self._module = module
         self._params = ModuleParams(module)
-        self._named = _checked(layouts, self._params)
+        self._named_layouts = _checked(layouts, self._params)
         self._run = DryRun(module, inputs)
         ends = output_ids(module, self._params, output)
         self._ends = self._returned() if ends is None else ends
@@ -193,8 +195,8 @@ class _Decisions(Iterable[ParamLayout]):
         return {key for key, use in self._run.uses.items() if use.is_output}
 
     def _decide(self, name: str, param: Tensor) -> tuple[MatrixLayout | None, str]:
-        if name in self._named:
-            return self._named[name], "layouts="
+        if name in self._named_layouts:
+            return self._named_layouts[name], "layouts="
         owners = self._params.owners[id(param)]
         title = " and ".join(sorted({type(owner).__name__ for owner in owners}))
         if param.dim() < 2:
@@ -218,7 +220,7 @@ class _Decisions(Iterable[ParamLayout]):
     ) -> tuple[MatrixLayout | None, str]:
         if use is None:
             raise UndecidedError("it is not a parameter of the model that runs")
-        if use.is_looked_up:
+        if use.is_lookup_table:
             return None, "rows are looked up"
         if use.selects:
             return None, "router, whose largest outputs are selected"
@@ -246,11 +248,11 @@ class _Decisions(Iterable[ParamLayout]):
     def _undecided(self, undecided: Sequence[tuple[str, Tensor, str]]) -> Exception:
         name, param, reason = undecided[0]
         owner = type(self._params.owners[id(param)][0]).__name__
-        others = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""
+        tail = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""
         pattern = re.sub(r"\.\d+\.", ".*.", name)
         return InvalidArgumentError(
             f"The matrices of {name!r} of shape {tuple(param.shape)}, of a {owner}, are undecided:"
-            f" {reason}.{others} Name its layout, such as layouts={{{pattern!r}: 'rows=1'}}, or say"
+            f" {reason}.{tail} Name its layout, such as layouts={{{pattern!r}: 'rows=1'}}, or say"
             f" layouts={{{pattern!r}: 'AdamW'}}; or pass inputs= of a forward pass that uses it."
             f"{self._failure()}"
         )
@@ -271,24 +273,24 @@ def _checked(layouts: Layouts, params: ModuleParams) -> dict[str, MatrixLayout |
         InvalidArgumentError: A pattern selects nothing, two select one parameter, or a layout does
             not fit.
     """
-    chosen: dict[str, tuple[bool, str, MatrixLayout | None]] = {}
-    for pattern, value in layouts.items():
-        layout = None if value == "AdamW" else as_layout(value, f"layouts[{pattern!r}]")
-        if layout is None and value != "AdamW":
+    entries: dict[str, tuple[bool, str, MatrixLayout | None]] = {}
+    for pattern, option in layouts.items():
+        layout = None if option == "AdamW" else as_layout(option, f"layouts[{pattern!r}]")
+        if layout is None and option != "AdamW":
             raise InvalidArgumentError(
                 f"layouts[{pattern!r}] must be a layout or 'AdamW', not None."
             )
-        selected = [pair for pair in params.named_params if params.called(pattern, pair[1])]
-        params.check_selects(selected, pattern, "layouts")
-        for name, param in selected:
+        selected_params = [pair for pair in params.named_params if params.called(pattern, pair[1])]
+        params.check_selects(selected_params, pattern, "layouts")
+        for name, param in selected_params:
             if layout is not None:
                 layout.blocks(param.shape)
             exact = pattern in params.names[id(param)]
-            if name in chosen and chosen[name][0] == exact:
+            if name in entries and entries[name][0] == exact:
                 raise InvalidArgumentError(
-                    f"layouts has two entries for {name!r}: {chosen[name][1]!r} and {pattern!r}."
+                    f"layouts has two entries for {name!r}: {entries[name][1]!r} and {pattern!r}."
                     f" Add {name!r} itself, or have one pattern not match it."
                 )
-            if exact or name not in chosen:
-                chosen[name] = (exact, pattern, layout)
-    return {name: layout for name, (_, _, layout) in chosen.items()}
+            if exact or name not in entries:
+                entries[name] = (exact, pattern, layout)
+    return {name: layout for name, (_, _, layout) in entries.items()}

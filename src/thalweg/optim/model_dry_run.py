@@ -21,7 +21,7 @@ _TOKENS = 4
 
 
 class DryRun:
-    """How a forward pass uses the parameters of two or more dimensions of a model.
+    """Record of how a forward pass uses the parameters of two or more dimensions of a model.
 
     Args:
         model: The model, which is not run itself.
@@ -43,8 +43,8 @@ class DryRun:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             try:
                 with trace:
-                    result = copies.model(*args, **kwargs)
-                trace.mark_returned(result, of_model=True)
+                    outputs = copies.model(*args, **kwargs)
+                trace.mark_returned(outputs, of_model=True)
             except Exception as error:  # of the model's own code
                 self.error = error
             uses = {id(copies.weights[key]): use for key, use in self.uses.items()}
@@ -53,17 +53,21 @@ class DryRun:
 
 def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, WeightUse]) -> None:
     """Run the largest modules whose weights the pass of the model has not used."""
-    unused = [p for p in module.parameters() if id(p) in uses and not uses[id(p)].is_followed]
+    unused = [
+        param
+        for param in module.parameters()
+        if id(param) in uses and not uses[id(param)].is_followed
+    ]
     if not unused or not (module._modules or module._parameters):
         return
-    own = [p for p in module.parameters() if id(p) in uses]
-    is_layer = len(own) > 1 and not isinstance(module, nn.ModuleList | nn.ModuleDict)
-    if len(unused) == len(own) and is_layer:
+    traced_params = [param for param in module.parameters() if id(param) in uses]
+    is_layer = len(traced_params) > 1 and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+    if len(unused) == len(traced_params) and is_layer:
         with suppress(Exception):  # A module with other arguments is run in parts.
             args = _layer_arguments(module)
             with trace:
-                result = module(*args)
-            trace.mark_returned(result, of_model=False)
+                outputs = module(*args)
+            trace.mark_returned(outputs, of_model=False)
     for child in module.children():
         _run_layers(child, trace, uses)
 
@@ -71,9 +75,10 @@ def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, We
 def _layer_arguments(module: nn.Module) -> list[Any]:
     """Return arguments for a layer: activations for the first one, None for others it needs."""
     required = [
-        x
-        for x in inspect.signature(module.forward).parameters.values()
-        if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
+        parameter
+        for parameter in inspect.signature(module.forward).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     return [_first_input(module), *[None] * (len(required) - 1)]
 
@@ -95,8 +100,8 @@ class StandIns:
         self.model: nn.Module = self._module(model)
         for module in list(self._copies.values()):
             if isinstance(module, nn.Module):
-                for name, value in list(module.__dict__.items()):
-                    module.__dict__[name] = self._reference(value)
+                for name, attribute in list(module.__dict__.items()):
+                    module.__dict__[name] = self._reference(attribute)
 
     def _module(self, module: nn.Module) -> nn.Module:
         if id(module) in self._copies:
@@ -116,8 +121,12 @@ class StandIns:
             new.__dict__["_compiled_call_impl"] = None
         if "_disable_adapters" in new.__dict__:  # of PEFT: only the base layer is of interest
             new.__dict__["_disable_adapters"] = True
-        new.__dict__["_parameters"] = {k: self._param(p) for k, p in module._parameters.items()}
-        new.__dict__["_buffers"] = {k: _buffer(b) for k, b in module._buffers.items()}
+        new.__dict__["_parameters"] = {
+            param_name: self._param(param) for param_name, param in module._parameters.items()
+        }
+        new.__dict__["_buffers"] = {
+            buffer_name: _buffer(buffer) for buffer_name, buffer in module._buffers.items()
+        }
         new.__dict__["_modules"] = {
             name: None if child is None else self._module(child)
             for name, child in module._modules.items()
@@ -129,29 +138,31 @@ class StandIns:
             return None if param is None else self._copies[id(param)]
         dtype = torch.float32 if param.is_floating_point() else param.dtype
         is_weight = param.dim() > 1
-        data = torch.zeros(param.shape, dtype=dtype, device="meta" if is_weight else "cpu")
-        new = nn.Parameter(data, requires_grad=False)
+        zeros = torch.zeros(param.shape, dtype=dtype, device="meta" if is_weight else "cpu")
+        new = nn.Parameter(zeros, requires_grad=False)
         self._copies[id(param)] = new
         if is_weight:
             self.weights[id(param)] = new
         return new
 
-    def _reference(self, value: Any) -> Any:
+    def _reference(self, attribute: Any) -> Any:
         """Return an attribute's value with copies in place of modules that it refers to."""
-        if isinstance(value, nn.Module):
-            return self._copies.get(id(value), value)
-        if type(value) in (list, tuple) and any(isinstance(x, nn.Module) for x in value):
-            return type(value)(self._reference(x) for x in value)
-        if isinstance(value, MethodType) and id(value.__self__) in self._copies:
-            return MethodType(value.__func__, self._copies[id(value.__self__)])
-        return value
+        if isinstance(attribute, nn.Module):
+            return self._copies.get(id(attribute), attribute)
+        if type(attribute) in (list, tuple) and any(
+            isinstance(element, nn.Module) for element in attribute
+        ):
+            return type(attribute)(self._reference(element) for element in attribute)
+        if isinstance(attribute, MethodType) and id(attribute.__self__) in self._copies:
+            return MethodType(attribute.__func__, self._copies[id(attribute.__self__)])
+        return attribute
 
 
 def _buffer(buffer: Tensor | None) -> Tensor | None:
     if buffer is None:
         return None
     if buffer.is_meta:
-        return torch.zeros(buffer.shape, dtype=buffer.dtype)
+        return torch.zeros(buffer.shape, dtype=buffer.dtype, device="cpu")
     return buffer.detach().to("cpu", copy=True)
 
 
@@ -170,7 +181,7 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str
     if inputs is not None:
         return inputs if isinstance(inputs, tuple) else (inputs,), {}
     names = inspect.signature(model.forward).parameters
-    ids = torch.arange(_TOKENS)[None]
+    ids = torch.arange(_TOKENS, dtype=torch.int64, device="cpu")[None]
     kwargs: dict[str, Any] = {}
     if "use_cache" in names:
         kwargs["use_cache"] = False
@@ -186,14 +197,16 @@ def _first_input(model: nn.Module) -> Tensor:
     """Return an input that the first layer of a model takes."""
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            return torch.zeros(1, _TOKENS, dtype=torch.int64)
+            return torch.zeros(1, _TOKENS, dtype=torch.int64, device="cpu")
         if isinstance(module, nn.Linear):
-            return torch.zeros(1, _TOKENS, module.in_features)
+            return torch.zeros(1, _TOKENS, module.in_features, dtype=torch.float32, device="cpu")
         if isinstance(module, nn.Conv1d):
-            return torch.zeros(1, module.in_channels, 64)
+            return torch.zeros(1, module.in_channels, 64, dtype=torch.float32, device="cpu")
         if isinstance(module, nn.Conv2d):
-            return torch.zeros(1, module.in_channels, *_image_size(model))
-    return torch.zeros(1, _TOKENS, dtype=torch.int64)
+            return torch.zeros(
+                1, module.in_channels, *_image_size(model), dtype=torch.float32, device="cpu"
+            )
+    return torch.zeros(1, _TOKENS, dtype=torch.int64, device="cpu")
 
 
 def _image_size(model: nn.Module) -> tuple[int, int]:

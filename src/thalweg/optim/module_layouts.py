@@ -96,9 +96,9 @@ def is_whole_by_source(model: nn.Module, name: str, owner: nn.Module) -> bool:
     if not calls or any(re.search(divides, end) for _, end in calls):
         return False
     return not any(
-        re.search(rf"\b{v}\s*(\.\w+\(.*\))*(\.(split|chunk|unbind|tensor_split|view|reshape)|\[)"
-                  rf"|(split|chunk|unbind)\({v}\b", source)
-        for v in variables
+        re.search(rf"\b{variable}\s*(\.\w+\(.*\))*(\.(split|chunk|unbind|tensor_split|view|reshape)|\[)"
+                  rf"|(split|chunk|unbind)\({variable}\b", source)
+        for variable in variables
     )  # fmt: skip
 
 
@@ -109,5 +109,7 @@ def unused_decision(owners: Iterable[nn.Module], leaf: str) -> str:
         owners: The modules that own the parameter.
         leaf: The name of the parameter in them.
     """
-    is_layer = any(isinstance(x, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) for x in owners)
+    is_layer = any(
+        isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) for owner in owners
+    )
     return "" if is_layer or not _NOT_MULTIPLIED.search(leaf) else "nothing multiplies with it"

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from thalweg.optim.traced_functions import (
-    ADDED,
+    ADDED_PRODUCTS,
     CONTRACTIONS,
+    IDENTITIES,
     LOOK_UPS,
     NO_LABEL,
     QUERIES,
     REDUCTIONS,
-    SAME,
     SELECTIONS,
     STRUCTURAL,
     covers,
@@ -78,14 +78,14 @@ class ProjectionTrace(TorchFunctionMode):
         for weight in tensors_in((args, options)):
             if self._use_of(weight) is not None:
                 return self._with_weight(func, name, args, options, weight)
-        result = func(*args, **options)
+        output = func(*args, **options)
         with suppress(Exception):  # Outputs that are not followed make a layout undecided.
-            self._follow(func, name, args, options, result)
-        return result
+            self._follow(func, name, args, options, output)
+        return output
 
-    def mark_returned(self, result: Any, *, of_model: bool) -> None:
+    def mark_returned(self, output: Any, *, of_model: bool) -> None:
         """Record which outputs the result of the model or of a layer contains."""
-        for tensor in tensors_in(result):
+        for tensor in tensors_in(output):
             for use, outputs in self._outputs_in(tensor):
                 use.is_returned |= of_model
                 if not of_model:
@@ -108,29 +108,29 @@ class ProjectionTrace(TorchFunctionMode):
         """Run a function of a weight or of a view of one."""
         if args and args[0] is weight:
             # Functions that write to a weight return it.
-            if name in SAME or (name.endswith("_") and not name.startswith("__")):
+            if name in IDENTITIES or (name.endswith("_") and not name.startswith("__")):
                 return weight
             if (view := selected_matrices(name, args, weight)) is not None:
                 return view
-            result = func(*args, **kwargs) if name in STRUCTURAL or name in QUERIES else None
-            if name in QUERIES or _all_views(result, self._use_of):
-                return result
+            output = func(*args, **kwargs) if name in STRUCTURAL or name in QUERIES else None
+            if name in QUERIES or _all_views(output, self._use_of):
+                return output
         args, kwargs = positional(name, args, kwargs)
         operands = operands_of(name, args)
-        factors = operands[1:3] if name.strip("_") in ADDED else operands[:2]
-        weights = [x for x in tensors_in(factors) if self._use_of(x) is not None]
-        others = [x for x in tensors_in(factors) if self._use_of(x) is None]
+        factors = operands[1:3] if name.strip("_") in ADDED_PRODUCTS else operands[:2]
+        weights = [factor for factor in tensors_in(factors) if self._use_of(factor) is not None]
+        activations = [factor for factor in tensors_in(factors) if self._use_of(factor) is None]
         if name == "__rmatmul__":
             name, factors = "__matmul__", factors[::-1]
-        if len(weights) == 1 == len(others):
-            at = 0 if factors[0] is weights[0] else 1
-            roles = product_roles(name, args, factors, at)
+        if len(weights) == 1 == len(activations):
+            weight_index = 0 if factors[0] is weights[0] else 1
+            roles = product_roles(name, args, factors, weight_index)
             if roles is not None:
-                for added in tensors_in(operands):
-                    if added is not weights[0] and (use := self._use_of(added)) is not None:
+                for operand in tensors_in(operands):
+                    if operand is not weights[0] and (use := self._use_of(operand)) is not None:
                         use.is_elementwise = True
                 shape = product_shape(func, name, args, kwargs, factors)
-                return self._product(name, weights[0], others[0], shape, roles)
+                return self._product(name, weights[0], activations[0], shape, roles)
         return self._with_copies(func, name, args, kwargs)
 
     def _product(
@@ -143,17 +143,17 @@ class ProjectionTrace(TorchFunctionMode):
     ) -> Tensor:
         """Return zeros in place of the product of a weight and activations, with labels."""
         use = cast("WeightUse", self._use_of(weight))
-        result = torch.zeros(shape, dtype=activations.dtype)
+        product = torch.zeros(shape, dtype=activations.dtype, device="cpu")
         if name.startswith("conv") and activations.shape[1 - weight.dim()] != weight.shape[1]:
             use.is_grouped = True
-            self._pass_channels(activations, result)
-            return result
+            self._pass_channels(activations, product)
+            return product
         self._consume(activations)
-        self._label_product(result, use, use.add_product(weight, roles[0]), roles)
-        return result
+        self._label_product(product, use, use.add_product(weight, roles[0]), roles)
+        return product
 
     def _label_product(
-        self, result: Tensor, use: WeightUse, outputs: Any, roles: tuple[str, list[int | None]]
+        self, product: Tensor, use: WeightUse, outputs: Any, roles: tuple[str, list[int | None]]
     ) -> None:
         if not use.first_label:
             use.first_label = self._label_count + 1
@@ -163,61 +163,61 @@ class ProjectionTrace(TorchFunctionMode):
         labels = torch.from_numpy(np.ascontiguousarray(outputs)) + use.first_label
         if labels.dim() != len(roles[0]):
             return
-        sizes = [1] * result.dim()
+        sizes = [1] * product.dim()
         axes: list[tuple[int, int]] = []
         for axis, (role, place) in enumerate(zip(*roles, strict=True)):
             if role == "i" or place is None:
                 labels = labels.narrow(axis, 0, 1)
             else:
-                axes.append((place % result.dim(), axis))
-                sizes[place % result.dim()] = labels.shape[axis]
+                axes.append((place % product.dim(), axis))
+                sizes[place % product.dim()] = labels.shape[axis]
         order = [axis for _, axis in sorted(axes)]
         order += [axis for axis in range(labels.dim()) if axis not in order]
-        self._set_labels(result, labels.permute(order).reshape(sizes).expand(result.shape))
+        self._set_labels(product, labels.permute(order).reshape(sizes).expand(product.shape))
 
     def _with_copies(
         self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """Run a function that is not a product, with zeros in place of weights."""
-        weights = [x for x in tensors_in((args, kwargs)) if self._use_of(x) is not None]
-        args, kwargs = (mapped(x, self._zeros_of) for x in (args, kwargs))
-        result = func(*args, **kwargs)
+        weights = [arg for arg in tensors_in((args, kwargs)) if self._use_of(arg) is not None]
+        args, kwargs = (mapped(container, self._zeros_of) for container in (args, kwargs))
+        output = func(*args, **kwargs)
         for weight in weights:
             use = cast("WeightUse", self._use_of(weight))
             if name in LOOK_UPS:
-                use.is_looked_up = True
-            elif not all(covers(x, weight.shape) for x in tensors_in(result)):
+                use.is_lookup_table = True
+            elif not all(covers(tensor, weight.shape) for tensor in tensors_in(output)):
                 use.other_uses.append(name)
             else:
                 use.is_elementwise = True
         with suppress(Exception):
-            self._follow(func, name, args, kwargs, result)
-        return result
+            self._follow(func, name, args, kwargs, output)
+        return output
 
-    def _zeros_of(self, x: Any) -> Any:
-        if not isinstance(x, Tensor) or self._use_of(x) is None:
-            return x
-        if x.numel() > _LARGEST_COPY:
-            return torch.zeros((), dtype=x.dtype).expand(x.shape)
-        return torch.zeros(x.shape, dtype=x.dtype)
+    def _zeros_of(self, argument: Any) -> Any:
+        if not isinstance(argument, Tensor) or self._use_of(argument) is None:
+            return argument
+        if argument.numel() > _LARGEST_COPY:
+            return torch.zeros((), dtype=argument.dtype, device="cpu").expand(argument.shape)
+        return torch.zeros(argument.shape, dtype=argument.dtype, device="cpu")
 
-    def _pass_channels(self, source: Tensor, result: Tensor) -> None:
+    def _pass_channels(self, source: Tensor, output: Tensor) -> None:
         """Label the result of a depthwise convolution as its input."""
         labels = self._labels_of(source)
-        axis = 1 if source.dim() == result.dim() == 3 or source.dim() > 3 else 0
-        if labels is None or source.shape[axis] != result.shape[axis]:
+        axis = 1 if source.dim() == output.dim() == 3 or source.dim() > 3 else 0
+        if labels is None or source.shape[axis] != output.shape[axis]:
             self._consume(source)
             return
         for spatial in range(axis + 1, labels.dim()):
             labels = labels.amax(spatial, keepdim=True)
-        self._set_labels(result, labels.expand(result.shape))
+        self._set_labels(output, labels.expand(output.shape))
 
     def _follow(
-        self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any], result: Any
+        self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any], output: Any
     ) -> None:
         """Label the result of a function of labelled tensors, or record the end of their labels."""
-        labelled = [x for x in tensors_in((args, kwargs)) if id(x) in self._labels]
-        results = tensors_in(result)
+        labelled = [arg for arg in tensors_in((args, kwargs)) if id(arg) in self._labels]
+        results = tensors_in(output)
         if not labelled or not (results or name == "__setitem__"):
             return
         if name in ("__setitem__", "copy_"):
@@ -229,12 +229,12 @@ class ProjectionTrace(TorchFunctionMode):
             self._follow_structural(func, name, args, kwargs, results)
         elif name == "glu":
             self._follow_glu(
-                labelled[0], args[1] if len(args) > 1 else kwargs.get("dim", -1), result
+                labelled[0], args[1] if len(args) > 1 else kwargs.get("dim", -1), output
             )
         elif name in SELECTIONS or name in REDUCTIONS:
             self._mark_uses(name, labelled)
         elif name.startswith("conv") and args[0] is labelled[0] and args[1].shape[1] == 1:
-            self._pass_channels(args[0], result)
+            self._pass_channels(args[0], output)
         elif name.strip("_") in CONTRACTIONS:
             for tensor in labelled:
                 self._consume(tensor)
@@ -253,16 +253,16 @@ class ProjectionTrace(TorchFunctionMode):
         func = Tensor.reshape if name == "view" else func
         if name in ("gather", "take_along_dim"):
             self._consume(args[0])  # Which outputs are gathered depends on data.
-        moved = func(*mapped(args, self._label_arg), **mapped(kwargs, self._label_arg))
-        for tensor, labels in zip(results, tensors_in(moved), strict=True):
+        moved_labels = func(*mapped(args, self._label_arg), **mapped(kwargs, self._label_arg))
+        for tensor, labels in zip(results, tensors_in(moved_labels), strict=True):
             self._set_labels(tensor, labels)
 
-    def _follow_glu(self, source: Tensor, axis: int, result: Tensor) -> None:
+    def _follow_glu(self, source: Tensor, axis: int, output: Tensor) -> None:
         """Record that a gated linear unit uses halves of its input apart; label its result."""
         halves = self._labels[id(source)][1].chunk(2, axis)
         for half in halves:
             self._record(half, WeightUse.consume)
-        self._set_labels(result, halves[0])
+        self._set_labels(output, halves[0])
 
     def _mark_uses(self, name: str, labelled: Sequence[Tensor]) -> None:
         """Record that a function selects by the outputs of weights, or reduces them."""
@@ -276,8 +276,8 @@ class ProjectionTrace(TorchFunctionMode):
     def _follow_elementwise(
         self, name: str, args: Any, labelled: list[Tensor], results: list[Tensor]
     ) -> None:
-        first, *others = labelled
-        fits = bool(results) and all(covers(x, first.shape) for x in results)
+        first, *other_tensors = labelled
+        fits = bool(results) and all(covers(output, first.shape) for output in results)
         if not fits:
             for tensor in labelled:
                 self._consume(tensor)
@@ -285,14 +285,16 @@ class ProjectionTrace(TorchFunctionMode):
         labels = self._labels[id(first)][1]
         is_sum = name.strip("_").strip("ri") in ("add", "sub")
         if is_sum:
-            full = [x for x in tensors_in(args) if x.shape == first.shape]
+            full = [argument for argument in tensors_in(args) if argument.shape == first.shape]
             for use, _ in self._outputs_in(first) if len(full) > 1 else ():
                 use.joins_residual = True
-        if not (is_sum and self._joined(first, others)) and not self._same(first, others):
+        if not (is_sum and self._joined(first, other_tensors)) and not self._same(
+            first, other_tensors
+        ):
             for tensor in labelled:
                 self._consume(tensor)
-            uses = [{id(use) for use, _ in self._outputs_in(x)} for x in labelled]
-            if any(x != uses[0] for x in uses):
+            uses = [{id(use) for use, _ in self._outputs_in(source)} for source in labelled]
+            if any(use_ids != uses[0] for use_ids in uses):
                 # What gates the outputs of another weight ends here.
                 self._labels.pop(id(results[0]), None)
                 return
@@ -301,53 +303,64 @@ class ProjectionTrace(TorchFunctionMode):
             if labels.dim() == first.dim() or extra:
                 self._set_labels(tensor, labels.expand(*tensor.shape, *extra))
 
-    def _same(self, first: Tensor, others: Sequence[Tensor]) -> bool:
+    def _same(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
         """Return True if all tensors have the same outputs, in any order."""
-        found = (
-            [distinct_labels(self._labels[id(x)][1]) for x in (first, *others)] if others else []
+        label_sets = (
+            [distinct_labels(self._labels[id(tensor)][1]) for tensor in (first, *other_tensors)]
+            if other_tensors
+            else []
         )
-        return all(np.array_equal(x, found[0]) for x in found)
+        return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
-    def _joined(self, first: Tensor, others: Sequence[Tensor]) -> bool:
+    def _joined(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
         """Join the outputs of two weights whose sum is used as one, as with a low-rank adapter."""
-        if len(others) != 1 or others[0].shape != first.shape:
+        if len(other_tensors) != 1 or other_tensors[0].shape != first.shape:
             return False
-        both = [self._labels[id(x)][1] for x in (first, others[0])]
-        (use, *more), (other, *others_more) = (self._outputs_in(x) for x in (first, others[0]))
-        if more or others_more or use[0] is other[0]:
+        label_pair = [self._labels[id(tensor)][1] for tensor in (first, other_tensors[0])]
+        (use, *more_uses), (other_use, *more_other_uses) = (
+            self._outputs_in(tensor) for tensor in (first, other_tensors[0])
+        )
+        if more_uses or more_other_uses or use[0] is other_use[0]:
             return False
-        one, two = (x - u[0].first_label for x, u in zip(both, (use, other), strict=True))
-        if use[0].output_count != other[0].output_count or not torch.equal(one, two):
+        first_outputs, second_outputs = (
+            labels - entry[0].first_label
+            for labels, entry in zip(label_pair, (use, other_use), strict=True)
+        )
+        if use[0].output_count != other_use[0].output_count or not torch.equal(
+            first_outputs, second_outputs
+        ):
             return False
-        other[0].join(use[0])
-        other[0].reduce(other[1])
+        other_use[0].join(use[0])
+        other_use[0].reduce(other_use[1])
         return True
 
     def _assign(self, name: str, args: Any) -> None:
         """Label what an assignment writes to, which may be a view of another tensor."""
-        target, value = args[0], args[-1]
+        target, source = args[0], args[-1]
         labels = self._labels_of(target)
-        if labels is None or any(s == 0 for s in labels.stride()):
+        if labels is None or any(stride == 0 for stride in labels.stride()):
             base = target if target._base is None else target._base
-            known = self._label_arg(target)
-            whole = torch.empty_strided(base.shape, base.stride(), dtype=torch.int64)
-            whole.fill_(NO_LABEL)
-            self._set_labels(base, whole)
-            labels = whole.as_strided(target.shape, target.stride(), target.storage_offset())
-            labels.copy_(known)
+            known_labels = self._label_arg(target)
+            base_labels = torch.empty_strided(
+                base.shape, base.stride(), dtype=torch.int64, device="cpu"
+            )
+            base_labels.fill_(NO_LABEL)
+            self._set_labels(base, base_labels)
+            labels = base_labels.as_strided(target.shape, target.stride(), target.storage_offset())
+            labels.copy_(known_labels)
             self._set_labels(target, labels)
-        values = self._label_arg(value) if isinstance(value, Tensor) else NO_LABEL
+        values = self._label_arg(source) if isinstance(source, Tensor) else NO_LABEL
         labels[... if name == "copy_" else args[1]] = values
 
-    def _label_arg(self, x: Any) -> Any:
+    def _label_arg(self, argument: Any) -> Any:
         """Return an argument of a structural function with labels in place of floating tensors."""
-        if not isinstance(x, Tensor):
-            return x
-        if (labels := self._labels_of(x)) is not None:
+        if not isinstance(argument, Tensor):
+            return argument
+        if (labels := self._labels_of(argument)) is not None:
             return labels
-        if x.is_floating_point() or x.is_complex():
-            return torch.full(x.shape, NO_LABEL)
-        return x
+        if argument.is_floating_point() or argument.is_complex():
+            return torch.full(argument.shape, NO_LABEL, dtype=torch.int64, device="cpu")
+        return argument
 
     def _labels_of(self, tensor: Tensor) -> Tensor | None:
         entry = self._labels.get(id(tensor))
@@ -362,12 +375,12 @@ class ProjectionTrace(TorchFunctionMode):
 
     def _split(self, labels: Tensor) -> list[tuple[WeightUse, Any]]:
         """Return the weights whose outputs have these labels, and the outputs."""
-        found = distinct_labels(labels)
-        owners = np.searchsorted(self._label_starts, found, side="right") - 1
+        output_labels = distinct_labels(labels)
+        owners = np.searchsorted(self._label_starts, output_labels, side="right") - 1
         uses: list[tuple[WeightUse, Any]] = []
         for owner in np.unique(owners).tolist():
             use = self._labelled_uses[owner]
-            uses.append((use, found[owners == owner] - use.first_label))
+            uses.append((use, output_labels[owners == owner] - use.first_label))
         return uses
 
     def _consume(self, tensor: Tensor) -> None:
@@ -379,19 +392,19 @@ class ProjectionTrace(TorchFunctionMode):
             method(use, outputs)
 
 
-def _on_cpu(value: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
+def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
     """Return arguments with zeros or copies in place of tensors of other devices."""
 
-    def move(x: Any) -> Any:
-        if isinstance(x, torch.device):
+    def move(arg: Any) -> Any:
+        if isinstance(arg, torch.device):
             return torch.device("cpu")
-        if not isinstance(x, Tensor) or x.device.type == "cpu" or use_of(x) is not None:
-            return x
-        return torch.zeros(x.shape, dtype=x.dtype) if x.is_meta else x.cpu()
+        if not isinstance(arg, Tensor) or arg.device.type == "cpu" or use_of(arg) is not None:
+            return arg
+        return torch.zeros(arg.shape, dtype=arg.dtype, device="cpu") if arg.is_meta else arg.cpu()
 
-    return mapped(value, move)
+    return mapped(arguments, move)
 
 
-def _all_views(result: Any, use_of: Callable[[Tensor], WeightUse | None]) -> bool:
-    views = tensors_in(result)
+def _all_views(output: Any, use_of: Callable[[Tensor], WeightUse | None]) -> bool:
+    views = tensors_in(output)
     return bool(views) and all(use_of(view) is not None for view in views)

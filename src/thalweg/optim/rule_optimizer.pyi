@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from thalweg._core.param_groups import Group
 from thalweg.formula import Rule
 from thalweg.optim.fused_optimizer import FusedOptimizer
 
@@ -137,4 +138,6 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 beta1 and beta2, `eps` for epsilon; and what is done around an update (see
                 `thalweg.optim.step_options`).
         """
+    def rule_of(self, group: Group) -> Rule: ...
+    def rules_around(self, group: Group) -> set[Rule]: ...
     def load_state_dict(self, state_dict: dict[str, Any], *, convert: bool = False) -> None: ...

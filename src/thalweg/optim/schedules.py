@@ -286,7 +286,7 @@ class Schedule(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Return the state without the optimizer and the factors, which are given again."""
         excluded = ("optimizer", "_factors")
-        return {name: value for name, value in vars(self).items() if name not in excluded}
+        return {name: attribute for name, attribute in vars(self).items() if name not in excluded}
 
 
 class OptionSchedule:
@@ -321,8 +321,8 @@ class OptionSchedule:
 
     def _apply(self) -> None:
         """Write the values after `last_epoch` steps to the groups."""
-        for group, value in zip(self.optimizer.param_groups, self.get_values(), strict=True):
-            group[self.option] = value
+        for group, option_value in zip(self.optimizer.param_groups, self.get_values(), strict=True):
+            group[self.option] = option_value
 
     def get_values(self) -> list[float]:
         """Return the value of each group after `last_epoch` steps."""
@@ -355,5 +355,8 @@ class OptionSchedule:
                 f"The state is not one of a schedule of {self.option!r} with"
                 f" {len(self.initial)} groups: {show_value(dict(state_dict))}."
             )
-        self.initial, self.last_epoch = [float(value) for value in cast("list[Any]", initial)], step
+        self.initial, self.last_epoch = (
+            [float(number) for number in cast("list[Any]", initial)],
+            step,
+        )
         self._apply()

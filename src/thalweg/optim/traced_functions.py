@@ -25,7 +25,7 @@ STRUCTURAL = _names(
     pixel_unshuffle atleast_2d atleast_3d diagonal
     """
 )
-SAME = _names(
+IDENTITIES = _names(
     """
     contiguous clone detach to float half bfloat16 double type type_as cpu data requires_grad_
     """
@@ -50,7 +50,7 @@ QUERIES = _names(
     shape size dim ndim dtype numel stride is_floating_point requires_grad layout
     """
 )
-ADDED = frozenset(["addmm", "baddbmm", "addbmm"])
+ADDED_PRODUCTS = frozenset(["addmm", "baddbmm", "addbmm"])
 LOOK_UPS = frozenset(
     ["embedding", "embedding_bag", "__getitem__", "index_select", "gather", "take"]
 )
@@ -61,38 +61,38 @@ def distinct_labels(labels: Tensor) -> Any:
     """Return the different labels in a tensor, sorted."""
     # A dimension of stride 0 repeats the same labels.
     labels = labels[tuple(slice(None) if stride else slice(1) for stride in labels.stride())]
-    found = labels.reshape(-1).numpy()
-    found = found[found > 0]
-    lowest = found.min() if found.size else 0
-    flags = np.zeros(found.max() - lowest + 1 if found.size else 0, bool)
-    flags[found - lowest] = True
+    label_numbers = labels.reshape(-1).numpy()
+    label_numbers = label_numbers[label_numbers > 0]
+    lowest = label_numbers.min() if label_numbers.size else 0
+    flags = np.zeros(label_numbers.max() - lowest + 1 if label_numbers.size else 0, bool)
+    flags[label_numbers - lowest] = True
     return np.flatnonzero(flags) + lowest
 
 
-def tensors_in(value: Any) -> list[Tensor]:
+def tensors_in(container: Any) -> list[Tensor]:
     """Return the tensors in a value and in the containers in it."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        return [tensor for element in value for tensor in tensors_in(element)]
+    if isinstance(container, Tensor):
+        return [container]
+    if isinstance(container, Mapping):
+        container = list(container.values())
+    if isinstance(container, tuple | list):
+        return [tensor for element in container for tensor in tensors_in(element)]
     return []
 
 
-def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+def mapped(container: Any, function: Callable[[Any], Any]) -> Any:
     """Return a value with a function applied to all that is not a container."""
-    if type(value) in (tuple, list):
-        return type(value)(mapped(element, function) for element in value)
-    if type(value) is dict:
-        return {key: mapped(element, function) for key, element in value.items()}
-    return function(value)
+    if type(container) in (tuple, list):
+        return type(container)(mapped(element, function) for element in container)
+    if type(container) is dict:
+        return {key: mapped(element, function) for key, element in container.items()}
+    return function(container)
 
 
-def covers(result: Tensor, shape: Sequence[int]) -> bool:
+def covers(output: Tensor, shape: Sequence[int]) -> bool:
     """Return True if the shape of a result is that of an argument, broadcast."""
-    sizes = result.shape[result.dim() - len(shape) :]
-    return result.dim() >= len(shape) and all(
+    sizes = output.shape[output.dim() - len(shape) :]
+    return output.dim() >= len(shape) and all(
         size in (1, full) for size, full in zip(shape, sizes, strict=True)
     )
 
@@ -117,7 +117,7 @@ def positional(
     """Return arguments with input and weight by position."""
     kwargs = dict(kwargs)
     for place, names in enumerate((("input",), ("weight", "other", "mat2"))):
-        keyword = next((x for x in names if x in kwargs), None)
+        keyword = next((candidate for candidate in names if candidate in kwargs), None)
         if keyword and len(args) == place and name.strip("_") in CONTRACTIONS:
             args = (*args, kwargs.pop(keyword))
     return args, kwargs

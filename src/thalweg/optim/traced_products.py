@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def product_roles(
-    name: str, args: Sequence[Any], operands: Sequence[Any], at: int
+    name: str, args: Sequence[Any], operands: Sequence[Any], weight_index: int
 ) -> tuple[str, list[int | None]] | None:
     """Return the role of each dimension of a weight in a product, and their places in the result.
 
@@ -18,7 +18,7 @@ def product_roles(
         name: The name of torch's function.
         args: Its arguments.
         operands: The two tensors that are multiplied.
-        at: The index of the weight among these.
+        weight_index: The index of the weight among these.
 
     Returns:
         The roles, as for `WeightUse.add_product`, and for each dimension the dimension of the
@@ -26,44 +26,44 @@ def product_roles(
     """
     name = name.strip("_")
     if name == "einsum":
-        return _einsum_roles(str(args[0]), at)
-    weight: Tensor = operands[at]
+        return _einsum_roles(str(args[0]), weight_index)
+    weight: Tensor = operands[weight_index]
     ndim = weight.dim()
-    if name == "linear" and at == 1 and ndim == 2:
+    if name == "linear" and weight_index == 1 and ndim == 2:
         return "oi", [-1, None]
-    if name.startswith("conv") and at == 1 and ndim > 2 and name[4:5].isdigit():
+    if name.startswith("conv") and weight_index == 1 and ndim > 2 and name[4:5].isdigit():
         return "o" + "i" * (ndim - 1), [1 - ndim] + [None] * (ndim - 1)
-    if name.startswith("grouped_mm") and at == 1 and ndim == 3:
+    if name.startswith("grouped_mm") and weight_index == 1 and ndim == 3:
         return "bio", [None, None, -1]
     if name not in ("matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm"):
         return None
     if ndim < 2:
         return None
-    other = operands[1 - at]
+    activations = operands[1 - weight_index]
     places: list[int | None] = [axis - ndim for axis in range(ndim - 2)]
-    if at == 1:
+    if weight_index == 1:
         return "b" * (ndim - 2) + "io", [*places, None, -1]
-    return "b" * (ndim - 2) + "oi", [*places, -1 if other.dim() == 1 else -2, None]
+    return "b" * (ndim - 2) + "oi", [*places, -1 if activations.dim() == 1 else -2, None]
 
 
-def _einsum_roles(equation: str, at: int) -> tuple[str, list[int | None]] | None:
-    terms, result = _terms(equation)
-    if len(terms) != 2 or not result or "." in terms[at]:
+def _einsum_roles(equation: str, weight_index: int) -> tuple[str, list[int | None]] | None:
+    terms, output = _terms(equation)
+    if len(terms) != 2 or not output or "." in terms[weight_index]:
         return None
-    own, other = terms[at], terms[1 - at]
-    tail = result.rsplit(".", maxsplit=1)[-1]
+    weight_letters, other_letters = terms[weight_index], terms[1 - weight_index]
+    tail = output.rsplit(".", maxsplit=1)[-1]
     roles, places = "", list[int | None]()
-    for letter in own:
-        roles += "i" if letter not in result else "b" if letter in other else "o"
-        place = tail.index(letter) - len(tail) if letter in tail else result.find(letter)
-        places.append(place if letter in result else None)
+    for letter in weight_letters:
+        roles += "i" if letter not in output else "b" if letter in other_letters else "o"
+        place = tail.index(letter) - len(tail) if letter in tail else output.find(letter)
+        places.append(place if letter in output else None)
     return roles, places
 
 
 def _terms(equation: str) -> tuple[list[str], str]:
     """Return the letters of the operands of an `einsum` and of its result, with "." for "..."."""
-    operands, _, result = equation.replace(" ", "").replace("...", ".").partition("->")
-    return operands.split(","), result
+    operands, _, output = equation.replace(" ", "").replace("...", ".").partition("->")
+    return operands.split(","), output
 
 
 def product_shape(
@@ -109,7 +109,7 @@ def _convolution_shape(
     # One channel has the same spatial sizes as all.
     channels = 1 - weight.dim()
     options = {key: kwargs[key] for key in ("stride", "padding", "dilation") if key in kwargs}
-    kernel = torch.zeros(1, 1, *weight.shape[2:], dtype=activations.dtype)
+    kernel = torch.zeros(1, 1, *weight.shape[2:], dtype=activations.dtype, device="cpu")
     channel = func(activations.narrow(channels, 0, 1), kernel, None, *args[3:6], **options)
     sizes = list(channel.shape)
     sizes[channels] = weight.shape[0]
@@ -117,13 +117,18 @@ def _convolution_shape(
 
 
 def _einsum_shape(equation: str, factors: Sequence[Tensor]) -> tuple[int, ...]:
-    terms, result = _terms(equation)
+    terms, output = _terms(equation)
     sizes: dict[str, tuple[int, ...]] = {}
     for letters, factor in zip(terms, factors, strict=True):
-        before, dot, after = letters.partition(".")
-        end = factor.dim() - len(after)
-        sizes |= {letter: (size,) for letter, size in zip(before, factor.shape, strict=False)}
-        sizes |= {letter: (size,) for letter, size in zip(after, factor.shape[end:], strict=True)}
+        leading_letters, dot, trailing_letters = letters.partition(".")
+        end = factor.dim() - len(trailing_letters)
+        sizes |= {
+            letter: (size,) for letter, size in zip(leading_letters, factor.shape, strict=False)
+        }
+        sizes |= {
+            letter: (size,)
+            for letter, size in zip(trailing_letters, factor.shape[end:], strict=True)
+        }
         if dot:
-            sizes[dot] = tuple(factor.shape[len(before) : end])
-    return tuple(size for letter in result for size in sizes[letter])
+            sizes[dot] = tuple(factor.shape[len(leading_letters) : end])
+    return tuple(size for letter in output for size in sizes[letter])

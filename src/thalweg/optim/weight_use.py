@@ -1,4 +1,4 @@
-"""How a forward pass multiplies with a weight, and the matrix layout that follows from it."""
+"""Record of the products of a weight in a forward pass, and the matrix layout they define."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WeightUse:
 
     Attributes:
         other_uses: Names of functions other than products that took the weight.
-        is_looked_up: True if rows were selected by indices.
+        is_lookup_table: True if rows were selected by indices.
         is_grouped: True if a convolution in groups used the weight.
         selects: True if the largest of the outputs were selected, as a router does.
         is_returned: True if the model returned outputs.
@@ -45,16 +45,16 @@ class WeightUse:
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
         self.other_uses: list[str] = []
-        self.is_looked_up = self.is_elementwise = self.is_grouped = self.selects = False
+        self.is_lookup_table = self.is_elementwise = self.is_grouped = self.selects = False
         self.is_returned = self.joins_residual = False
         self.output_count = self.first_label = 0
         self._orientation: tuple[int, bool] | None = None
         self._conflict = ""
         self._factor_outputs: dict[bytes, Flags] = {}
         self._factor_inputs: dict[bytes, Flags] = {}
-        self._consumed: dict[bytes, Flags] = {}
-        self._reduced: dict[bytes, Flags] = {}
-        self._joined: list[WeightUse] = []
+        self._consumed_sets: dict[bytes, Flags] = {}
+        self._reduced_sets: dict[bytes, Flags] = {}
+        self._joined_uses: list[WeightUse] = []
 
     def add_product(self, view: Tensor, roles: str) -> Indices:
         """Record a product with a view of the weight.
@@ -69,76 +69,86 @@ class WeightUse:
         """
         shape, ndim = self.shape, view.dim()
         grids = [
-            (np.arange(size) * stride).reshape([-1 if axis == at else 1 for axis in range(ndim)])
-            for at, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True))
+            (np.arange(size) * stride).reshape([-1 if axis == dim else 1 for axis in range(ndim)])
+            for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True))
         ]
         zeros = np.zeros([1] * ndim, int)
         outputs, inputs = (
-            sum((grid for grid, x in zip(grids, roles, strict=True) if x == role), zeros)
+            sum((grid for grid, letter in zip(grids, roles, strict=True) if letter == role), zeros)
             for role in ("o", "i")
         )
         extent = int(outputs.max() + inputs.max()) + 1
-        batch = max(b for b in range(len(shape) - 1) if b == 0 or prod(shape[b:]) >= extent)
+        batch = max(
+            batch_dim
+            for batch_dim in range(len(shape) - 1)
+            if batch_dim == 0 or prod(shape[batch_dim:]) >= extent
+        )
         row_size = prod(shape[batch + 1 :])
         matrix_size = shape[batch] * row_size
-        if not (outputs % row_size).any() and inputs.max() < row_size:
-            transposed = False
-        elif not (inputs % row_size).any() and outputs.max() < row_size:
-            transposed = True
-        else:
-            transposed, self._conflict = False, "outputs are neither its rows nor its columns"
-        if self._orientation not in (None, (batch, transposed)):
-            self._conflict = "products use it in different orientations"
-        self._orientation = (batch, transposed)
+        transposed = self._orient(outputs, inputs, batch, row_size)
         self.output_count = row_size if transposed else shape[batch]
         input_count = shape[batch] if transposed else row_size
         starts = sum(
-            (g % matrix_size for g, r in zip(grids, roles, strict=True) if r == "b"),
+            (grid % matrix_size for grid, kind in zip(grids, roles, strict=True) if kind == "b"),
             np.full([1] * ndim, view.storage_offset() % matrix_size),
         )
         for start in np.unique(starts).tolist():
             factors = [(start + outputs, not transposed), (start + inputs, transposed)]
             output_flags, input_flags = (
-                _flags(x // row_size if is_row else x % row_size, size)
-                for (x, is_row), size in zip(factors, (self.output_count, input_count), strict=True)
+                _flags(indices // row_size if is_row else indices % row_size, size)
+                for (indices, is_row), size in zip(
+                    factors, (self.output_count, input_count), strict=True
+                )
             )
             self._add(self._factor_outputs, output_flags)
             self._add(self._factor_inputs, input_flags)
         outputs = starts + outputs
         return outputs % row_size if transposed else outputs // row_size
 
+    def _orient(self, outputs: Indices, inputs: Indices, batch: int, row_size: int) -> bool:
+        """Record and return whether outputs are columns of the weight; record conflicts."""
+        transposed = False
+        if (outputs % row_size).any() or inputs.max() >= row_size:
+            transposed = not (inputs % row_size).any() and bool(outputs.max() < row_size)
+            if not transposed:
+                self._conflict = "outputs are neither its rows nor its columns"
+        if self._orientation not in (None, (batch, transposed)):
+            self._conflict = "products use it in different orientations"
+        self._orientation = (batch, transposed)
+        return transposed
+
     def consume(self, outputs: Indices) -> None:
         """Record that a function used these outputs together."""
-        self._add(self._consumed, _flags(outputs, self.output_count))
+        self._add(self._consumed_sets, _flags(outputs, self.output_count))
 
     def reduce(self, outputs: Indices) -> None:
         """Record that a function reduced these outputs."""
-        self._add(self._reduced, _flags(outputs, self.output_count))
+        self._add(self._reduced_sets, _flags(outputs, self.output_count))
 
-    def join(self, other: WeightUse) -> None:
+    def join(self, other_use: WeightUse) -> None:
         """Record that the outputs were added to those of another weight, and used with them."""
-        if all(use is not other for use in self._joined):
-            self._joined.append(other)
+        if all(use is not other_use for use in self._joined_uses):
+            self._joined_uses.append(other_use)
         self.joins_residual = True
 
     @property
     def _all_consumed(self) -> list[Flags]:
-        sets = dict(self._consumed)
-        for use in self._joined:
-            sets |= use._consumed
+        sets = dict(self._consumed_sets)
+        for use in self._joined_uses:
+            sets |= use._consumed_sets
         return list(sets.values())
 
     @property
     def is_output(self) -> bool:
         """True if the model returns the outputs, and no function takes them before."""
-        return self.is_returned and not self._consumed and not self.joins_residual
+        return self.is_returned and not self._consumed_sets and not self.joins_residual
 
     @property
     def is_followed(self) -> bool:
         """True if the weight is used, and functions take all outputs, or the model returns them."""
         if self._orientation is None:
-            return self.is_looked_up or self.is_elementwise or self.is_grouped
-        used = [*self._all_consumed, *self._reduced.values()]
+            return self.is_lookup_table or self.is_elementwise or self.is_grouped
+        used = [*self._all_consumed, *self._reduced_sets.values()]
         return self.is_returned or bool(_union(used, self.output_count).all())
 
     @staticmethod
@@ -159,9 +169,11 @@ class WeightUse:
         factors = _filled(list(self._factor_outputs.values()))
         consumed = self._all_consumed
         covered = _union(consumed, self.output_count)
-        consumed += [x & ~covered for x in self._reduced.values() if (x & ~covered).any()]
-        is_followed = self.is_returned or len(factors) > len(self._factor_outputs)
-        if not is_followed and not _union(consumed, self.output_count).all():
+        consumed += [
+            flags & ~covered for flags in self._reduced_sets.values() if (flags & ~covered).any()
+        ]
+        has_followed_outputs = self.is_returned or len(factors) > len(self._factor_outputs)
+        if not has_followed_outputs and not _union(consumed, self.output_count).all():
             raise UnusedError("the use of its outputs could not be followed")
         parts = _parts(factors) * (len(consumed) + 1)
         if consumed:
@@ -197,20 +209,26 @@ def _filled(sets: list[Flags]) -> list[Flags]:
     size = sizes.pop()
     firsts = [int(np.argmax(flags)) for flags in sets]
     is_even = not sizes and not len(covered) % size and not any(first % size for first in firsts)
-    if not is_even or any(not f[n : n + size].all() for f, n in zip(sets, firsts, strict=True)):
+    if not is_even or any(
+        not flag_set[set_start : set_start + size].all()
+        for flag_set, set_start in zip(sets, firsts, strict=True)
+    ):
         raise UndecidedError("products use only a part of it")
     missing = set(range(0, len(covered), size)) - set(firsts)
-    return [*sets, *(_flags(np.arange(n, n + size), len(covered)) for n in sorted(missing))]
+    return [
+        *sets,
+        *(_flags(np.arange(start, start + size), len(covered)) for start in sorted(missing)),
+    ]
 
 
 def _parts(sets: Sequence[Flags]) -> Indices:
     """Return for each index the number of the largest set that contains it, or 0 for none."""
     parts = np.zeros(len(sets[0]), np.int64)
     for number, flags in enumerate(sorted(sets, key=lambda s: -int(s.sum())), 1):
-        inside = parts[flags]
-        if not inside.any():
+        parts_inside = parts[flags]
+        if not parts_inside.any():
             parts[flags] = number
-        elif (inside != inside[0]).any():
+        elif (parts_inside != parts_inside[0]).any():
             raise UndecidedError("its outputs are used in parts that overlap")
     return parts
 
@@ -221,8 +239,8 @@ def _blocks(parts: Indices) -> tuple[Blocks, bool]:
     sizes = np.diff(starts, append=len(parts)).tolist()
     order = parts[starts].tolist()
     count = len(set(order))
-    repeats, rest = divmod(len(order), count)
-    if rest or order != order[:count] * repeats or sizes != sizes[:count] * repeats:
+    repeats, remainder = divmod(len(order), count)
+    if remainder or order != order[:count] * repeats or sizes != sizes[:count] * repeats:
         raise UndecidedError("its outputs are divided into blocks that do not repeat evenly")
     pieces = sizes[:count]
     interleaved = repeats > 1

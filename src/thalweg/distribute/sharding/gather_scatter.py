@@ -19,14 +19,14 @@ class GatheredTensor(NamedTuple):
     Attributes:
         owner: The rank that holds the full tensor.
         parts: The place of each rank's part in the full tensor, by rank.
-        local: This rank's part, or None. If it is `whole`, nothing is copied.
-        whole: The full tensor on its owner, else None.
+        local: This rank's part, or None. If it is `full_tensor`, nothing is copied.
+        full_tensor: The full tensor on its owner, else None.
     """
 
     owner: int
     parts: Mapping[int, ShardIndex]
     local: Any
-    whole: Any
+    full_tensor: Any
 
 
 def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
@@ -45,12 +45,12 @@ def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device
                 outgoing[tensor.owner].append(tensor.local)
             continue
         for rank, part in tensor.parts.items():
-            if tensor.local is tensor.whole:
+            if tensor.local is tensor.full_tensor:
                 continue
             if rank == ranks.rank:
-                part.write(tensor.whole, tensor.local)
+                part.write(tensor.full_tensor, tensor.local)
             else:
-                incoming[rank].append(_Target(tensor.whole, part))
+                incoming[rank].append(_Target(tensor.full_tensor, part))
     _exchange(ranks, outgoing, incoming, device)
 
 
@@ -64,9 +64,9 @@ def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.devic
                 incoming[tensor.owner].append(_Target(tensor.local, full_index(tensor.local.shape)))
             continue
         for rank, part in tensor.parts.items():
-            if tensor.local is tensor.whole:
+            if tensor.local is tensor.full_tensor:
                 continue
-            shard = part.read(tensor.whole)
+            shard = part.read(tensor.full_tensor)
             if rank == ranks.rank:
                 tensor.local.copy_(shard)
             else:

@@ -97,33 +97,33 @@ class GatheredMatrices:
     ) -> None:
         """See `Matrices`. All ranks call this; if the stage fails on one, all raise."""
         columns = self._columns_of_stacks(columns)
-        due = [*range(len(self._stacks))]
+        due_indices = [*range(len(self._stacks))]
         if stage.every > 1:
-            counts = zip(due, counts_of(columns, due), strict=True)
-            due = [index for index, count in counts if is_due(count, stage.every)]
-        if not due:
+            counts = zip(due_indices, counts_of(columns, due_indices), strict=True)
+            due_indices = [index for index, count in counts if is_due(count, stage.every)]
+        if not due_indices:
             return
         slot_names = {name for used in stage_inputs(stage) for name in used}
         names = [name for name in (*self._rule.made, *self._kinds) if name in slot_names]
-        gathered: dict[tuple[str, int], GatheredTensor] = updates.gathered_tensors
-        variables = dict.fromkeys(self._stacks[index].variable for index in due)
+        gathered_tensors: dict[tuple[str, int], GatheredTensor] = updates.gathered_tensors
+        variables = dict.fromkeys(self._stacks[index].variable for index in due_indices)
         shapes = [(self._titles[index], self._full_shapes[index]) for index in variables]
         self._group.meet(self._rule.name, shapes)
         # Earlier stages of the step have gathered, and may have changed, the others.
-        added = {
+        new_tensors = {
             (name, index): self._gathered(name, index, slots)
             for name in names
-            for index in due
-            if (name, index) not in gathered
+            for index in due_indices
+            if (name, index) not in gathered_tensors
         }
-        gather(self._group.ranks, [*added.values()], self._device)
-        gathered |= added
-        returned = self._call_stage(stage, columns, names, gathered)
+        gather(self._group.ranks, [*new_tensors.values()], self._device)
+        gathered_tensors |= new_tensors
+        returned = self._call_stage(stage, columns, names, gathered_tensors)
         new_slots = self._new_slots(returned, [*variables], slots, updates)
         tensors = [
-            self._returned(name, index, gathered[name, index], new_slots)
+            self._returned(name, index, gathered_tensors[name, index], new_slots)
             for name in returned
-            for index in due
+            for index in due_indices
         ]
         scatter(self._group.ranks, tensors, self._device)
 
@@ -174,7 +174,7 @@ class GatheredMatrices:
         stage: Stage,
         columns: Columns,
         names: Sequence[str],
-        gathered: dict[tuple[str, int], GatheredTensor],
+        gathered_tensors: dict[tuple[str, int], GatheredTensor],
     ) -> list[str]:
         """Run a stage over the matrices of this rank; return the names of the outputs of any rank.
 
@@ -184,16 +184,16 @@ class GatheredMatrices:
         flags = torch.zeros(len(names), dtype=torch.int64, device=ranks.device)
 
         def slot_of(index: int, kind_index: int) -> Tensor:
-            return gathered[self._kinds[kind_index], index].whole
+            return gathered_tensors[self._kinds[kind_index], index].full_tensor
 
         for batch in self._batches:
             outputs = run_stage(self._rule, stage, batch, columns, slot_of)
             for name, matrices in outputs.items():
                 flags[names.index(name)] = 1
                 for index, matrix in matrices:
-                    tensor = gathered[name, index]
-                    whole = torch.empty_like(tensor.whole).copy_(matrix)
-                    gathered[name, index] = tensor._replace(whole=whole)
+                    tensor = gathered_tensors[name, index]
+                    full_tensor = torch.empty_like(tensor.full_tensor).copy_(matrix)
+                    gathered_tensors[name, index] = tensor._replace(full_tensor=full_tensor)
         self._group.meet()
         if not ranks.is_alone:
             ranks.take_maximum(flags)
@@ -209,16 +209,16 @@ class GatheredMatrices:
             else self.made[stack.variable][name]
         )
         local = parts[self._rank].view(tensor) if self._rank in parts else None
-        whole: Tensor | None = None
+        full_tensor: Tensor | None = None
         if stack.owner == self._rank and is_slot:
             shape = stack.slot_shape(self._full_shapes[stack.variable][name])
-            whole = local if [*parts] == [self._rank] else tensor.new_empty(shape)
+            full_tensor = local if [*parts] == [self._rank] else tensor.new_empty(shape)
         elif stack.owner == self._rank:
-            whole = self._values[name, index]
-            if local is not None and local.data_ptr() == whole.data_ptr():
-                local = whole
+            full_tensor = self._values[name, index]
+            if local is not None and local.data_ptr() == full_tensor.data_ptr():
+                local = full_tensor
         places = {rank: part.index for rank, part in parts.items()}
-        return GatheredTensor(stack.owner, places, local, whole)
+        return GatheredTensor(stack.owner, places, local, full_tensor)
 
 
 def _local_shape(var: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:

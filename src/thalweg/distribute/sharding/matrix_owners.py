@@ -71,8 +71,8 @@ class Stack(NamedTuple):
 
     def slot_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the stack's part of a slot with a shape of its own."""
-        first, last = self._rows_of(shape)
-        return (last - first, *shape[1:]) if shape else ()
+        first, stop = self._rows_of(shape)
+        return (stop - first, *shape[1:]) if shape else ()
 
     def slot_parts(self, shape: tuple[int, ...]) -> dict[int, Part]:
         """Return the part of each rank in a slot with a shape of its own, by rank."""
@@ -82,8 +82,8 @@ class Stack(NamedTuple):
         """Return the rows of the stack in the variable or a slot, which has the same matrices."""
         if not shape:
             return 0, 1
-        first, last = (row * shape[0] // self.full_shape[0] for row in self.rows)
-        return first, last
+        first, stop = (row * shape[0] // self.full_shape[0] for row in self.rows)
+        return first, stop
 
     def _parts_of(self, tensor: ShardedTensor | None, shape: tuple[int, ...]) -> dict[int, Part]:
         parts: dict[int, Part] = {}
@@ -107,9 +107,9 @@ def stacks_of(
             are those of full variables, which are then not divided among ranks.
         ranks: The numbers of the ranks in the default group. Teams and owners are indices of these.
     """
-    layout, is_divided = rule.layout, bool(rule.layout.batch) and not draws(rule)
+    layout, can_divide = rule.layout, bool(rule.layout.batch) and not draws(rule)
     number_of = {rank: number for number, rank in enumerate(ranks)}
-    own = number_of[distributed.get_rank()]
+    rank_number = number_of[distributed.get_rank()]
     complete: list[Stack] = []
     stacks: list[Stack] = []
     for index, var in enumerate(variables):
@@ -117,29 +117,29 @@ def stacks_of(
         if not var.numel():
             continue
         if not is_on_mesh(var):
-            complete.append(Stack(index, var.shape, rows, None, {own: ()}, own))
+            complete.append(Stack(index, var.shape, rows, None, {rank_number: ()}, rank_number))
             continue
         for team in teams(var.device_mesh, tuple(cut_dims(var))):  # pyright: ignore
             if team.keys() & number_of.keys():
                 numbered = {number_of[rank]: position for rank, position in team.items()}
-                stack = Stack(index, var.shape, rows, sharded_tensor(var), numbered, own)
-                stacks += _divide(stack) if is_divided else [stack]
+                stack = Stack(index, var.shape, rows, sharded_tensor(var), numbered, rank_number)
+                stacks += _divide(stack) if can_divide else [stack]
     owners = spread(
         [_work_of(stack, layout) for stack in stacks], [[*stack.parts()] for stack in stacks]
     )
     owned = (stack._replace(owner=owner) for stack, owner in zip(stacks, owners, strict=True))
-    stacks = [*complete, *(stack for stack in owned if own in stack.team)]
-    return own, sorted(stacks, key=lambda stack: stack.variable)
+    stacks = [*complete, *(stack for stack in owned if rank_number in stack.team)]
+    return rank_number, sorted(stacks, key=lambda stack: stack.variable)
 
 
 def _divide(stack: Stack) -> Iterator[Stack]:
     """Yield the rows of a stack that the same ranks have, divided among these."""
     shards = [stack.tensor.shard(position).runs[0] for position in stack.team.values()]  # pyright: ignore
     ends = sorted({end for runs in shards for run in runs for end in run})
-    for first, last in pairwise(ends):
-        size = -(-(last - first) // len(stack._replace(rows=(first, last)).parts()))
-        for start in range(first, last, size):
-            yield stack._replace(rows=(start, min(start + size, last)))
+    for first, stop in pairwise(ends):
+        size = -(-(stop - first) // len(stack._replace(rows=(first, stop)).parts()))
+        for start in range(first, stop, size):
+            yield stack._replace(rows=(start, min(start + size, stop)))
 
 
 def _work_of(stack: Stack, layout: MatrixLayout) -> int:

@@ -32,18 +32,18 @@ class ShardIndex(NamedTuple):
         """The shape of the shard."""
         return tuple(sum(stop - start for start, stop in runs) for runs in self.runs)
 
-    def rows(self, first: int, last: int) -> tuple[ShardIndex, int]:
+    def rows(self, first: int, end: int) -> tuple[ShardIndex, int]:
         """Return the part of the shard in rows of the full tensor, and its first row in the shard.
 
         Args:
             first: The first row; rows of the part are counted from it.
-            last: The row after the last one.
+            end: The row after the last one.
         """
-        runs, *others = self.runs
-        cut = [(max(start, first) - first, min(stop, last) - first) for start, stop in runs]
+        runs, *other_runs = self.runs
+        cut = [(max(start, first) - first, min(stop, end) - first) for start, stop in runs]
         offset = sum(max(0, min(stop, first) - start) for start, stop in runs)
-        inside = tuple((start, stop) for start, stop in cut if start < stop)
-        return ShardIndex((inside, *others)), offset
+        inner_runs = tuple((start, stop) for start, stop in cut if start < stop)
+        return ShardIndex((inner_runs, *other_runs)), offset
 
     def read(self, full: Tensor) -> Tensor:
         """Return the shard of a full tensor, as a view if each dimension has one run."""
@@ -102,11 +102,11 @@ def shard_index(
 def _chunk(runs: Sequence[Run], count: int, number: int) -> tuple[Run, ...]:
     """Return one of `count` chunks of indices, cut as `torch.chunk` does."""
     size = -(-sum(stop - start for start, stop in runs) // count)
-    first, last = number * size, (number + 1) * size
+    first, chunk_end = number * size, (number + 1) * size
     chunk: list[Run] = []
     offset = 0
     for start, stop in runs:
-        begin, end = max(start, start + first - offset), min(stop, start + last - offset)
+        begin, end = max(start, start + first - offset), min(stop, start + chunk_end - offset)
         if begin < end:
             chunk.append((begin, end))
         offset += stop - start
@@ -115,13 +115,13 @@ def _chunk(runs: Sequence[Run], count: int, number: int) -> tuple[Run, ...]:
 
 def _joined(runs: Iterator[Run]) -> tuple[Run, ...]:
     """Return runs with adjacent ones joined."""
-    joined: list[Run] = []
+    joined_runs: list[Run] = []
     for start, stop in runs:
-        if joined and joined[-1][1] == start:
-            joined[-1] = joined[-1][0], stop
+        if joined_runs and joined_runs[-1][1] == start:
+            joined_runs[-1] = joined_runs[-1][0], stop
         else:
-            joined.append((start, stop))
-    return tuple(joined)
+            joined_runs.append((start, stop))
+    return tuple(joined_runs)
 
 
 class ShardedTensor(NamedTuple):
@@ -175,10 +175,10 @@ def teams(mesh: Mesh, dims: tuple[int, ...]) -> tuple[Team, ...]:
         dims: The mesh dimensions along which the tensor is cut.
     """
     ranks, sizes = mesh.mesh, mesh.shape
-    others = [range(1) if dim in dims else range(size) for dim, size in enumerate(sizes)]
+    copy_ranges = [range(1) if dim in dims else range(size) for dim, size in enumerate(sizes)]
     inner = [range(size) if dim in dims else range(1) for dim, size in enumerate(sizes)]
     copies: list[Team] = []
-    for start in product(*others):
+    for start in product(*copy_ranges):
         positions = [tuple(map(sum, zip(start, step, strict=True))) for step in product(*inner)]
         copies.append({int(ranks[position]): position for position in positions})
     return tuple(copies)
