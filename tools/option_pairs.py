@@ -63,7 +63,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "round": {"round": "stochastic", "seed": 7},
     "diagnostics": {"diagnostics": 1},
 }
-MATRIX_CLASSES = ("Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP")
+MATRIX_CLASSES = ("Muon", "NorMuon", "AdaMuon", "MuonH", "SOAP", "KLSOAP")
 # Torch's loader casts float32 numbers of these classes to the dtype of the parameter.
 CAST_BY_LOADERS = ("ASGD", "NAdam")
 # The first has enough elements for 8-bit slots.
@@ -198,6 +198,8 @@ def make_optimizer(case: Case, params: Sequence[Tensor]) -> Any:
     if case.cls == "RuleOptimizer":
         return optim.RuleOptimizer(params, rules.NESTEROV_BALL, **keywords)
     namespace, _, name = case.cls.rpartition(".")
+    if name == "AdafactorHF":
+        keywords["relative_step"] = False
     cls = getattr(tensorflow if namespace else optim, name)
     if "cautious_decay" in case.options and "weight_decay" in inspect.signature(cls).parameters:
         keywords["weight_decay"] = 0.1

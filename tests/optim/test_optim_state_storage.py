@@ -206,6 +206,7 @@ def test_engines_agree_with_other_options(options: dict[str, Any], dtype: torch.
         (optim.Adafactor, {"state_storage": {"variance": "root8"}}, "Adafactor has no slots"),
         (optim.SparseAdam, {"state_storage": "8bit"}, "^SparseAdam cannot have state_storage: its"),
         (optim.SparseAdam, {"round": "stochastic"}, "^SparseAdam cannot have round: its gradients"),
+        (optim.SparseAdam, {"gradients": "flat"}, "^SparseAdam cannot have gradients='flat': its"),
         (
             optim.AdamW,
             {"state_storage": "8bit", "row_floor": True},

@@ -15,6 +15,7 @@ from thalweg._core.scalar_tracing import Program
 from thalweg._engines.array_types import Int64
 from thalweg._engines.cpu.openmp import parallel_address
 from thalweg._engines.cpu.replay_records import make_program_records, rule_scalars_record
+from thalweg._engines.cpu.replay_routines import measures_routine
 
 if TYPE_CHECKING:
     from thalweg._engines.protocol import Dtype, Stages
@@ -62,6 +63,7 @@ class ReplayedReductions:
         self._slot_places = _addresses_of(slots, _DTYPES[launch.dtype])
         self._results = first.registers_of([slot.name for slot in rule.measured_slots])
         self.record = rule_scalars_record(
+            measures_routine(),
             self.sweep.record(),
             len(formulas),
             (places, self._records),

@@ -235,6 +235,7 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
         " are updated block by block",
         "round": "cannot have round: its gradients are sparse, and random bits are drawn for dense"
         " ones",
+        "gradients": "cannot have gradients='flat': its gradients are sparse, and those are dense",
     }
 
     @staticmethod

@@ -263,9 +263,9 @@ class FusedOptimizer(GradScalerMixin):
         self.step_cache.is_constructed = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "_around" in state:  # The name of the options in older pickles.
-            state = {**state, "step_options": state["_around"]}
-            del state["_around"]
+        # The name of the options in older pickles.
+        names = {"_around": "step_options"}
+        state = {names.get(name, name): value for name, value in state.items()}
         with set_aside(state.get("state", {})), host_allocations():
             super().__setstate__(state)  # pyright: ignore
         self.step_cache.blocks.gather(self.state, self._single)

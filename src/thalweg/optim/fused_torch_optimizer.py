@@ -153,6 +153,9 @@ class FusedTorchOptimizer(FusedOptimizer):
             self._check_common(kind, group, place)
         if kind._of_matrices:
             self._check_matrices(self._choose_rule(group), kind.__name__, place)
+        for name, reason in kind._unsupported_options.items():
+            if name in self.step_options.on:
+                raise InvalidArgumentError(f"{kind.__name__} {reason}.")
         if self.step_options.wrapping:
             params = group["params"]
             for param, title in zip(
@@ -163,9 +166,6 @@ class FusedTorchOptimizer(FusedOptimizer):
             if kind._unwrapped and any(isinstance(x, Wrapper) for x in self.step_options.wrapping):
                 title = f"{kind.__name__} with {self.step_options.named()}"
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
-            for name, reason in kind._unsupported_options.items():
-                if name in self.step_options.on:
-                    raise InvalidArgumentError(f"{kind.__name__} {reason}.")
             for rule in self._rules_of(group):
                 self.step_options.check_rule(rule, kind.__name__)
         self._check_kept(group)

@@ -8,7 +8,6 @@ import numpy as np
 
 from thalweg._engines.array_types import Array, Int64
 from thalweg._engines.cpu import scalar_program
-from thalweg._engines.cpu.replay_routines import measures_routine
 from thalweg._engines.cpu.work_table import BASE, CHUNKS, SCALAR_ROW, SCALARS, Table
 
 
@@ -107,6 +106,7 @@ def set_row_count(record: Int64, row_count: Int64) -> None:
 
 
 def rule_scalars_record(
+    routine: int,
     sweep_record: tuple[int, int, int],
     measures: int,
     programs: tuple[Int64, Int64],
@@ -118,6 +118,7 @@ def rule_scalars_record(
     """Return the block of `replay_reductions`; the caller keeps its arrays.
 
     Args:
+        routine: The address of the compiled function.
         sweep_record: The leaves, the number of variables and the counts of leaves.
         measures: The number of measures.
         programs: The index of each variable's program, and the records of the programs.
@@ -130,4 +131,4 @@ def rule_scalars_record(
     addresses = [array.ctypes.data for array in (*programs, rows)]
     slot_words = [slots, slot_addresses.ctypes.data, slot_registers.ctypes.data]
     sizes = [leaves, measures, variables, counts]
-    return [measures_routine(), *sizes, *addresses, rows.strides[0], *slot_words]
+    return [routine, *sizes, *addresses, rows.strides[0], *slot_words]
