@@ -96,7 +96,7 @@ class TorchLoop(Loop):
         self.optimizer.step()
 
     def taken(self) -> int:
-        step_cache = getattr(self.optimizer, "_cache", None)
+        step_cache = getattr(self.optimizer, "step_cache", None)
         return getattr(getattr(step_cache, "replay", None), "taken", 0)
 
 

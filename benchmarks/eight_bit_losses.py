@@ -1,6 +1,8 @@
-"""Print the test loss of AdamW with 8-bit slots beside float32, over paired seeds.
+"""Print the test loss of a rule with 8-bit slots beside float32, over paired seeds.
 
-    python benchmarks/eight_bit_losses.py [--problems digits lm] [--seeds 16]
+    python benchmarks/eight_bit_losses.py [--problems digits lm] [--seeds 16] [--rule Muon]
+
+A rule for matrices updates the hidden matrices, and AdamW all else, in 8 bits, too.
 
 A pair has the same start and the same batches. `digits` trains an MLP of 85,000 parameters for 300
 steps (it needs scikit-learn), `lm` is the transformer of `thalweg race --problem lm`. Ends with 1
@@ -27,7 +29,24 @@ STORAGES = ("8bit", "dynamic8")
 ALLOWED = 0.005
 
 
-def train_digits(seed: int, **options: Any) -> float:
+def make_optimizer(model: nn.Module, rule: str, lr: float, **options: Any) -> Any:
+    """Return the optimizer of a model; with a rule for matrices, its other parameters get AdamW."""
+    if rule == "AdamW":
+        return optim.AdamW(model.parameters(), lr=lr, **options)
+    params = dict(model.named_parameters())
+    matrix_names = [name for name, param in params.items() if param.dim() == 2]
+    matrices = [params[name] for name in matrix_names if "embed" not in name]
+    matrix_ids = set(map(id, matrices))
+    others = [param for param in params.values() if id(param) not in matrix_ids]
+    matrix_lr = 3e-3 if rule.endswith("SOAP") else 0.02
+    groups = [
+        {"params": matrices, "rule": rule, "lr": matrix_lr},
+        {"params": others, "rule": "AdamW", "lr": lr},
+    ]
+    return optim.Mixed(groups, **options)
+
+
+def train_digits(seed: int, rule: str, **options: Any) -> float:
     """Return the test loss of an MLP on the digits of scikit-learn."""
     from sklearn.datasets import load_digits
 
@@ -39,7 +58,7 @@ def train_digits(seed: int, **options: Any) -> float:
     sizes = [(64, 256), (256, 256), (256, 10)]
     layers = [layer for size in sizes for layer in (nn.Linear(*size), nn.GELU())]
     model = nn.Sequential(*layers[:-1])
-    optimizer = optim.AdamW(model.parameters(), lr=2e-3, **options)
+    optimizer = make_optimizer(model, rule, 2e-3, **options)
     for _ in range(300):
         batch = train[torch.randint(0, len(train), (64,))]
         cross_entropy(model(images[batch]), labels[batch]).backward()
@@ -49,12 +68,12 @@ def train_digits(seed: int, **options: Any) -> float:
         return cross_entropy(model(images[test]), labels[test]).item()
 
 
-def train_lm(seed: int, **options: Any) -> float:
+def train_lm(seed: int, rule: str, **options: Any) -> float:
     """Return the test loss of the race's transformer."""
     problem = lm.load(seed)
     torch.manual_seed(seed)
     model = problem.make_model()
-    optimizer = optim.AdamW(model.parameters(), lr=0.01, **options)
+    optimizer = make_optimizer(model, rule, 0.01, **options)
     for rows in problem.order(1, seed)[: lm.STEPS]:
         problem.loss(model, rows).backward()
         optimizer.step()
@@ -70,13 +89,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=[*PROBLEMS])
     parser.add_argument("--seeds", type=int, default=16, help="(16)")
+    parser.add_argument("--rule", default="AdamW", help="a class of thalweg.optim (AdamW)")
     arguments = parser.parse_args()
     is_worse = False
     for name in arguments.problems:
         train, seeds = PROBLEMS[name], range(arguments.seeds)
-        wide = [train(seed) for seed in seeds]
+        wide = [train(seed, arguments.rule) for seed in seeds]
         for storage in STORAGES:
-            losses_8bit = [train(seed, state_storage=storage) for seed in seeds]
+            losses_8bit = [train(seed, arguments.rule, state_storage=storage) for seed in seeds]
             pairs = zip(losses_8bit, wide, strict=True)
             shares = [(loss - loss_float32) / statistics.mean(wide) for loss, loss_float32 in pairs]
             mean, error = statistics.mean(shares), statistics.stdev(shares) / len(shares) ** 0.5

@@ -98,7 +98,7 @@ class OfTorch:
 
     def taken(self) -> int:
         """Return the number of steps that were one native call."""
-        return getattr(self.optimizer._cache.replay, "taken", 0)
+        return getattr(self.optimizer.step_cache.replay, "taken", 0)
 
 
 class OfKeras:

@@ -21,7 +21,7 @@ from captured_log import Logged
 if (keras := find_spec("keras")) and not keras.origin:  # it is not installed: a folder is found
     sys.modules["keras"] = None
 
-kernel_cache.keep_apart()
+kernel_cache.use_test_folder()
 os.environ.setdefault("KERAS_BACKEND", "torch")
 # Threads that wait leave the processors to the other workers of the tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -34,6 +34,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give each test more time on a busy machine; workers have the limit of their session."""
     if config.option.timeout is None:
         config.option.timeout = scale_to_load(float(config.getini("timeout")))
+
+
+def pytest_report_teststatus(
+    report: pytest.CollectReport | pytest.TestReport, config: pytest.Config
+) -> tuple[str, str, str] | None:
+    """Count skipped tests without a letter for each; their reasons follow in the summary."""
+    if report.skipped and not hasattr(report, "wasxfail") and config.get_verbosity() <= 0:
+        return "skipped", "", ""
+    return None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -94,7 +94,7 @@ def mutants(source: str) -> list[Mutant]:
     return sorted(mutations, key=lambda mutant: mutant.line)
 
 
-def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, Callable[[], None]]]:
+def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, Callable[[], None]]]:  # noqa: C901
     """Yield nodes, and functions that change each in place; callers restore its fields."""
     for node in _code(tree):
         if isinstance(node, ast.Compare):

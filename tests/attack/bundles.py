@@ -20,7 +20,7 @@ from typing import Any
 import bundle_examples
 from attack.figures import Figures
 from attack.server import figures_of
-from bundle_files import BUNDLES, DATA, GOLDENS, block, footer, handle, sealed
+from bundle_files import BUNDLES, DATA, GOLDENS, add_checksum, block, footer, handle
 from thalweg._formats import bundle, stored_tensor
 from thalweg._formats.bundle import object_graph, proto, strings
 from thalweg._formats.bundle.errors import CorruptFileError
@@ -160,12 +160,12 @@ def table(items: Items, dice: random.Random) -> bytes:
         if part:
             encoded = block([(0, key, value) for key, value in part])
             handles.append((0, max(key for key, _ in part), handle(len(file), len(encoded))))
-            file += sealed(encoded)
-    remarks = sealed(block(()))
+            file += add_checksum(encoded)
+    remarks = add_checksum(block(()))
     places = [0, len(b"\0\0\0") + len(handles[0][1]) + len(handles[0][2])] if handles else [0]
     listing = block(handles, places[: len(handles) or 1])
     ends = footer(handle(len(file), len(remarks) - 5), handle(len(file + remarks), len(listing)))
-    return file + remarks + sealed(listing) + ends
+    return file + remarks + add_checksum(listing) + ends
 
 
 def bytes_of_a_file(files: Files, dice: random.Random) -> Files:
@@ -223,11 +223,14 @@ def inside_a_block(files: Files, dice: random.Random) -> Files:
     else:
         count = dice.choice([0, 1, 2, 1000, 2**30, 2**32 - 1])
         content = block([(0, b"", b"")], [dice.choice([0, 1, 3, 2**31])] * dice.randrange(4), count)
-    file = sealed(content) + sealed(remarks)
-    ends = handle(len(sealed(content)), len(remarks)), handle(len(file), len(index))
+    file = add_checksum(content) + add_checksum(remarks)
+    ends = handle(len(add_checksum(content)), len(remarks)), handle(len(file), len(index))
     if dice.random() < 0.1:
         ends = handle(dice.choice(NUMBERS), dice.choice(NUMBERS)), ends[1]
-    return {**files, main_of(files): file + sealed(index) + footer(*(end[:20] for end in ends))}
+    return {
+        **files,
+        main_of(files): file + add_checksum(index) + footer(*(end[:20] for end in ends)),
+    }
 
 
 def strings_of_a_tensor(files: Files, dice: random.Random) -> Files:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attack import disks, power, syscalls
 from attack.figures import Figures
-from storage_files import DOCUMENT, stored
+from storage_files import DOCUMENT, counting_tensor
 from thalweg._formats import container
 
 SUMMARY = (
@@ -41,7 +41,7 @@ def _power(figures: Figures) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ckpt"
         path.write_bytes(OLD)
-        tensors = {f"w{i}": stored("U8", (600 * (i + 1),), i) for i in range(4)}
+        tensors = {f"w{i}": counting_tensor("U8", (600 * (i + 1),), i) for i in range(4)}
         log = power.recorded(lambda: container.write(path, tensors, DOCUMENT))
         new = path.read_bytes()
         for number, (has_ended, content) in enumerate(power.contents(log, path, OLD)):

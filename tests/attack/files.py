@@ -20,7 +20,7 @@ import storage_files
 from attack import watched
 from attack.figures import Figures
 from attack.server import figures_of
-from storage_files import stored
+from storage_files import counting_tensor
 from thalweg._formats import checksum, container
 from thalweg._formats.stored_tensor import ITEM_BYTES
 from thalweg.errors import (
@@ -57,7 +57,7 @@ def seeds() -> list[bytes]:
     path = _folder[0] / "seed"
     for number in range(20):
         tensors = {
-            dice.choice(["w", "w/Adam", "ä", "", "../x"]) + str(index): stored(
+            dice.choice(["w", "w/Adam", "ä", "", "../x"]) + str(index): counting_tensor(
                 dice.choice(list(ITEM_BYTES)),
                 tuple(dice.choices((0, 1, 2, 5), k=dice.randrange(4))),
             )
@@ -178,7 +178,7 @@ def rewritten(raw: bytes, dice: Dice) -> bytes:
         name = dice.choice(list(header))
         value = json.dumps(header[name], separators=(",", ":"))
         encoded = encoded[:-1] + f",{json.dumps(name)}:{dice.choice([*TEXTS, value])}}}"
-    return storage_files.whole(encoded, data)
+    return storage_files.make_file(encoded, data)
 
 
 def _both(header: dict[str, Any], manifest: dict[str, Any], dice: Dice) -> None:

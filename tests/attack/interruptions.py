@@ -157,17 +157,17 @@ def state_of(opt: Any) -> list[Tensor]:
     for param in params:
         slots = dict(opt.state.get(param, {}))
         if isinstance(opt, optim.RuleOptimizer):  # `step` counts what was applied in backward
-            slots["step"] = slots["step"] + opt._cache.has_applied_grads
+            slots["step"] = slots["step"] + opt.step_cache.has_applied_grads
         total = slots.pop("gradient_sum", torch.zeros_like(param, dtype=torch.float32))
-        if opt._around.kinds.sums and param.grad is not None:
+        if opt.step_options.kinds.sums and param.grad is not None:
             total = total + param.grad
         tensors += [param, *slots.values(), total]
-    waits = opt._around.kinds.sums and params[0].grad is not None
+    waits = opt.step_options.kinds.sums and params[0].grad is not None
     last_step = opt.last_step
     counts = [
         opt.param_groups[0].get("folded", 0) + waits,
-        0 if last_step is None else last_step.count + opt._cache.has_applied_grads,
-        opt._cache.holds_averages,
+        0 if last_step is None else last_step.count + opt.step_cache.has_applied_grads,
+        opt.step_cache.holds_averages,
     ]
     return [*tensors, torch.tensor(counts)]
 
@@ -182,7 +182,7 @@ def of_optim(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> 
                 param.grad = grad
 
         def end() -> None:
-            if opt._around.kinds.sums and params[0].grad is not None:
+            if opt.step_options.kinds.sums and params[0].grad is not None:
                 opt.step()
 
         return Training(lambda _: opt.step(), lambda: state_of(opt), ready, end)
@@ -206,7 +206,7 @@ def in_backward(make: Callable[[Any], Any]) -> Callable[[], Training]:
             opt.step()
 
         def end() -> None:
-            if opt._cache.has_applied_grads:
+            if opt.step_cache.has_applied_grads:
                 opt.step()
 
         return Training(step, lambda: state_of(opt), ready, end)
@@ -226,7 +226,7 @@ def swapping() -> Training:
     def step(_: int) -> None:
         with opt.swapped():
             are_swapped = [torch.equal(param, opt.state[param]["ema"]) for param in params]
-            if not (opt._cache.holds_averages and all(are_swapped)):
+            if not (opt.step_cache.holds_averages and all(are_swapped)):
                 raise AssertionError("the averages are not there")
 
     return Training(step, lambda: state_of(opt))
@@ -284,7 +284,7 @@ def adding(make: Callable[[Any], Any]) -> Callable[[], Training]:
 
         def state() -> list[Tensor]:
             groups = opt.param_groups
-            counts = [len(groups), len(opt.state), len(opt._cache.heard), *map(len, groups)]
+            counts = [len(groups), len(opt.state), len(opt.step_cache.heard), *map(len, groups)]
             lie = [param.grad is None or param.grad._base is not None for param in new]
             return [*state_of(opt), torch.tensor(counts), torch.tensor(lie)]
 

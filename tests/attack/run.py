@@ -19,7 +19,7 @@ def main() -> int:
     sys.path[:1] = [str(TESTS), str(TESTS / "support")]
     import kernel_cache
 
-    kernel_cache.keep_apart()
+    kernel_cache.use_test_folder()
     from attack import ATTACKS, clock, load
     from attack.server import Server
 

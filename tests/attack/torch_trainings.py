@@ -216,7 +216,7 @@ class OptimTraining(Training):
 
     @property
     def adds_up(self) -> bool:
-        return self.opt._around.kinds.sums
+        return self.opt.step_options.kinds.sums
 
     @property
     def waits(self) -> bool:
@@ -232,7 +232,7 @@ class OptimTraining(Training):
         self._engine = "reference" if self.is_twin else engine
 
     def forget(self) -> None:
-        cache = self.opt._cache
+        cache = self.opt.step_cache
         cache.rebind_target = None
         cache.forget_replay()
         cache.parts.clear()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bit_comparison import assert_same
 from thalweg import Hyper, Rule, Slot, Variable, sqrt
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg._core.plan_cache import PlanCache
@@ -107,9 +108,8 @@ def test_groups_in_one_step_equal_single_steps(rule: Rule, engine: str) -> None:
         single_hooks = Plain(rule, single_slots, engine, [group] * len(members), special, steps)
         run_step(single_hooks, PlanCache(), pairs)
     for var, single in zip(variables, single_vars, strict=True):
-        assert torch.equal(var, single)
-        for slot, single_slot in zip(slots[id(var)], single_slots[id(single)], strict=True):
-            assert torch.equal(slot, single_slot)
+        assert_same([var], [single])
+        assert_same(slots[id(var)], single_slots[id(single)])
     assert len(hooks.requested) == len(set(hooks.requested))  # prepare runs once for each
 
 
@@ -170,8 +170,7 @@ def test_measures_have_equal_bits_in_both_engines(
                 changes,
             )
         results.append([*variables, *(slot for var in variables for slot in slots[id(var)])])
-    for a, b in zip(*results, strict=True):
-        assert torch.equal(a, b)
+    assert_same(*results)
     assert [slots[id(var)][1].item() for var in variables] == [5.0] * len(variables)
 
 

@@ -177,7 +177,7 @@ def of_torchs_kind(**options: Any) -> Any:
         param.grad = torch.ones(3)
     groups = [{"params": params[:1], "lr": 0.1}, {"params": params[1:], "lr": 0.2}]
     optimizer = tensorflow.Adam(groups, **options)
-    cache: Any = optimizer._cache
+    cache: Any = optimizer.step_cache
     return optimizer.step, lambda: cache.replay.taken
 
 

@@ -98,7 +98,7 @@ def compare(
     for step in range(STEPS):
         prepare(opt, own_params, step)
         prepare(twin, twin_params, step)
-        twin._cache.forget_replay()
+        twin.step_cache.forget_replay()
         opt.step()
         twin.step()
         assert told(opt) == told(twin), step
@@ -219,7 +219,7 @@ def test_extreme_values_equal_the_full_step(
         overflows = change in (_nan, _infinite, _huge) or kind == "float64"
         assert parts[2:4] == (overflow_parts if overflows else [(replay_kernel.CLIPPED, 0)] * 2)
     if kind == "float32":  # else squares may leave float64, and the careful step measures others
-        assert opt._cache.replay.taken == STEPS - 2
+        assert opt.step_cache.replay.taken == STEPS - 2
 
 
 def test_an_infinite_scale_equals_the_planned_step() -> None:
@@ -244,7 +244,7 @@ def test_a_skipped_step_is_reported() -> None:
         opt.step()
         assert opt.last_step.taken is (step != 4)
         assert (opt.last_step.grad_norm is None) is (step == 4)
-    assert opt._cache.replay.taken
+    assert opt.step_cache.replay.taken
 
 
 def test_last_step_stays_until_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_last_step_stays_until_the_next_step(monkeypatch: pytest.MonkeyPatch) ->
     for step in range(STEPS):
         give(model, step)
         opt.step()
-    quick = opt._cache.replay
+    quick = opt.step_cache.replay
     give(model, STEPS)
 
     def failing(*args: Any) -> int:
@@ -262,7 +262,7 @@ def test_last_step_stays_until_the_next_step(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(GuardTable, "replay", failing)
     with pytest.raises(KeyboardInterrupt):
         opt.step()
-    assert opt._cache.replay is None
+    assert opt.step_cache.replay is None
     assert opt.last_step.count == STEPS == quick.taken + 2
     give(model, STEPS - 1)
     norm = torch.nn.utils.get_total_norm([param.grad for param in model if param.grad is not None])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from bit_comparison import assert_same
 from thalweg import IndexedSlices, Variable
 from thalweg._core import step as core_step
 from thalweg._engines import Dispatcher
@@ -77,12 +78,6 @@ class Training:
 
     def state(self) -> list[torch.Tensor]:
         return [tensor.detach().clone() for tensor in (self.table, self.bias, *self.opt.weights)]
-
-
-def assert_same(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    assert len(got) == len(expected)
-    for a, b in zip(got, expected, strict=True):
-        assert torch.equal(a, b)
 
 
 def refuse(*_: Any, **__: Any) -> None:

@@ -204,7 +204,7 @@ def test_graph_replays_of_a_step_equal_steps(make):
 
 def spoil_the_host(training):
     """Write over all that is sent to the device, as other steps do."""
-    (part,) = training.optimizer._cache.parts.values()
+    (part,) = training.optimizer.step_cache.parts.values()
     for plan in part.plans.gate._dense.values():
         for group in plan.groups:
             for mirror in [group._base, *(rows._mirror for rows in group._rows.values())]:

@@ -102,7 +102,7 @@ class Training:
         local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
         return [tensor.detach().clone() for tensor in local]
 
-    def differ(self, case: str) -> None:
+    def differ(self, case: str) -> None:  # noqa: C901
         """Make this rank deviate in the way of the case."""
         params, optimizer = self.params, self.optimizer
         if case == "shape":

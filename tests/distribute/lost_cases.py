@@ -55,7 +55,7 @@ class Stalls(threading.Thread):
             self.seconds += time.monotonic() - start - 0.05
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901
     rank, path, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     fault, moment, *kind = sys.argv[4].split("-")
     is_shared = bool(kind)  # the slots

@@ -205,7 +205,7 @@ def assert_same_steps(base: Case, problem: Problem, selection: Any = KEEP, steps
     assert_same(got.variables, expected.variables, f"{base.rule.name} variables")
     for slots, expected_slots in zip(got.slots, expected.slots, strict=True):
         for slot, expected_slot in zip(slots, expected_slots, strict=True):
-            assert torch.equal(slot, expected_slot), base.rule.name
+            assert_same([slot], [expected_slot], f"{base.rule.name}")
 
 
 @by_name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 import fresh_process
 import rulebook
 from case_batches import many
+from pairwise import cover_pairs
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, Row, assert_same, label, sparse
 from thalweg import Hyper, Rule, Slot, exp, sqrt, where
 from thalweg._engines.cpu import kernel_cache, machine_code
@@ -92,21 +92,8 @@ QUICK = [
 QUICK += [(F32, F16, F32, F32, BF16), (F32, BF16, F32, F32, F16), (F64, F64, F16, F64, BF16)]
 
 
-def _cover_pairs() -> list[tuple[Any, ...]]:
-    """Return signatures in which each two dtypes of any two tensors occur together."""
-    missing = {pair for signature in SIGNATURES for pair in _pairs_of(signature)}
-    cover: list[tuple[Any, ...]] = []
-    while missing:
-        cover.append(max(SIGNATURES, key=lambda types: len(missing & _pairs_of(types))))
-        missing -= _pairs_of(cover[-1])
-    return cover
-
-
-def _pairs_of(signature: tuple[Any, ...]) -> set[tuple[Any, ...]]:
-    return {*combinations(enumerate(signature), 2)}
-
-
-COVER = _cover_pairs()
+# Each two dtypes of any two tensors occur together.
+COVER = cover_pairs(SIGNATURES)
 # Of a signature: variable and gradient, and what comes after them.
 PAIRS = list(dict.fromkeys(types[:2] for types in SIGNATURES))
 STORAGES = list(dict.fromkeys(types[2:] for types in SIGNATURES))

@@ -91,7 +91,7 @@ def _torchs(var: Any) -> Callable[[Any], object]:
         var.grad = grad
         optimizer.step()
 
-    step.taken = lambda: getattr(optimizer._cache.replay, "taken", 0)  # pyright: ignore
+    step.taken = lambda: getattr(optimizer.step_cache.replay, "taken", 0)  # pyright: ignore
     return step
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bit_comparison import assert_same
 from keras_table import both_engines
 from thalweg import IndexedSlices, Variable, keras, v1
 from thalweg._core.slots import SlotStore
@@ -61,8 +62,7 @@ def test_truncated_storage_raises(face: str, role: str, size: int) -> None:
     cut[role].untyped_storage().resize_(size)
     with pytest.raises(LayoutError, match=r"'w\d:0' has no memory that holds its 16 elements"):
         training.step()
-    for var, expected in zip(intact, copies, strict=True):
-        assert torch.equal(var, expected)
+    assert_same(intact, copies)
 
 
 @pytest.mark.parametrize("engine", ["cpu", "auto"])
@@ -122,7 +122,7 @@ def test_truncated_counter_raises(face: str, size: int) -> None:
     vars_before = [var.clone() for var in training.vars]
     with pytest.raises(LayoutError, match="'count:0' has no memory that holds its 1 elements"):
         step()
-    assert all(map(torch.equal, training.vars, vars_before))
+    assert_same(training.vars, vars_before)
 
 
 READERS: dict[str, Callable[[Any], Any]] = {
@@ -167,7 +167,7 @@ def test_truncated_slot_raises_before_user_hooks(make: Any, size: int) -> None:
     vars_before = training.vars[0].clone()
     with pytest.raises(LayoutError, match="has no memory that holds its 16 elements"):
         training.step()
-    assert torch.equal(training.vars[0], vars_before)
+    assert_same([training.vars[0]], [vars_before])
 
 
 @pytest.mark.parametrize("offset", [0, 4])
@@ -220,8 +220,7 @@ def test_replaced_slot_data_is_used(face: str, change: Any, early: bool) -> None
         training.step()
         change(slot)
         training.step()
-    for a, b in zip(fast.all(), slow.all(), strict=True):
-        assert torch.equal(a, b)
+    assert_same(fast.all(), slow.all())
 
 
 def test_private_slots_are_not_checked() -> None:
@@ -251,7 +250,7 @@ def test_read_only_mapped_file_raises(tmp_path: Path, engine: str, sparse: bool)
         grad = IndexedSlices(torch.ones(1, 4), torch.tensor([3]), (2048, 4))
     with pytest.raises(LayoutError, match="'Variable:0' in place: its memory may only be read"):
         opt.apply_gradients([(torch.ones(3), v), (grad, w)])
-    assert torch.equal(v, torch.ones(3))
+    assert_same([v], [torch.ones(3)])
     with pytest.raises(LayoutError, match="its memory may only be read"):
         v1.train.AdamOptimizer().apply_gradients([(grad, w)])
     step = optimize_loss(lambda: w.sum(), "Momentum", {"momentum": 0.9}, lambda s: 0.1)

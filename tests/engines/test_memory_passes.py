@@ -6,6 +6,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from bit_comparison import assert_same
+from pairwise import cover_pairs
 from rulebook import label, slow_unless
 from thalweg import IndexedSlices, Variable
 from thalweg._core.gradient_stats import GradientStats
@@ -129,26 +132,15 @@ KINDS = [
 ]
 
 
-def is_replayed(name: str, kind: str, dtype: torch.dtype, trusts: bool) -> bool:
-    if name in ("Adam", "NovoGrad"):
-        return dtype in (F32, F16)
-    return dtype == F32 and kind in ("dense", "sparse") and not trusts
-
-
-@pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize(
-    ("name", "kind", "dtype", "trusts"),
-    [
-        slow_unless(is_replayed(name, kind, dtype, trusts), name, kind, dtype, trusts)
-        for name in OPTIMIZERS
-        for kind, dtype in KINDS
-        for trusts in (False, True)
-    ],
+    ("name", "inputs", "trusts", "engine"),
+    cover_pairs(product(OPTIMIZERS, KINDS, (False, True), ("cpu", "reference"))),
     ids=label,
 )
 def test_swept_step_equals_step_of_processed_gradients(
-    name: str, kind: str, dtype: torch.dtype, trusts: bool, engine: Any
+    name: str, inputs: tuple[str, torch.dtype], trusts: bool, engine: Any
 ) -> None:
+    kind, dtype = inputs
     swept, plain_case = Case(dtype, kind), Case(dtype, kind)
     swept_opt, plain_opt = OPTIMIZERS[name](), OPTIMIZERS[name]()
     swept_opt.engine = plain_opt.engine = engine
@@ -382,5 +374,5 @@ def test_strided_variables_and_copies_equal_contiguous_ones(crossed: bool, engin
     slow = crossed and engine == "cpu"
     with pytest.warns(PerformanceWarning) if slow else contextlib.nullcontext():
         opt._take([(grad, var)], None, "step", GradientTransforms(narrow=True), [copy])
-    assert torch.equal(var.detach(), values_before - 0.5)
-    assert torch.equal(copy, (values_before - 0.5).half())
+    assert_same([var.detach()], [values_before - 0.5])
+    assert_same([copy], [(values_before - 0.5).half()])

@@ -353,7 +353,7 @@ def test_a_step_that_fails_between_sweeps_has_changed_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_slots_wider_than_the_arithmetic_are_rounded_as_the_reference_rounds(dtype: Any) -> None:
+def test_slots_wider_than_the_compute_dtype_round_as_the_reference(dtype: Any) -> None:
     results = []
     for engine in ("cpu", "reference"):
         param = numbers((40, 3, 3), 1, dtype).requires_grad_()

@@ -127,8 +127,8 @@ def written_since() -> list[Any]:
 def flat() -> list[Any]:
     run = Parts(lambda p: optim.SGD(p, 0.1, gradients="flat"))
     run.optimizer.zero_grad()
-    assert run.optimizer._cache.flat is not None
-    cut(run.optimizer._cache.flat.views[0])
+    assert run.optimizer.step_cache.flat is not None
+    cut(run.optimizer.step_cache.flat.views[0])
     return [run.optimizer.zero_grad, run.q]
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 import thalweg.v1 as tf
-from openseq2seq_small import stepping
+from openseq2seq_small import make_step
 from recorded_kinds import TRAININGS, Training, gradient
 from thalweg import Variable, checkpoint
 from thalweg.v1 import train
@@ -64,7 +64,7 @@ def _tell_kept(folder: Path) -> Any:
 def _of_loss(half: bool) -> tuple[Any, Any]:
     var = Variable(torch.ones(3, dtype=torch.float16 if half else torch.float32), name="w")
     dtype = "mixed" if half else torch.float32
-    return stepping([var], "Momentum", params={"momentum": 0.5}, dtype=dtype), var
+    return make_step([var], "Momentum", params={"momentum": 0.5}, dtype=dtype), var
 
 
 def of_optimize_loss(half: bool) -> Folder:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import thalweg.v1 as tf
+from bit_comparison import assert_same
 from thalweg import Variable, optim, schedules
 from thalweg._core.replay_pairs import ReplayedPairs
 from thalweg._engines import torch_layout_probe
@@ -81,7 +82,7 @@ def compare(make: Callable[[Any], Any], change: Change | None, monkeypatch: Any)
             careful.setenv("THALWEG_NATIVE_LOOK", "0")
             twin.step(seed)
         for tensor, twin_tensor in zip(run.written(), twin.written(), strict=True):
-            assert torch.equal(tensor.nan_to_num(), twin_tensor.nan_to_num()), f"step {seed}"
+            assert_same([tensor.nan_to_num()], [twin_tensor.nan_to_num()], f"step {seed}")
     assert twin.taken == 0
     assert run.calls == twin.calls
     return run
@@ -452,7 +453,7 @@ def test_rejected_step_calls_no_rate_function(name: str) -> None:
     with pytest.raises((ValueError, TypeError)):
         run.optimizer.apply_gradients(grads)
     assert run.calls == calls
-    assert all(map(torch.equal, tensors_before, run.written()))
+    assert_same(tensors_before, run.written())
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -481,7 +482,7 @@ def test_failing_rate_function_takes_no_step(name: str, result: Any) -> None:
             try:
                 run.step(seed)
             except (TypeError, ValueError) as error:
-                assert all(map(torch.equal, tensors_before, run.written()))
+                assert_same(tensors_before, run.written())
                 raised.append((seed, type(error), str(error), error.__notes__))
         errors.append((raised, run.calls, [tensor.tolist() for tensor in run.written()]))
     assert repr(errors[0]) == repr(errors[1])
@@ -528,7 +529,7 @@ def test_replay_follows_optimize_loss_policies(name: str, monkeypatch: pytest.Mo
         quick = step._inner._plans.now().replay
         outcomes.append((getattr(quick, "taken", 0), weights.detach()))
     assert [count for count, _ in outcomes] == [STEPS - 2, 0]
-    assert torch.equal(outcomes[0][1], outcomes[1][1])
+    assert_same([outcomes[0][1]], [outcomes[1][1]])
 
 
 RATES_WITHOUT_MEMORY = {

@@ -306,7 +306,7 @@ optimizer = optim.AdamW([param], lr=0.1, clip_grad_norm=1.0)
 for _ in range(6):
     param.grad = torch.from_numpy(ones)
     optimizer.step()
-print(optimizer._cache.rebind_target is not None, param[0, 0].item())
+print(optimizer.step_cache.rebind_target is not None, param[0, 0].item())
 for optimizer in (keras.optimizers.Nadam(0.1), train.AdamOptimizer(0.1)):
     variable = Variable(ones)
     for _ in range(6):

@@ -141,7 +141,7 @@ def test_note_reports_updates_of_the_backward_pass(face: Any) -> None:
             cut(param.grad)
 
     for param in params:  # hooks are called in order
-        opt._cache.heard.pop(id(param)).remove()
+        opt.step_cache.heard.pop(id(param)).remove()
         param.register_post_accumulate_grad_hook(trouble)
     listen(opt)
     notes = notes_of((params[0] * params[1]).sum().backward)

@@ -631,7 +631,7 @@ def test_replayed_step_in_the_child_uses_one_thread(threads, monkeypatch):
     param.grad = torch.from_numpy(np.ones(400_000, np.float32))
     for _ in range(3):
         optimizer.step()
-    quick = optimizer._cache.replay
+    quick = optimizer.step_cache.replay
     assert quick is not None
     assert quick.taken == 1
     monkeypatch.setattr(openmp, "_find_runtime", lambda: None)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from case_batches import many
 from files import through_a_file
-from openseq2seq_small import stepping
+from openseq2seq_small import make_step
 from openseq2seq_steps import PARAMS, RULES
 from thalweg import CheckpointMismatchError, Variable
 from thalweg._cli.registry import applied, by_class, by_rule, named
@@ -116,7 +116,7 @@ class OfLoss(OfRule):
     def __init__(self, rule: str) -> None:
         self.own = {key: Variable(torch.ones(shape).half(), key) for key, shape in SHAPES.items()}
         params = dict(PARAMS.get(rule, {}))
-        self.optimizer = stepping(list(self.own.values()), self.inside(rule), 0.1, params=params)
+        self.optimizer = make_step(list(self.own.values()), self.inside(rule), 0.1, params=params)
 
     def inside(self, rule: str) -> Any:
         return RULES[rule]

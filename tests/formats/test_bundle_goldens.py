@@ -69,7 +69,9 @@ def test_recorded_bundles_are_read_to_the_bit(name: str) -> None:
     strings = {key: value[2] for key, value in expected.items() if value[0] == "string"}
     assert {key: [text.hex() for text in value] for key, value in loaded.strings.items()} == strings
     tensors = {key: value for key, value in expected.items() if key not in strings}
-    assert {key: bundle_examples.kept(array) for key, array in loaded.tensors.items()} == tensors
+    assert {
+        key: bundle_examples.describe_tensor(array) for key, array in loaded.tensors.items()
+    } == tensors
     entries = {entry.name: entry for entry in bundle.describe(BUNDLES / name / "model.ckpt")}
     assert entries.keys() == RECORD[name]["tensors"].keys()
     for key, tensor in loaded.tensors.items():
@@ -108,7 +110,10 @@ def test_states_of_iterators_are_skipped_and_named() -> None:
     for names, variants in ((None, (name,)), (dtypes.keys() - {name}, ())):
         contents = bundle.read(prefix, names)
         assert contents.variants == variants
-        assert bundle_examples.kept(contents.tensors[key]) == RECORD["variant"]["tensors"][key]
+        assert (
+            bundle_examples.describe_tensor(contents.tensors[key])
+            == RECORD["variant"]["tensors"][key]
+        )
 
 
 @pytest.mark.parametrize("name", ["ours", "ours_object"])
@@ -119,7 +124,7 @@ def test_written_files_are_those_that_tensorflow_restored(name: str, tmp_path: P
     assert bundle_examples.digests(BUNDLES / name) == document["sha256"]
     assert bundle_examples.digests(tmp_path / name) == document["sha256"]
     contents = bundle.read(BUNDLES / name / "model.ckpt")
-    assert {key: bundle_examples.kept(tensor) for key, tensor in contents.tensors.items()} == {
-        key: document["tensors"][key] for key in sorted(document["tensors"])
-    }
+    assert {
+        key: bundle_examples.describe_tensor(tensor) for key, tensor in contents.tensors.items()
+    } == {key: document["tensors"][key] for key in sorted(document["tensors"])}
     assert contents.graph == (bundle_examples.as_objects()[1] if name == "ours_object" else None)

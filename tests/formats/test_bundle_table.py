@@ -10,14 +10,14 @@ import pytest
 from bundle_files import (
     DATA,
     MAGIC,
+    add_checksum,
+    add_index,
     bits,
     block,
-    ended,
     entry,
     footer,
     handle,
     pairs,
-    sealed,
     small,
     table,
 )
@@ -37,7 +37,7 @@ PAYLOAD = b"\0\0\x80\x3f" * 2
 ENTRY = entry(PAYLOAD).encode_message()
 PAIRS = pairs({b"": HEAD, b"a": ENTRY, b"b": entry(b"", shape=(0,)).encode_message()})
 GOOD = block(PAIRS)
-EMPTY = sealed(block(()))
+EMPTY = add_checksum(block(()))
 
 
 def damaged(data: bytes) -> bytes:
@@ -49,7 +49,7 @@ def damaged(data: bytes) -> bytes:
 
 def beyond(offset: int, length: int) -> bytes:
     """Return a table whose footer points elsewhere."""
-    return ended(sealed(GOOD), [(0, b"\xff", handle(offset, length))])
+    return add_index(add_checksum(GOOD), [(0, b"\xff", handle(offset, length))])
 
 
 ELEVEN = b"\x80" * 10 + b"\1"  # a number of eleven bytes
@@ -64,11 +64,11 @@ DAMAGED_TABLES: dict[str, tuple[bytes, str]] = {
     "zeros": (b"\0" * 4096, "does not end as a table does"),
     "footer alone": (footer(handle(0, 0), handle(0, 0)), "it goes from 0 to 5, the file to 0"),
     "footer of eleven bytes": (
-        sealed(GOOD) + ELEVEN.ljust(40, b"\0") + MAGIC.to_bytes(8, "little"),
+        add_checksum(GOOD) + ELEVEN.ljust(40, b"\0") + MAGIC.to_bytes(8, "little"),
         "end of the file: a number has more than 64 bits",
     ),
     "footer that does not end": (
-        sealed(GOOD) + b"\1" * 3 + b"\x80" * 37 + MAGIC.to_bytes(8, "little"),
+        add_checksum(GOOD) + b"\1" * 3 + b"\x80" * 37 + MAGIC.to_bytes(8, "little"),
         "a number has more than 64 bits",
     ),
     "remarks past the end": (
@@ -83,15 +83,17 @@ DAMAGED_TABLES: dict[str, tuple[bytes, str]] = {
     "block of 2 ** 64": (beyond(2**64 - 1, 2**64 - 1), "it goes from 18446744073709551615"),
     "block in the footer": (beyond(10, len(table(GOOD)) - 30), "it goes from 10"),
     "place with more behind": (
-        ended(sealed(GOOD), [(0, b"\xff", handle(0, len(GOOD)) + b"\0")]),
+        add_index(add_checksum(GOOD), [(0, b"\xff", handle(0, len(GOOD)) + b"\0")]),
         "there is more than a place for",
     ),
     "place of one number": (
-        ended(sealed(GOOD), [(0, b"\xff", b"\0")]),
+        add_index(add_checksum(GOOD), [(0, b"\xff", b"\0")]),
         "a number is cut off",
     ),
     "blocks upon each other": (
-        ended(sealed(GOOD), [(0, b"x", handle(0, len(GOOD))), (0, b"y", handle(0, len(GOOD)))]),
+        add_index(
+            add_checksum(GOOD), [(0, b"x", handle(0, len(GOOD))), (0, b"y", handle(0, len(GOOD)))]
+        ),
         "the block at 0 begins within another",
     ),
     "checksum": (damaged(GOOD), "Checksum does not match: stored .* vs. calculated on"),

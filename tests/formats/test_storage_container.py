@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 
 import storage_files
-from storage_files import DOCUMENT, a_few, have_equal_contents, stored
+from storage_files import DOCUMENT, a_few, counting_tensor, have_equal_contents
 from thalweg._formats import container
 from thalweg._formats.container import Contents
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor, of_tensor
@@ -57,7 +57,7 @@ def test_safetensors_package_reads_the_file(path: Path) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])
 @pytest.mark.parametrize("dtype", ITEM_BYTES)
 def test_every_dtype_goes_both_ways(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    expected = stored(dtype, shape)
+    expected = counting_tensor(dtype, shape)
     tensor = expected.tensor()
     assert tuple(tensor.shape) == shape
     container.write(tmp_path / "a", {"x": of_tensor(tensor)}, {})
@@ -77,7 +77,7 @@ def test_tensors_share_the_memory_that_was_read(path: Path) -> None:
 
 
 def test_memory_that_is_read_only_is_copied() -> None:
-    entry = stored("F32", (3,))
+    entry = counting_tensor("F32", (3,))
     tensor = entry.tensor()
     tensor.zero_()
     assert bytes(entry.data) == bytes(range(12))
@@ -101,7 +101,7 @@ def test_invalid_bool_bytes_raise() -> None:
 
 def test_numpy_has_no_bfloat16() -> None:
     with pytest.raises(UnsupportedCheckpointError, match="NumPy has no bfloat16"):
-        stored("BF16", (2,)).array()
+        counting_tensor("BF16", (2,)).array()
 
 
 TENSORS: dict[str, torch.Tensor] = {
@@ -143,8 +143,12 @@ def test_unsupported_tensors_raise(tensor: Any, error: type[Exception], message:
 
 
 INVALID: dict[str, tuple[dict[str, StoredTensor], dict[Any, Any], str]] = {
-    "a reserved name": ({"__metadata__": stored("U8", (1,))}, {}, "can be called '__metadata__'"),
-    "half a surrogate": ({"\ud800": stored("U8", (1,))}, {}, "No tensor can be called"),
+    "a reserved name": (
+        {"__metadata__": counting_tensor("U8", (1,))},
+        {},
+        "can be called '__metadata__'",
+    ),
+    "half a surrogate": ({"\ud800": counting_tensor("U8", (1,))}, {}, "No tensor can be called"),
     "an unknown dtype": (
         {"x": StoredTensor("F128", (0,), memoryview(b""))},
         {},
@@ -230,7 +234,7 @@ def test_paths_without_a_file_raise(function: Any, tmp_path: Path) -> None:
 
 
 def test_progress_goes_from_zero_to_total(tmp_path: Path) -> None:
-    tensors = {"a": stored("F32", (3000, 700)), "b": stored("U8", (5,))}
+    tensors = {"a": counting_tensor("F32", (3000, 700)), "b": counting_tensor("U8", (5,))}
     calls: list[tuple[int, int]] = []
 
     def note(count: int, total: int) -> None:
@@ -284,7 +288,7 @@ def test_memory_error_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_many_tensors_round_trip(tmp_path: Path) -> None:
     dice = random.Random(0)
-    tensors = {f"layer{i}/w": stored("F32", (dice.randrange(9),), i) for i in range(2000)}
+    tensors = {f"layer{i}/w": counting_tensor("F32", (dice.randrange(9),), i) for i in range(2000)}
     container.write(tmp_path / "a", tensors, {"n": 2000})
     assert have_equal_contents(container.read(tmp_path / "a"), Contents({"n": 2000}, tensors))
 

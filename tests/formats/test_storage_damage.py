@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 import storage_files
-from storage_files import DOCUMENT, Header, a_few, have_equal_contents, packed, parts, stored, whole
+from storage_files import (
+    DOCUMENT,
+    Header,
+    a_few,
+    counting_tensor,
+    have_equal_contents,
+    make_file,
+    packed,
+    parts,
+)
 from thalweg._formats import container, header
 from thalweg._formats.container import Contents
 from thalweg.errors import (
@@ -31,7 +40,7 @@ SUMS = re.compile(r"stored \d+ vs\. calculated on the restored bytes \d+$")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the path of a file of about 3 KB."""
     path = tmp_path_factory.mktemp("small") / "ckpt"
-    tensors = {**a_few(), "more": stored("F64", (250,), 7)}
+    tensors = {**a_few(), "more": counting_tensor("F64", (250,), 7)}
     container.write(path, tensors, DOCUMENT)
     assert 2900 < path.stat().st_size < 3300
     return path
@@ -41,7 +50,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the path of a file of 16 MB."""
     path = tmp_path_factory.mktemp("large") / "ckpt"
-    container.write(path, {f"w{i}": stored("F32", (500, 1000), i) for i in range(8)}, {})
+    container.write(path, {f"w{i}": counting_tensor("F32", (500, 1000), i) for i in range(8)}, {})
     return path
 
 
@@ -170,7 +179,7 @@ def test_inconsistent_lengths_raise(begin: bytes, size: int | None, tmp_path: Pa
 
 def test_memory_is_bounded_by_the_size_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    container.write(path, {"x": stored("F32", (3,))}, {})
+    container.write(path, {"x": counting_tensor("F32", (3,))}, {})
 
     def change(header: Header, manifest: Header) -> None:
         header["x"].update(shape=[2**40], data_offsets=[0, 2**42])
@@ -290,7 +299,7 @@ FORGED: dict[str, tuple[Change, type[ThalwegError], str]] = {
 
 @pytest.fixture
 def valid(tmp_path: Path) -> Path:
-    tensors = {"a": stored("F32", (2,)), "b": stored("U8", (3,))}
+    tensors = {"a": counting_tensor("F32", (2,)), "b": counting_tensor("U8", (3,))}
     container.write(tmp_path / "plain", tensors, {"a": 1})
     return tmp_path / "plain"
 
@@ -335,7 +344,7 @@ def remade(path: Path, change: Callable[[str], str | bytes]) -> None:
     """Replace the text of the header."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
-    path.write_bytes(whole(change(raw[8 : 8 + length].decode()), raw[8 + length :]))
+    path.write_bytes(make_file(change(raw[8 : 8 + length].decode()), raw[8 + length :]))
 
 
 TEXTS: dict[str, tuple[Callable[[str], str | bytes], type[ThalwegError], str]] = {
@@ -406,9 +415,11 @@ NAMES = ["../../x", "/etc/passwd", "a\0b", "x" * 1_000_000, "CON", "", ".", "a\n
 def test_tensor_names_are_only_keys(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    container.write(folder / "a", {name: stored("F32", (2,))}, {name: name})
+    container.write(folder / "a", {name: counting_tensor("F32", (2,))}, {name: name})
     contents = container.read(folder / "a")
-    assert have_equal_contents(contents, Contents({name: name}, {name: stored("F32", (2,))}))
+    assert have_equal_contents(
+        contents, Contents({name: name}, {name: counting_tensor("F32", (2,))})
+    )
     assert os.listdir(tmp_path) == ["folder"]
     assert os.listdir(folder) == ["a"]
 
@@ -416,7 +427,7 @@ def test_tensor_names_are_only_keys(name: str, tmp_path: Path) -> None:
 def test_file_of_another_program_raises(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
-    save_file({"x": storage_files.stored("F32", (2,)).array()}, tmp_path / "a")
+    save_file({"x": storage_files.counting_tensor("F32", (2,)).array()}, tmp_path / "a")
     with pytest.raises(
         DataLossError,
         match="no file of thalweg: it is a file of safetensors that another library wrote",

@@ -10,14 +10,14 @@ import pytest
 
 from attack import power
 from attack.power import Content, Op
-from storage_files import DOCUMENT, stored
+from storage_files import DOCUMENT, counting_tensor
 from thalweg._formats import atomic_write, container
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 
 
 def saved(path: Path) -> None:
-    tensors = {f"w{i}": stored("U8", (600 * (i + 1),), i) for i in range(3)}
+    tensors = {f"w{i}": counting_tensor("U8", (600 * (i + 1),), i) for i in range(3)}
     container.write(path, tensors, DOCUMENT)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import thalweg.tf as tf
-from parallel_workers import together
+from parallel_workers import run_together
 from sessions import initialized
 from thalweg import FailedPreconditionError, InvalidArgumentError
 from thalweg import _graph as graph
@@ -522,7 +522,7 @@ def test_concurrent_branches_see_complete_updates(graph: Any) -> None:
                 a_value, b_value = session.run([a, b])
                 assert a_value == b_value
 
-        together(*[work] * 4)
+        run_together(*[work] * 4)
         assert session.run(a) == 40
 
 
@@ -540,7 +540,7 @@ def test_waiting_branch_lets_other_runs_proceed(graph: Any) -> None:
             session.run(increment)
             arrived.set()
 
-        together(lambda: session.run(train_op, {p: True}), arrive)
+        run_together(lambda: session.run(train_op, {p: True}), arrive)
         assert session.run(w) == 1
 
 

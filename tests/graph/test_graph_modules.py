@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import thalweg._graph as tf
-from parallel_workers import together
+from parallel_workers import run_together
 from sessions import initialized
 from thalweg import Variable, named_variables
 
@@ -337,7 +337,7 @@ def test_threads_can_share_a_module() -> None:
         for _ in range(20):
             sessions[number % 2].run(train, {x: numbers(16, 4)})
 
-    together(*(partial(work, number) for number in range(4)))
+    run_together(*(partial(work, number) for number in range(4)))
     counts = [v for v in tf.global_variables() if "num_batches" in v.name]
     assert [session.run(counts[0]) for session in sessions] == [40, 40]
 

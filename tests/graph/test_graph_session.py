@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import thalweg._graph as tf
-from parallel_workers import together
+from parallel_workers import run_together
 from sessions import initialized
 from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.v1 import train
@@ -509,7 +509,7 @@ def test_concurrent_updates_are_not_lost() -> None:
     w = tf.Variable(torch.zeros(1000))
     step = tf.group(w.assign_add(torch.ones(1000)))
     session = initialized()
-    together(
+    run_together(
         *(partial(lambda _: [session.run(step) for _ in range(50)], number) for number in range(4))
     )
     np.testing.assert_array_equal(session.run(w), np.full(1000, 200))
@@ -533,7 +533,7 @@ def test_concurrent_runs_read_consistent_snapshots() -> None:
             gap, slope, other_slope = session.run([difference, *slopes])
             errors.append(gap + np.abs(slope - other_slope).sum())
 
-    together(*(partial(work, number) for number in range(4)))
+    run_together(*(partial(work, number) for number in range(4)))
     assert not any(errors)
 
 
@@ -543,7 +543,7 @@ def test_concurrent_gradients_after_an_update_are_consistent() -> None:
     with tf.control_dependencies([count.assign_add(1.0)]):
         train = w.assign_sub(0.001 * tf.gradients(loss, w)[0])
     session = initialized()
-    together(
+    run_together(
         *(
             partial(lambda _: [session.run(train.op) for _ in range(40)], number)
             for number in range(4)
@@ -582,7 +582,7 @@ def test_reading_run_gets_its_turn_among_runs_that_update() -> None:
                 assert session.run(doubled) >= 2 * w_before
             event.set()
 
-    together(*(partial(work, number) for number in range(4)))
+    run_together(*(partial(work, number) for number in range(4)))
     assert session.run(w) < 2000  # it did not have to wait for a gap among the writers
 
 

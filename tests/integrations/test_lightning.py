@@ -11,9 +11,9 @@ from attribute_access import assert_known, touching, watched
 from thalweg import optim
 from training import OPTIMIZERS, assert_same_training, data, trained
 
-# What Lightning 2.6 asks an optimizer for; `_cache` for methods of ours that its wrapper inherits.
+# Attributes that Lightning 2.6 reads; `step_cache` is for inherited methods of thalweg.
 ATTRIBUTES = """
-    _on_after_step _on_before_step _optimizer _cache _strategy _zero_grad_profile_name
+    _on_after_step _on_before_step _optimizer step_cache _strategy _zero_grad_profile_name
     consolidate_state_dict defaults load_state_dict param_groups state state_dict step zero_grad
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ class Wrapped(nn.Module):
         return {"loss": loss_of(self.inner, (x, labels))}
 
 
-def trainer(folder: Path, module: nn.Module, **options: Any) -> Any:
+def trainer(
+    folder: Path, module: nn.Module, settings: Mapping[str, Any] | None = None, **options: Any
+) -> Any:
+    """Return a Trainer with arguments for tests; `settings` are further `TrainingArguments`."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="Accelerate is not installed")
 
@@ -54,6 +58,7 @@ def trainer(folder: Path, module: nn.Module, **options: Any) -> Any:
         report_to=[],
         disable_tqdm=True,
         dataloader_pin_memory=False,
+        **(settings or {}),
     )
     rows = [{"x": x, "labels": y} for batch in data() for x, y in zip(*batch, strict=True)]
     return InOrder(module, arguments, train_dataset=rows, **options)
@@ -148,3 +153,45 @@ def test_factors_have_the_numbers_of_transformers(shape: str) -> None:
             for scheduler in pair:
                 scheduler.optimizer.step()
                 scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "optim_args", "cls", "entries"),
+    [
+        ("thalweg_adamw", "ema_decay=0.9", optim.AdamW, {"weight_decay": 0.1}),
+        ("thalweg_adamw_8bit", None, optim.AdamW, {"lr": 0.02, "betas": (0.8, 0.999)}),
+        ("thalweg_lion", None, optim.Lion, {"lr": 0.02, "weight_decay": 0.1}),
+        ("thalweg_sgd", "momentum=0.5,nesterov=true", optim.SGD, {"momentum": 0.5}),
+        ("thalweg_muon", "ns_steps=3", optim.Mixed, {"rule": "Muon", "ns_steps": 3}),
+    ],
+)
+def test_registered_names_choose_classes(
+    name: str, optim_args: str | None, cls: Any, entries: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from thalweg.integrations.transformers import register
+
+    assert name in register()
+    assert register() == register()
+    settings = {"optim": name, "optim_args": optim_args, "learning_rate": 0.02,
+                "adam_beta1": 0.8, "weight_decay": 0.1}  # fmt: skip
+    hf_trainer = trainer(tmp_path, Wrapped(), settings)
+    hf_trainer.train()
+    optimizer = hf_trainer.optimizer.optimizer
+    assert type(optimizer) is cls
+    assert optimizer.last_step.count == 8
+    assert any(entries.items() <= group.items() for group in optimizer.param_groups)
+
+
+def test_registered_names_are_options_of_the_command_line() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from thalweg.integrations.transformers import register
+
+    register()
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    (arguments,) = parser.parse_args_into_dataclasses(
+        ["--optim", "thalweg_adamw_8bit", "--output_dir", "out"]
+    )
+    assert arguments.optim == "thalweg_adamw_8bit"
+    with pytest.raises(ValueError, match="thalweg_adamx"):
+        transformers.TrainingArguments("out", optim="thalweg_adamx")

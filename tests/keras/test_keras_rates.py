@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import thalweg
+from bit_comparison import assert_same
 from keras_table import (
     Row,
     all_rows,
     assert_same_bits,
     both_engines,
     gradients,
-    mixed,
+    mixed_variables,
     pair,
     snapshot,
     train,
@@ -42,8 +43,7 @@ def test_coefficients_that_a_subclass_changes_are_used(row: Row, engine: str) ->
     opt.engine = plain_opt.engine = engine
     variables, twins = pair(), pair()
     train(opt, variables, 3), train(plain_opt, twins, 3)
-    for var, twin in zip(variables, twins, strict=True):
-        assert torch.equal(var, twin)
+    assert_same(variables, twins)
 
 
 @both_engines
@@ -51,7 +51,7 @@ def test_coefficients_that_a_subclass_changes_are_used(row: Row, engine: str) ->
 def test_unchanged_coefficients_do_not_affect_the_step(row: Row, engine: str) -> None:
     opt, plain_opt = with_coefficients(row.cls, 1.0)(0.1), row.cls(0.1)
     opt.engine = plain_opt.engine = engine
-    variables, twins = mixed(), mixed()
+    variables, twins = mixed_variables(), mixed_variables()
     train(opt, variables, 3), train(plain_opt, twins, 3)
     assert_same_bits(snapshot(opt, variables), snapshot(plain_opt, twins))
 
@@ -200,8 +200,8 @@ def test_callable_rate_may_replace_the_variable_memory(
     opt.apply_gradients([(gradient(), w)]), plain_opt.apply_gradients([(gradient(), twin)])
     assert count.calls == opt.iterations.item() == steps + 1
     assert w.data_ptr() != old.data_ptr()
-    assert torch.equal(w, twin)
-    assert torch.equal(old, initial)
+    assert_same([w], [twin])
+    assert_same([old], [initial])
 
 
 @kinds
@@ -222,7 +222,7 @@ def test_callable_rate_that_frees_variable_memory_raises(
     with pytest.raises(thalweg.ThalwegError, match="Variable:0"):
         opt.apply_gradients([(gradient(), w)])
     assert (count.calls, opt.iterations.item()) == (steps + 1, steps)
-    assert torch.equal(old, initial)
+    assert_same([old], [initial])
     if slots:
         assert_same_bits(snapshot(opt, []), slots)
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import thalweg
+from bit_comparison import assert_same
 from keras_table import pair, train
-from parallel_workers import together
+from parallel_workers import run_together
 from thalweg.keras.optimizers import SGD, Adam, Optimizer
 
 STEPS = 150
@@ -39,9 +40,9 @@ def test_concurrent_updates_are_not_lost(make: Any) -> None:
         for _ in range(STEPS):
             opt.apply_gradients([(torch.ones(100), w)])
 
-    together(work, work, work)
+    run_together(work, work, work)
     assert opt.iterations.item() == 3 * STEPS
-    assert torch.equal(w.detach(), torch.full((100,), -3.0 * STEPS))
+    assert_same([w.detach()], [torch.full((100,), -3.0 * STEPS)])
 
 
 @pytest.mark.parametrize("make", [lambda: Summing("Summing"), lambda: Adam(beta_1=0.0)])
@@ -58,7 +59,7 @@ def test_state_under_concurrent_steps_is_consistent(make: Any) -> None:
         for _ in range(STEPS):
             states.append(opt.state_dict())
 
-    together(work, look)
+    run_together(work, look)
     for state in states:
         assert state["slots"]["w:0"]["m"].item() == state["iterations"].item()
 
@@ -70,7 +71,7 @@ def test_copies_have_separate_locks(make: Any, duplicate: Any) -> None:
     train(opt, variables, 1)
     duplicate_opt = duplicate(opt)
     with opt._lock:
-        together(lambda: duplicate_opt.apply_gradients([([1.0], thalweg.Variable([1.0], "c"))]))
+        run_together(lambda: duplicate_opt.apply_gradients([([1.0], thalweg.Variable([1.0], "c"))]))
     assert duplicate_opt.iterations.item() == 2
 
 
@@ -97,5 +98,5 @@ def test_threads_step_one_at_a_time(size: int, updates: int, threads: int) -> No
         for _ in range(updates // threads):
             opt.apply_gradients([(torch.ones(size), w)])
 
-    together(*[work] * threads)
-    assert torch.equal(w.detach(), torch.full((size,), -float(updates)))
+    run_together(*[work] * threads)
+    assert_same([w.detach()], [torch.full((size,), -float(updates))])

@@ -18,7 +18,7 @@ from keras_table import (
     assert_same_bits,
     both_engines,
     gradients,
-    mixed,
+    mixed_variables,
     pair,
     snapshot,
     train,
@@ -45,7 +45,7 @@ def leaves(value: Any) -> list[Any]:
 
 @all_rows
 def test_state_dict_holds_only_plain_types(row: Row) -> None:
-    opt, variables = row.make(), mixed()
+    opt, variables = row.make(), mixed_variables()
     train(opt, variables, 2)
     assert {type(leaf) for leaf in leaves(opt.state_dict())} <= set(PLAIN_TYPES)
 
@@ -57,7 +57,7 @@ def test_state_dict_holds_only_plain_types(row: Row) -> None:
 def test_fresh_optimizer_resumes_from_state_dict(
     row: Row, engine: str, with_variables: bool, steps: int
 ) -> None:
-    opt, variables = row.make(), mixed()
+    opt, variables = row.make(), mixed_variables()
     opt.engine = engine
     train(opt, variables, steps)
     state, twins = through_a_file(opt.state_dict()), copies(variables)
@@ -70,7 +70,7 @@ def test_fresh_optimizer_resumes_from_state_dict(
 
 @all_rows
 def test_loading_in_place_restores_the_earlier_state(row: Row) -> None:
-    opt, variables = row.make(), mixed()
+    opt, variables = row.make(), mixed_variables()
     train(opt, variables, 2)
     state_before, state = snapshot(opt, []), through_a_file(opt.state_dict())
     train(opt, variables, 2, first=3)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import openseq2seq_small
-from openseq2seq_steps import Training, differing
+from openseq2seq_steps import Training, differing_names
 from thalweg import IndexedSlices, Variable, _graph
 from thalweg.openseq2seq.optimizers import optimize_loss, update
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -35,7 +35,7 @@ def rows(value: float = 1638.0) -> IndexedSlices:
     return IndexedSlices(values, torch.zeros(TABLE_ROWS).long(), (2, 1))
 
 
-stepping = partial(openseq2seq_small.stepping, rate=1.0, summaries=[])
+stepping = partial(openseq2seq_small.make_step, rate=1.0, summaries=[])
 
 
 # Rows of 16 bits
@@ -75,7 +75,7 @@ def test_a_variable_that_is_listed_twice_is_updated_twice() -> None:
 # Numbers
 
 
-def test_clipped_gradients_of_16_bit_variables_are_rounded_before_the_update() -> None:
+def test_clipped_16_bit_gradients_are_rounded_before_the_update() -> None:
     grad = torch.tensor([3.0, 4.1, 0.7, 11.3], dtype=HALF)
     w, slot = Variable(torch.ones(4, dtype=HALF), name="w"), np.zeros(4, np.float16)
     value = np.ones(4, np.float16)
@@ -208,7 +208,7 @@ def test_override_error_notes_whether_the_step_was_taken(late: bool) -> None:
     if late:
         twin.step()
     new = {**training.state(), **training.scaler_state()}
-    assert differing(new, {**ref.state(), **ref.scaler_state()} if late else old) == []
+    assert differing_names(new, {**ref.state(), **ref.scaler_state()} if late else old) == []
     assert training.step.was_applied is late
     note = "The step was taken." if late else (
         "The step was not taken: no variable and no slot has changed."
@@ -248,13 +248,13 @@ def test_interruption_after_the_step_keeps_the_step(
     assert training.step.was_applied is (not bad)
     for member in trainings:
         member.gradients["head"][2] = 1.0
-    assert differing(training.state(), twin.state()) == []
-    assert differing(training.scaler_state(), twin.scaler_state()) == []
+    assert differing_names(training.state(), twin.state()) == []
+    assert differing_names(training.scaler_state(), twin.scaler_state()) == []
     with torch.no_grad():  # a master that began anew would follow
         for member in trainings:
             member.own["head"].fill_(3.0)
             member.step()
-    assert differing(training.state(), twin.state()) == []
+    assert differing_names(training.state(), twin.state()) == []
 
 
 def test_interruption_after_accumulation_is_noted(
@@ -281,12 +281,12 @@ def test_scaler_decision_writes_only_through_its_calls(algorithm: str) -> None:
     for has_nan, amax in ((False, 3.0), (True, 0.0), (False, float("inf")), (False, 0.5)):
         takes_step, calls = scaler.scaler.decide(has_nan, amax)
         assert takes_step is (not has_nan and np.isfinite(amax).item())
-        assert differing(state_before, scaler.state_dict()) == []
+        assert differing_names(state_before, scaler.state_dict()) == []
         for call in calls:
             call()
         twin.update_op(has_nan, amax)
         state_before = twin.state_dict()
-        assert differing(state_before, scaler.state_dict()) == []
+        assert differing_names(state_before, scaler.state_dict()) == []
 
 
 def test_static_scale_step_does_not_check_gradients(

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from openseq2seq_small import stepping
+from bit_comparison import assert_same
+from openseq2seq_small import make_step
 from thalweg import Variable
 from thalweg._graph import Graph
 from thalweg.openseq2seq import from_config
@@ -53,10 +54,10 @@ def test_given_gradients_make_the_step_of_the_loss(kind: str) -> None:
         twin_step()
         assert has_updated is twin_step.was_applied
     for a, b in zip(params, twins, strict=True):
-        assert torch.equal(a.detach(), b.detach())
+        assert_same([a.detach()], [b.detach()])
     assert 0 < int(step.global_step) <= 4
     for name, value in twin_step.state_dict().items():
-        assert torch.equal(step.state_dict()[name], value), name
+        assert_same([step.state_dict()[name]], [value], f"{name}")
 
 
 def test_an_overflow_makes_no_update_and_halves_the_scale() -> None:
@@ -126,7 +127,7 @@ def test_repr_of_a_step_lists_its_variables(params: list[Variable] | None, expec
 def test_runs_without_any_gradient_raise_for_any_iter_size() -> None:
     w = Variable([1.0], name="w")
     for options in ({}, {"iter_size": 2, "skip_update_ph": False}):
-        step = stepping([w], dtype=torch.float32, summaries=[], **options)
+        step = make_step([w], dtype=torch.float32, summaries=[], **options)
         with pytest.raises(ValueError, match=r"No gradients provided for any variable: \['w:0'\]"):
             step.apply_gradients([None])
         assert int(step.global_step) == 0

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from failing_callable import NOT_TAKEN, Fuse, errors
 from interruptions import interrupted_at, interrupted_in_contextlib
-from openseq2seq_small import stepping
-from openseq2seq_steps import Training, differing, each_way, way
+from openseq2seq_small import make_step
+from openseq2seq_steps import Training, differing_names, each_way, way
 from thalweg import Variable, _graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.mp_wrapper import (
@@ -149,7 +149,7 @@ def assert_changes_nothing(training: Failing) -> None:
     assert raised.value.__notes__ == [NOT_TAKEN]
     assert training.step.was_applied is False
     state_after = training.everything()
-    assert differing(state_before, {name: state_after[name] for name in state_before}) == []
+    assert differing_names(state_before, {name: state_after[name] for name in state_before}) == []
 
 
 def assert_goes_on(training: Failing, runs: int) -> None:
@@ -159,7 +159,7 @@ def assert_goes_on(training: Failing, runs: int) -> None:
     for member in (training, twin):
         member.run(runs)
     assert training.step.global_step.item() == twin.step.global_step.item()
-    assert differing(training.everything(), twin.everything()) == []
+    assert differing_names(training.everything(), twin.everything()) == []
 
 
 @each_way
@@ -204,7 +204,7 @@ def test_variables_can_be_set_after_a_failed_first_run(site: str) -> None:
         with torch.no_grad():
             member.own["head"].copy_(torch.linspace(-2, 2, 17))
         member.run(1)
-    assert differing(training.everything(), twin.everything()) == []
+    assert differing_names(training.everything(), twin.everything()) == []
 
 
 def test_masters_restart_after_repeated_failed_first_runs() -> None:
@@ -258,7 +258,7 @@ def test_a_state_that_is_loaded_after_a_first_run_that_failed_is_kept() -> None:
     training.runs = 2
     for member in (training, twin):
         member.run(2)
-    assert differing(training.everything(), twin.everything()) == []
+    assert differing_names(training.everything(), twin.everything()) == []
 
 
 AFTERWARDS = {
@@ -286,7 +286,7 @@ def test_interrupted_update_is_atomic(
     twin.run(1)
     assert raised.value.__notes__ == [note]
     assert training.step.was_applied is True
-    assert differing(training.everything(), twin.everything()) == []
+    assert differing_names(training.everything(), twin.everything()) == []
     assert_goes_on(training, 2)
 
 
@@ -413,7 +413,7 @@ def test_concurrently_changed_counter_does_not_hide_a_failure() -> None:
             count.assign_add(1)  # as a step of another thread does
             raise RuntimeError("burnt")
 
-    step = stepping([w], Failing, dtype=torch.float32, global_step=count)
+    step = make_step([w], Failing, dtype=torch.float32, global_step=count)
     with pytest.raises(RuntimeError, match="burnt") as excinfo:
         step.apply_gradients([torch.ones(1)])
     notes = " ".join(getattr(excinfo.value, "__notes__", []))
@@ -432,7 +432,7 @@ def test_failed_step_restores_the_scaler_and_plain_steps_work() -> None:
                 raise RuntimeError("burnt")
             return super()._group_variables(*args)
 
-    step = stepping([w], Failing, params={"momentum": 0.9}, loss_scaling="Backoff")
+    step = make_step([w], Failing, params={"momentum": 0.9}, loss_scaling="Backoff")
     step.apply_gradients([torch.ones(3)])
     state_before = {name: value.clone() for name, value in step.state_dict().items()}
     armed = True

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from openseq2seq_small import HALF, halves, stepping
+from openseq2seq_small import HALF, half_params, make_step
 from thalweg import IndexedSlices, Variable
 from thalweg.errors import LayoutError
 from thalweg.openseq2seq.optimizers.mp_wrapper import (
@@ -18,9 +18,9 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import (
 
 
 def test_variable_with_changed_dtype_gets_copies_of_that_dtype() -> None:
-    (p,) = halves(4)
+    (p,) = half_params(4)
     mp_regularizer_wrapper(lambda w: (w * 0).sum())(p)  # gradients become float32
-    step = stepping([p])
+    step = make_step([p])
     for _ in range(2):
         step.apply_gradients([torch.zeros(4, dtype=HALF)])
     p.data = p.data.view(torch.bfloat16)
@@ -30,7 +30,7 @@ def test_variable_with_changed_dtype_gets_copies_of_that_dtype() -> None:
 
 def test_variable_transposed_in_place_is_copied_in_its_layout() -> None:
     p = Parameter(torch.arange(4.0).reshape(2, 2).to(HALF))
-    step = stepping([p])
+    step = make_step([p])
     for _ in range(2):
         step.apply_gradients([torch.zeros(2, 2, dtype=HALF)])
     p.data = p.data.t()
@@ -40,8 +40,8 @@ def test_variable_transposed_in_place_is_copied_in_its_layout() -> None:
 
 
 def test_backward_through_a_written_variable_raises() -> None:
-    (p,) = halves(4)
-    step = stepping([p])
+    (p,) = half_params(4)
+    step = make_step([p])
     grad = torch.ones(4, dtype=HALF)
     step.apply_gradients([grad])
     stale = (p * p).sum()
@@ -52,8 +52,8 @@ def test_backward_through_a_written_variable_raises() -> None:
 
 @pytest.mark.parametrize("steps", [0, 2])
 def test_gradient_aliasing_a_copy_is_read_before_writing(steps: int) -> None:
-    a, b = halves(4, 4)
-    step = stepping([a, b])
+    a, b = half_params(4, 4)
+    step = make_step([a, b])
     zero = torch.zeros(4, dtype=HALF)
     for _ in range(steps):
         step.apply_gradients([zero, zero.clone()])
@@ -66,13 +66,13 @@ def test_overlapping_variables_raise() -> None:
     a, c = Parameter(memory[:4]), Parameter(memory[2:6])
     zero = torch.zeros(4, dtype=HALF)
     with pytest.raises(ValueError, match="share memory"):
-        stepping([a, c]).apply_gradients([zero, zero.clone()])
+        make_step([a, c]).apply_gradients([zero, zero.clone()])
     assert memory.tolist() == [1.0] * 8
 
 
 def test_freed_variable_raises() -> None:
-    a, b = halves(4, 4)
-    step = stepping([a, b])
+    a, b = half_params(4, 4)
+    step = make_step([a, b])
     zero = torch.zeros(4, dtype=HALF)
     for _ in range(2):
         step.apply_gradients([zero, zero.clone()])
@@ -109,7 +109,7 @@ def test_truncated_gradient_raises_before_reading(options: str, part: str, size:
     w, v = (Variable(torch.ones(4, 2, dtype=dtype), name) for name in ("w", "v"))
     if options == "penalised":
         regularized(w)
-    step = stepping([v, w], **READ_EARLY[options])
+    step = make_step([v, w], **READ_EARLY[options])
     gradient = torch.ones(4, 2, dtype=dtype)
     step.apply_gradients([gradient, gradient])
     state_before = step.state_dict()
@@ -126,7 +126,7 @@ def test_truncated_gradient_raises_before_reading(options: str, part: str, size:
 @pytest.mark.parametrize("skip", [True, False])
 def test_truncated_gradient_sum_raises(skip: bool, size: int) -> None:
     w = Variable(torch.ones(8), name="w")
-    step = stepping([w], dtype=None, **{**ADDING, "skip_update_ph": skip})
+    step = make_step([w], dtype=None, **{**ADDING, "skip_update_ph": skip})
     step.apply_gradients([torch.ones(8)])
     step._accumulators.get(w).untyped_storage().resize_(size)
     with pytest.raises(LayoutError, match="'w/gradient_sum:0' has no memory that holds its 8"):
@@ -138,7 +138,7 @@ def test_truncated_gradient_sum_raises(skip: bool, size: int) -> None:
 def test_truncated_penalty_memory_raises(role: str) -> None:
     w = Variable(torch.ones(8, dtype=HALF), name="w")
     regularized(w)
-    step = stepping([w])
+    step = make_step([w])
     grad = torch.ones(8, dtype=HALF)
     if role == "master":
         step.apply_gradients([grad])
@@ -154,7 +154,7 @@ def test_self_overlapping_sum_raises_before_other_sums_change(
 ) -> None:
     params = [Variable([1.0, 1.0], name="w"), Variable([1.0, 1.0], name="u")]
     skip = [True, skips]
-    step = stepping(
+    step = make_step(
         params, dtype=torch.float32, summaries=[], iter_size=2, skip_update_ph=lambda: skip.pop(0)
     )
     step.apply_gradients([torch.ones(2)] * 2)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from bit_comparison import assert_same
 from golden_files import Case
 from openseq2seq_goldens import by_case, float32
-from oracle_arrays import Array, Gradient, given, starts
+from oracle_arrays import Array, Gradient, as_gradient, starts
 from thalweg import IndexedSlices, Variable, _graph
 from thalweg._core.plan_cache import PlanCaches
 from thalweg.errors import InvalidArgumentError
@@ -128,7 +129,7 @@ def test_steps_equal_the_oracle(config: str, dtype: Any, engine: Any) -> None:
     opt.engine = engine
     params = {name: Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()}
     for targets, grads in zip(expected(config, dtype), gradients(dtype), strict=True):
-        opt.apply_gradients((given(grads.get(name)), var) for name, var in params.items())
+        opt.apply_gradients((as_gradient(grads.get(name)), var) for name, var in params.items())
         compare(params, opt, targets, lambda var: var.numpy())
 
 
@@ -188,8 +189,8 @@ def test_sparse_gradient_equals_the_dense_gradient(dtype: torch.dtype, engine: A
         values = torch.tensor([[1.0, 2.0], [0.5, -1.0], [3.0, step]]).to(dtype)
         grad = IndexedSlices(values, torch.tensor([4, 1, 4]))
         opt.apply_gradients([(grad, w), (dense(grad), twin)])
-        assert torch.equal(w, twin)
-    assert torch.equal(opt.get_slot(w, AVERAGE), opt.get_slot(twin, AVERAGE))
+        assert_same([w], [twin])
+    assert_same([opt.get_slot(w, AVERAGE)], [opt.get_slot(twin, AVERAGE)])
     assert opt.get_slot(w, AVERAGE).dtype == torch.float32
 
 
@@ -229,8 +230,8 @@ def test_a_variable_given_twice_is_stepped_twice(engine: Any) -> None:
     first.apply_gradients([(grad, w) for grad in grads])
     for grad in grads:
         second.apply_gradients([(grad, twin)])
-    assert torch.equal(w, twin)
-    assert torch.equal(first.get_slot(w, AVERAGE), second.get_slot(twin, AVERAGE))
+    assert_same([w], [twin])
+    assert_same([first.get_slot(w, AVERAGE)], [second.get_slot(twin, AVERAGE)])
 
 
 def test_a_step_that_fails_changes_nothing() -> None:
@@ -279,8 +280,8 @@ def test_copies_take_the_same_steps(clone: Any) -> None:
     opt_copy, v = clone((opt, w))
     for optimizer, var in ((opt, w), (opt_copy, v)):
         optimizer.apply_gradients([(torch.tensor([1.0, 4.0]), var)])
-    assert torch.equal(w, v)
-    assert torch.equal(opt.get_slot(w, AVERAGE), opt_copy.get_slot(v, AVERAGE))
+    assert_same([w], [v])
+    assert_same([opt.get_slot(w, AVERAGE)], [opt_copy.get_slot(v, AVERAGE)])
 
 
 def test_minimize_with_each_gate_gives_the_same_numbers() -> None:

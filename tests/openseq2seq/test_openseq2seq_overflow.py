@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from bit_comparison import assert_same
 from openseq2seq_steps import (
     DTYPES,
     LARGE,
     RULES,
+    WAYS,
     Table,
     Training,
     assert_near,
-    differing,
+    differing_names,
     each_dtype,
     each_rule,
     each_way,
     process_before,
     way,
 )
-from rulebook import label, slow_unless
+from pairwise import cover_pairs
+from rulebook import label
 from thalweg import _graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -47,19 +52,19 @@ PLACES = (("head", 0), ("head", 8), ("head", 16), ("norm", 1))
 BORDERS = (("body", 65_535), ("body", 65_536), ("body", 70_000))
 
 each_scaling = pytest.mark.parametrize("scaling", SCALINGS)
-# Two rules are quick.
-each_rule_dtype_and_scaling = pytest.mark.parametrize(
-    ("rule", "dtype", "scaling"),
-    [
-        slow_unless(
-            rule in ("Adam", "NovoGrad") and (scaling == "Backoff" or dtype == torch.float16),
-            rule, dtype, scaling,
-        )
-        for rule in RULES for dtype in DTYPES for scaling in SCALINGS
-    ],
-    ids=label,
-)  # fmt: skip
 each_bad = pytest.mark.parametrize("bad", BAD)
+
+
+def each_pair_of(**columns: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test with rules, dtypes, scalings and others, so that each pair occurs.
+
+    Args:
+        columns: The values of each further argument; "way" is the fixture.
+    """
+    columns = {"rule": RULES, "dtype": DTYPES, "scaling": SCALINGS, **columns}
+    rows = cover_pairs(product(*columns.values()))
+    indirect = ["way"] if "way" in columns else []
+    return pytest.mark.parametrize(tuple(columns), rows, ids=label, indirect=indirect)
 
 
 def bad_value(bad: str, dtype: torch.dtype) -> float:
@@ -90,11 +95,11 @@ def assert_skips(
     with Spoiled(gradient, place, value):
         training.step()
     assert training.step.was_applied is False
-    assert differing(state_before, training.state()) == []
+    assert differing_names(state_before, training.state()) == []
     scaler = AutomaticLossScaler(scaling, SCALINGS[scaling]["loss_scaling_params"])
     scaler.load_state_dict(scales)
     scaler.update_op(False, INF)
-    assert differing(training.scaler_state(), scaler.state_dict()) == []
+    assert differing_names(training.scaler_state(), scaler.state_dict()) == []
     if scaling == "Backoff":
         assert training.step.loss_scaler.loss_scale.item() == scales["scale"].item() / 2
     training.step.loss_scaler.load_state_dict(scales)
@@ -108,12 +113,10 @@ def assert_skips_all(training: Any, scaling: str, bad: str, places: Any) -> None
         assert_skips(training, scaling, training.gradients[name], place, value)
     state_before = training.state()
     training.step()
-    assert {*training.own, "global step"} <= set(differing(state_before, training.state()))
+    assert {*training.own, "global step"} <= set(differing_names(state_before, training.state()))
 
 
-@each_way
-@each_bad
-@each_rule_dtype_and_scaling
+@each_pair_of(bad=BAD, way=WAYS)
 def test_step_with_nonfinite_gradient_is_skipped(
     rule: str, dtype: torch.dtype, bad: str, scaling: str, way: str
 ) -> None:
@@ -140,14 +143,13 @@ def test_a_first_step_may_be_skipped(rule: str, way: str) -> None:
     for training in (skipped, split):
         training.step.loss_scaler.loss_scale.fill_(SCALE)
         training.step()
-    assert differing(skipped.state(), split.state()) == []
+    assert differing_names(skipped.state(), split.state()) == []
 
 
 # Rows of tables
 
 
-@each_bad
-@each_rule_dtype_and_scaling
+@each_pair_of(bad=BAD)
 def test_nonfinite_row_skips_the_step(
     rule: str, dtype: torch.dtype, bad: str, scaling: str
 ) -> None:
@@ -158,7 +160,7 @@ def test_nonfinite_row_skips_the_step(
         assert_skips(training, scaling, training.factors, place, bad_value(bad, dtype))
     state_before = training.state()
     training.step()
-    assert {"table", "global step"} <= set(differing(state_before, training.state()))
+    assert {"table", "global step"} <= set(differing_names(state_before, training.state()))
 
 
 # Static scales
@@ -217,16 +219,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@each_rule_dtype_and_scaling
+@each_pair_of(options=OPTIONS)
 def test_swept_and_split_steps_are_equal(
     rule: str,
     dtype: torch.dtype,
-    options: dict[str, Any],
+    options: str,
     scaling: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    swept, split = (Training(rule, dtype, **{**SCALINGS[scaling], **options}) for _ in range(2))
+    arguments = {**SCALINGS[scaling], **OPTIONS[options]}
+    swept, split = (Training(rule, dtype, **arguments) for _ in range(2))
     for factor in (1.0, 3.0, INF, 0.5, 0.0):
         for training in (swept, split):
             training.gradients["head"].mul_(2.0)[3] = factor
@@ -381,8 +383,8 @@ def test_nonfinite_run_drops_its_accumulation_window(
         runs[0] += 1
         assert training.step.was_applied is False
         if run < 2:
-            assert differing(scales, training.scaler_state()) == []
-    assert differing(state_before, training.state()) == []
+            assert differing_names(scales, training.scaler_state()) == []
+    assert differing_names(state_before, training.state()) == []
     assert not training.state()["sum of head"].any()
     assert training.step.loss_scaler.variables["iteration"] == 2
     if scaling == "Backoff":
@@ -402,11 +404,11 @@ def test_accumulating_runs_change_only_the_sums(way: str) -> None:
     state_once = training.state()
     training.step()
     twice = training.state()
-    assert differing(state_once, twice) == ["sum of head", "sum of norm"]
-    assert differing(state_before, {name: twice[name] for name in state_before}) == []
+    assert differing_names(state_once, twice) == ["sum of head", "sum of norm"]
+    assert differing_names(state_before, {name: twice[name] for name in state_before}) == []
     gradient = (training.gradients["head"] * SCALE).half().float() / SCALE
     share = gradient * (1 / torch.tensor(3.0))  # as sessions divide by a constant
-    assert torch.equal(twice["sum of head"], share + share)
+    assert_same([twice["sum of head"]], [share + share])
 
 
 def test_nonfinite_session_run_drops_its_window() -> None:

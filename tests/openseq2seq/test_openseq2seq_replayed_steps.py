@@ -13,6 +13,7 @@ import torch
 
 import thalweg
 import thalweg.v1 as tf
+from bit_comparison import assert_same as assert_same_tensors
 from thalweg import GradientTape, Variable
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -90,15 +91,15 @@ class Training:
 def both(steps: int = 5, **options: Any) -> tuple[Training, Training]:
     fast, twin = Training(**options), Training(is_twin=True, **options)
     for seed in range(steps):
-        assert torch.equal(fast.step(seed), twin.step(seed))
+        assert_same_tensors([fast.step(seed)], [twin.step(seed)])
         assert_same(fast, twin)
     return fast, twin
 
 
 def assert_same(fast: Training, twin: Training) -> None:
-    assert all(map(torch.equal, fast.written(), twin.written()))
+    assert_same_tensors(fast.written(), twin.written())
     assert fast.take.was_applied == twin.take.was_applied
-    assert torch.equal(fast.take.learning_rate, twin.take.learning_rate)
+    assert_same_tensors([fast.take.learning_rate], [twin.take.learning_rate])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -199,7 +200,7 @@ def test_graph_steps_are_replayed() -> None:
         plans = optimizers[0]._plans._sessions.get(session)
         assert getattr(plans.replay, "taken", 0) == (0 if is_twin else 6)
     assert outcomes[0][0] == outcomes[1][0]
-    assert all(map(torch.equal, outcomes[0][1], outcomes[1][1]))
+    assert_same_tensors(outcomes[0][1], outcomes[1][1])
 
 
 def _value(training: Training) -> None:
@@ -295,7 +296,7 @@ def test_changes_between_replayed_steps_are_detected(
     for training in (fast, twin):
         change(training)
     for seed in range(5, 10):
-        assert torch.equal(fast.step(seed), twin.step(seed))
+        assert_same_tensors([fast.step(seed)], [twin.step(seed)])
         assert_same(fast, twin)
         if seed == 5 and replay_stays is not None:
             assert (fast.kept.replay is quick and quick.taken == replay_count + 1) is replay_stays
@@ -321,7 +322,7 @@ def test_invalid_loss_raises_after_replays() -> None:
         errors.append((str(excinfo.value), excinfo.value.__notes__))
         assert training.take.was_applied is False
     assert errors[0] == errors[1]
-    assert all(map(torch.equal, tensors_before, fast.written()))
+    assert_same_tensors(tensors_before, fast.written())
 
 
 @pytest.mark.parametrize("summaries", [None, ["learning_rate"]])
@@ -333,7 +334,7 @@ def test_variable_left_out_by_the_loss_is_not_updated(summaries: Any) -> None:
         if summaries is None:
             with pytest.raises(ValueError, match="'w1:0' has no gradient"):
                 training.step(5)
-            assert all(map(torch.equal, tensors_before, training.written()))
+            assert_same_tensors(tensors_before, training.written())
         else:
             training.step(5)
     assert_same(fast, twin)

@@ -15,7 +15,7 @@ import torch
 
 from golden_files import Case
 from openseq2seq_goldens import assert_bits, by_case
-from openseq2seq_small import stepping
+from openseq2seq_small import make_step
 from thalweg import IndexedSlices, Variable, _graph
 from thalweg._base.scalars import log, power
 from thalweg._core.atomic_section import run
@@ -449,7 +449,9 @@ def test_overflow_by_a_loss_scale_below_1_is_detected(
 ) -> None:
     w = Variable(torch.ones(4, dtype=dtype), name="w")
     scaling = {"scale_max": 1.0, "scale_min": 2.0**-10}
-    step = stepping([w], loss_scaling="Backoff", loss_scaling_params=scaling, **gradient_transforms)
+    step = make_step(
+        [w], loss_scaling="Backoff", loss_scaling_params=scaling, **gradient_transforms
+    )
     for bad in (float("inf"), 3e38, 3e38):  # the second time the scale is 1/2
         grad = torch.zeros(4, dtype=dtype)
         grad[0] = bad

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from openseq2seq_replay import Writer
-from parallel_workers import together
+from parallel_workers import run_together
 from thalweg import Variable, _graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -51,7 +51,7 @@ def test_threads_calling_one_step_lose_no_update(threads: int, iter_size: int) -
         for _ in range(RUNS // threads):
             step()
 
-    together(*[work] * threads)
+    run_together(*[work] * threads)
     updates = RUNS // iter_size
     assert (w == RATE * updates).all()
     assert (step.optimizer.get_master(w) == RATE * updates).all()
@@ -102,7 +102,7 @@ def test_a_thread_whose_run_fails_leaves_the_step_to_others(error: type[BaseExce
             except BaseException as failure:
                 failures.append(type(failure))
 
-    together(*[work] * 2)
+    run_together(*[work] * 2)
     update_count = 2 * RUNS - len(failures)
     assert failures == [error] * (2 * RUNS // 3 + 1)
     assert (w == RATE * update_count).all()
@@ -122,7 +122,7 @@ def test_threads_sharing_a_wrapped_optimizer_lose_no_update(threads: int) -> Non
         for _ in range(RUNS // threads):
             opt.minimize(lambda: -w.float().sum(), step, [w])
 
-    together(*[work] * threads)
+    run_together(*[work] * threads)
     assert (opt.get_master(w) == RATE * RUNS).all()
     assert (w == RATE * RUNS).all()
     assert (step.item(), scaler.variables["iteration"].item()) == (RUNS, RUNS)
@@ -138,6 +138,6 @@ def test_threads_running_one_operation_lose_no_update() -> None:
             for _ in range(RUNS // 2):
                 session.run(op)
 
-        together(*[work] * 2)
+        run_together(*[work] * 2)
         assert session.run(train.get_global_step()) == RUNS
         assert np.all(session.run(w) == np.float16(RATE * RUNS))

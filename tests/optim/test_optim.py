@@ -443,7 +443,7 @@ def test_invalid_options_raise(arguments: dict[str, Any], message: str) -> None:
 def test_copies_keep_options() -> None:
     opt = optim.Adam(params_of(torch.float32), clip_grad_norm=1.0, fused_unscale=True)
     for copied_opt in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
-        assert copied_opt._around == opt._around
+        assert copied_opt.step_options == opt.step_options
         assert copied_opt._step_supports_amp_scaling
 
 

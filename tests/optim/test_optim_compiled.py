@@ -345,7 +345,7 @@ def test_compiled_operation_declares_its_mutations() -> None:
     for _ in range(2):
         _loss(module).backward()
         torch.compile(opt.step, fullgraph=True, backend="eager")()
-    operands = opt._cache.operands
+    operands = opt.step_cache.operands
     gradients = [param.grad for param in operands.parameters]
     with torch.no_grad():
         operand_values = (operands.handle, operands.parameters, operands.slots, gradients)

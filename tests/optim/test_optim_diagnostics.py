@@ -222,7 +222,7 @@ def test_diagnostics_do_not_change_training(options: dict[str, Any], dtype: torc
         assert slots.keys() == ref_slots.keys()
         pairs = zip(slots.values(), ref_slots.values(), strict=True)
         for slot, ref_slot in pairs:
-            assert torch.equal(slot, ref_slot)
+            assert_same([slot], [ref_slot])
             assert slot.dtype == ref_slot.dtype
     params = [[p.detach() for p in opt.param_groups[0]["params"]] for opt in (with_table, ref)]
     assert_same(*params)
@@ -386,7 +386,7 @@ def test_failed_table_keeps_columns_of_next_step() -> None:
 
     params = params_of(shapes=((3,),))
     opt = run_steps(params, optim.SGD(params, lr=0.1, diagnostics=1), 1)
-    finished, diagnosing = list[int](), opt._cache.diagnosing
+    finished, diagnosing = list[int](), opt.step_cache.diagnosing
     finish, diagnosing._pending = diagnosing._finish, (fail, None)
     diagnosing._finish = lambda watch, step, taken: (
         finished.append(step) or finish(watch, step, taken)
@@ -472,16 +472,16 @@ def test_json_lines_are_ordered_if_tables_come_late(monkeypatch: pytest.MonkeyPa
 def test_unmeasured_steps_are_replayed() -> None:
     params = params_of(shapes=((3,),))
     opt = run_steps(params, optim.AdamW(params, diagnostics=10), 9)
-    assert opt._cache.replay is not None
-    assert opt._cache.replay.taken == 7
+    assert opt.step_cache.replay is not None
+    assert opt.step_cache.replay.taken == 7
     assert opt.diagnostics is None
     run_steps(params, opt, 1)
     assert opt.diagnostics.step == 10
     assert opt.last_step.count == 10
-    replay = opt._cache.replay
+    replay = opt.step_cache.replay
     for _ in range(5):  # a measured step leaves the replay in place
         run_steps(params, opt, 10)
-    assert opt._cache.replay is replay
+    assert opt.step_cache.replay is replay
     assert replay.taken == 7 + 45
     ref = optim.AdamW(reference_params := params_of(shapes=((3,),)))
     for steps in (9, 1, *[10] * 5):

@@ -60,7 +60,7 @@ def test_repeated_flat_step_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> N
 def test_flat_gradients_keep_their_memory_and_are_zeroed() -> None:
     opt, module, *_ = create_both("AdamW")
     gradients = [param.grad for param in module.parameters()]
-    assert len(opt._cache.flat._buffers) == 1
+    assert len(opt.step_cache.flat._buffers) == 1
     train(opt, module, 3)
     assert all(p.grad is grad for p, grad in zip(module.parameters(), gradients, strict=True))
     assert all((grad == 0).all() for grad in gradients)
@@ -108,9 +108,9 @@ def test_new_groups_and_copies_are_flat() -> None:
     param = torch.nn.Parameter(torch.ones(3))
     opt.add_param_group({"params": [param]})
     assert param.grad is not None
-    assert opt._cache.flat.lie()
+    assert opt.step_cache.flat.lie()
     copied_module, copied_opt = copy.deepcopy((module, opt))
-    assert isinstance(copied_opt._cache.flat, FlatGradients)
+    assert isinstance(copied_opt.step_cache.flat, FlatGradients)
     assert_same(train(copied_opt, copied_module, 2, 2), train(opt, module, 2, 2))
 
 

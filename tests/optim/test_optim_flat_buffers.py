@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bit_comparison import assert_same
 from thalweg import Variable, optim
 from thalweg._core import flat_buffers
 from thalweg.errors import InvalidArgumentError
@@ -150,10 +151,10 @@ def test_rules_that_reduce_raise_and_elementwise_ones_step(name: str) -> None:
                 state = copy.deepcopy(optimizer.state_dict())
                 with pytest.raises(InvalidArgumentError, match="is a flat buffer of"):
                     optimizer.step()
-                assert torch.equal(flat.detach(), previous)
+                assert_same([flat.detach()], [previous])
                 assert str(optimizer.state_dict()) == str(state)
                 continue
-            assert torch.equal(take_steps(optimizer, [flat]), expected)
+            assert_same([take_steps(optimizer, [flat])], [expected])
 
 
 def test_rule_table_has_elementwise_and_reducing_rules() -> None:
@@ -196,7 +197,7 @@ def test_parameters_replaced_by_a_flat_buffer_raise(name: str, steps: int) -> No
         return
     with pytest.raises(InvalidArgumentError, match="is a flat buffer of DeepSpeed ZeRO"):
         optimizer.step()
-    assert torch.equal(partition.detach(), values)
+    assert_same([partition.detach()], [values])
     assert partition not in optimizer.state
 
 
@@ -294,7 +295,7 @@ def test_sums_over_all_parameters_need_all_ranks(
         mark(params[0])
         with pytest.raises(InvalidArgumentError, match=message):
             optimizer.step()
-        assert all(map(torch.equal, previous, [param.detach() for param in params]))
+        assert_same(previous, [param.detach() for param in params])
     params_of_rank: Any = flats()
     for param in params_of_rank:
         param._is_flat_param, param._unpadded_unsharded_size = True, param.shape

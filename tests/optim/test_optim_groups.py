@@ -93,7 +93,7 @@ def test_all_groups_are_one_kernel_launch(monkeypatch: pytest.MonkeyPatch) -> No
         set_grads(params, step)
         opt.step()
     assert len(launched) == 2
-    assert len(opt._cache.replay.launches.all) == 1  # the third step's
+    assert len(opt.step_cache.replay.launches.all) == 1  # the third step's
     for step in range(3):
         set_grads(ref_params, step)
         for reference in references:

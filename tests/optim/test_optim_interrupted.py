@@ -116,7 +116,7 @@ def test_blocks_of_averages_are_not_nested() -> None:
         with pytest.raises(FailedPreconditionError, match="averages already"), opt.swapped():
             pass
         assert torch.equal(param, opt.state[param]["ema"])
-    assert (param[0].item(), opt._cache.holds_averages) == (-2.0, False)
+    assert (param[0].item(), opt.step_cache.holds_averages) == (-2.0, False)
     with ExitStack() as stack:
         stack.enter_context(opt.swapped())
         assert torch.equal(param, opt.state[param]["ema"])

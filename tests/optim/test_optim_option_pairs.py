@@ -58,7 +58,7 @@ def take_steps(optimizer: Any, count: int, seed: int = 2, is_planned: bool = Fal
             gradient = torch.randn(param.shape, generator=generator).to(param.dtype)
             param.grad = torch.empty_like(param).copy_(gradient)
         if is_planned:
-            optimizer._cache.forget_replay()
+            optimizer.step_cache.forget_replay()
         optimizer.step()
     return optimizer
 

@@ -272,8 +272,8 @@ print(made.param_groups[0]["lr"])
 
 def test_options_are_readable_by_keyword_for_old_pickles() -> None:
     opt = optim.Adam([torch.zeros(1, requires_grad=True)], clip_grad_norm=1.0, masters=True)
-    assert (opt._around.clip_grad_norm, opt._around.masters) == (1.0, True)
-    assert opt._around.ema_decay is None
-    assert hash(opt._around) == hash(opt._around)
+    assert (opt.step_options.clip_grad_norm, opt.step_options.masters) == (1.0, True)
+    assert opt.step_options.ema_decay is None
+    assert hash(opt.step_options) == hash(opt.step_options)
     with pytest.raises(AttributeError, match="no_such_option"):
-        _ = opt._around.no_such_option
+        _ = opt.step_options.no_such_option

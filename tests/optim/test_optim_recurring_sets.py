@@ -14,12 +14,12 @@ from torch.optim import lr_scheduler
 
 from replay_twins import (
     SHAPES,
+    are_same,
     count_replays,
     diff,
     look_carefully,
     params,
     random_set,
-    same,
     set_grads,
     snapshot,
 )
@@ -70,7 +70,7 @@ def make(name: str, options: dict[str, Any], dtype: torch.dtype = torch.float32)
 
 def assert_same(sides: list[Any], step: int) -> None:
     for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-        assert same(actual, expected), (key, step)
+        assert are_same(actual, expected), (key, step)
         if key.startswith("step "):  # those of one plan share a block, and its counter of writes
             continue
         assert getattr(actual, "_version", 0) == getattr(expected, "_version", 0), (key, step)
@@ -292,7 +292,7 @@ def test_changes_of_parameters_without_gradients_are_detected(
         assert errors[0] == errors[1], step
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
             assert type(actual) is type(expected), (key, step)
-            assert same(actual, expected), (key, step)
+            assert are_same(actual, expected), (key, step)
 
 
 @pytest.mark.parametrize("options", OPTIONS[:4], ids=str)

@@ -23,7 +23,7 @@ CLASSES: list[tuple[Any, str, dict[str, Any]]] = [
 
 
 def step(opt: Any, param: torch.nn.Parameter) -> None:
-    for _ in range(opt._around.accumulate):
+    for _ in range(opt.step_options.accumulate):
         param.grad = torch.ones_like(param)
         opt.step()
 

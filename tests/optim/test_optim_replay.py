@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from bit_comparison import assert_same
 from replay_twins import (
     OPTIONS,
     SHAPES,
+    are_same,
     count_replays,
     diff,
     norm_of,
     params,
-    same,
     set_grads,
     snapshot,
 )
@@ -149,14 +150,14 @@ def test_every_option_is_replayed(
                 )
         set_grads(weights, step, skipped)
         set_grads(twins, step, skipped)
-        twin._cache.forget_replay()
+        twin.step_cache.forget_replay()
         opt.step()
         twin.step()
     assert count_replays(opt) == 4
     for (key, actual), (_, expected) in zip(
         snapshot(opt, weights), snapshot(twin, twins), strict=True
     ):
-        assert same(actual, expected), key
+        assert are_same(actual, expected), key
 
 
 def test_tensor_lr_is_read_every_step() -> None:
@@ -166,13 +167,13 @@ def test_tensor_lr_is_read_every_step() -> None:
     for step in range(6):
         set_grads(weights, step)
         set_grads(twins, step)
-        twin._cache.forget_replay()
+        twin.step_cache.forget_replay()
         opt.step()
         twin.step()
         for rate in rates:
             rate.mul_(0.5)
     assert count_replays(opt) == 4
-    assert all(map(torch.equal, weights, twins))
+    assert_same(weights, twins)
 
 
 def test_skipped_step_changes_nothing() -> None:
@@ -236,10 +237,10 @@ def test_scalars_that_differ_between_groups(changes: dict[str, Any]) -> None:
             if step == 4:
                 opt.param_groups[1].update(changes)
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-            assert same(actual, expected), key
+            assert are_same(actual, expected), key
 
 
 def test_steps_of_empty_params_are_counted() -> None:
@@ -315,11 +316,11 @@ def test_forgotten_replay_is_not_taken() -> None:
     for step in range(4):
         set_grads(weights, step)
         opt.step()
-    replay: Any = opt._cache.replay
+    replay: Any = opt.step_cache.replay
     weights[0].grad = None
     opt.step()
     set_grads(weights, 5)
-    assert opt._cache.replay is not replay
+    assert opt.step_cache.replay is not replay
     assert not replay.take(opt)
     opt.step()
     assert opt.last_step.count == 6
@@ -379,7 +380,7 @@ def test_steps_with_closure_are_replayed() -> None:
         set_grads(twins, step)
         twin.step()
     assert count_replays(opt) == 4
-    assert all(map(torch.equal, weights, twins))
+    assert_same(weights, twins)
 
 
 @pytest.mark.parametrize("steps", [2, 3], ids=["careful", "plain"])
@@ -420,7 +421,7 @@ def test_error_notes_that_nothing_changed() -> None:
     for step in range(4):
         set_grads(weights, step)
         opt.step()
-    opt._cache._lock = Mark(opt._cache._lock, opt._cache)
+    opt.step_cache._lock = Mark(opt.step_cache._lock, opt.step_cache)
     with pytest.raises(FailedPreconditionError) as error:
         opt.step()
     assert error.value.__notes__ == ["The step was not taken: no variable and no slot has changed."]
@@ -453,7 +454,7 @@ def test_bits_without_replay_are_equal(
         assert count_replays(opt) == (0 if is_disabled else 4)
         results.append([*weights, *(x for state in opt.state.values() for x in state.values())])
     for actual, expected in zip(*results, strict=True):
-        assert torch.equal(actual, expected)
+        assert_same([actual], [expected])
         assert actual._version == expected._version
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
+from bit_comparison import assert_same
+from replay_twins import OPTIONS, SHAPES, are_same, count_replays, diff, params, set_grads, snapshot
 from thalweg import optim
 from thalweg._core import replay
 from thalweg._core.plan_cache import PlanCache
@@ -68,11 +69,11 @@ def test_every_option_is_replayed(extras: dict[str, Any], calls: int, dtype: tor
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
             set_grads(weights, step, {4})
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
     assert count_replays(sides[0][0]) == 4
     for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-        assert same(actual, expected), key
+        assert are_same(actual, expected), key
 
 
 def test_dtypes_of_rules_may_differ() -> None:
@@ -86,11 +87,11 @@ def test_dtypes_of_rules_may_differ() -> None:
         for is_twin, (opt, weights) in enumerate(sides):
             set_grads(weights, step)
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
     assert count_replays(sides[0][0]) == 4
     for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-        assert same(actual, expected), key
+        assert are_same(actual, expected), key
 
 
 def test_rule_without_gradients_is_skipped() -> None:
@@ -127,9 +128,9 @@ def test_changed_rule_of_group_is_used(row: int, index: int, change: dict[str, A
             if step == 5:
                 opt.param_groups[index].update(change)
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
-    assert all(map(torch.equal, weights, twins))
+    assert_same(weights, twins)
 
 
 def test_size_limit_counts_all_rules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch.nn import Parameter
 
 from case_batches import many
-from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
+from replay_twins import OPTIONS, SHAPES, are_same, count_replays, diff, params, set_grads, snapshot
 from thalweg import optim
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -97,10 +97,10 @@ def compare(
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
             prepare(weights, step)
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-            assert same(actual, expected), (key, step)
+            assert are_same(actual, expected), (key, step)
     return count_replays(sides[0][0])
 
 
@@ -208,10 +208,10 @@ def test_user_changes_of_radius_are_used(
             if step == 4:
                 change(weights, opt)
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-            assert same(actual, expected), (key, step)
+            assert are_same(actual, expected), (key, step)
         counts.append(count_replays(sides[0][0]))
     assert counts[-1] == expected_count, counts
 

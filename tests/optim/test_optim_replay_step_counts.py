@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from replay_twins import OPTIONS, SHAPES, count_replays, diff, params, same, set_grads, snapshot
+from replay_twins import OPTIONS, SHAPES, are_same, count_replays, diff, params, set_grads, snapshot
 from thalweg import optim
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -51,10 +51,10 @@ def compare(sides: list[Side], steps: range, skipped: Any, extras: dict[str, Any
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
             set_grads(weights, step, skipped(step))
             if is_twin:
-                opt._cache.forget_replay()
+                opt.step_cache.forget_replay()
             opt.step()
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
-            assert same(actual, expected), (key, step)
+            assert are_same(actual, expected), (key, step)
             assert getattr(actual, "_version", 0) == getattr(expected, "_version", 0), (key, step)
 
 
@@ -247,7 +247,7 @@ def test_failing_scalars_raise_and_change_nothing(
     with pytest.raises(InvalidArgumentError, match=rf"Group 0 takes no .* in step {steps + 1}\."):
         opt.step()
     for (key, actual), (_, expected) in zip(snapshot(opt, weights), previous, strict=True):
-        assert same(actual, expected), key
+        assert are_same(actual, expected), key
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -346,4 +346,4 @@ def test_huge_counts_raise(make: Any, number: float, message: str, extras: dict[
     with pytest.raises(InvalidArgumentError, match=message):
         opt.step()
     for (key, actual), (_, expected) in zip(snapshot(opt, weights), previous, strict=True):
-        assert same(actual, expected), key
+        assert are_same(actual, expected), key

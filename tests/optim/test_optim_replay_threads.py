@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from bit_comparison import assert_same
 from forks import run_in_child
 from replay_twins import OPTIONS, count_replays, diff, params, set_grads
 from thalweg import optim
@@ -158,15 +159,14 @@ def test_thread_count_may_change(threads: Callable[[int], None]) -> None:
             threads(counts[step % len(counts)])
             set_grads(weights, step, {COUNT - 1} if step == 3 else set())
             opt.step()
-            if (quick := opt._cache.replay) is not None and quick.taken:
+            if (quick := opt.step_cache.replay) is not None and quick.taken:
                 block = quick.snapshot.block
                 count = torch.get_num_threads()
                 assert (block[replay_kernel.TEAM] != 0) == (count > 1)
                 assert block[replay_kernel.TEAM_SIZE] == (count if count > 1 else 0)
         assert count_replays(opt) > 1
         results.append([*weights, *(x for state in opt.state.values() for x in state.values())])
-    for actual, expected in zip(*results, strict=True):
-        assert torch.equal(actual, expected)
+    assert_same(*results)
 
 
 @pytest.mark.parametrize(("length", "has_thread"), [(6, False), (64, True)])
@@ -180,8 +180,8 @@ def test_thread_team_checks_its_own_range(
         set_grads(weights, step)
         opt.step()
     assert count_replays(opt) > 1
-    assert opt._cache.replay is not None
-    assert (opt._cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == has_thread
+    assert opt.step_cache.replay is not None
+    assert (opt.step_cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == has_thread
 
 
 def test_check_by_one_thread_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +214,7 @@ def test_pairs_are_checked_by_one_thread(threads: Callable[[int], None]) -> None
         assert (block[replay_kernel.NEXT_PART] > count) == (count > 1)
         assert block[replay_kernel.TEAM_GRADIENTS] == 0
         results.append(weights)
-    for actual, expected in zip(*results, strict=True):
-        assert torch.equal(actual, expected)
+    assert_same(*results)
 
 
 @pytest.mark.usefixtures("comes_anyway")

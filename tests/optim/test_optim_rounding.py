@@ -78,9 +78,9 @@ def run_steps(opt: Any, count: int, first: int = 0, is_careful: bool = False) ->
     for step in range(first, first + count):
         give(params(opt), step)
         if is_careful:
-            opt._cache.forget_replay()
-            opt._cache.rebind_target = None
-            for part in (*opt._cache.parts.values(),):
+            opt.step_cache.forget_replay()
+            opt.step_cache.rebind_target = None
+            for part in (*opt.step_cache.parts.values(),):
                 part.plans.last = None
         opt.step()
     return opt
@@ -204,7 +204,7 @@ def test_engines_agree_with_other_options(module: str, options: dict[str, Any]) 
                 else:
                     give(params(opt), step)
                 if is_careful:
-                    opt._cache.forget_replay()
+                    opt.step_cache.forget_replay()
                 opt.step()
                 if "gradients" in options:
                     opt.zero_grad()

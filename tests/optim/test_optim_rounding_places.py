@@ -122,11 +122,11 @@ def make_optimizer(consumer: str) -> Any:
 
 def step(opt: Any, params: list[Parameter], number: int) -> None:
     """Take a step with gradients that depend on the number and the parameter alone."""
-    for _ in range(opt._around.accumulate):
+    for _ in range(opt.step_options.accumulate):
         for place, param in enumerate(params):
             generator = torch.Generator().manual_seed(100 * number + place)
             grad = torch.randn(4, 4, generator=generator).to(param.dtype)
-            if opt._around.in_backward:
+            if opt.step_options.in_backward:
                 (param * grad).sum().backward()
             else:
                 param.grad = grad
@@ -134,10 +134,10 @@ def step(opt: Any, params: list[Parameter], number: int) -> None:
 
 
 def forget_plans(opt: Any) -> None:
-    opt._cache.forget_replay()
-    opt._cache.rebind_target = None
-    opt._cache.parts.clear()
-    opt._cache.single_param_states.clear()
+    opt.step_cache.forget_replay()
+    opt.step_cache.rebind_target = None
+    opt.step_cache.parts.clear()
+    opt.step_cache.single_param_states.clear()
 
 
 def values_of(opt: Any, params: list[Parameter]) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bit_comparison import assert_same
 from thalweg import checkpoint, optim
 from thalweg._engines import engine
 from thalweg._engines.codecs.split8 import CORRECTION, join_numbers
@@ -89,11 +90,11 @@ def test_masters_have_all_bits_of_split_weights(
     with engine(name):
         *source, weights = split_of(NORMAL_NUMBERS, CODES[codes](NORMAL_NUMBERS))
         param, optimizer = convert(source, {"masters": True}, path, tmp_path)
-        assert torch.equal(optimizer.state[param]["master"], weights)
+        assert_same([optimizer.state[param]["master"]], [weights])
         for _ in range(3):
             step_by_zero(param, optimizer)
-            assert torch.equal(optimizer.state[param]["master"], weights)
-            assert torch.equal(param, weights.bfloat16())
+            assert_same([optimizer.state[param]["master"]], [weights])
+            assert_same([param], [weights.bfloat16()])
 
 
 @pytest.mark.parametrize("path", PATHS[1:])
@@ -104,8 +105,8 @@ def test_split_weights_come_back_from_masters(
     *source, weights = split_of(NORMAL_NUMBERS, CODES[codes](NORMAL_NUMBERS))
     masters = convert(source, {"masters": True}, by_convert, tmp_path)
     param, optimizer = convert(masters, {"weights": "split"}, path, tmp_path)
-    assert torch.equal(optim.full_precision(optimizer, masters=True)["state"][0]["master"], weights)
-    assert torch.equal(optimizer.state[param][CORRECTION], source[1].state[source[0]][CORRECTION])
+    assert_same([optim.full_precision(optimizer, masters=True)["state"][0]["master"]], [weights])
+    assert_same([optimizer.state[param][CORRECTION]], [source[1].state[source[0]][CORRECTION]])
 
 
 @pytest.mark.parametrize("path", PATHS[1:])
@@ -117,7 +118,7 @@ def test_masters_at_ties_differ_by_1_256_ulp(path: Callable[..., None], tmp_path
     masters = optim.full_precision(target[1], masters=True)["state"][0]["master"]
     is_even = (master.view(torch.int32) & 0x10000) == 0
     differences = master.view(torch.int32) - masters.view(torch.int32)
-    assert torch.equal(differences, torch.where(is_even, 0x100, 0).int())
+    assert_same([differences], [torch.where(is_even, 0x100, 0).int()])
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -147,5 +148,5 @@ def test_user_written_params_are_used_except_equally_near_ties(name: Engine, sig
             step_by_zero(param, optimizer)
             master = optimizer.state[param]["master"]
             expected = tie[:2] if is_tie else new_values[:2].float()
-            assert torch.equal(master[:2], expected)
+            assert_same([master[:2]], [expected])
             assert torch.signbit(master[2]) == (sign > 0)

@@ -44,9 +44,9 @@ def train(run: Run, steps: int = 5, seed: int = 2, prepare: Callable[[Any], Any]
 
 def forget(opt: Any) -> None:
     """Discard the step plan."""
-    opt._cache.forget_replay()
-    opt._cache.rebind_target = None
-    opt._cache.parts.clear()
+    opt.step_cache.forget_replay()
+    opt.step_cache.rebind_target = None
+    opt.step_cache.parts.clear()
 
 
 def adam(sizes: Any = (4097, 10), **options: Any) -> Run:
@@ -111,7 +111,7 @@ def test_replay_equals_reference(cls: Any, options: dict[str, Any], round_: str 
         with engine(name):
             opt = cls(params, lr=1e-3, weights="split", round=round_, **options)
             trainings.append(train((params, opt), 4, prepare=prepare))
-    assert trainings[0][1]._cache.replay is not None
+    assert trainings[0][1].step_cache.replay is not None
     assert_equal(trainings[0], trainings[1])
     assert_equal(trainings[0], trainings[2])
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from bit_comparison import assert_same
 from thalweg import Pass, Rule, Stage, Variable, checkpoint, optim
 from thalweg.errors import CheckpointMismatchError, InvalidArgumentError
 from thalweg.keras.optimizers import RuleOptimizer as KerasRuleOptimizer
@@ -84,7 +85,7 @@ def test_every_class_over_every_number_of_dimensions(name: str) -> None:
             with pytest.raises(InvalidArgumentError) as raised:
                 cls([param], **options)
             check_raised(str(raised.value))
-            assert torch.equal(param.detach(), previous)
+            assert_same([param.detach()], [previous])
     for shape in (STACK, *KERNELS):
         if name not in OF_MATRICES:
             optimizer = cls([param := param_of(shape)])
@@ -101,7 +102,7 @@ def test_every_class_over_every_number_of_dimensions(name: str) -> None:
             lambda param, options=options: cls([param], **options),
             lambda param: optim.Mixed([{"params": [param], "rule": name, "heads": 1}]),
         ):
-            assert torch.equal(stepped(make, shape, as_matrix=False), expected)
+            assert_same([stepped(make, shape, as_matrix=False)], [expected])
 
 
 class Experts(nn.Module):
@@ -131,7 +132,7 @@ def applied(param: torch.Tensor) -> Any:
     try:
         KerasRuleOptimizer(rule_of(Stage(center))).apply_gradients([(param.grad, variable)])
     finally:
-        assert torch.equal(variable.detach(), param.detach())
+        assert_same([variable.detach()], [param.detach()])
 
 
 WAYS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -163,7 +164,7 @@ def test_stacked_params_raise_for_every_matrix_front_end(maker: str) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
         WAYS[maker](param)
     check_raised(str(raised.value))
-    assert torch.equal(param.detach(), previous)
+    assert_same([param.detach()], [previous])
 
 
 def test_explicit_heads_are_accepted_by_every_front_end() -> None:
@@ -190,7 +191,7 @@ def test_changed_heads_are_validated_by_step_and_load(name: str, tmp_path: Path)
     with pytest.raises(InvalidArgumentError) as raised:
         optimizer.step()
     check_raised(str(raised.value))
-    assert torch.equal(param.detach(), previous)
+    assert_same([param.detach()], [previous])
     unset = copy.deepcopy(state)
     unset["param_groups"][0]["heads"] = None
     optimizer.param_groups[0]["heads"] = 1
@@ -208,5 +209,5 @@ def test_changed_heads_are_validated_by_step_and_load(name: str, tmp_path: Path)
     checkpoint.restore(good, optimizer=reloaded, variables={"w": fresh})
     optimizer.step()
     reloaded.step()
-    assert torch.equal(fresh.detach(), param.detach())
+    assert_same([fresh.detach()], [param.detach()])
     assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["heads"] == 1

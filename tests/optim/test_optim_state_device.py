@@ -204,7 +204,7 @@ def test_contiguous_params_are_copied_in_runs(
     monkeypatch.setattr(far.OffloadLink, "send_rows", sending)
     pair = Pair(device, MAKERS["Adam"], [(20,)] * 7, clip_grad_norm=0.1).steps(2)
     pair.check()
-    part = next(iter(pair.remote._cache.parts.values()))
+    part = next(iter(pair.remote.step_cache.parts.values()))
     assert len(part.plans.gate._dense) == 4
     assert len(send_calls) == 2 * 7
 
@@ -529,7 +529,7 @@ def test_cpu_params_are_unaffected() -> None:
             x.step()
     for tensors_of in (params, slots):
         assert_same(*([tensor.detach() for tensor in tensors_of(opt)] for opt in optimizers))
-    assert optimizers[1]._cache.rebind_target is not None
+    assert optimizers[1].step_cache.rebind_target is not None
 
 
 def test_complex_cpu_params_are_unaffected() -> None:

@@ -47,7 +47,7 @@ def is_one_block(optimizer: Any) -> bool:
 
 @pytest.mark.parametrize("name", CLASSES_WITH_STEP)
 @pytest.mark.parametrize("selection", ["all", "first"])
-def test_handed_in_scalars_are_updated_in_place(name: str, selection: str) -> None:
+def test_handed_in_scalars_are_updated_in_place(name: str, selection: str) -> None:  # noqa: C901
     opt, torch_opt = (run_steps(make(module, name), 0, 2) for module in (optim, torch.optim))
     new_scalars: list[torch.Tensor] = []
     for state in list(opt.state.values())[: 1 if selection == "first" else None]:
@@ -288,8 +288,7 @@ def test_float32_count_saturates_as_in_torch(is_loaded: bool) -> None:
             opt.load_state_dict(copy.deepcopy(opt.state_dict()))
         run_steps(opt, 1, 9)
     assert [float(tensor) for tensor in scalars(opts[0])] == [2.0**24] * len(opts[0].state)
-    for actual, expected in zip(*map(scalars, opts), strict=True):
-        assert torch.equal(actual, expected)
+    assert_same(*map(scalars, opts))
 
 
 def write_through_data(count: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import thalweg
 from case_batches import many
 from modern_inputs import BESIDE, TABLE, gradients_of, params_of, train
+from pairwise import cover_pairs
 from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError, NumericsWarning, RuleError
@@ -73,6 +75,14 @@ SCALED_RULES: list[tuple[str, dict[str, Any]]] = [
 ]
 ROW_FLOOR_RULES = [*RULES, *((name, {}) for name in (*MATRIX_RULES, "Adafactor", "SM3"))]
 STACKED_OPTIONS = ["cautious", "radial_brake"]
+CASES += [(optim, *rule, option) for rule in SCALED_RULES for option in STACKED_OPTIONS]
+CASES += [(optim, *rule, "row_floor") for rule in ROW_FLOOR_RULES]
+# Each rule meets each of its options and each dtype; each option meets each dtype.
+AGREEMENT_CASES = cover_pairs(
+    ((module, name, kwargs), option, dtype)
+    for module, name, kwargs, option in CASES
+    for dtype in DTYPES
+)
 OTHER_OPTIONS = [*BESIDE, {"state_device": "cpu"}, {"cautious_decay": True}]
 
 
@@ -197,15 +207,6 @@ def test_matches_loop_around_scaled_rules(name: str, kwargs: dict[str, Any], opt
     torch.testing.assert_close(flat_of(params), flat_of(ref_params), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("option", STACKED_OPTIONS)
-@pytest.mark.parametrize(("name", "kwargs"), SCALED_RULES)
-@many("dtype", DTYPES)
-def test_engines_agree_on_scaled_rules(
-    name: str, kwargs: dict[str, Any], option: str, dtype: torch.dtype
-) -> None:
-    check_engines(optim, name, kwargs, option, dtype)
-
-
 def apply_row_floor(old: Any, step: Any, rate: float, floor: float) -> Any:
     """Return parameters after a float64 step whose rows have minimum lengths."""
     lengths = [np.maximum(np.linalg.norm(tensor, axis=1, keepdims=True), 1e-8)
@@ -247,19 +248,6 @@ def test_option_matches_published_formula(option: str, name: str, share: float) 
             else:
                 new[:] = brake(old * (1 - 0.02 * decay.get("weight_decay", 0.0)), new, factor)
     torch.testing.assert_close(flat_of(params), flat_of(ref_params), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize(("name", "kwargs"), ROW_FLOOR_RULES)
-@many("dtype", DTYPES)
-def test_engines_agree_on_row_floors(name: str, kwargs: dict[str, Any], dtype: torch.dtype) -> None:
-    states: list[Any] = []
-    for engine in ("cpu", "reference"):
-        params = [param for param in params_of(dtype) if param.dim() == 2]
-        with thalweg.engine(engine):
-            opt = getattr(optim, name)(params, lr=0.01, **kwargs, row_floor=True)
-            states.append(tensors_of(run_steps(opt, params), params))
-    assert_same(*states)
-    assert all(tensor.isfinite().all() for tensor in states[0])
 
 
 @pytest.mark.parametrize(
@@ -312,21 +300,16 @@ def test_maximize_equals_descent_on_negated_gradients(option: str) -> None:
     assert_same(*([tensor.detach() for tensor in pair] for pair in (params, twins)))
 
 
-@pytest.mark.parametrize(("module", "name", "kwargs", "option"), CASES)
-@many("dtype", DTYPES)
+@pytest.mark.parametrize(("rule", "option", "dtype"), AGREEMENT_CASES)
 def test_engines_agree_on_wrappers(
-    module: Any, name: str, kwargs: dict[str, Any], option: str, dtype: torch.dtype
+    rule: tuple[Any, str, dict[str, Any]], option: str, dtype: torch.dtype
 ) -> None:
-    check_engines(module, name, kwargs, option, dtype)
-
-
-def check_engines(
-    module: Any, name: str, kwargs: dict[str, Any], option: str, dtype: torch.dtype
-) -> None:
-    """Raise unless both engines take the same steps."""
+    module, name, kwargs = rule
     states: list[Any] = []
     for engine in ("cpu", "reference"):
         params = select_params(params_of(dtype), name)
+        if option == "row_floor":
+            params = [param for param in params if param.dim() == 2]
         with thalweg.engine(engine):
             opt = getattr(module, name)(params, lr=0.01, **kwargs, **{option: True})
             states.append(tensors_of(run_steps(opt, params), params))
@@ -334,17 +317,25 @@ def check_engines(
     assert all(tensor.isfinite().all() for tensor in states[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("option", WRAPPERS)
-@pytest.mark.parametrize("cls", [optim.AdamW, optim.NAdam, tensorflow.AdamW], ids=str)
-@many("options", OTHER_OPTIONS)
+def lacks_decay(cls: Any, option: str, options: dict[str, Any]) -> bool:
+    """Return whether `cautious_decay` is requested where nothing decays beside the step."""
+    return "cautious_decay" in (option, *options) and (cls is optim.NAdam or option == "sphere")
+
+
+ADAM_CLASSES = (optim.AdamW, optim.NAdam, tensorflow.AdamW)
+OPTION_PAIRS = list(product(ADAM_CLASSES, WRAPPERS, OTHER_OPTIONS))
+OPTION_CASES = cover_pairs(
+    (*case, dtype)
+    for case in OPTION_PAIRS
+    if not lacks_decay(*case)
+    for dtype in (torch.float32, torch.bfloat16)
+)
+
+
+@pytest.mark.parametrize(("cls", "option", "options", "dtype"), OPTION_CASES, ids=str)
 def test_wrappers_with_other_options_agree_between_engines(
     cls: Any, option: str, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    if "cautious_decay" in (option, *options) and (cls is optim.NAdam or option == "sphere"):
-        with pytest.raises(ValueError, match="no decay"):
-            cls(params_of(dtype), lr=0.01, **{**options, option: True})
-        return
     states: list[Any] = []
     for engine in ("cpu", "reference"):
         params = params_of(dtype)
@@ -352,6 +343,15 @@ def test_wrappers_with_other_options_agree_between_engines(
             opt = cls(params, lr=0.01, weight_decay=0.1, **{**options, option: True})
             states.append(tensors_of(run_steps(opt, params, 4), params))
     assert_same(*states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@many("cls,option,options", [case for case in OPTION_PAIRS if lacks_decay(*case)])
+def test_cautious_decay_without_decay_raises(
+    cls: Any, option: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    with pytest.raises(ValueError, match="no decay"):
+        cls(params_of(dtype), lr=0.01, **{**options, option: True})
 
 
 @pytest.mark.parametrize("option", WRAPPERS)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from bit_comparison import assert_same
 from thalweg import optim
 from thalweg._engines import torch_layout_probe
 from thalweg.optim.step_adapter import TorchStepAdapter
@@ -116,13 +117,13 @@ def test_tensor_rate_steps_equal_full_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     is_tensor_rate: list[bool] = []
-    original = TorchStepAdapter._prepared
+    original = TorchStepAdapter.prepare_scalars
 
     def told(hooks: Any, key: Any) -> Any:
         is_tensor_rate.append(is_replayed)
         return original(hooks, key)
 
-    monkeypatch.setattr(TorchStepAdapter, "_prepared", told)
+    monkeypatch.setattr(TorchStepAdapter, "prepare_scalars", told)
     rate, dice = torch.tensor(0.1, dtype=dtype), torch.Generator().manual_seed(0)
     start = torch.randn(5, generator=dice, dtype=kind)
     param, copied = Parameter(start.clone()), Parameter(start.clone())
@@ -133,15 +134,15 @@ def test_tensor_rate_steps_equal_full_steps(
         is_replayed = step > 1
         opt.step()
         is_replayed = False
-        twin._cache.forget_replay()
+        twin.step_cache.forget_replay()
         twin.step()
-        assert torch.equal(param, copied), step
+        assert_same([param], [copied], f"{step}")
         for actual, expected in zip(
             opt.state[param].values(), twin.state[copied].values(), strict=True
         ):
-            assert torch.equal(actual, expected), step
+            assert_same([actual], [expected], f"{step}")
         rate.mul_(0.77)
-    assert opt._cache.replay.taken == STEPS - 2
+    assert opt.step_cache.replay.taken == STEPS - 2
     assert any(is_tensor_rate) is (dtype == torch.bfloat16 or name in BY_TORCH)
 
 
@@ -157,6 +158,6 @@ def test_rate_may_change_its_type() -> None:
         if step == 6:
             rate.fill_(0.0)
         opt.step()
-        twin._cache.forget_replay()
+        twin.step_cache.forget_replay()
         twin.step()
-        assert torch.equal(param, copied)
+        assert_same([param], [copied])

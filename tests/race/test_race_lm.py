@@ -108,7 +108,8 @@ def test_a_schedule_free_class_is_evaluated_as_its_means(monkeypatch: pytest.Mon
     @contextmanager
     def told(self: Any) -> Iterator[None]:
         with evaluated(self):
-            events.append(f"{self.factory.__name__} {self._optimizers[0]._cache.holds_averages}")
+            cache = self._optimizers[0].step_cache
+            events.append(f"{self.factory.__name__} {cache.holds_averages}")
             yield
             events.append("out")
 

@@ -186,7 +186,7 @@ def test_schedule_free_class_is_evaluated_with_averages(
     flags: list[bool] = []
 
     def test_loss(self: Problem, model: nn.Module) -> float:
-        flags.append(optimizers[-1]._cache.holds_averages)
+        flags.append(optimizers[-1].step_cache.holds_averages)
         return math.inf
 
     def remembered(*arguments: Any) -> Any:

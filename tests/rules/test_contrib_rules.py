@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from bit_comparison import assert_same
 from rulebook import Engines
 from thalweg import IndexedSlices, Rule
 from thalweg._engines import Selection, apply_prepare
@@ -237,9 +238,9 @@ def test_weight_decay_before_another_rule_is_the_fused_rule(engine: str) -> None
             h = {name: np.float32(value) for name, value in HYPERS.items()}
             _take(rule, Engines(), engine, ["x"], x, slots, grads, h, {})
         results.append((x["x"], slot))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
-    assert torch.equal(results[0][0][[0, 2, 3, 5]], torch.from_numpy(start)[[0, 2, 3, 5]])
+    assert_same([results[0][0]], [results[1][0]])
+    assert_same([results[0][1]], [results[1][1]])
+    assert_same([results[0][0][[0, 2, 3, 5]]], [torch.from_numpy(start)[[0, 2, 3, 5]]])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 
 import thalweg
 from modern_inputs import gradients_of, params_of
-from rule_trainings import KINDS, trained
+from rule_trainings import KINDS, train_rule
 from rulebook import DTYPES, assert_same, label
 from thalweg import Variable
 from thalweg.errors import InvalidTypeError
@@ -28,7 +28,7 @@ def test_engines_agree_on_modern_rules(rule: Any, dtype: torch.dtype, kind: str)
     results: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
-            results.append(trained(rule, dtype, kind))
+            results.append(train_rule(rule, dtype, kind))
     assert_same(*results)
     assert all(tensor.isfinite().all() for tensor in results[0])
 
@@ -44,12 +44,12 @@ def test_engines_agree_on_modern_matrix_rules(rule: Any, dtype: torch.dtype, kin
 @pytest.mark.parametrize("rule", OF_MATRICES, ids=lambda rule: rule.name)
 def test_matrix_rule_rejects_sparse_rows_and_half_precision(rule: Any) -> None:
     if rule.is_whole:  # rows are added up to a matrix
-        assert all(tensor.isfinite().all() for tensor in trained(rule, torch.float32, "sparse"))
+        assert all(tensor.isfinite().all() for tensor in train_rule(rule, torch.float32, "sparse"))
     else:
         with pytest.raises(InvalidTypeError, match="The gradient of 'w0:0' is sparse"):
-            trained(rule, torch.float32, "sparse")
+            train_rule(rule, torch.float32, "sparse")
     with pytest.raises(InvalidTypeError, match="'w0:0' is float16"):
-        trained(rule, torch.float16, "dense")
+        train_rule(rule, torch.float16, "dense")
 
 
 @pytest.mark.parametrize("rule", MODERN_RULES, ids=lambda rule: rule.name)

@@ -12,20 +12,19 @@ import torch
 
 import rulebook
 from case_batches import many
+from pairwise import cover_pairs
 from rulebook import (
     CASES,
     DTYPES,
     FIRST,
     FLUSH,
     KEEP,
-    KINDS,
     LENGTHS,
     Case,
     Problem,
     Row,
     assert_same,
     label,
-    slow_unless,
     sparse,
     take,
     update_case,
@@ -65,18 +64,10 @@ def in_two_passes(case: Case, problem: Problem, selection: Any) -> Problem:
     return take(case, problem, selection)
 
 
-def is_replayed(engine: str, case: Case, dtype: Any, kind: str) -> bool:
-    if engine == "reference":
-        return dtype == torch.float32 or case.rule.name in KINDS
-    return case.rule.name in KINDS and dtype == torch.float32 and kind != "single"
-
-
 @pytest.mark.parametrize(
     ("engine", "case", "dtype", "kind"),
-    [
-        slow_unless(is_replayed(*row), *row)
-        for row in itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS)
-    ],
+    # Each rule meets each engine, dtype and kind of gradient.
+    cover_pairs(itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS)),
     ids=label,
 )
 def test_fused_weight_decay_equals_two_passes(

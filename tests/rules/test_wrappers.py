@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
 import thalweg
-from case_batches import many
 from modern_inputs import gradients_of, params_of
-from rule_trainings import KINDS, ROWS, trained
+from pairwise import cover_pairs
+from rule_trainings import KINDS, ROWS, train_rule
 from rulebook import DTYPES, assert_same, label
 from thalweg import Rule, Variable, optim
 from thalweg.errors import InvalidTypeError, RuleError
@@ -54,19 +55,19 @@ OF_ROWS = [
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
-@many("dtype", DTYPES, ids=label)
+@pytest.mark.parametrize(
+    ("rule", "dtype", "kind"),
+    [
+        *cover_pairs(product(WRAPPED, DTYPES, KINDS)),
+        *cover_pairs(product(OF_ROWS, (torch.float32, torch.float64, torch.bfloat16), KINDS)),
+    ],
+    ids=lambda value: getattr(value, "name", label(value)),
+)
 def test_engines_agree_on_wrapped_rules(rule: Any, dtype: torch.dtype, kind: str) -> None:
-    check_engines(rule, dtype, kind)
-
-
-def check_engines(rule: Any, dtype: torch.dtype, kind: str) -> None:
-    """Raise unless both engines take the same finite steps."""
     results: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
-            results.append(trained(rule, dtype, kind))
+            results.append(train_rule(rule, dtype, kind))
     assert_same(*results)
     assert all(tensor.isfinite().all() for tensor in results[0])
 
@@ -84,7 +85,7 @@ def test_sparse_rows_equal_a_dense_gradient(rule: Any) -> None:
     opt = RuleOptimizer(rule, learning_rate=0.05)
     for step in range(4):
         opt.apply_gradients(zip(dense(step), variables, strict=True))
-    assert_same(variables, trained(rule, torch.float32, "sparse")[: len(variables)])
+    assert_same(variables, train_rule(rule, torch.float32, "sparse")[: len(variables)])
 
 
 @pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
@@ -93,18 +94,10 @@ def test_a_wrapped_rule_is_a_rule(rule: Rule) -> None:
     copied = pickle.loads(pickle.dumps(rule))
     thalweg.check_rule(copied)
     assert repr((copied.name, copied.slots)) == repr((rule.name, rule.slots))  # some begin at NaN
-    assert_same(*(trained(any_rule, torch.float32, "dense") for any_rule in (rule, copied)))
+    assert_same(*(train_rule(any_rule, torch.float32, "dense") for any_rule in (rule, copied)))
     custom_objects = {rule.name: rule}
     config = RuleOptimizer(rule).get_config()
     assert RuleOptimizer.from_config(config, custom_objects=custom_objects).rule is rule
-
-
-@pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", OF_ROWS, ids=lambda rule: rule.name)
-@many("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
-def test_engines_agree_on_rows(rule: Any, dtype: torch.dtype, kind: str) -> None:
-    check_engines(rule, dtype, kind)
 
 
 @pytest.mark.parametrize("rule", OF_ROWS, ids=lambda rule: rule.name)

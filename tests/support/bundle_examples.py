@@ -87,7 +87,7 @@ def as_objects() -> tuple[dict[str, StoredTensor], ObjectGraph]:
     return stored_tensors, ObjectGraph((root, model, optimizer, *leaves))
 
 
-def kept(tensor: StoredTensor) -> list[Any]:
+def describe_tensor(tensor: StoredTensor) -> list[Any]:
     return [TENSORFLOW[tensor.dtype], list(tensor.shape), tensor.data.hex()]
 
 
@@ -109,7 +109,7 @@ def write(home: Path) -> None:
         bundle.write(folder / "model.ckpt", tensors, graph)
         contents = {
             "sha256": digests(folder),
-            "tensors": {key: kept(tensor) for key, tensor in tensors.items()},
+            "tensors": {key: describe_tensor(tensor) for key, tensor in tensors.items()},
         }
         (folder / "values.json").write_text(json.dumps(contents, indent=0) + "\n")
 

@@ -33,7 +33,7 @@ def block(pairs: Sequence[Pair], items: Sequence[int] = (0,), count: int | None 
     )  # fmt: skip
 
 
-def sealed(data: bytes, kind: int = 0) -> bytes:
+def add_checksum(data: bytes, kind: int = 0) -> bytes:
     return data + bytes([kind]) + mask_checksum(crc32c(data + bytes([kind]))).to_bytes(4, "little")
 
 
@@ -51,14 +51,14 @@ def table(*blocks: bytes, limits: Sequence[bytes] | None = None, kind: int = 0) 
     names = limits or [b"\xff" * (number + 1) for number in range(len(blocks))]
     for data, limit in zip(blocks, names, strict=True):
         handles.append((0, limit, handle(len(file), len(data))))
-        file += sealed(data, kind)
-    return ended(file, handles)
+        file += add_checksum(data, kind)
+    return add_index(file, handles)
 
 
-def ended(file: bytes, pairs: Sequence[Pair], remarks: bytes | None = None) -> bytes:
-    """A table from its blocks of data and what lists them."""
+def add_index(file: bytes, pairs: Sequence[Pair], remarks: bytes | None = None) -> bytes:
+    """Return a table: data blocks, followed by the block that lists them."""
     empty = block(()) if remarks is None else remarks
-    first, file = len(file), file + sealed(empty)
+    first, file = len(file), file + add_checksum(empty)
     offsets, place = [], 0
     for shared, tail, value in pairs:
         offsets.append(place)
@@ -71,7 +71,11 @@ def ended(file: bytes, pairs: Sequence[Pair], remarks: bytes | None = None) -> b
         )
     listing = block(pairs, offsets or (0,))
     second = len(file)
-    return file + sealed(listing) + footer(handle(first, len(empty)), handle(second, len(listing)))
+    return (
+        file
+        + add_checksum(listing)
+        + footer(handle(first, len(empty)), handle(second, len(listing)))
+    )
 
 
 def pairs(items: Mapping[bytes, bytes]) -> list[Pair]:

@@ -127,6 +127,6 @@ def assert_same_bits(
         assert is_equal, f"{name}: {a} is not {b}"
 
 
-def mixed() -> list[thalweg.Variable]:
+def mixed_variables() -> list[thalweg.Variable]:
     kinds = ["float32", "float64", "bfloat16", "float16"]
     return [thalweg.Variable(np.linspace(-1, 1, 5), f"w{k}", dtype=k) for k in kinds]

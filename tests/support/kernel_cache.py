@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 
-def keep_apart() -> None:
+def use_test_folder() -> None:
     """Keep kernels in a folder of the tests, unless the environment names one.
 
     It is not in the checkout: a group may write to that, and then no kernels would be kept.

@@ -27,7 +27,8 @@ LARGE = {"body": 70_001}  # more than one chunk of work
 
 each_rule = pytest.mark.parametrize("rule", RULES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
-each_way = pytest.mark.parametrize("way", ["in the update", "before it"], indirect=True)
+WAYS = ("in the update", "before it")
+each_way = pytest.mark.parametrize("way", WAYS, indirect=True)
 
 
 @pytest.fixture
@@ -127,8 +128,8 @@ class Table(Training):
         return (embedded.float() * self.factors).sum()
 
 
-def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
-    """The names of tensors whose bits are not the same."""
+def differing_names(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
+    """Return the names of tensors with different bits."""
     assert first.keys() == second.keys()
     return [name for name in first if bits(first[name]) != bits(second[name])]
 

@@ -18,7 +18,7 @@ def starts(shapes: dict[str, tuple[int, ...]], dtype: Any) -> dict[str, Array]:
     return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
 
 
-def given(grad: Gradient | None) -> Any:
+def as_gradient(grad: Gradient | None) -> Any:
     if grad is None:
         return None
     values, indices = torch.from_numpy(grad[0].copy()), grad[1]

@@ -14,17 +14,17 @@ import pytest
 from fresh_process import Fresh
 
 
-def together(*works: Callable[[], Any]) -> None:
-    """Run each in a thread of its own; none may fail."""
+def run_together(*works: Callable[[], Any]) -> None:
+    """Run each function in a separate thread; raise if any fails."""
     failed: list[BaseException] = []
 
-    def guarded(work: Callable[[], Any]) -> None:
+    def run_guarded(work: Callable[[], Any]) -> None:
         try:
             work()
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=guarded, args=[work]) for work in works]
+    threads = [threading.Thread(target=run_guarded, args=[work]) for work in works]
     for thread in threads:
         thread.start()
     for thread in threads:

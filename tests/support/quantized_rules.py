@@ -16,21 +16,21 @@ from thalweg._engines.codecs import CODECS
 from thalweg._engines.codecs.records import decode_tensor, encode_tensor
 
 
-def natural(slot: Slot) -> str:
-    """The codec of a slot that suits all of that kind."""
+def natural_codec(slot: Slot) -> str:
+    """Return the default codec of a slot, which depends on its sign alone."""
     return "root8" if slot.positive else "softsign8"
 
 
-def suited(codec: str) -> Callable[[Slot], str]:
-    """A codec for each slot that it can hold; its natural one for the others."""
+def suited_codec(codec: str) -> Callable[[Slot], str]:
+    """Return a function from slots to this codec, or to the default where it cannot hold them."""
     positive = CODECS[codec].positive
-    return lambda slot: codec if slot.positive or not positive else natural(slot)
+    return lambda slot: codec if slot.positive or not positive else natural_codec(slot)
 
 
 @cache
 def encoded_rule(rule: Rule, codec: str) -> Rule:
     """A rule whose slots are all kept in a codec, or in what suits them."""
-    choose = suited(codec)
+    choose = suited_codec(codec)
     slot_names = set(rule.element_slots)
     slots = tuple(
         replace(slot, dtype=None, storage=choose(slot)) if slot in slot_names else slot

@@ -119,8 +119,8 @@ def trained(case: dict[str, Any]) -> Any:
     return list(steps(case, "reference"))[-1][1]
 
 
-def plain(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration in Python's types, without what only Keras knows of its schedules."""
+def plain_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration in Python types, without Keras-specific fields of schedules."""
     result = {}
     for key, value in config.items():
         if isinstance(value, dict):

@@ -56,7 +56,7 @@ def norm_of(params: list[Parameter]) -> float:
 
 
 def count_replays(opt: Any) -> int:
-    return 0 if opt._cache.replay is None else opt._cache.replay.taken
+    return 0 if opt.step_cache.replay is None else opt.step_cache.replay.taken
 
 
 # What happens between two steps
@@ -248,7 +248,7 @@ CHANGES = [
 WITH_NUMBERS = [*CHANGES, _other_numbers, _momentum_scheduled]
 
 
-def same(first: Any, second: Any) -> bool:
+def are_same(first: Any, second: Any) -> bool:
     if not isinstance(first, Tensor):
         return first == second
     first, second = (side.to_dense() if side.is_sparse else side for side in (first, second))
@@ -265,8 +265,8 @@ def snapshot(opt: Any, params: list[Parameter]) -> list[tuple[str, Any]]:
 
 def look_carefully(opt: Any) -> None:
     """Have the next step of an optimizer look at everything, as one without plans."""
-    opt._cache.forget_replay()
-    opt._cache.changes.needs_plan = False
+    opt.step_cache.forget_replay()
+    opt.step_cache.changes.needs_plan = False
 
 
 def random_set(count: int, dice: random.Random) -> set[int]:
@@ -317,7 +317,7 @@ def diff(
         for (key, actual), (name, expected) in zip(
             *(snapshot(*twin) for twin in pair), strict=True
         ):
-            if key != name or not same(actual, expected):
+            if key != name or not are_same(actual, expected):
                 return f"{label}: {key} and {name}: {actual} and {expected}"
             # Slots of one plan may share a block, and its counter of writes.
             if name.startswith("step ") or (has_sets and not name.startswith("parameter")):

@@ -14,8 +14,8 @@ KINDS = ("dense", "sparse", "none")
 ROWS = [3, 1, 3]
 
 
-def trained(rule: Any, dtype: torch.dtype, kind: str, rate: float = 0.05) -> list[torch.Tensor]:
-    """The variables after four steps, and their slots."""
+def train_rule(rule: Any, dtype: torch.dtype, kind: str, rate: float = 0.05) -> list[torch.Tensor]:
+    """Return the variables after four steps, and their slots."""
     variables = [Variable(param.detach().clone(), f"w{place}")
                  for place, param in enumerate(params_of(dtype)[2:])]  # fmt: skip
     opt = RuleOptimizer(rule, learning_rate=rate)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from bit_comparison import assert_same as assert_same
+from bit_comparison import bits as bits
+from bit_comparison import note_problem
 from thalweg import IndexedSlices, Rule
 from thalweg._base import scalars
 from thalweg._core import atomic_section
@@ -22,7 +24,6 @@ from thalweg.formula import FORMULAS
 from thalweg.rules import RULES
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 300)
 KEEP, FLUSH = Selection("cpu", "keep"), Selection("cpu", "flush")
 
@@ -267,8 +268,6 @@ class Problem:
     variables: list[torch.Tensor]
     slots: list[list[torch.Tensor]]
     gradients: list[Any]
-    # Test, rule and seed of the problem made last, for the message of a failed comparison.
-    last_made: ClassVar[tuple[str, str]] = "", ""
 
     @classmethod
     def make(
@@ -279,7 +278,7 @@ class Problem:
         rng, count = np.random.default_rng(seed), len(row.rule.element_slots)
         extents = [torch.Size([shape] if isinstance(shape, int) else shape) for shape in shapes]
         sizes, kinds = [size.numel() for size in extents], list(zip(extents, dtypes, strict=True))
-        Problem.last_made = _current_test(), f"{row.name}, seed {seed}"
+        note_problem(row.name, seed)
 
         def made(low: float | None = None, high: float = 2.0) -> list[torch.Tensor]:
             flat = torch.from_numpy(numbers(sum(sizes), rng, special, low, high))
@@ -372,53 +371,6 @@ def update_case(update: Any, slots: int = 0, **keywords: Any) -> Case:
 
 def sparse(rows: Any, indices: Any, var: torch.Tensor, kind: torch.dtype = torch.int64) -> Any:
     return IndexedSlices(rows, torch.as_tensor(indices, dtype=kind), tuple(var.shape))
-
-
-# Bits
-
-
-def _current_test() -> str:
-    return os.environ.get("PYTEST_CURRENT_TEST", "")
-
-
-def raw(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1).view(BITS[tensor.element_size()])
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bit patterns, every NaN as one."""
-    contiguous = tensor.detach().clone(memory_format=torch.contiguous_format)
-    contiguous.masked_fill_(contiguous != contiguous, torch.nan)
-    return contiguous.view(BITS[contiguous.element_size()])
-
-
-def assert_same(
-    got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], note: str = ""
-) -> None:
-    """Compare bits; fail with the first difference: test, index, hex, ulps and seed."""
-    assert len(got) == len(expected)
-    for number, (a, b) in enumerate(zip(got, expected, strict=True)):
-        assert a.dtype == b.dtype
-        assert a.shape == b.shape
-        if torch.equal(raw(a), raw(b)):
-            continue
-        x, y = bits(a).reshape(-1), bits(b).reshape(-1)
-        if torch.equal(x, y):
-            continue
-        index = int((x != y).nonzero()[0])
-        size = 2 * a.element_size()
-        mask, p, q = (1 << 4 * size) - 1, int(x[index]), int(y[index])
-        count = int((x != y).sum())
-        first = (a.reshape(-1)[index].item(), b.reshape(-1)[index].item())
-        made_in, made = Problem.last_made
-        source = f"{note} ({made})" if made and made_in == _current_test() else note
-        # Negative numbers count downwards from -0, which is next to 0.
-        ulps = abs(p - q if (p < 0) == (q < 0) else (p & mask >> 1) + (q & mask >> 1))
-        pytest.fail(
-            f"{source} tensor {number} ({a.dtype}, {tuple(a.shape)}): {count} of {len(x)} differ,"
-            f" first at {index}: {first[0]} ({p & mask:0{size}x}) is not {first[1]}"
-            f" ({q & mask:0{size}x}), {ulps} ulp apart"
-        )
 
 
 def compute(tensor: torch.Tensor) -> type[np.floating]:

@@ -14,8 +14,8 @@ from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 Header = dict[str, Any]
 
 
-def stored(dtype: str, shape: tuple[int, ...], start: int = 0) -> StoredTensor:
-    """A tensor of bytes that count upwards; of zeros and ones where it is of booleans."""
+def counting_tensor(dtype: str, shape: tuple[int, ...], start: int = 0) -> StoredTensor:
+    """Return a tensor whose bytes count upwards; booleans alternate."""
     size = ITEM_BYTES[dtype]
     for length in shape:
         size *= length
@@ -27,12 +27,12 @@ def stored(dtype: str, shape: tuple[int, ...], start: int = 0) -> StoredTensor:
 def a_few() -> dict[str, StoredTensor]:
     """Tensors of several dtypes, an empty one and one of shape () among them."""
     return {
-        "dec/kernel": stored("F32", (5, 7), 3),
-        "dec/bias": stored("BF16", (3,), 1),
-        "step": stored("I64", (), 9),
-        "empty": stored("F16", (0, 4)),
-        "flags": stored("BOOL", (3,)),
-        "ü/\n": stored("U8", (9,), 200),
+        "dec/kernel": counting_tensor("F32", (5, 7), 3),
+        "dec/bias": counting_tensor("BF16", (3,), 1),
+        "step": counting_tensor("I64", (), 9),
+        "empty": counting_tensor("F16", (0, 4)),
+        "flags": counting_tensor("BOOL", (3,)),
+        "ü/\n": counting_tensor("U8", (9,), 200),
     }
 
 
@@ -57,8 +57,8 @@ def parts(raw: bytes) -> tuple[Header, Header, bytes]:
     return header, json.loads(header["__metadata__"]["manifest"]), raw[8 + length :]
 
 
-def whole(text: str | bytes, data: bytes) -> bytes:
-    """A file with a header of any text that begins as ours do: its checksum is put in."""
+def make_file(text: str | bytes, data: bytes) -> bytes:
+    """Return a file with this header text; a header of this format gets a valid checksum."""
     raw = text.encode() if isinstance(text, str) else text
     length = len(raw).to_bytes(8, "little")
     return (header.seal_header(length, raw) if header.BEGIN.match(raw) else length + raw) + data
@@ -68,7 +68,7 @@ def packed(header: Header, manifest: Header | str, data: bytes) -> bytes:
     text = manifest if isinstance(manifest, str) else json.dumps(manifest)
     metadata = {**header["__metadata__"], "manifest": text}
     encoded_header = json.dumps({**header, "__metadata__": metadata}, separators=(",", ":"))
-    return whole(encoded_header, data)
+    return make_file(encoded_header, data)
 
 
 def forged(path: Path, change: Callable[[Header, Header], bytes | None]) -> bytes:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from bit_comparison import assert_same
 from thalweg import IndexedSlices, Variable, embedding_lookup
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
@@ -96,7 +97,7 @@ def test_copied_optimizer_has_separate_slots(kind: str) -> None:
     for _ in range(2):
         opt.apply_gradients([(grad, w)])
         copied_opt.apply_gradients([(grad, copied_w)])
-    assert torch.equal(w, copied_w)
+    assert_same([w], [copied_w])
     assert w is not copied_w
 
 
@@ -222,7 +223,7 @@ def test_a_subclass_of_a_fused_optimizer_sees_each_gradient(hook: str) -> None:
     custom(0.1).apply_gradients([(grad, w)])
     train.AdamOptimizer(0.1).apply_gradients([(grad * 2, expected)])
     assert grads == [grad.tolist()]
-    assert torch.equal(w, expected)
+    assert_same([w], [expected])
 
 
 @pytest.mark.parametrize("hook", ["_apply_sparse", "_resource_apply_sparse"])
@@ -449,7 +450,7 @@ def test_callables_are_called_once_a_step(kind: str) -> None:
         opt.apply_gradients([(grad, w)])
         plain_opt.apply_gradients([(grad, expected)])
     assert len(calls) == 3
-    assert torch.equal(w, expected)
+    assert_same([w], [expected])
 
 
 @pytest.mark.parametrize(

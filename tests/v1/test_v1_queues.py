@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import thalweg.tf as tf
-from parallel_workers import together
+from parallel_workers import run_together
 from sessions import initialized
 from thalweg import CancelledError, InvalidArgumentError
 from thalweg.v1 import training_ops
@@ -175,7 +175,7 @@ def test_enqueue_and_dequeue_runs_wait_for_each_other(graph: Any) -> None:
             for number in range(5):
                 session.run(add, {x: number})
 
-        together(fill, lambda: dequeued.extend(int(session.run(take)) for _ in range(5)))
+        run_together(fill, lambda: dequeued.extend(int(session.run(take)) for _ in range(5)))
     assert dequeued == list(range(5))
 
 
@@ -195,7 +195,7 @@ def test_closing_a_session_ends_waits(graph: Any) -> None:
             pass
         session.close()
 
-    together(wait, close)
+    run_together(wait, close)
     assert isinstance(failed[0], CancelledError)
 
 

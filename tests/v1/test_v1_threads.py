@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from parallel_workers import together
+from parallel_workers import run_together
 from thalweg import IndexedSlices, Variable, v1
 from thalweg.v1 import train
 
@@ -36,7 +36,7 @@ def test_concurrent_updates_lose_no_step(
         for _ in range(UPDATES // threads):
             (common if shared else own_opt).apply_gradients([(grad, w)])
 
-    together(*[work] * threads)
+    run_together(*[work] * threads)
     values, expected = w.numpy(), UPDATES * STEP
     if locking or shared:
         assert (values == expected).all()
@@ -72,7 +72,7 @@ def test_concurrent_sparse_updates_lose_no_step(
         for _ in range(runs):
             own_opt.apply_gradients([(grad, table)])
 
-    together(*[work] * threads)
+    run_together(*[work] * threads)
     values, expected = table.numpy(), np.zeros((count, 1))
     expected[::3] = runs * threads * STEP
     expected[0] *= 2
@@ -97,7 +97,7 @@ def test_concurrent_updates_with_a_lock_share_slots(threads: int, size: int) -> 
             common.apply_gradients([(grad, w)])
             momentum.apply_gradients([(grad, w)])
 
-    together(*[work] * threads)
+    run_together(*[work] * threads)
     run_count = runs * threads
     assert (common.get_slot(w, "accumulator") == 1 + run_count).all()
     assert (momentum.get_slot(w, "momentum") == -run_count).all()
@@ -128,7 +128,7 @@ def test_concurrent_runs_of_a_session_lose_no_step(
         for _ in range(UPDATES // threads):
             session.run(op)
 
-    together(*[work] * threads)
+    run_together(*[work] * threads)
     value, count = session.run([w, step])
     assert count == UPDATES
     assert (value == count * STEP).all()
@@ -152,7 +152,7 @@ def test_concurrent_sessions_of_one_optimizer_are_separate(threads: int, locking
         for _ in range(UPDATES // threads):
             session.run(op, {rate: number * STEP})
 
-    together(*[work] * threads)
+    run_together(*[work] * threads)
     for number, session in enumerate(sessions, 1):
         assert (session.run(w) == UPDATES // threads * number * STEP).all()
 
@@ -172,6 +172,6 @@ def test_readers_beside_a_session_that_trains_see_whole_steps() -> None:
         for _ in range(UPDATES // 4):
             turn()
 
-    together(*[work] * 2)
+    run_together(*[work] * 2)
     assert all(low == high and low % STEP == 0 for low, high in sums)
     assert session.run(ends) == [UPDATES // 4 * STEP] * 2

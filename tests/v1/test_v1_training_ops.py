@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from bit_comparison import assert_same
 from thalweg import IndexedSlices, Variable, _graph, keras
 from thalweg._base.scalars import power
 from thalweg.errors import InvalidArgumentError
@@ -148,9 +149,9 @@ def test_dense_kernels_equal_their_optimizers(
         inputs = arguments(name, v, slot_vars) | numbers(scalars, dtype, step)
         result = call(name, inputs | options | {"grad": grad, "delta": grad})
         assert (result is None) == name.startswith("resource_")
-        assert torch.equal(w, v), step
+        assert_same([w], [v], f"{step}")
         for kind, slot in zip(slots, slot_vars, strict=True):
-            assert torch.equal(opt.get_slot(w, kind), slot), (step, kind)
+            assert_same([opt.get_slot(w, kind)], [slot], f"{(step, kind)}")
 
 
 def initial(opt: Any, var: Variable, slots: list[str]) -> list[torch.Tensor]:
@@ -186,9 +187,9 @@ def test_sparse_kernels_equal_their_optimizers(
         counter.assign_add(1)
         inputs = arguments(name, v, slot_vars) | numbers(scalars, dtype, step)
         call(name, inputs | options | {"grad": values, "indices": indices})
-        assert torch.equal(w, v), step
+        assert_same([w], [v], f"{step}")
         for kind, slot in zip(slots, slot_vars, strict=True):
-            assert torch.equal(opt.get_slot(w, kind), slot), (step, kind)
+            assert_same([opt.get_slot(w, kind)], [slot], f"{(step, kind)}")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "sparse" in name])
@@ -207,8 +208,8 @@ def test_repeated_row_is_updated_twice(name: str) -> None:
             call(name, kwargs | rows)
         results.append([var, *slot_vars])
     for once_updated, twice in zip(*results, strict=True):
-        assert torch.equal(once_updated, twice)
-        assert torch.equal(once_updated[[0, 1, 3]], torch.ones(3, 3))
+        assert_same([once_updated], [twice])
+        assert_same([once_updated[[0, 1, 3]]], [torch.ones(3, 3)])
     assert not torch.equal(results[0][0], torch.ones(4, 3))
 
 

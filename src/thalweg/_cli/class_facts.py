@@ -57,7 +57,7 @@ def numbers_of(rule: Rule, cls: type[Any]) -> list[Number]:
     signature = inspect.signature(cls)
     names = [hyper.name for hyper in rule.hypers]
     keywords = _KEYWORDS.get(f"{cls.__module__}.{cls.__qualname__}", {})
-    fixed: Mapping[str, Any] = getattr(cls, "_fixed", {})
+    fixed: Mapping[str, Any] = getattr(cls, "fixed_options", {})
     # Where a class sets a hyperparameter, such as AdamW its kind of decay, others mean less.
     notes = notes_in(cls.__doc__, "Args:") if fixed else {}
     numbers: list[Number] = []

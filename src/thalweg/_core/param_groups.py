@@ -14,6 +14,11 @@ Group = dict[str, Any]
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Group]
 
 
+def params_of(groups: Sequence[Group]) -> list[Any]:
+    """Return the parameters of all groups."""
+    return [param for group in groups for param in group["params"]]
+
+
 def parameter_names(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
     """Return names of parameters for messages: those of `names_in`, else places in groups."""
     names = names_in(groups, params)

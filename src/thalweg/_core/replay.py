@@ -24,7 +24,6 @@ from thalweg._core.step_adapter import StepAdapter
 from thalweg._engines.array_types import Array, Int64
 from thalweg._engines.cpu import kernel_group as engine
 from thalweg._engines.cpu import replay_kernel as replay_kernel
-from thalweg._engines.cpu import scalar_program
 from thalweg._engines.cpu.guard_table import KINDS as KINDS
 from thalweg._engines.cpu.guard_table import GuardedStep as GuardedStep
 from thalweg._engines.cpu.guard_table import GuardTable as GuardTable
@@ -32,6 +31,7 @@ from thalweg._engines.cpu.guard_table import Member as Member
 from thalweg._engines.cpu.guard_table import make_guard_table as make_guard_table
 from thalweg._engines.cpu.launch import is_serial, threads_for
 from thalweg._engines.cpu.openmp import parallel_address
+from thalweg._engines.cpu.replay_records import ReplayArgument, make_program_records, set_row_count
 from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.layout import joined, runs_of
 from thalweg._engines.protocol import Stages
@@ -68,8 +68,7 @@ class Launch:
     def __init__(self, group: engine.Group, first: int, places: Sequence[Any]) -> None:
         self.group = group
         self.members = [first + member for member in group.members]
-        # Kept because the argument block has addresses of its chunks and bounds.
-        self._table = table = group.table
+        table = group.table
         self.kernel, self.names = group.kernel, group.kernel.scalars
         self.dtype = group.dtype
         self.unset: dict[str, Any] = dict.fromkeys(self.names, 0)
@@ -77,30 +76,28 @@ class Launch:
         self._chosen: Any = itemgetter(*self.names, *self.names[:1])
         self.places = list(dict.fromkeys(places[member] for member in self.members))
         rows = [self.places.index(places[member]) for member in self.members]
-        self.base = table.base.copy()
         layout = Struct(f"={len(self.names)}{'f' if group.dtype is np.float32 else 'd'}")
         self._pack, self._size = layout.pack_into, layout.size
-        self._argument = table.copy_of_argument(group.flush)
-        self._argument[5] = self.base.ctypes.data
+        self._argument = ReplayArgument(table, group.flush)
+        self.base = self._argument.base
         self.elements, self._slices = table.elements, len(table.bounds) - 1
         self._row_of = np.array(rows, np.int64)
         self._packed = bytearray(self._size * len(self.places))
         self._rows = np.frombuffer(self._packed, self.dtype).reshape(-1, len(self.names))
         self._own_rows: Array | None = None
-        self._point_at(self._rows, self._row_of)
-        self._programs: Int64 = np.zeros((0, scalar_program.PROGRAM // 8), np.int64)
+        self._argument.use_rows(self._rows, self._row_of)
+        self._programs = make_program_records(0)
         self.measures: ReplayedReductions | None = None
 
     def separate_members(self) -> None:
         """Give each variable its own row of scalars and copy of chunks, for a replay to set."""
         self.separate()
-        self.chunks = self._table.chunks.copy()
-        self._argument[4] = self.chunks.ctypes.data
+        self._argument.copy_chunks()
         self._row_count = np.zeros(1, np.int64)
 
     def span(self, index: int) -> tuple[int, int, int]:
         """Return the chunks of the member at this index, as `Member.spans`."""
-        return span_of(self.chunks, self._table.chunks, index)
+        return self._argument.span(index)
 
     def place_program(
         self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]]
@@ -117,7 +114,7 @@ class Launch:
         """
         record, names, first, _ = self.program(index)
         program.place(record, names, first, 1, inputs)
-        record[scalar_program.ROW_COUNT] = self._row_count.ctypes.data
+        set_row_count(record, self._row_count)
         return record.ctypes.data
 
     def row_cell(self, index: int) -> int:
@@ -136,9 +133,6 @@ class Launch:
             if name in values:
                 rows[:, self.names.index(name)] = values[name]
 
-    def _point_at(self, rows: Array, row_of: Int64) -> None:
-        self._argument[6], self._argument[7] = row_of.ctypes.data, rows.ctypes.data
-
     def separate(self) -> tuple[Int64, Array]:
         """Give each member a row of scalars, first set as the row of its place.
 
@@ -149,7 +143,7 @@ class Launch:
             count = len(self.members)
             self._own_rows = np.zeros((count, len(self.names)), self.dtype)
             self._numbers = np.arange(count, dtype=np.int64)
-            self._point_at(self._own_rows, self._numbers)
+            self._argument.use_rows(self._own_rows, self._numbers)
         return self._row_of, self._own_rows
 
     def take_programs(self, records: Int64) -> None:
@@ -163,12 +157,11 @@ class Launch:
 
     def cells(self) -> list[int]:
         """Return the address where each member's gradient address is stored."""
-        first, (step, item) = self.base.ctypes.data, self.base.strides
-        return [first + step * k + item for k in range(len(self.base))]
+        return self._argument.cells
 
     def record(self) -> tuple[int, int, int, int]:
         """Return the addresses of kernel, argument and thread launcher, and a thread count."""
-        return self.kernel.address, self._argument.ctypes.data, 0, 1
+        return self.kernel.address, self._argument.address, 0, 1
 
     def columns(self, name: str) -> list[tuple[int, int, int, bool, bool]]:
         """Return the locations of a scalar.
@@ -235,7 +228,7 @@ class Launches:
         self._spare = np.zeros(1, np.int64)
         self.cells = [self._spare.ctypes.data] * len(places)
         count = sum(len(launch.places) for launch in self.all)
-        self.programs = np.zeros((count, scalar_program.PROGRAM // 8), np.int64)
+        self.programs = make_program_records(count)
         remaining = self.programs
         for launch in self.all:
             launch.take_programs(remaining)
@@ -263,19 +256,6 @@ class Launches:
         for index, reductions in enumerate(self._measures):
             if not reductions.sweep.is_serial:
                 guards.rule_measures[index, 2:] = reductions.threads()
-
-
-def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
-    """Return the chunks of a member of a work table, as `Member.spans`.
-
-    Args:
-        chunks: The table that a kernel reads, whose lengths may change.
-        full: The table with all lengths.
-        member: The index of the member.
-    """
-    begin, end = map(int, np.searchsorted(full[:, 0], [member, member + 1]))
-    length = full.strides[0] * begin + full.strides[1] * 3
-    return chunks.ctypes.data + length, full.ctypes.data + length, end - begin
 
 
 def _add_reductions(

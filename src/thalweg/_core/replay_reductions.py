@@ -13,9 +13,8 @@ from torch import Tensor
 
 from thalweg._core.scalar_tracing import Program
 from thalweg._engines.array_types import Int64
-from thalweg._engines.cpu import scalar_program
 from thalweg._engines.cpu.openmp import parallel_address
-from thalweg._engines.cpu.replay_routines import measures_routine
+from thalweg._engines.cpu.replay_records import make_program_records, rule_scalars_record
 
 if TYPE_CHECKING:
     from thalweg._engines.protocol import Dtype, Stages
@@ -57,26 +56,20 @@ class ReplayedReductions:
         first = _program_of(rule, launch.dtype)
         self._programs = [first.again() for _ in launch.places]
         self._input_layout = Struct(f"={len(first.names)}{letter}")
-        self._records: Int64 = np.zeros((count, scalar_program.PROGRAM // 8), np.int64)
+        self._records = make_program_records(count)
         for program, record in zip(self._programs, self._records, strict=True):
             program.place(record, launch.names, 0, 1)
         self._slot_places = _addresses_of(slots, _DTYPES[launch.dtype])
         self._results = first.registers_of([slot.name for slot in rule.measured_slots])
-        leaves, variables, counts = self.sweep.record()
-        self.record = [
-            measures_routine(),
-            leaves,
+        self.record = rule_scalars_record(
+            self.sweep.record(),
             len(formulas),
-            variables,
-            counts,
-            places.ctypes.data,
-            self._records.ctypes.data,
-            own_rows.ctypes.data,
-            own_rows.strides[0],
+            (places, self._records),
+            own_rows,
+            self._slot_places,
+            self._results,
             len(rule.measured_slots),
-            self._slot_places.ctypes.data,
-            self._results.ctypes.data,
-        ]
+        )
 
     def column(self, name: str) -> tuple[int, int, int]:
         """Return address, row count and byte stride of a float64 scalar, as `Launch.columns`."""

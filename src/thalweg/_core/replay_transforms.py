@@ -12,10 +12,11 @@ from thalweg._base.lazy import lazy
 from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.plan_cache import CachedPlan
-from thalweg._core.replay import GuardTable, Launch, Launches, plan_of, replay_kernel, span_of
+from thalweg._core.replay import GuardTable, Launch, Launches, plan_of, replay_kernel
 from thalweg._core.replay_global_norm import ReplayedGlobalNorm
 from thalweg._engines.array_types import Float64
 from thalweg._engines.cpu.openmp import parallel_address
+from thalweg._engines.cpu.replay_records import span_of
 from thalweg._engines.protocol import Columns, Dtype, Formulas, Stages
 from thalweg.formula import gradient_squares
 

@@ -19,6 +19,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from thalweg._base.scalars import POWF
 from thalweg._engines import libm
 from thalweg._engines.cpu import scalar_program
+from thalweg._engines.cpu.replay_records import make_inputs, write_program_record
 
 if TYPE_CHECKING:
     from thalweg._engines.array_types import Int64
@@ -325,25 +326,19 @@ class Program:
                 address of the number and the kind of that number.
         """
         self._names = self.registers_of(names)
-        self._inputs = np.array(inputs, np.int64).reshape(-1, scalar_program.INPUT // 8)
-        record[:] = [
-            self._is_narrow,
-            len(self._operations),
-            self._operations.ctypes.data,
+        self._inputs = make_inputs(inputs)
+        write_program_record(
+            record,
+            self._operations,
             self._registers.buffer_info()[0],
-            len(names),
-            self._names.ctypes.data,
-            rows,
-            row,
+            self._names,
+            (rows, row),
+            self._inputs,
             self._power,
-            self._storage_dtype is np.float32,
-            self._is_pythons,
-            len(self._inputs),
-            self._inputs.ctypes.data,
-            scalar_program.NONE,
-            0,
-            0,
-        ]
+            in_float32=self._is_narrow,
+            stores_float32=self._storage_dtype is np.float32,
+            is_pythons=self._is_pythons,
+        )
 
     def registers_of(self, names: Iterable[str]) -> Int64:
         """Return the registers of computed scalars; NONE for names that are not computed."""

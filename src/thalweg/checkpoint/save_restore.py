@@ -307,8 +307,7 @@ def restore(
             state.restore(*(replace(loading, is_ours=True) for loading in loadings))
     if (slots := slots_of(target_optimizer)) is not None:
         slots.saved(os.fsdecode(path))
-    _warn_of_states(path, states if places else {})
-    _warn_of_variables(path, () if variables is False else unrestored)
+    _warn_of_rest(path, states if places else {}, () if variables is False else unrestored)
     return outcome
 
 
@@ -341,16 +340,14 @@ def _describe_restored(
     )
 
 
-def _warn_of_states(path: str, states: Mapping[str, object]) -> None:
+def _warn_of_rest(path: str, states: Mapping[str, object], names: Sequence[str]) -> None:
+    """Warn of extra states and of variables that were not restored, if there are any."""
     if states:
         warn(
             f"{path} has extra states of modules, such as {next(iter(states))!r}, which were not"
             " set: give module=.",
             CheckpointWarning,
         )
-
-
-def _warn_of_variables(path: str, names: Sequence[str]) -> None:
     if names:
         warn(
             f"{path} has {len(names)} variables, such as {names[0]!r}, and none was set: give"

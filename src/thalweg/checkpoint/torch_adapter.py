@@ -21,7 +21,7 @@ from thalweg._core.options.split_weights import SplitWeights
 from thalweg._core.options.state_storage import StateCodec
 from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.update_targets import PLAIN
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, params_of
 from thalweg._core.state import Item, Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.formula import Slot
@@ -98,7 +98,7 @@ class TorchOptimizerAdapter:
     def _locked(self) -> AbstractContextManager[Any]:
         if not self._is_fused:
             return nullcontext()
-        cache = self.optimizer._cache
+        cache = self.optimizer.step_cache
         if cache.holds_averages or cache.has_applied_grads:
             in_block = cache.holds_averages
             moment = "inside of swapped()" if in_block else "between backward() and step()"
@@ -119,7 +119,7 @@ class TorchOptimizerAdapter:
         if self._has_rule:
             arguments |= {"rule": self.optimizer.rule, "initial": self.optimizer._initial}
         if self._is_fused:
-            arguments |= self.optimizer._around.on
+            arguments |= self.optimizer.step_options.on
         return arguments
 
     def _saved(self, names: Names = keys_of) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class TorchOptimizerAdapter:
             if param not in param_names:
                 raise InvalidTypeError(f"The optimizer's state has {param!r}, no parameter of it.")
         param_states = {param_names[p]: entries for p, entries in self.optimizer.state.items()}
-        if self._is_fused and self.optimizer._encodes():
+        if self._is_fused and self.optimizer.encodes_slots():
             with importing:
                 from thalweg.optim.quantized_state import add_storage
             add_storage(self.optimizer, groups, param_states)
@@ -165,7 +165,7 @@ class TorchOptimizerAdapter:
             yield state.Loading(*updates, type(self.optimizer).__name__)
 
     def _names_by_param(self, names: Names) -> dict[Tensor, str]:
-        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        params = params_of(self.optimizer.param_groups)
         return dict(zip(params, names(params), strict=True))
 
     def _reorder_params(
@@ -235,13 +235,7 @@ class TorchOptimizerAdapter:
         may_create_slots: bool,
         checked_values: set[object],
     ) -> list[str]:
-        """Return reasons why no step could be taken with the state of a parameter.
-
-        Args:
-            arguments: The group, the state, the parameter and its name.
-            may_create_slots: Whether slots may be missing.
-            checked_values: Values that were checked before; the values of the group are added.
-        """
+        """Return reasons why no step could be taken with a group, state, parameter and name."""
         if self._checker is None:
             return []
         errors: list[str] = self._checker._unfit_state(*arguments, may_create_slots)
@@ -273,7 +267,7 @@ class TorchOptimizerAdapter:
         """Return the keys of option state that the file lacks and that starts at the parameter."""
         if not self._is_fused:
             return []
-        keys = [key for key in self.optimizer._around.keys(param) if key not in saved_state]
+        keys = [key for key in self.optimizer.step_options.keys(param) if key not in saved_state]
         is_new = is_before_steps(saved_state)
         if self._converts:
             missing += () if is_new else keys
@@ -286,7 +280,7 @@ class TorchOptimizerAdapter:
     def _prepare_state(self, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of a parameter's validated state, with this optimizer's dtypes."""
         moves = group.get("capturable") or group.get("fused")
-        storage = self.optimizer._around.kinds if self._is_fused else PLAIN
+        storage = self.optimizer.step_options.kinds if self._is_fused else PLAIN
         devices = {
             key: "cpu" if key == "step" and not moves else storage.home_of(key, param)
             for key in saved
@@ -296,10 +290,10 @@ class TorchOptimizerAdapter:
             for key, entry in saved.items()
         }
         if self._checker is not None:
-            slots = self._checker._own_rule(group, param).slots
+            slots = self._checker.base_rule(group, param).slots
             fit_slots(self._checker, storage, group, param, new_state)
             storage.widen_slots(new_state, slots, param)
-            if self._checker._around.keeps_as_torch:
+            if self._checker.step_options.keeps_as_torch:
                 _narrow_slots(new_state, slots, param)
         return new_state
 

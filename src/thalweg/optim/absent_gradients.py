@@ -78,7 +78,7 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[RepeatedS
         The plan of each rule; empty if one of them has to make state first.
     """
     shares = optimizer._shares(absent)
-    parts = optimizer._cache.parts
+    parts = optimizer.step_cache.parts
     steps = [optimizer._sub_step(rule, share, parts) for rule, share in shares.items()]
     if not all(has_step_counts_alone(part) for _, part, _ in steps):
         return ()
@@ -87,8 +87,8 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[RepeatedS
     substeps: list[RepeatedSubStep] = []
     for share, part, hooks in steps:
         transforms = gradient_transforms(
-            optimizer._around,
-            optimizer._unscaling(),
+            optimizer.step_options,
+            optimizer.unscaling(),
             len(share.pairs),
             GradientReport(),
             is_torchs=True,

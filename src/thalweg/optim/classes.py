@@ -45,7 +45,7 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
 
     _torch = torch.optim.AdamW
     _sparse = Adam._sparse
-    _fixed = {"decoupled_weight_decay": True}  # torch before 2.7 has no such key
+    fixed_options = {"decoupled_weight_decay": True}  # torch before 2.7 has no such key
     _choose_rule = staticmethod(Adam._choose_rule)
 
 

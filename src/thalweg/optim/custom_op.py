@@ -22,6 +22,7 @@ from torch.nn import Parameter
 from thalweg._base.context_managers import ContextSetting, no_grad
 from thalweg._core.atomic_section import Call, unwatched
 from thalweg._core.options.update_targets import MASTER
+from thalweg._core.param_groups import params_of
 
 _SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
 _dispatch: Any = torch._C
@@ -79,7 +80,7 @@ class Operands:
 
     def check(self, optimizer: Any) -> None:
         """Mark the operands stale if the step replaced one of them."""
-        steady = optimizer._cache.rebind_target
+        steady = optimizer.step_cache.rebind_target
         if steady is None or steady is not self._rebind_target:
             self._rebind_target = steady
             operand_pairs = zip(_found(optimizer), (self.parameters, self.slots), strict=True)
@@ -89,7 +90,7 @@ class Operands:
 
 
 def _found(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    params = params_of(optimizer.param_groups)
     names = {slot.name for rule in optimizer._rules() for slot in rule.element_slots} | {MASTER}
     slots: dict[int, Tensor] = {}
     for param in params:
@@ -106,7 +107,7 @@ def can_be_taken(handle: str) -> bool:
     Dynamo calls this while it traces, and treats the result as a constant.
     """
     optimizer = _optimizers[handle]
-    operands, options = optimizer._cache.operands, optimizer._around
+    operands, options = optimizer.step_cache.operands, optimizer.step_options
     operands.read(optimizer)
     gradients = [param.grad for param in operands.parameters if param.grad is not None]
     return (
@@ -165,7 +166,7 @@ def _step(
 ) -> None:
     """Take a step of an optimizer with gradients, one or none for each of its parameters."""
     taker = _optimizers[optimizer]
-    operands = taker._cache.operands
+    operands = taker.step_cache.operands
     params = operands.parameters
     updated_params = [p for p, grad in zip(params, gradients, strict=True) if grad is not None]
     pairs = zip([*updated_params, *operands.slots], [*parameters, *slots], strict=True)

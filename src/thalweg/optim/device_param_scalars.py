@@ -28,12 +28,12 @@ class DeviceColumn:
 
     def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
         self.name, self.dtype, self.common = name, block.dtype, block
-        self._views = views
+        self.views = views
         self._pointers = list(map(Tensor.data_ptr, views))
 
     def stands(self) -> bool:
         """Return True if the state's tensors have the addresses that they had at construction."""
-        return list(map(Tensor.data_ptr, self._views)) == self._pointers
+        return list(map(Tensor.data_ptr, self.views)) == self._pointers
 
     def read(self) -> None:
         """Do nothing: readers get the tensor on the device."""

@@ -39,28 +39,28 @@ def drop_option_state(
     option_names &= {*ENTRY_KEYWORDS, SUM}
     dropped_names, lacking, stale = set[str](), set[str](), set[str]()
     if option_names - {SUM}:
-        kept_names = {*optimizer._around.begins}
+        kept_names = {*optimizer.step_options.begins}
         for group in optimizer.param_groups:
             rules = optimizer._rules_around(group)
             kept_names |= {slot.name for rule in rules for slot in rule.slots}
         lacking = option_names - kept_names - {SUM}
-        stale = option_names & {*optimizer._around.begins}
+        stale = option_names & {*optimizer.step_options.begins}
     groups = saved_state["param_groups"]
-    if not optimizer._around.kinds.sums:
+    if not optimizer.step_options.kinds.sums:
         lacking |= option_names & {SUM}
         groups = [{n: x for n, x in group.items() if n != COUNT} for group in groups]
     states, narrow = dict(saved_state["state"]), set[str]()
     has_codes = any(CORRECTION in (_storage(group) or ()) for group in groups)
     for key, entries in param_states.items():
         removed_names = lacking.intersection(entries)
-        if optimizer._around.kinds.is_split and CORRECTION not in entries:
+        if optimizer.step_options.kinds.is_split and CORRECTION not in entries:
             removed_names.discard(MASTER)  # of which corrections are made
         old = {name for name in stale.intersection(entries) if _is_narrow(entries[name])}
         dropped_names |= removed_names
         narrow |= old
         if CORRECTION in removed_names and has_codes:  # which is refused, or converted
             removed_names.remove(CORRECTION)
-            if optimizer._around.kinds.masters:
+            if optimizer.step_options.kinds.masters:
                 dropped_names.discard(CORRECTION)
         if names := removed_names | old:
             states[key] = {k: x for k, x in entries.items() if k not in names}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._core.dtensor import any_on_mesh, is_imported
+from thalweg._core.param_groups import params_of
 from thalweg._core.state import Entry, Part
 
 if TYPE_CHECKING:
@@ -46,22 +47,22 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
     """Take a step in the block on all ranks or on none, if ranks send messages in it.
 
     Args:
-        optimizer: A `FusedOptimizer`. Its `_cache.team` is set in the block.
+        optimizer: A `FusedOptimizer`. Its `step_cache.team` is set in the block.
     """
     team = None
-    if is_imported() and any_on_mesh(optimizer._params()):
+    if is_imported() and any_on_mesh(params_of(optimizer.param_groups)):
         with importing:
             from thalweg.optim.rank_guard import team_of
         team = team_of(optimizer)
     if team is None:
         yield
         return
-    optimizer._cache.team = team
+    optimizer.step_cache.team = team
     try:
         with team.report_errors():
             yield
     finally:
-        optimizer._cache.team = None
+        optimizer.step_cache.team = None
         team.end()
 
 

@@ -37,7 +37,7 @@ from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.state_storage import StateCodec
 from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.weight_averaging import Average
-from thalweg._core.param_groups import Group, parameter_names
+from thalweg._core.param_groups import Group, parameter_names, params_of
 from thalweg._core.reentrance import Stepping, check_no_step, one_step_at_a_time
 from thalweg._core.sparse_gradients import is_sparse, summed
 from thalweg._core.state.entries import is_cut
@@ -212,25 +212,29 @@ class FusedOptimizer(GradScalerMixin):
     Args:
         *args: The arguments of that class.
         **keywords: Its keyword arguments, and options; see `StepOptions`.
+
+    Attributes:
+        step_cache: Caches and counters outside the state, for other modules of thalweg.
+        step_options: The options of the constructor.
     """
 
     state: Any
     param_groups: list[Group]
     defaults: dict[str, Any]
     _betas: int = 2  # number of betas in a group
-    _around: StepOptions = NO_OPTIONS
-    _cache: StepCache
+    step_options: StepOptions = NO_OPTIONS
+    step_cache: StepCache
     _single: Collection[str] = (STEP,)  # keys of per-parameter numbers
     _flags: ClassVar[list[str]]  # options of groups that are read as true or false
     # A slot, and the warning about parameters of zeros that get the slot.
     _zero_warning: ClassVar[tuple[str, ...]] = ()
-    _is_torchs = True  # True for torch's arithmetic, False for TensorFlow's
+    has_torch_numbers = True  # True for torch's arithmetic, False for TensorFlow's
     __signature__ = OfConstructor()
 
     # Not made by `__init__`: torch restores what it copies and loads without it.
     def __new__(cls, *args: Any, **keywords: Any) -> Self:
         optimizer = super().__new__(cls)
-        optimizer._cache = StepCache(optimizer)
+        optimizer.step_cache = StepCache(optimizer)
         return optimizer
 
     def __init__(self, *args: object, **keywords: object) -> None:
@@ -238,29 +242,29 @@ class FusedOptimizer(GradScalerMixin):
         check_options_held({**arguments, **keywords})
         options = apart(keywords)
         if options is not NO_OPTIONS:
-            self._around = options
+            self.step_options = options
         # Adagrad's constructor makes `step`.
         with host_allocations():
             super().__init__(*args, **keywords)
         # Torch copies `defaults` to each new group; `add_param_group` removes these options again.
         self.defaults.update(options.on)
         # Torch's constructor may have made slots.
-        self._cache.blocks.gather(self.state, self._single)
+        self.step_cache.blocks.gather(self.state, self._single)
         if options.kinds.device is not None:
             for entries in self.state.values():
                 entries |= {key: x.to(options.kinds.device) for key, x in entries.items()}
         if options.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
         with self._dropping_hooks():
-            self._check_flat_buffers(self.param_groups)
-        self._cache.is_constructed = True
+            self.check_flat_buffers(self.param_groups)
+        self.step_cache.is_constructed = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         with set_aside(state.get("state", {})), host_allocations():
             super().__setstate__(state)  # pyright: ignore
-        self._cache.blocks.gather(self.state, self._single)
+        self.step_cache.blocks.gather(self.state, self._single)
         self._begin(is_copy=True)
-        self._cache.is_constructed = True
+        self.step_cache.is_constructed = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as `torch.optim.Optimizer.add_param_group` does, or change
@@ -273,7 +277,7 @@ class FusedOptimizer(GradScalerMixin):
             TypeError, ValueError: The argument is not a group, or an option is not a number or is
             one for all groups; nothing was added.
         """
-        check_no_step(self._cache, type(self).__name__, "add_param_group")
+        check_no_step(self.step_cache, type(self).__name__, "add_param_group")
         candidate = cast("object", param_group)
         # Torch raises for other types.
         if isinstance(candidate, dict):
@@ -285,8 +289,8 @@ class FusedOptimizer(GradScalerMixin):
                 self.param_groups[-1].pop(name, None)
             self._complete()
             # The constructor checks all groups at once.
-            if self._cache.is_constructed:
-                self._check_flat_buffers(self.param_groups[-1:])
+            if self.step_cache.is_constructed:
+                self.check_flat_buffers(self.param_groups[-1:])
             self._begin()
 
     def _complete(self) -> None:
@@ -296,18 +300,18 @@ class FusedOptimizer(GradScalerMixin):
         """Return the rule of a group with its wrapping options."""
         raise NotImplementedError
 
-    def _encodes(self) -> bool:
+    def encodes_slots(self) -> bool:
         """Return whether slots of some group are kept in 8 bits."""
         return any(map(self._encodes_group, self.param_groups))
 
     def _encodes_group(self, group: Group) -> bool:
         # Built-in rules have no codecs, and with invalid options there may be no rule.
         defines_rule = hasattr(self, "rule") or hasattr(self._kind_of(group), "_prepared_rule")
-        return bool((self._around.wrapping or defines_rule) and self._rule_of(group).codecs)
+        return bool((self.step_options.wrapping or defines_rule) and self._rule_of(group).codecs)
 
     def _check_kept(self, group: Group) -> None:
         """Raise if parameters of a group do not support 8-bit slots or random bits of options."""
-        if self._around.of(Rounding).round is not None:
+        if self.step_options.of(Rounding).round is not None:
             with importing:
                 from thalweg.optim.rounding_streams import check_group
             check_group(self, group)
@@ -318,7 +322,7 @@ class FusedOptimizer(GradScalerMixin):
 
     def _check_effect(self, rules: Mapping[str, Rule]) -> None:
         """Raise if `state_storage` encodes slots, and none of these rules has any."""
-        storage = self._around.of(StateCodec).state_storage
+        storage = self.step_options.of(StateCodec).state_storage
         # None, or a mapping by slot.
         if not isinstance(storage, str):
             return
@@ -333,7 +337,7 @@ class FusedOptimizer(GradScalerMixin):
         try:
             yield
         except BaseException:
-            for handle in self._cache.heard.values():
+            for handle in self.step_cache.heard.values():
                 handle.remove()
             raise
 
@@ -358,13 +362,13 @@ class FusedOptimizer(GradScalerMixin):
             check_reductions(flat, title, rule, NOTHING)
         check_matrices(rule, rule_title, params, titles)
         for param, title in zip(params, titles, strict=True):
-            if self._around.kinds.is_away(param):
+            if self.step_options.kinds.is_away(param):
                 raise NotImplementedError(
                     f"'{title}' is on {param.device}, and {rule_title} has matrices where their"
                     " state is: leave out state_device='cpu'."
                 )
 
-    def _check_flat_buffers(self, groups: Sequence[Group]) -> None:
+    def check_flat_buffers(self, groups: Sequence[Group]) -> None:
         """Raise an error if groups have rules or options that reduce over flat buffers.
 
         Any parameter of the optimizer may show that libraries have flattened all of them.
@@ -372,7 +376,7 @@ class FusedOptimizer(GradScalerMixin):
         Raises:
             InvalidArgumentError: As `check_reductions`.
         """
-        transforms = self._around.base_transforms
+        transforms = self.step_options.base_transforms
         rules = {
             rule: getattr(self._kind_of(group), "_rule_by_shape", None) is not None
             for group in groups
@@ -382,8 +386,8 @@ class FusedOptimizer(GradScalerMixin):
             is_by_shape or is_reducing(rule, transforms) for rule, is_by_shape in rules.items()
         ):
             return
-        params = self._params()
-        flat = find_marked(params) or self._cache.added_params.find_replacement(params)
+        params = params_of(self.param_groups)
+        flat = find_marked(params) or self.step_cache.added_params.find_replacement(params)
         if flat is not None:
             (title,) = parameter_names(self.param_groups, [flat.param])
             for rule, is_by_shape in rules.items():
@@ -396,7 +400,7 @@ class FusedOptimizer(GradScalerMixin):
     def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
         """Warn of parameters that are 0 before their first step, if a rule then does less."""
         kinds = map(self._kind_of, self.param_groups)
-        zero_notes = [kind._zero_warning or self._around.zero_warning for kind in kinds]
+        zero_notes = [kind._zero_warning or self.step_options.zero_warning for kind in kinds]
         if any(zero_notes):
             with importing:
                 from thalweg.optim.zero_params import warn_zero_params
@@ -405,7 +409,7 @@ class FusedOptimizer(GradScalerMixin):
     @contextmanager
     def _added_whole(self) -> Generator[None]:
         """Return a context manager that removes groups added in the block if it fails."""
-        cache, count, known_params = self._cache, len(self.param_groups), list(self.state)
+        cache, count, known_params = self.step_cache, len(self.param_groups), list(self.state)
         heard, flat = list(cache.heard), cache.flat
         former_grads = [] if flat is None else [(param, param.grad) for param in flat.params]
         try:
@@ -413,7 +417,7 @@ class FusedOptimizer(GradScalerMixin):
         except BaseException:
             groups = self.param_groups[count:]
             del self.param_groups[count:]
-            for param in [param for group in groups for param in group["params"]]:
+            for param in params_of(groups):
                 if not any(param is known_param for known_param in known_params):
                     self.state.pop(param, None)
             for key in cache.heard.keys() - heard:
@@ -484,9 +488,9 @@ class FusedOptimizer(GradScalerMixin):
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Return the reasons why options of a group are not allowed, by their name."""
         return {
-            name: f"but {show_value(self._around.value(name))} in the constructor, which decides it"
-            " for all groups"
-            for name in self._around.others(group)
+            name: f"but {show_value(self.step_options.value(name))} in the constructor, which"
+            " decides it for all groups"
+            for name in self.step_options.others(group)
         }
 
     def _kind_of(self, group: Group) -> Any:
@@ -500,7 +504,7 @@ class FusedOptimizer(GradScalerMixin):
     def __repr__(self) -> str:
         with Describing():
             text = super().__repr__()
-        options = self._around.on
+        options = self.step_options.on
         if not options:
             return text
         lines = [f"    {name}: {options[name]}\n" for name in sorted(options)]
@@ -508,24 +512,25 @@ class FusedOptimizer(GradScalerMixin):
 
     def _begin(self, is_copy: bool = False) -> None:
         """Prepare new parameters as options need it before their first step."""
-        self._cache.operands.read_again(self)
-        self._cache.added_params.add(self._params() if is_copy else self.param_groups[-1]["params"])
+        self.step_cache.operands.read_again(self)
+        groups = self.param_groups if is_copy else self.param_groups[-1:]
+        self.step_cache.added_params.add(params_of(groups))
         self._listen()
-        if self._around.of(Flat).gradients == "flat":
+        if self.step_options.of(Flat).gradients == "flat":
             self._flatten()
-        if (diagnostics := self._around.of(Diagnosed).diagnostics) is not None:
+        if (diagnostics := self.step_options.of(Diagnosed).diagnostics) is not None:
             with importing:
                 from thalweg.optim.diagnostics.measuring import diagnose
             diagnose(self, diagnostics, is_copy)
 
     def _listen(self) -> None:
         """Register hooks that update parameters in the backward pass, if `in_backward` is on."""
-        if self._around.in_backward:
+        if self.step_options.in_backward:
             with importing:
                 from thalweg.optim.step_in_backward import listen
             listen(self)
 
-    def _check_not_swapped(self, message: str) -> None:
+    def check_not_swapped(self, message: str) -> None:
         """Raise if the parameters are their averages.
 
         Args:
@@ -534,16 +539,16 @@ class FusedOptimizer(GradScalerMixin):
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.
         """
-        if self._cache.holds_averages:
+        if self.step_cache.holds_averages:
             raise FailedPreconditionError(message)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._check_not_swapped(
+        self.check_not_swapped(
             f"A copy of {type(self).__name__} inside of swapped() would train averages instead of"
             " parameters. Copy the optimizer outside of the block; inside, copy the model alone."
         )
         # `copy.deepcopy` reads the parameters' memory.
-        for param in self._params():
+        for param in params_of(self.param_groups):
             check_held(param)
         attributes = {key: vars(self)[key] for key in _COPIED_ATTRIBUTES if key in vars(self)}
         return {**super().__getstate__(), **attributes}  # pyright: ignore
@@ -557,16 +562,16 @@ class FusedOptimizer(GradScalerMixin):
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.
         """
-        self._check_not_swapped(
+        self.check_not_swapped(
             f"The state of {type(self).__name__} does not go with averages, which the parameters"
             " are inside of swapped(): save it outside of the block, and inside the model alone."
         )
         state_dict = without_dynamo(super().state_dict)()  # pyright: ignore
-        if self._around.of(Rounding).round is not None:
+        if self.step_options.of(Rounding).round is not None:
             with importing:
                 from thalweg.optim.rounding_state import record_rounding
             record_rounding(self, state_dict["param_groups"])
-        if self._encodes():
+        if self.encodes_slots():
             with importing:
                 from thalweg.optim.quantized_state import add_storage
             add_storage(self, state_dict["param_groups"], state_dict["state"])
@@ -590,7 +595,7 @@ class FusedOptimizer(GradScalerMixin):
         if is_dynamo_compiling() or (has_own_step and has_hooks(self)):
             return self._told_step(closure)
         # Inlined from `_eager_step`: the call would take 5 % of a replayed step.
-        replay = self._cache.replay if closure is None else None
+        replay = self.step_cache.replay if closure is None else None
         if replay is not None and replay.take(self, False, has_own_step):
             return None
         return self._told_step(closure) if has_own_step and is_recorded() else self._step(closure)
@@ -600,12 +605,12 @@ class FusedOptimizer(GradScalerMixin):
     step.hooked = True  # pyright: ignore  # by `_told_step`
 
     def _plain_step(self, closure: Callable[[], object] | None = None) -> object:
-        if is_dynamo_compiling() and closure is None and put_in_graph(self._cache.operands):
+        if is_dynamo_compiling() and closure is None and put_in_graph(self.step_cache.operands):
             return None
         return self._eager_step(closure)
 
     def _eager_step(self, closure: Callable[[], object] | None = None) -> object:
-        replay = self._cache.replay if closure is None else None
+        replay = self.step_cache.replay if closure is None else None
         if replay is not None and replay.take(self):
             return None
         return self._step(closure)
@@ -623,12 +628,12 @@ class FusedOptimizer(GradScalerMixin):
         if closure is not None:
             with enable_grad():
                 loss = closure()
-        cache = self._cache
+        cache = self.step_cache
         if loss is not None and cache.diagnosing is not None:
             cache.diagnosing.note_loss(loss)
         with cache._lock:
             may_replay = closure is not None or bool(cache.due_substeps) or cache.changes.needs_plan
-            if may_replay and self._around.accumulate == 1 and self._try_replay():
+            if may_replay and self.step_options.accumulate == 1 and self._try_replay():
                 return loss
             cache.settle()
             with one_step_at_a_time(cache, type(self).__name__), guard_ranks(self):
@@ -637,8 +642,8 @@ class FusedOptimizer(GradScalerMixin):
 
     def _step_carefully(self) -> None:
         """Take a step that is not the one before in one call; the lock is held."""
-        cache = self._cache
-        self._check_not_swapped(_SWAPPED_STEP)
+        cache = self.step_cache
+        self.check_not_swapped(_SWAPPED_STEP)
         self._listen()
         cache.apply_flag = self._found_finite()
         if cache.apply_flag is None and self._skip_overflowed_step():
@@ -661,11 +666,11 @@ class FusedOptimizer(GradScalerMixin):
         Args:
             set_to_none: Whether gradients become None.
         """
-        flat = self._cache.flat
+        flat = self.step_cache.flat
         if flat is None and set_to_none and is_dynamo_compiling():
-            forget_gradients(self._cache.operands)
+            forget_gradients(self.step_cache.operands)
         elif flat is None:
-            for param in () if set_to_none else self._params():
+            for param in () if set_to_none else params_of(self.param_groups):
                 if param.grad is not None:
                     check_held(param.grad, f"The gradient of '{name_of(param)}'")
             without_dynamo(super().zero_grad)(set_to_none)  # pyright: ignore
@@ -676,18 +681,14 @@ class FusedOptimizer(GradScalerMixin):
     def _clear(self, flat: FlatGradients) -> None:
         if not flat.stands():
             self._flatten()
-        cast("FlatGradients", self._cache.flat).clear()
-
-    def _params(self) -> list[Tensor]:
-        """Return the parameters of all groups."""
-        return [param for group in self.param_groups for param in group["params"]]
+        cast("FlatGradients", self.step_cache.flat).clear()
 
     def _flatten(self) -> None:
         """Move the gradients of all trainable parameters into a few buffers."""
         with importing:
             from thalweg.optim.flat_gradients import FlatGradients
-        self._cache.flat = FlatGradients(self._params())
-        self._cache.rebind_target = None
+        self.step_cache.flat = FlatGradients(params_of(self.param_groups))
+        self.step_cache.rebind_target = None
 
     def _hooks_for(
         self, part: ParamState, params: list[Tensor], places: list[int]
@@ -697,7 +698,7 @@ class FusedOptimizer(GradScalerMixin):
 
     def _try_replay(self, has_sums: bool = False) -> bool:
         """Take the step before again in one call, as soon as it is planned; False if it cannot."""
-        cache = self._cache
+        cache = self.step_cache
         if cache.due_substeps or cache.changes.needs_plan:
             substeps, cache.due_substeps = cache.due_substeps, ()
             with importing:
@@ -708,7 +709,7 @@ class FusedOptimizer(GradScalerMixin):
             cache.replay = kind.of(self, substeps) if replay is None and substeps else replay
         return cache.replay is not None and cache.replay.take(self, has_sums)
 
-    def _is_torchs_group(self, group: Group) -> bool:
+    def is_torchs_group(self, group: Group) -> bool:
         """Return whether options of a group leave the step to torch."""
         return False
 
@@ -718,7 +719,7 @@ class FusedOptimizer(GradScalerMixin):
 
     def _try_rebind(self) -> bool:
         """Take the step before again, with other gradients or changed rates; False if it cannot."""
-        cache = self._cache
+        cache = self.step_cache
         if cache.rebind_target is None:
             return False
         part, places = cache.rebind_target
@@ -726,7 +727,7 @@ class FusedOptimizer(GradScalerMixin):
         if len(groups) == 1:
             params: list[Tensor] = groups[0]["params"]
         else:
-            params = [param for group in groups for param in group["params"]]
+            params = params_of(groups)
             if places != [place for place, group in enumerate(groups) for _ in group["params"]]:
                 return False
         if len(params) != len(places):
@@ -735,16 +736,16 @@ class FusedOptimizer(GradScalerMixin):
         if any(map(is_, gradients, itertools.repeat(None))) or not self._is_of(part, gradients):
             return False
         hooks = self._hooks_for(part, params, places)
-        report, unscaling = GradientReport(), self._unscaling()
+        report, unscaling = GradientReport(), self.unscaling()
         hooks.ending = self._ending(report)
         if not hooks.repeats:
             return False
         transforms = NOTHING
-        if unscaling is not None or self._around.clips:
-            arguments = unscaling, len(params), report, self._is_torchs
-            transforms = gradient_transforms(self._around, *arguments)
+        if unscaling is not None or self.step_options.clips:
+            arguments = unscaling, len(params), report, self.has_torch_numbers
+            transforms = gradient_transforms(self.step_options, *arguments)
         pairs = list(zip(gradients, params, strict=True))
-        if self._around.clips and any(map(is_sparse, gradients)):
+        if self.step_options.clips and any(map(is_sparse, gradients)):
             pairs = hooks.seen(pairs)
         outcome = try_rebind(hooks, part.plans, pairs, transforms)
         if outcome is None:
@@ -764,7 +765,7 @@ class FusedOptimizer(GradScalerMixin):
 
     def _keep_rebind_target(self, part: ParamState, places: Sequence[int]) -> None:
         """Keep the part that updated all groups for `_try_rebind`; drop an earlier one."""
-        cache, options = self._cache, self._around
+        cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)
         cache.rebind_target = None
         is_rebindable = not options.kinds.sums and not options.kinds.masters and part.locals is None
@@ -784,12 +785,12 @@ class FusedOptimizer(GradScalerMixin):
 
     def _apply_alone(self, param: Tensor) -> None:
         """Update a parameter in the course of the backward pass."""
-        cache = self._cache
+        cache = self.step_cache
         cache.progress = ()
         try:
             self._check_alone()
             with cache._lock, one_step_at_a_time(cache, type(self).__name__):
-                self._check_not_swapped(_SWAPPED_STEP)
+                self.check_not_swapped(_SWAPPED_STEP)
                 self._take_step(cache.single_param_states.setdefault(id(param), {}), param)
         except BaseException as error:
             self._say(error)
@@ -802,7 +803,7 @@ class FusedOptimizer(GradScalerMixin):
     @property
     def last_step(self) -> LastStep | None:
         """Report of the last step as a `LastStep`; None before the first step."""
-        cache = self._cache
+        cache = self.step_cache
         cache.settle()
         if cache.last_step is None or not cache.last_step.taken:
             return cache.last_step
@@ -822,7 +823,7 @@ class FusedOptimizer(GradScalerMixin):
 
         A device that has measured it is waited for here.
         """
-        diagnosing = self._cache.diagnosing
+        diagnosing = self.step_cache.diagnosing
         return None if diagnosing is None else diagnosing.table()
 
     def swapped(self) -> AbstractContextManager[None]:
@@ -834,7 +835,7 @@ class FusedOptimizer(GradScalerMixin):
                 is, or the block is in another one.
             LayoutError: A parameter or its average has no memory, or not the other's shape.
         """
-        if self._around.of(Average).ema_decay is None:
+        if self.step_options.of(Average).ema_decay is None:
             raise InvalidArgumentError("There are no averages without ema_decay.")
         with importing:
             from thalweg.optim.swap_averages import swapped
@@ -842,7 +843,7 @@ class FusedOptimizer(GradScalerMixin):
 
     def _accumulate_gradients(self) -> bool:
         """Add gradients to their sums, where passes are summed up; True if a step is due."""
-        cache, passes = self._cache, self._around.accumulate
+        cache, passes = self.step_cache, self.step_options.accumulate
         if passes == 1:
             return True
         # After a step that was not taken, the sums are still in the state.
@@ -851,9 +852,9 @@ class FusedOptimizer(GradScalerMixin):
             count = add_to_sums(
                 self.param_groups,
                 self.state,
-                unscaling=cast("float | None", self._unscaling()),  # no device decides on sums
-                sum_in_float32=self._around.of(Accumulation).wide_sums
-                or self._around.kinds.masters,
+                unscaling=cast("float | None", self.unscaling()),  # no device decides on sums
+                sum_in_float32=self.step_options.of(Accumulation).wide_sums
+                or self.step_options.kinds.masters,
                 report_count=self._waiting,
             )
         if count < passes:
@@ -865,31 +866,31 @@ class FusedOptimizer(GradScalerMixin):
 
     def _waiting(self, count: int) -> Call:
         """Return a call that records the number of gradients in the sums."""
-        reason = f"{count} of {self._around.accumulate} gradients are summed up"
-        report = LastStep(False, reason, self._cache.count)
-        return partial(vars(self._cache).update, {"last_step": report, "is_folded": True})
+        reason = f"{count} of {self.step_options.accumulate} gradients are summed up"
+        report = LastStep(False, reason, self.step_cache.count)
+        return partial(vars(self.step_cache).update, {"last_step": report, "is_folded": True})
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the gradients or accumulated sums of parameters, None where there is none."""
-        sums = self._cache.sums
+        sums = self.step_cache.sums
         if sums is None:
             return [param.grad for param in params]
         gradients = [sums.get(id(param)) for param in params]
-        if self._around.kinds.masters:
+        if self.step_options.kinds.masters:
             return gradients
         pairs = zip(gradients, params, strict=True)
         return [grad if grad is None else self._narrowed(grad, param) for grad, param in pairs]
 
     def _narrowed(self, grad: Tensor, param: Tensor) -> Tensor:
         """Return a sum of gradients in the parameter's dtype."""
-        if self._around.clips and grad.is_sparse and grad.dtype != param.dtype:
+        if self.step_options.clips and grad.is_sparse and grad.dtype != param.dtype:
             # Duplicates are summed before the rounding.
             grad = summed(grad, grad.dtype, *titles_of([param]))
         return grad.to(param.dtype)
 
     def _say(self, error: BaseException) -> None:
         """Add a note to an error of a step: what was done, and what stays in the state."""
-        cache = self._cache
+        cache = self.step_cache
         if cache.progress:
             add_note(error, cache.progress)
         elif cache.has_applied_grads:
@@ -905,7 +906,7 @@ class FusedOptimizer(GradScalerMixin):
         """Return calls that record, with a step, that it was taken or that a device has decided on
         it.
         """
-        cache = self._cache
+        cache = self.step_cache
         updates: dict[str, Any] = {"report": grad_report, "has_applied_grads": False}
         updates["last_apply_flag"] = cache.apply_flag
         calls: list[Call] = []
@@ -920,19 +921,21 @@ class FusedOptimizer(GradScalerMixin):
         updates["progress"] = (f"{TAKEN}." if cache.apply_flag is None else LEFT,)
         if cache.sums is not None:
             calls += self._clearing_sums()
-        if self._around.in_backward:  # of parameters that nobody listened to yet
-            params_with_grad = [param for param in self._params() if param.grad is not None]
+        if self.step_options.in_backward:  # of parameters that nobody listened to yet
+            params_with_grad = [
+                param for param in params_of(self.param_groups) if param.grad is not None
+            ]
             calls += [partial(setattr, param, "grad", None) for param in params_with_grad]
         return [*calls, partial(vars(cache).update, updates)]
 
     def _clearing_sums(self) -> list[Call]:
         """Return calls that clear the sums, with a step that uses them."""
         calls = clearing_sums(self.param_groups, self.state)
-        return [*calls, partial(vars(self._cache).update, {"sums": None})]
+        return [*calls, partial(vars(self.step_cache).update, {"sums": None})]
 
     def _ending_alone(self, param: Tensor) -> list[Call]:
         """Return calls that end the step of one parameter in the course of the backward pass."""
-        mark_applied = partial(vars(self._cache).__setitem__, "has_applied_grads", True)
+        mark_applied = partial(vars(self.step_cache).__setitem__, "has_applied_grads", True)
         return [mark_applied, partial(setattr, param, "grad", None)]
 
     def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
@@ -940,4 +943,4 @@ class FusedOptimizer(GradScalerMixin):
         raise NotImplementedError
 
 
-_COPIED_ATTRIBUTES = ("_around", "_step_supports_amp_scaling")
+_COPIED_ATTRIBUTES = ("step_options", "_step_supports_amp_scaling")

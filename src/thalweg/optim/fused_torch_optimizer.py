@@ -22,7 +22,7 @@ from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.update_targets import MASTER
 from thalweg._core.options.wrappers import Wrapper
-from thalweg._core.param_groups import Group, parameter_names
+from thalweg._core.param_groups import Group, parameter_names, params_of
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.sparse_gradients import is_sparse
 from thalweg._core.step import run_step, try_rebind
@@ -73,6 +73,10 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     Torch's step runs for all that the engines do not support: parameters on other devices,
     `differentiable=True`, subclasses of tensors with their own dispatch.
+
+    Attributes:
+        constructor_signature: The signature of the constructor, with options.
+        fixed_options: Values of hyperparameters that groups may lack.
     """
 
     _torch: ClassVar[Any]  # the class of `torch.optim`
@@ -80,7 +84,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     _dense: ClassVar[str] = ""  # error for dense gradients, likewise
     _counts: ClassVar[bool] = True  # True if each parameter has a step count
     _has_python_scalars: ClassVar[bool] = False  # True if the step count is a Python number
-    _fixed: ClassVar[dict[str, object]] = {}  # values of hyperparameters that groups may lack
+    fixed_options: ClassVar[dict[str, object]] = {}
     _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch computes in tensors
     # The dtype of scalar slots; None if torch's default dtype decides.
     _number_dtype: ClassVar[torch.dtype | None] = None
@@ -92,18 +96,18 @@ class FusedTorchOptimizer(FusedOptimizer):
     _unsupported_options: ClassVar[Mapping[str, str]] = {}  # errors by option
     _common: ClassVar[tuple[str, ...]] = ()  # options that must be equal in all groups
     _unread: ClassVar[tuple[str, ...]] = ()  # options that no step reads
-    _accepted: ClassVar[inspect.Signature]  # signature of the constructor, with options
-    _option_names: ClassVar[list[str]]  # options that a step reads
+    constructor_signature: ClassVar[inspect.Signature]
+    read_options: ClassVar[list[str]]  # options that a step reads
     _flags: ClassVar[list[str]]  # options that are true or false
 
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
         signature = cls._signature()
-        cls._accepted = with_options(signature)
+        cls.constructor_signature = with_options(signature)
         if cls.__module__.startswith("thalweg."):
-            publish(cls, cls._accepted)
+            publish(cls, cls.constructor_signature)
         unread_names = ("params", *STEP_FLAGS, *cls._unread)
-        cls._option_names = [name for name in signature.parameters if name not in unread_names]
+        cls.read_options = [name for name in signature.parameters if name not in unread_names]
         cls._flags = [n for n, arg in signature.parameters.items() if isinstance(arg.default, bool)]
 
     @classmethod
@@ -113,7 +117,7 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def __init__(self, *args: Any, **keywords: object) -> None:
         try:
-            self._accepted.bind(self, *args, **keywords)
+            self.constructor_signature.bind(self, *args, **keywords)
         except TypeError:  # which Python tells before anybody looks at a value
             torch_keywords = {name: keywords[name] for name in keywords if name not in KEYWORDS}
             self._torch.__init__(self, *args, **torch_keywords)
@@ -121,7 +125,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         try:
             super().__init__(*args, **keywords)
         except LookupError as error:  # of a number that torch takes an item of
-            arguments = self._accepted.bind(self, *args, **keywords).arguments
+            arguments = self.constructor_signature.bind(self, *args, **keywords).arguments
             pairs = [name for name in PAIRS if name in arguments]
             unfit = [name for name in pairs if not are_numbers(arguments[name], self._betas)]
             if isinstance(error, ThalwegError) or not unfit:
@@ -130,17 +134,17 @@ class FusedTorchOptimizer(FusedOptimizer):
             raise InvalidTypeError(f"{unfit[0]} must be a pair of numbers, not {value}.") from error
         groups = [(self._kind_of(group).__name__, group) for group in self.param_groups]
         self._check_effect({title: self._choose_rule(group) for title, group in groups})
-        if not self._around.keeps_as_torch:
+        if not self.step_options.keeps_as_torch:
             self._keep_as_options_say()
 
     def _keep_as_options_say(self) -> None:
         """Convert slots that torch's constructor made to the storage that options define."""
-        kinds = self._around.kinds
+        kinds = self.step_options.kinds
         for group in self.param_groups:
             starts = self._starts_of(group)
             for param in group["params"]:
                 entries = self.state.get(param, {})
-                for slot in self._rule_around(group, param).element_slots:
+                for slot in self.wrapped_rule(group, param).element_slots:
                     tensor = entries.get(slot.name)
                     start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
                     if tensor is not None and slot.storage is not None:
@@ -167,21 +171,21 @@ class FusedTorchOptimizer(FusedOptimizer):
             self._check_common(kind, group, place)
         if kind._of_matrices:
             self._check_matrices(self._choose_rule(group), kind.__name__, place)
-        if self._around.wrapping:
+        if self.step_options.wrapping:
             params = group["params"]
             for param, title in zip(
                 params, parameter_names(self.param_groups, params), strict=True
             ):
-                for option in self._around.wrapping:
+                for option in self.step_options.wrapping:
                     option.check_param(param, title)
-            if kind._unwrapped and any(isinstance(x, Wrapper) for x in self._around.wrapping):
-                title = f"{kind.__name__} with {self._around.named()}"
+            if kind._unwrapped and any(isinstance(x, Wrapper) for x in self.step_options.wrapping):
+                title = f"{kind.__name__} with {self.step_options.named()}"
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
             for name, reason in kind._unsupported_options.items():
-                if name in self._around.on:
+                if name in self.step_options.on:
                     raise InvalidArgumentError(f"{kind.__name__} {reason}.")
             for rule in self._rules_of(group):
-                self._around.check_rule(rule, kind.__name__)
+                self.step_options.check_rule(rule, kind.__name__)
         self._check_kept(group)
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
@@ -226,27 +230,27 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return the rule that updates a group."""
         raise NotImplementedError
 
-    def _own_rule(self, group: Group, param: Tensor) -> Rule:
+    def base_rule(self, group: Group, param: Tensor) -> Rule:
         """Return the rule that updates a parameter of a group."""
         choose = self._kind_of(group)._rule_by_shape
         return self._choose_rule(group) if choose is None else choose(group, param)
 
-    def _rule_around(self, group: Group, param: Tensor) -> Rule:
+    def wrapped_rule(self, group: Group, param: Tensor) -> Rule:
         """Return the rule of a parameter with the options around it."""
-        return self._around.rule(self._own_rule(group, param))
+        return self.step_options.rule(self.base_rule(group, param))
 
     def _rule_of(self, group: Group) -> Rule:
-        return self._around.rule(self._choose_rule(group))
+        return self.step_options.rule(self._choose_rule(group))
 
     def _rules_of(self, group: Group) -> set[Rule]:
         """Return the rules that update parameters of a group."""
         if self._kind_of(group)._rule_by_shape is None or not group["params"]:
             return {self._choose_rule(group)}
-        return {self._own_rule(group, param) for param in group["params"]}
+        return {self.base_rule(group, param) for param in group["params"]}
 
     def _rules_around(self, group: Group) -> set[Rule]:
         """Return the rules of a group with the options around them."""
-        return set(map(self._around.rule, self._rules_of(group)))
+        return set(map(self.step_options.rule, self._rules_of(group)))
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
         """Return the class that defines the options and state of a group."""
@@ -272,7 +276,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         }
 
     def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
-        if any(map(self._is_torchs_group, self.param_groups)):
+        if any(map(self.is_torchs_group, self.param_groups)):
             return self._step_of_torch()
         shares = self._shares() if single_param is None else self._share_of(single_param)
         if not shares:
@@ -287,20 +291,20 @@ class FusedTorchOptimizer(FusedOptimizer):
         with no_grad():
             update_pairs = [substep.hooks.aim(substep.share.pairs) for substep in steps]
         # The last sub-step commits the writes of all others.
-        report, final = GradientReport(), steps[-1]
+        report, final, options = GradientReport(), steps[-1], self.step_options
         ending = self._ending(report) if single_param is None else self._ending_alone(single_param)
         final.hooks.ending = ending
         make_transforms = partial(
-            gradient_transforms, self._around, self._unscaling(), grad_report=report, is_torchs=True
+            gradient_transforms, options, self.unscaling(), grad_report=report, is_torchs=True
         )
-        if len(steps) > 1 and self._around.base_transforms.global_clipnorm is not None:
+        if len(steps) > 1 and options.base_transforms.global_clipnorm is not None:
             pairs = [pairs for pairs, _ in update_pairs]
             all_pairs = list(zip([substep.hooks for substep in steps], pairs, strict=True))
-            if not self._cache.norm.try_rebind(all_pairs) and not self._all_fit(steps):
+            if not self.step_cache.norm.try_rebind(all_pairs) and not self._all_fit(steps):
                 return self._step_of_torch()
             transforms = make_transforms(sum(len(substep.share.pairs) for substep in steps))
             with no_grad():
-                factor = self._cache.norm.clip_factor(all_pairs, transforms, report)
+                factor = self.step_cache.norm.clip_factor(all_pairs, transforms, report)
             make_transforms = partial(make_transforms, factor=factor)
         outcome = self._write(steps, update_pairs, make_transforms)
         if outcome is None:
@@ -313,13 +317,13 @@ class FusedTorchOptimizer(FusedOptimizer):
             if len(steps) == 1:
                 self._keep_rebind_target(final.part, final.share.places)
             if was_rebound:
-                self._cache.note_repeated(
+                self.step_cache.note_repeated(
                     *(RepeatedSubStep(part, hooks, share.places) for share, part, hooks in steps)
                 )
             else:
-                trainable = sum(param.requires_grad for param in self._params())
+                trainable = sum(param.requires_grad for param in params_of(self.param_groups))
                 gradients = sum(len(substep.share.pairs) for substep in steps)
-                self._cache.changes.note_planned(gradients, trainable)
+                self.step_cache.changes.note_planned(gradients, trainable)
         return None
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
@@ -328,7 +332,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             # Options may have chosen other rules since the last step.
             for stale_rule in parts.keys() - self._rules():
                 del parts[stale_rule]
-            kinds, blocks = self._around.kinds, self._cache.blocks
+            kinds, blocks = self.step_options.kinds, self.step_cache.blocks
             kind = self._kind_of(self.param_groups[share.places[0]])
             numbers = self._numbers(rule, kind)
             parts[rule] = ParamState(rule, numbers, kind._has_python_scalars, kinds, blocks)
@@ -392,10 +396,10 @@ class FusedTorchOptimizer(FusedOptimizer):
                 batch.release_gradients()
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
-        options = self._around
+        options = self.step_options
         if options.accumulate > 1 or options.in_backward or options.kinds.device is not None:
             return None
-        if any(map(self._is_torchs_group, self.param_groups)):
+        if any(map(self.is_torchs_group, self.param_groups)):
             return None
         with importing:
             from thalweg.optim.absent_gradients import plan_with_absent
@@ -416,7 +420,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return (
             self._may_repeat(part, gradients)
             and self._rules() == {part.rule}
-            and not any(map(self._is_torchs_group, self.param_groups))
+            and not any(map(self.is_torchs_group, self.param_groups))
         )
 
     def _may_repeat(self, part: ParamState, gradients: Sequence[object]) -> bool:
@@ -426,11 +430,11 @@ class FusedTorchOptimizer(FusedOptimizer):
         """
         return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
-    def _is_torchs_group(self, group: Group) -> bool:
+    def is_torchs_group(self, group: Group) -> bool:
         """Return whether the options of a group need torch's own step."""
         if group.get("capturable"):
-            params = self._params()
-            if self._around.kinds.device or device_of(params) is None:
+            params = params_of(self.param_groups)
+            if self.step_options.kinds.device or device_of(params) is None:
                 return True
         betas = group.get("betas")
         scalars = [group["lr"], betas, *(betas if isinstance(betas, tuple | list) else ())]
@@ -439,9 +443,9 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def _counts_there(self) -> bool:
         kinds = map(self._kind_of, self.param_groups)
-        if self._around.kinds.device or any(kind._has_python_scalars for kind in kinds):
+        if self.step_options.kinds.device or any(kind._has_python_scalars for kind in kinds):
             return False
-        if self._around.of(Unscaling).fused_unscale or self._asks("capturable"):
+        if self.step_options.of(Unscaling).fused_unscale or self._asks("capturable"):
             return True
         return "found_inf" in vars(self) and self._asks("fused")
 
@@ -450,7 +454,7 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def _homes_of(self, params: Sequence[Tensor]) -> Homes:
         homes = super()._homes_of(params)
-        is_on_device = not (is_host(params) or self._around.kinds.device)
+        is_on_device = not (is_host(params) or self.step_options.kinds.device)
         if homes[0] is None and is_on_device and self._asks("fused"):
             return None, device_of(params) or CPU
         return homes
@@ -460,11 +464,11 @@ class FusedTorchOptimizer(FusedOptimizer):
             return True
         step = {STEP} if self._keeps_step(self._kind_of(group)) else set[str]()
         names = {
-            rule: {*step, *(slot.name for slot in self._around.rule(rule).slots)}
+            rule: {*step, *(slot.name for slot in self.step_options.rule(rule).slots)}
             for rule in self._rules_of(group)
         }
         return all(
-            names[self._own_rule(group, param)] <= self.state.get(param, {}).keys()
+            names[self.base_rule(group, param)] <= self.state.get(param, {}).keys()
             for param in params
         )
 
@@ -474,7 +478,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         Raises:
             RuntimeError: The class takes no such gradients.
         """
-        options = self._around
+        options = self.step_options
         for (grad, param), place in zip(*share, strict=True):
             group, has_rows = self.param_groups[place], grad.layout != torch.strided
             kind = self._kind_of(group)
@@ -486,10 +490,10 @@ class FusedTorchOptimizer(FusedOptimizer):
                 return False
             if options.keeps_as_torch and not self._has_kind(group, param):
                 return False
-        wide = options.kinds.masters and self._cache.sums is not None
+        wide = options.kinds.masters and self.step_cache.sums is not None
         is_offloaded = options.kinds.device is not None
         (_, first), place = share.pairs[0], share.places[0]
-        rule = options.rule(self._own_rule(self.param_groups[place], first))
+        rule = options.rule(self.base_rule(self.param_groups[place], first))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         coded = {slot.name for slot in rule.element_slots if slot.storage}
         return engines_support(share.pairs, self.state, names, wide, is_offloaded, coded)
@@ -503,19 +507,19 @@ class FusedTorchOptimizer(FusedOptimizer):
         scalars = {slot.name for substep in steps for slot in substep.part.rule.scalar_slots}
         params = [param for substep in steps for _, param in substep.share.pairs]
         shared_scalar = find_shared_scalar(params, self.state, {STEP, *scalars})
-        if shared_scalar is not None and self._around:
+        if shared_scalar is not None and self.step_options:
             first_name, second_name = parameter_names(self.param_groups, shared_scalar[1])
             raise NotImplementedError(
                 f"{shared_scalar[0]!r} of '{first_name}' and of '{second_name}' is one tensor,"
-                f" which {type(self).__name__} with {self._around.named()} would count for both at"
-                " once: give each one of its own."
+                f" which {type(self).__name__} with {self.step_options.named()} would count for"
+                " both at once: give each one of its own."
             )
         return shared_scalar is not None
 
     def _has_kind(self, group: Group, param: Tensor) -> bool:
         """Return whether the slots of a parameter have its dtype."""
         entries = self.state.get(param, {})
-        slots = [slot for slot in self._own_rule(group, param).slots if slot.shape is None]
+        slots = [slot for slot in self.base_rule(group, param).slots if slot.shape is None]
         names = [slot.name for slot in slots if not slot.scalar and slot.name in entries]
         return all(getattr(entries[name], "dtype", None) == param.dtype for name in names)
 
@@ -544,7 +548,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 if (present_grad := absent.get(id(param)) if grad is None else grad) is not None
             ]
             for rule, rule_pairs in self._by_rule(group, pairs):
-                share = shares.setdefault(self._around.rule(rule), _Share([], []))
+                share = shares.setdefault(self.step_options.rule(rule), _Share([], []))
                 share.pairs.extend(rule_pairs)
                 share.places.extend([place] * len(rule_pairs))
         return shares
@@ -557,7 +561,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             return [(self._choose_rule(group), pairs)] if pairs else []
         pairs_by_rule: dict[Rule, list[tuple[Tensor, Tensor]]] = {}
         for pair in pairs:
-            pairs_by_rule.setdefault(self._own_rule(group, pair[1]), []).append(pair)
+            pairs_by_rule.setdefault(self.base_rule(group, pair[1]), []).append(pair)
         return pairs_by_rule.items()
 
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
@@ -565,7 +569,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         with importing:
             from thalweg.optim.step_in_backward import place_of
         place = cast("int", place_of(self, param))
-        rule = self._around.rule(self._own_rule(self.param_groups[place], param))
+        rule = self.step_options.rule(self.base_rule(self.param_groups[place], param))
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
     def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, ScalarSpec]:
@@ -586,7 +590,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return whether parameters have a step number, for the class of their group or for an
         option.
         """
-        return kind._counts or self._around.counts
+        return kind._counts or self.step_options.counts
 
     def load_state_dict(self, state_dict: dict[str, Any], *, convert: bool = False) -> None:
         """Load a state as `torch.optim.Optimizer.load_state_dict` does, or change nothing.
@@ -604,8 +608,8 @@ class FusedTorchOptimizer(FusedOptimizer):
             CheckpointMismatchError: A step cannot be taken with the state, such as with one of
                 another class. Lists up to ten differences; nothing was loaded.
         """
-        with self._cache._lock:
-            check_no_step(self._cache, type(self).__name__, "load_state_dict")
+        with self.step_cache._lock:
+            check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
             torch_class: Any = super(FusedTorchOptimizer, type(self))
             torch_load = without_dynamo(torch_class.load_state_dict)
             load(self, state_dict, partial(as_torch, load=torch_load), convert)
@@ -619,7 +623,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return reasons
 
     def _wanted_options(self, group: Group) -> Sequence[str]:
-        return self._kind_of(group)._option_names
+        return self._kind_of(group).read_options
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         unfit = super()._unfit_options(group, place)
@@ -641,15 +645,15 @@ class FusedTorchOptimizer(FusedOptimizer):
         specs = {SUM: sum_of(param)}
         if isinstance(entries, Mapping) and entries.keys() <= {SUM}:  # there was none
             return state_mismatches(entries, specs, title)
-        kind, rule = self._kind_of(group), self._own_rule(group, param)
+        kind, rule = self._kind_of(group), self.base_rule(group, param)
         slots = rule.slots
-        optional = [*kind._optional, *self._around.keys(param)]
+        optional = [*kind._optional, *self.step_options.keys(param)]
         names = [*(s.name for s in slots if not (s.scalar or s.is_shaped)), *optional]
         if self._keeps_step(kind):
             specs[STEP] = StateEntrySpec(is_optional=not kind._counts)
         specs |= {slot.name: StateEntrySpec(dtypes=REAL_DTYPES) for slot in rule.numbers}
         specs |= {n: StateEntrySpec(param, (), n in kind._rowwise, n in optional) for n in names}
-        wrapped_rule = self._around.rule(rule)
+        wrapped_rule = self.step_options.rule(rule)
         # Those that a wrapper adds are made where they are missing.
         for slot in (*wrapped_rule.measured_slots, *wrapped_rule.common_slots):
             number = torch.empty((), dtype=torch.float32, device="cpu")
@@ -688,7 +692,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         Functions of users are not called. Combinations in `checked_keys` were checked before; new
         ones are added.
         """
-        rule = self._rule_around(group, param)
+        rule = self.wrapped_rule(group, param)
         numbers = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}
         numbers |= {name: float(entries[name]) for name in numbers if entries.get(name) is not None}
         key = (id(group), rule, *numbers.values())
@@ -696,18 +700,18 @@ class FusedTorchOptimizer(FusedOptimizer):
             return []
         checked_keys.add(key)
         try:
-            options = Options(group, rule, self._kind_of(group)._fixed)
+            options = Options(group, rule, self._kind_of(group).fixed_options)
             # A root that is real in one step may be complex in the next.
             for _ in range(2):
                 numbers[STEP] = numbers["t"] = numbers[STEP] + 1
                 for scalar in rule.prepare(**options.given_to_prepare(numbers)).values():
                     number(scalar)
         except (ArithmeticError, TypeError, ThalwegError) as error:
-            shown_numbers = self._show_numbers(group)
+            shown_numbers = self.show_numbers(group)
             return [f"'{title}' takes no step {numbers[STEP]:g} with {shown_numbers}: {error}"]
         return []
 
-    def _show_numbers(self, group: Group) -> str:
+    def show_numbers(self, group: Group) -> str:
         """Return the numbers among a group's options, for messages."""
         flags = self._kind_of(group)._flags
         names = [name for name in self._wanted_options(group) if name not in flags]
@@ -715,35 +719,18 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def _step_of_torch(self) -> None:
         """Take the step with torch's own code; raise if options forbid it."""
-        self._check_flat_buffers(self.param_groups)
+        self.check_flat_buffers(self.param_groups)
         # Not all of torch's classes know of a scale, and none that does not unscale says so.
-        is_scaling = self._around.of(Unscaling).fused_unscale and self._unscaling() is not None
-        if self._around or is_scaling:
-            if self._around.kinds.device:
-                raise NotImplementedError(
-                    f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"
-                    " strided or sparse, without capturable=True and differentiable=True; this one"
-                    " is torch's."
-                )
-            pairs = zip(self._gradients(self._params()), self._params(), strict=True)
-            if rows := [param for grad, param in pairs if grad is not None and is_sparse(grad)]:
-                name = parameter_names(self.param_groups, rows)[0]
-                raise NotImplementedError(
-                    f"The gradient of '{name}' is sparse, and"
-                    f" {type(self).__name__} with {self._around.named()} takes dense ones: leave"
-                    " out one of them, or update it with an optimizer of its own."
-                )
-            raise NotImplementedError(
-                f"{type(self).__name__} with {self._around.named()} takes steps on dense tensors of"
-                " the CPU, and of GPUs for which there is an engine; this one is torch's."
-            )
+        is_scaling = self.step_options.of(Unscaling).fused_unscale and self.unscaling() is not None
+        if self.step_options or is_scaling:
+            self._raise_unsupported()
         if self._skip_overflowed_step():
             return
         if not getattr(self._torch, "_has_step", True):
             self._torch.step(self)  # refuses, before anything is written
         self._check_memories()
-        if self._cache.team is not None:
-            self._cache.team.agree()
+        if self.step_cache.team is not None:
+            self.step_cache.team.agree()
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
@@ -752,6 +739,28 @@ class FusedTorchOptimizer(FusedOptimizer):
         with whole(self), host_allocations():
             step(self)
         run(self._ending(GradientReport()))
+
+    def _raise_unsupported(self) -> None:
+        """Raise the reason why a step with options cannot be left to torch."""
+        if self.step_options.kinds.device:
+            raise NotImplementedError(
+                f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"
+                " strided or sparse, without capturable=True and differentiable=True; this one"
+                " is torch's."
+            )
+        title = f"{type(self).__name__} with {self.step_options.named()}"
+        params = params_of(self.param_groups)
+        pairs = zip(self._gradients(params), params, strict=True)
+        if rows := [param for grad, param in pairs if grad is not None and is_sparse(grad)]:
+            name = parameter_names(self.param_groups, rows)[0]
+            raise NotImplementedError(
+                f"The gradient of '{name}' is sparse, and {title} takes dense ones: leave out one"
+                " of them, or update it with an optimizer of its own."
+            )
+        raise NotImplementedError(
+            f"{title} takes steps on dense tensors of the CPU, and of GPUs for which there is an"
+            " engine; this one is torch's."
+        )
 
     def _check_memories(self) -> None:
         """Raise if torch's step would access memory outside of a tensor's storage.

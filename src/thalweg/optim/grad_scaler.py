@@ -27,8 +27,8 @@ class GradScalerMixin:
     """The part of an optimizer that a scaler speaks to, by the attributes that it sets."""
 
     param_groups: list[Group]
-    _around: StepOptions
-    _cache: Any
+    step_options: StepOptions
+    step_cache: Any
 
     def _homes_of(self, params: Sequence[Tensor]) -> Homes:
         """Return the device that alone holds the numbers, or None, and the device of the host."""
@@ -38,7 +38,7 @@ class GradScalerMixin:
 
     def _counts_there(self) -> bool:
         """Return whether per-parameter numbers are on the GPU only."""
-        return self._around.of(Unscaling).fused_unscale
+        return self.step_options.of(Unscaling).fused_unscale
 
     def _found_finite(self) -> Tensor | None:
         """Return whether `torch.amp.GradScaler` has the step taken, where a device is to decide on
@@ -48,7 +48,7 @@ class GradScalerMixin:
         has constraints, or adds up gradients.
         """
         found_inf = vars(self).get("found_inf")
-        options = self._around
+        options = self.step_options
         if not isinstance(found_inf, Tensor) or is_host([found_inf]) or not self._counts_there():
             return None
         groups = self.param_groups
@@ -70,21 +70,21 @@ class GradScalerMixin:
         found_inf = vars(self).get("found_inf")
         if found_inf is None or not number(found_inf):  # 0 where there were no gradients to look at
             return False
-        count = self._cache.count
-        if (counter := self._cache.counter) is not None:
+        count = self.step_cache.count
+        if (counter := self.step_cache.counter) is not None:
             count += int(counter.item())
-        self._cache.last_step = LastStep(False, FOUND_INF, count)
+        self.step_cache.last_step = LastStep(False, FOUND_INF, count)
         return True
 
-    def _unscaling(self) -> float | Tensor | None:
+    def unscaling(self) -> float | Tensor | None:
         """Return the first factor of gradients, for `torch.amp.GradScaler`.
 
         A tensor where a device decides on the step.
         """
         scale = vars(self).get("grad_scale")
-        if scale is None or self._cache.sums is not None:  # the sums are unscaled
+        if scale is None or self.step_cache.sums is not None:  # the sums are unscaled
             return None
-        if self._cache.apply_flag is not None:
+        if self.step_cache.apply_flag is not None:
             return scale.detach().reshape(()).double().reciprocal().float()
         return 1 / number(scale)
 
@@ -104,7 +104,7 @@ def said_once(step: Callable[..., object]) -> Callable[..., Any]:
 
     @wraps(step)
     def taken(optimizer: Any, closure: Callable[[], object] | None = None) -> Any:
-        cache = optimizer._cache
+        cache = optimizer.step_cache
         cache.progress, cache.is_folded, total = (), False, cache.total
         try:
             return step(optimizer, closure)

@@ -52,7 +52,7 @@ def load(
         CheckpointMismatchError: A step could not be taken with it.
         FailedPreconditionError: The call is in a block of `swapped()`.
     """
-    optimizer._check_not_swapped(
+    optimizer.check_not_swapped(
         f"A state was loaded into {type(optimizer).__name__} inside of swapped(), which gives the"
         " parameters their former values when it ends. Load the state outside of the block."
     )
@@ -63,8 +63,8 @@ def load(
     loading, lacking = plan(optimizer, loaded_state)
     warn_of(optimizer, lacking, notes)
     restore(loading)
-    if optimizer._cache.diagnosing is not None:
-        optimizer._cache.diagnosing.count_anew()
+    if optimizer.step_cache.diagnosing is not None:
+        optimizer.step_cache.diagnosing.count_anew()
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)
 
@@ -88,12 +88,21 @@ def as_torch(
         ValueError: Torch's own, where groups have other numbers of parameters.
     """
     lacking = _lacking_options(optimizer, saved_state)
-    twin = _loaded_twin(optimizer, saved_state, load)
+    twin, kinds = _twin(optimizer), optimizer.step_options.kinds
+    try:
+        with host_allocations():
+            load(twin, saved_state if kinds.device is None else _without_slots(saved_state))
+    except (ValueError, TypeError, RuntimeError, MemoryError):
+        raise
+    # A subclass or an object in the state can raise anything.
+    except Exception as error:
+        reason = f"{type(error).__name__} while it was loaded: {error}"
+        raise mismatch([reason], _title(optimizer)) from error
     _fit_twin(twin, optimizer, saved_state)
     for _, entries in states_of(twin.state):
         entries.update(dict(_resolved(entries)))
     separate_slots(twin)
-    twin._cache.blocks.gather(twin.state, twin._single)
+    twin.step_cache.blocks.gather(twin.state, twin._single)
     return Loading(then=_handing_over(twin, optimizer)), lacking
 
 
@@ -106,37 +115,20 @@ def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
             entries = saved_state["state"].get(key, {})
             problems += optimizer._unfit_state(group, entries, param, title)
             if not problems and not state_mismatch.is_before_steps(entries):
-                lacking += [n for n in optimizer._around.keys(param) if entries.get(n) is None]
+                lacking += [n for n in optimizer.step_options.keys(param) if entries.get(n) is None]
     if problems:
         raise mismatch(problems, _title(optimizer))
     return lacking
 
 
-def _loaded_twin(
-    optimizer: Any, saved_state: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
-) -> Any:
-    """Return a twin of the optimizer into which torch's loader has loaded the state."""
-    twin, kinds = _twin(optimizer), optimizer._around.kinds
-    try:
-        with host_allocations():
-            load(twin, saved_state if kinds.device is None else _without_slots(saved_state))
-    except (ValueError, TypeError, RuntimeError, MemoryError):
-        raise
-    # A subclass or an object in the state can raise anything.
-    except Exception as error:
-        reason = f"{type(error).__name__} while it was loaded: {error}"
-        raise mismatch([reason], _title(optimizer)) from error
-    return twin
-
-
 def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
     """Give the loaded slots of a twin the dtypes, devices and numbers that a step needs."""
-    kinds = optimizer._around.kinds
-    if not optimizer._around.is_lossless:
-        _give_back_dtypes(twin, saved_state, kinds, optimizer._around.keeps_as_torch)
+    kinds = optimizer.step_options.kinds
+    if not optimizer.step_options.is_lossless:
+        _give_back_dtypes(twin, saved_state, kinds, optimizer.step_options.keeps_as_torch)
         for group in twin.param_groups:
             for param in group["params"]:
-                slots = optimizer._own_rule(group, param).slots
+                slots = optimizer.base_rule(group, param).slots
                 kinds.widen_slots(twin.state.get(param, {}), slots, param)
     _give_back_numbers(twin, saved_state)
     for group in twin.param_groups:
@@ -181,7 +173,7 @@ def fitted(
             from thalweg.optim.rounding_state import fit_rounding
         saved_state = fit_rounding(optimizer, saved_state, convert)
         groups = saved_state["param_groups"]
-    if optimizer._encodes() or any(group.get("state_storage") is not None for group in groups):
+    if optimizer.encodes_slots() or any(group.get("state_storage") is not None for group in groups):
         with importing:
             from thalweg.optim.quantized_state import fit_storage
         return fit_storage(optimizer, saved_state, notes, convert, values or {})
@@ -198,7 +190,7 @@ def warn_of(optimizer: object, lacking: Collection[str], notes: Collection[str])
 
 def _title(optimizer: Any) -> str:
     """Return the name of an optimizer's class, with its options."""
-    options = optimizer._around.named()
+    options = optimizer.step_options.named()
     return type(optimizer).__name__ + (f" with {options}" if options else "")
 
 
@@ -206,23 +198,24 @@ def _twin(optimizer: Any) -> Any:
     """Return an optimizer with the same attributes, but without hooks, options and cache."""
     cls: Any = type(optimizer)
     twin = cls.__new__(cls)
-    attributes = {**vars(optimizer), "_cache": twin._cache, "_around": cls._around}
+    cache, options = twin.step_cache, cls.step_options
+    attributes = {**vars(optimizer), "step_cache": cache, "step_options": options}
     attributes |= {name: OrderedDict() for name in _HOOKS}
-    twin._cache.blocks = optimizer._cache.blocks
+    cache.blocks = optimizer.step_cache.blocks
     vars(twin).update(attributes, defaults=dict(optimizer.defaults))
     return twin
 
 
 def _handing_over(twin: Any, optimizer: Any) -> list[Call]:
     """Return calls of C functions that move everything loaded into a twin to the optimizer."""
-    # `_cache` stays: it has the held lock and the hooks, and its plans notice the new state.
-    excluded = ("_cache", "_around", "defaults", *_HOOKS)
+    # `step_cache` stays: it has the held lock and the hooks, and its plans notice the new state.
+    excluded = ("step_cache", "step_options", "defaults", *_HOOKS)
     attributes = {name: value for name, value in vars(twin).items() if name not in excluded}
-    twin._around = optimizer._around
+    twin.step_options = optimizer.step_options
     return [
         partial(optimizer.defaults.update, twin.defaults),
         partial(vars(optimizer).update, attributes),
-        *optimizer._cache.operands.reading(twin),
+        *optimizer.step_cache.operands.reading(twin),
     ]
 
 
@@ -261,7 +254,7 @@ def _give_back_dtypes(
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in dict(zip(keys, members, strict=True)).items():
-        numbers = {slot.name for slot in twin._own_rule(group, param).scalar_slots}
+        numbers = {slot.name for slot in twin.base_rule(group, param).scalar_slots}
         for name, value in saved_state["state"].get(key, {}).items():
             loaded = twin.state[param].get(name)
             are_tensors = isinstance(loaded, Tensor) and isinstance(value, Tensor)
@@ -296,7 +289,7 @@ def _give_back_numbers(twin: Any, saved_state: Mapping[str, Any]) -> None:
         entries, saved_entries = twin.state.get(param, {}), saved_state["state"].get(key, {})
         if getattr(twin._kind_of(group)._torch, "_has_step", True):
             continue
-        rule = twin._own_rule(group, param)
+        rule = twin.base_rule(group, param)
         own_dtypes = [slot for slot in rule.shaped_slots if slot.dtype is not None]
         for slot in (*rule.scalar_slots, *own_dtypes):
             value, loaded = saved_entries.get(slot.name), entries.get(slot.name)
@@ -318,7 +311,7 @@ def fit_slots(
         param: The parameter.
         entries: The state of the parameter, changed in place.
     """
-    rule = optimizer._own_rule(group, param)
+    rule = optimizer.base_rule(group, param)
     for name in (STEP, *(slot.name for slot in rule.numbers)):
         value = entries.get(name)
         if isinstance(value, Tensor):
@@ -373,7 +366,7 @@ def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     problems: list[str] = []
     pairs: list[tuple[Item, Any]] = []
     calls: list[Call] = []
-    names, optional = optimizer._state_names(), optimizer._around.begins
+    names, optional = optimizer._state_names(), optimizer.step_options.begins
     saved_states: dict[Tensor, Any] = {}
     for place, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
         problems += optimizer._unfit_options(saved_group, place)
@@ -397,7 +390,7 @@ def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     missing = _lacking(states, saved_states, optional)
     calls += [partial(entries.pop, name) for name, entries in missing]
     removed_ids = {id(entries[name]) for name, entries in missing}
-    calls += optimizer._cache.operands.reading(optimizer, removed_ids)
+    calls += optimizer.step_cache.operands.reading(optimizer, removed_ids)
     param_states = parameter_states(saved_state)
     is_new = all(state_mismatch.is_before_steps(entries) for _, entries in param_states)
     return Loading(pairs, calls, class_name), [] if is_new else [name for name, _ in missing]

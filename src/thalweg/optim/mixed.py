@@ -191,14 +191,14 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
     unknown = sorted(_of_others(kind).intersection(group))
     if unknown:
         raise InvalidArgumentError(f"{unknown[0]!r} of group {place} is no option of {title}.")
-    accepted = {*kind._accepted.parameters, *kind._fixed} - {"self"}
+    accepted = {*kind.constructor_signature.parameters, *kind.fixed_options} - {"self"}
     for name in group:
         if name in accepted or name in _FREE_KEYS:
             continue
         if title_of(name) in accepted or did_you_mean(name, accepted):
             hint = did_you_mean(name, accepted) or f"Did you mean {title_of(name)!r}?"
             raise InvalidArgumentError(f"{name!r} of group {place} is no option of {title}. {hint}")
-    for name, value in kind._fixed.items():
+    for name, value in kind.fixed_options.items():
         if group.get(name, value) != value:
             raise InvalidArgumentError(
                 f"{name!r} of group {place} is {shown(group[name])}: {title} has"
@@ -206,7 +206,7 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
             )
     # Options are compared with those of the constructor; the stand-in need not fit them.
     names = group.keys() - _IGNORED
-    init_names = [name for name in kind._accepted.parameters if name in names]
+    init_names = [name for name in kind.constructor_signature.parameters if name in names]
     template = torch.zeros(1, 1, dtype=torch.float32, device="cpu").expand(_shape_for(kind, group))
     checked = kind([template], **{name: group[name] for name in init_names}).param_groups[0]
     del checked["params"]
@@ -231,9 +231,9 @@ _FREE_KEYS = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")
 
 def _of_others(kind: Any) -> set[str]:
     """Return the options of all classes that a class does not have."""
-    return _options_of_all().difference(kind._accepted.parameters, kind._fixed)
+    return _options_of_all().difference(kind.constructor_signature.parameters, kind.fixed_options)
 
 
 @cache
 def _options_of_all() -> set[str]:
-    return {name for kind_name in KINDS for name in class_named(kind_name)._option_names}
+    return {name for kind_name in KINDS for name in class_named(kind_name).read_options}

@@ -77,17 +77,17 @@ class Column:
         self.name = name
         self.reads = 0
         self.dtype = block.dtype
-        self._views = views
-        self._block = block
+        self.views = views
+        self.block = block
         self._pointers = list(map(Tensor.data_ptr, views))
         self._memory = [block.untyped_storage()]
         self._is_on_host = block.is_cpu
         first, size = block.data_ptr(), block.element_size()
         self._sizes = [self._memory[0].nbytes()]
         places = [(pointer - first) // size for pointer in self._pointers]
-        self._places = None
+        self.places = None
         if places != list(range(len(block))):
-            self._places = torch.tensor(places, dtype=torch.int64, device=block.device)
+            self.places = torch.tensor(places, dtype=torch.int64, device=block.device)
         kind = _SCALARS.get(block.dtype, float)
         self._scalar = _plainly if name == STEP else kind
         self._version = -1
@@ -102,7 +102,7 @@ class Column:
 
     def stands(self) -> bool:
         """Return True if the state's tensors have the addresses that they had at construction."""
-        return _hold(self) and list(map(Tensor.data_ptr, self._views)) == self._pointers
+        return _hold(self) and list(map(Tensor.data_ptr, self.views)) == self._pointers
 
     def read(self) -> None:
         """Update `values`, `common` and `reads` if other code wrote to the numbers.
@@ -113,13 +113,13 @@ class Column:
         """
         if self.is_known and not self._is_on_host:
             return
-        elements = self._block if self._places is None else self._block[self._places]
+        elements = self.block if self.places is None else self.block[self.places]
         numbers = elements.tolist()
         if not self.is_known or numbers != self.values:
             self.reads += 1
             # A step's number is Python's, as torch has it; others keep the type of their state.
             self._know(list(map(self._scalar, numbers)))
-            self._version = self._block._version
+            self._version = self.block._version
 
     def _know(self, values: list[Any]) -> None:
         self._values = values
@@ -129,7 +129,7 @@ class Column:
     def values(self) -> list[Any]:
         """The numbers, as they were last read or written."""
         if self.common is not None:
-            return [self.common] * len(self._views)
+            return [self.common] * len(self.views)
         return self._values
 
     def of(self, index: int) -> Any:
@@ -139,7 +139,7 @@ class Column:
     @property
     def is_known(self) -> bool:
         """True if no other code has written to the block since its numbers were read or written."""
-        return self._version == self._block._version
+        return self._version == self.block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
         """Return calls of C functions that write one number per parameter, or one for all.
@@ -149,15 +149,15 @@ class Column:
         """
         for value in values:
             _check_count(self.name, value, self.dtype)
-        if len(values) == 1 and self._places is None:
-            return [partial(self._block.fill_, _stored(values[0], self._block.dtype))]
-        dtype = self._block.dtype
+        if len(values) == 1 and self.places is None:
+            return [partial(self.block.fill_, _stored(values[0], self.block.dtype))]
+        dtype = self.block.dtype
         stored_numbers = [_stored(value, dtype) for value in values]
-        tensor = torch.tensor(stored_numbers, dtype=dtype, device=self._block.device)
-        tensor = tensor.expand(len(self._views))
-        if self._places is None:
-            return [partial(self._block.copy_, tensor)]
-        return [partial(self._block.index_copy_, 0, self._places, tensor)]
+        tensor = torch.tensor(stored_numbers, dtype=dtype, device=self.block.device)
+        tensor = tensor.expand(len(self.views))
+        if self.places is None:
+            return [partial(self.block.copy_, tensor)]
+        return [partial(self.block.index_copy_, 0, self.places, tensor)]
 
     def wrote(self, values: Sequence[object]) -> None:
         """Record that `values` were written, rounded as the dtype of the state rounds them."""
@@ -186,7 +186,7 @@ class ForeignColumn:
     def __init__(self, name: str, views: Sequence[Tensor]) -> None:
         self.name = name
         self.dtype = reduce(torch.promote_types, [view.dtype for view in views])
-        self._views = [view.detach().reshape(()) for view in views]
+        self.views = [view.detach().reshape(()) for view in views]
         self._pointers = list(map(Tensor.data_ptr, views))
         self._memory = list(map(Tensor.untyped_storage, views))
         self._sizes = list(map(torch.UntypedStorage.nbytes, self._memory))
@@ -203,11 +203,11 @@ class ForeignColumn:
 
     def read(self) -> None:
         """Read the numbers."""
-        devices = {view.device for view in self._views}
-        if len(devices) > 1 or any(view.dtype != self.dtype for view in self._views):
-            numbers = list(map(Tensor.item, self._views))
+        devices = {view.device for view in self.views}
+        if len(devices) > 1 or any(view.dtype != self.dtype for view in self.views):
+            numbers = list(map(Tensor.item, self.views))
         else:
-            numbers = torch.stack(self._views).tolist()
+            numbers = torch.stack(self.views).tolist()
         self.values = [kind(x) for kind, x in zip(self._scalars, numbers, strict=True)]
         self.common = self.values[0] if len({*numbers}) == 1 and self.kinds is None else None
 
@@ -215,16 +215,16 @@ class ForeignColumn:
         """Return calls of C functions that write one number per parameter, or one for all; a step
         count is added to, as torch counts.
         """
-        numbers = [*values] * len(self._views) if len(values) == 1 else values
+        numbers = [*values] * len(self.views) if len(values) == 1 else values
         if self.name == STEP:  # as torch counts, which others may do meanwhile
             increments = map(operator.sub, numbers, self.values)
             # Torch adds no float to an integer.
-            kinds = [float if view.is_floating_point() else int for view in self._views]
-            updates = zip(self._pointers, self._views, kinds, increments, strict=True)
+            kinds = [float if view.is_floating_point() else int for view in self.views]
+            updates = zip(self._pointers, self.views, kinds, increments, strict=True)
             # One that several parameters have is counted once.
             calls = {address: partial(view.add_, kind(x)) for address, view, kind, x in updates}
             return [*calls.values()]
-        pairs = zip(self._views, numbers, strict=True)
+        pairs = zip(self.views, numbers, strict=True)
         return [partial(view.fill_, _stored(value, view.dtype)) for view, value in pairs]
 
     def wrote(self, values: Sequence[object]) -> None:

@@ -120,11 +120,11 @@ class ParamState:
         self.locals: Any = None
         self.numbers = numbers
         self._has_python_scalars = has_python_scalars
-        self._options: dict[int, Options] = {}
+        self.options_by_place: dict[int, Options] = {}
         self._blocks = Blocks() if blocks is None else blocks
         self._fresh: dict[int, Entries] = {}  # by `id` of a parameter, until it is written
-        self._params: list[Tensor] = []
-        self._owners: list[Entries] = []
+        self.params: list[Tensor] = []
+        self.owners: list[Entries] = []
         self._owner_of: dict[int, Entries] = {}
         self._states: list[Entries] = []
         self._settled_values: list[object] | None = None
@@ -134,8 +134,8 @@ class ParamState:
         last_values = self._settled_values
         return (
             last_values is not None
-            and len(params) == len(self._params)
-            and all(map(is_, params, self._params))
+            and len(params) == len(self.params)
+            and all(map(is_, params, self.params))
             and len(state) == len(self._states)
             and all(map(is_, state.values(), self._states))
             and self._have(last_values)
@@ -145,7 +145,7 @@ class ParamState:
 
     def _have(self, last_values: Sequence[object]) -> bool:
         """Return whether this is what the states hold, beside sums of gradients."""
-        owners: Sequence[Entries] = self._owners
+        owners: Sequence[Entries] = self.owners
         if self._kinds.sums:
             owners = [{k: entry for k, entry in entries.items() if k != SUM} for entries in owners]
         values = chain.from_iterable(map(dict.values, owners))
@@ -172,13 +172,13 @@ class ParamState:
         remembers = bool(self.numbers or self.rule.slots)
         if self.locals is None:
             self.locals = locals_of(params)
-        self._params = list(params)
-        self._owners = [
+        self.params = list(params)
+        self.owners = [
             state[param] if remembers or self._kinds.has_master(param) else {} for param in params
         ]
-        for param, entries in zip(params, self._owners, strict=True):
+        for param, entries in zip(params, self.owners, strict=True):
             entries |= self._kinds.brought_home(entries, param)
-        self._owner_of = {id(p): entries for p, entries in zip(params, self._owners, strict=True)}
+        self._owner_of = {id(p): entries for p, entries in zip(params, self.owners, strict=True)}
         self._fresh = {id(param): {} for param in params}
         self.columns = [self._column(name, spec, starts) for name, spec in self.numbers.items()]
         self.lacked = {}
@@ -193,10 +193,10 @@ class ParamState:
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
         """Create the slots that parameters lack, apart from the optimizer's state."""
         name, start = slot.name, slot.initial
-        missing_flags = [entries.get(name) is None for entries in self._owners]
+        missing_flags = [entries.get(name) is None for entries in self.owners]
         if any(missing_flags):
             self.lacked[name] = missing_flags
-        lacking = list(compress(self._params, missing_flags))
+        lacking = list(compress(self.params, missing_flags))
         if slot.storage is not None:
             self._make_encoded(slot, lacking, starts)
             return
@@ -248,9 +248,9 @@ class ParamState:
         """Return the column of one number, in new blocks or existing tensors."""
         numbers = self._numbers_called(name, kind, starts)
         if self._has_python_scalars:
-            for param, number in zip(self._params, numbers, strict=True):
+            for param, number in zip(self.params, numbers, strict=True):
                 self._fresh[id(param)][name] = number
-            return PlainColumn(name, self._owners, numbers)
+            return PlainColumn(name, self.owners, numbers)
         scalar_device, home = self.homes
         tensors = [tensor for tensor in numbers if isinstance(tensor, Tensor)]
         if kind.dtype == torch.float64 and any(x.dtype != kind.dtype for x in tensors):
@@ -290,12 +290,12 @@ class ParamState:
             InvalidArgumentError, InvalidTypeError, LayoutError: See `check_number`.
         """
         numbers: list[Any] = []
-        for param, entries in zip(self._params, self._owners, strict=True):
+        for param, entries in zip(self.params, self.owners, strict=True):
             if name not in entries and entries.keys() - {SUM} and not kind.may_lack:
                 raise NotFoundError(f"'{name}' of '{name_of(param)}' is missing in the state.")
             start = starts.get(id(param), {}).get(name, kind.start)
             numbers.append(entries.get(name, start))
-        for param, number in zip(self._params, numbers, strict=True):
+        for param, number in zip(self.params, numbers, strict=True):
             check_number(number, f"'{name}' of '{name_of(param)}'")
         return numbers
 
@@ -304,7 +304,7 @@ class ParamState:
     ) -> AnyColumn:
         """Return a column over state tensors of other code, which stay in place."""
         views: list[Tensor] = []
-        for param, number in zip(self._params, numbers, strict=True):
+        for param, number in zip(self.params, numbers, strict=True):
             if not isinstance(number, Tensor):
                 number = torch.tensor(number, dtype=dtype or scalar_dtype(), device=device)
                 self._fresh[id(param)][name] = number
@@ -326,7 +326,7 @@ class ParamState:
         else:
             block = torch.tensor(numbers, dtype=dtype or scalar_dtype(), device=device)
         views = list(self._blocks.views(block))
-        for param, view in zip(self._params, views, strict=True):
+        for param, view in zip(self.params, views, strict=True):
             self._fresh[id(param)][name] = view
         with importing:
             from thalweg.optim.device_param_scalars import DeviceColumn
@@ -341,7 +341,7 @@ class ParamState:
         values = [number.item() if isinstance(number, Tensor) else number for number in numbers]
         block = torch.tensor(values, dtype=dtype, device=self.homes[1])
         views = self._blocks.views(block)
-        for param, view in zip(self._params, views, strict=True):
+        for param, view in zip(self.params, views, strict=True):
             self._fresh[id(param)][name] = view
         return views, block
 
@@ -376,7 +376,7 @@ class ParamState:
 
     def hold(self, groups: Sequence[Group]) -> bool:
         """Return True if all groups have the options that they had when they were read."""
-        known_options = self._options
+        known_options = self.options_by_place
         return len(groups) == len(known_options) and all(
             place in known_options and known_options[place].hold(group)
             for place, group in enumerate(groups)
@@ -384,9 +384,9 @@ class ParamState:
 
     def options(self, place: int, optimizer: Any) -> Options:
         """Return the options of the group of an optimizer at this place."""
-        options, group = self._options.get(place), optimizer.param_groups[place]
+        options, group = self.options_by_place.get(place), optimizer.param_groups[place]
         if options is None or not options.hold(group):
-            options = self._options[place] = self._read_options(options, place, optimizer)
+            options = self.options_by_place[place] = self._read_options(options, place, optimizer)
         options.check_memory()
         return options
 
@@ -397,7 +397,7 @@ class ParamState:
             return options
         if known_options is None or not known_options.hold_beside_rate(group):
             optimizer._check_options(group, place)
-        return Options(group, self.rule, optimizer._kind_of(group)._fixed)
+        return Options(group, self.rule, optimizer._kind_of(group).fixed_options)
 
     def slots_of(self, param: Tensor) -> list[Tensor]:
         """Return the slots of a parameter of the step, those of the rule's scalars among them."""
@@ -423,7 +423,7 @@ class ParamState:
         """Return calls of C functions that add the new entries to the state of the optimizer."""
         if not self._fresh:
             return []
-        owned = zip(self._params, self._owners, strict=True)
+        owned = zip(self.params, self.owners, strict=True)
         return [
             partial(entries.update, new_entries)
             for param, entries in owned
@@ -439,4 +439,4 @@ class ParamState:
         self._fresh = {}
         self.lacked = {}
         self._states = list(state.values())
-        self._settled_values = list(chain.from_iterable(map(dict.values, self._owners)))
+        self._settled_values = list(chain.from_iterable(map(dict.values, self.owners)))

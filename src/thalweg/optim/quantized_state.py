@@ -200,7 +200,7 @@ def fit_storage(
             if isinstance(entries := states.get(key), Mapping):
                 arguments = param, title, saved_storage, problems, unrecorded
                 states[key] = _without_shape(cast("Mapping[str, Any]", entries), *arguments)
-        rule, kinds = optimizer._rule_of(group), optimizer._around.kinds
+        rule, kinds = optimizer._rule_of(group), optimizer.step_options.kinds
         storage = storage_of(rule)
         if storage == saved_storage:
             continue

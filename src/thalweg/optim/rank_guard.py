@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg._core.dtensor import any_on_mesh, is_on_mesh
 from thalweg._core.options.diagnostics import Diagnosed
-from thalweg._core.param_groups import parameter_names
+from thalweg._core.param_groups import parameter_names, params_of
 from thalweg._engines import current
 from thalweg.distribute.sharding.dtensor_step import are_misplaced
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, describe_dtensors
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 def team_of(optimizer: Any) -> MatrixProcessGroup | None:
     """Return the ranks that send messages in a step of an optimizer; None for none."""
-    params = list(filter(is_on_mesh, optimizer._params()))
+    params = list(filter(is_on_mesh, params_of(optimizer.param_groups)))
     if not params:
         return None
-    options, matrix = optimizer._around, None
+    options, matrix = optimizer.step_options, None
     # Gradients that were cut otherwise once may be so again, where this rank lacks one, too.
     sends = (
-        optimizer._cache.known_team is not None
+        optimizer.step_cache.known_team is not None
         or options.clips
         or options.of(Diagnosed).diagnostics is not None
     )
@@ -39,7 +39,7 @@ def team_of(optimizer: Any) -> MatrixProcessGroup | None:
             matrix = dtensors[0]
     if not (sends or matrix is not None):
         return None
-    cache = optimizer._cache
+    cache = optimizer.step_cache
     if cache.known_team is None:
         cache.known_team = MatrixProcessGroup(params, partial(_describe_step, optimizer), matrix)
     else:
@@ -65,13 +65,14 @@ def _describe_step(optimizer: Any) -> list[str]:
         f"the class of the optimizer: {type(optimizer).__name__}",
         f"what the scaler found: {_words(found_inf)}",
     ]
-    lines += [f"{name}: {_words(value)}" for name, value in sorted(optimizer._around.on.items())]
+    options = sorted(optimizer.step_options.on.items())
+    lines += [f"{name}: {_words(value)}" for name, value in options]
     for place, group in enumerate(optimizer.param_groups):
         if not any_on_mesh(group["params"]):
             continue
         names = [*optimizer._wanted_options(group), "rule"]
         lines += [f"{n} of group {place}: {_words(group[n])}" for n in names if n in group]
-    params: list[Tensor] = list(filter(is_on_mesh, optimizer._params()))
+    params: list[Tensor] = list(filter(is_on_mesh, params_of(optimizer.param_groups)))
     titles = parameter_names(optimizer.param_groups, params)
     lines += describe_dtensors(params, titles, [param.grad for param in params])
     states = [optimizer.state.get(param, {}) for param in params]

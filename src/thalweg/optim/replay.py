@@ -74,7 +74,8 @@ class ReplayedStep:
         self._owners = [owner for share in self.shares for owner in share.owners]
         self._absent = absent  # until the step is planned
         self.may_lack = bool(absent)  # True if parameters may lack gradients
-        self._has_sums = optimizer._around.accumulate > 1  # True if steps use accumulated gradients
+        # True if steps use accumulated gradients.
+        self._has_sums = optimizer.step_options.accumulate > 1
         self._gradients: ReplayedTransforms | None = None  # if something happens to them
         # The transforms of the last step, with the factor that unscaled its gradients.
         self._scaled_transforms: tuple[float | None, GradientTransforms] | None = None
@@ -100,7 +101,8 @@ class ReplayedStep:
 
     def _plan(self, optimizer: Any) -> bool:
         """Prepare the native call; return False if the step cannot be replayed."""
-        transforms, shares, options = self._transforms(optimizer), self.shares, optimizer._around
+        transforms, shares = self._transforms(optimizer), self.shares
+        options = optimizer.step_options
         if transforms is None or options.in_backward or options.kinds.device is not None:
             return False
         if not all(share.is_repeatable(transforms.stages) for share in shares):
@@ -152,8 +154,9 @@ class ReplayedStep:
         if in_call is not None:
             in_call.give_members_rows(launches)
         else:
+            products = () if optimizer.has_torch_numbers else optimizer.product_hypers
             for share, kernels in zip(self.shares, launches.of, strict=True):
-                share.set_launches(kernels, optimizer._products if not optimizer._is_torchs else ())
+                share.set_launches(kernels, products)
         if transforms.stages:
             self._gradients = ReplayedTransforms(plans, launches, transforms)
 
@@ -284,7 +287,7 @@ class ReplayedStep:
         """
         if has_sums != self._has_sums:
             return False
-        former_count, cache = self.snapshot.replay_counter.value, optimizer._cache
+        former_count, cache = self.snapshot.replay_counter.value, optimizer.step_cache
         try:
             with cache._lock:
                 try:
@@ -331,7 +334,7 @@ class ReplayedStep:
         """Run the native call with sums, scalars or columns from Python; return as `_take`."""
         pairs, end_calls = None, ()
         if self._has_sums:
-            if optimizer._cache.sums.keys() != self._ids:
+            if optimizer.step_cache.sums.keys() != self._ids:
                 return False
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
             end_calls = optimizer._clearing_sums()
@@ -372,7 +375,7 @@ class ReplayedStep:
         if can_repeat and status == replay_kernel.OUT_OF_RANGE:
             return self._take_by(optimizer, call_args, beyond_range=True)
         if status and status not in _STEADY:
-            optimizer._cache.forget_replay()
+            optimizer.step_cache.forget_replay()
         return None if status else column_updates
 
     def _prepare(
@@ -422,15 +425,15 @@ class ReplayedStep:
         decides.
         """
         # Reading the flag would wait for the device.
-        if optimizer._cache.apply_flag is not None:
+        if optimizer.step_cache.apply_flag is not None:
             return None
         found_inf = vars(optimizer).get("found_inf")
         if found_inf is not None and number(found_inf):
             return None
-        unscaling = optimizer._unscaling()
+        unscaling = optimizer.unscaling()
         if self._scaled_transforms is None or self._scaled_transforms[0] != unscaling:
-            arguments = optimizer._around, unscaling, len(self._owners), GradientReport()
-            transforms = gradient_transforms(*arguments, optimizer._is_torchs)
+            arguments = optimizer.step_options, unscaling, len(self._owners), GradientReport()
+            transforms = gradient_transforms(*arguments, optimizer.has_torch_numbers)
             self._scaled_transforms = unscaling, transforms
         return self._scaled_transforms[1]
 

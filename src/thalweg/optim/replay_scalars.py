@@ -40,7 +40,7 @@ class GroupScalars:
         self._read_options()
         # Numbers beside those of the rule, such as that of the step by which codes are rounded, or
         # that others may write to.
-        has_extra_numbers = bool(hooks._optimizer._around.wrapping or self._rule.codecs)
+        has_extra_numbers = bool(hooks.optimizer.step_options.wrapping or self._rule.codecs)
         self._needs_full_prepare = has_extra_numbers or self._moves()
 
     def hold(self, group: Group) -> bool:
@@ -56,7 +56,7 @@ class GroupScalars:
         return True
 
     def _read_options(self) -> None:
-        self.options: Options = self._hooks._part.options(self.place, self._hooks._optimizer)
+        self.options: Options = self._hooks.part.options(self.place, self._hooks.optimizer)
 
     def _moves(self) -> bool:
         """Return whether others may write to what is kept of the options."""
@@ -69,8 +69,8 @@ class TorchScalars(GroupScalars):
     def _read_options(self) -> None:
         super()._read_options()
         hooks, options = self._hooks, self.options
-        _, self._state_numbers = hooks._apart(self._key())
-        self._hypers = options.numbers(hooks._stays)
+        _, self._state_numbers = hooks.split_key(self._key())
+        self._hypers = options.numbers(hooks.is_on_step_device)
         self._arguments = {**self._hypers, **self._state_numbers}
         self._prepare_arguments = options.given_to_prepare({**self._state_numbers, "t": 1})
         self._rate = options.moving_rate
@@ -81,13 +81,13 @@ class TorchScalars(GroupScalars):
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
         """Return the scalars of the step that follows."""
         if self._needs_full_prepare:
-            return self._hooks._prepared(self._key())
+            return self._hooks.prepare_scalars(self._key())
         if self._rate is None:
             return self._made(columns)
         try:
             return self._made_by(self._rate, columns)
         except (TypeError, ArithmeticError):  # torch makes them
-            return self._hooks._prepared(self._key())
+            return self._hooks.prepare_scalars(self._key())
 
     def reads(self, names: Sequence[str]) -> bool:
         """Return whether the programs of the group read these hyperparameters at every step."""
@@ -145,7 +145,7 @@ class TorchScalars(GroupScalars):
             read[RATE] = TensorRate(read[RATE])
         numbers = {**self._state_numbers, "t": step, STEP: step}
         former_step = step - 1.0 if STEP in self._state_numbers else 1
-        for option in self._hooks._optimizer._around.wrapping:
+        for option in self._hooks.optimizer.step_options.wrapping:
             numbers |= option.scalars((), former_step)
         if self._rule.codecs and STEP in self._state_numbers:
             numbers |= step_scalar(former_step)
@@ -158,7 +158,7 @@ class TorchScalars(GroupScalars):
 
     def _key(self) -> Hashable:
         """Return the present key of these parameters in careful steps."""
-        columns = self._hooks._part.columns
+        columns = self._hooks.part.columns
         differing_numbers = [column.of(self._first) for column in columns if column.common is None]
         return (self.place, *differing_numbers) if differing_numbers else self.place
 

@@ -68,13 +68,13 @@ class ReplayedSubStep:
         """
         if type(column) is not Column or column.dtype not in KINDS:
             return False
-        return self.is_torchs or (column._places is None and column.common is not None)
+        return self.is_torchs or (column.places is None and column.common is not None)
 
     def is_repeatable(self, stages: Stages) -> bool:
         """Return True if the step consists of the update of a rule and transforms of gradients
         alone.
         """
-        params = self.part._params
+        params = self.part.params
         param_ids = set(map(id, params))
         return (
             is_repeatable(self.plan, self.hooks, stages)
@@ -92,12 +92,12 @@ class ReplayedSubStep:
         """
         part, groups, request = self.part, optimizer.param_groups, self.plan.request
         return (
-            part.stands(optimizer.state, part._params)
+            part.stands(optimizer.state, part.params)
             and all(
-                hold(part._options.get(place), groups[place])
+                hold(part.options_by_place.get(place), groups[place])
                 or (
                     part.rule in optimizer._rules_around(groups[place])
-                    and not optimizer._is_torchs_group(groups[place])
+                    and not optimizer.is_torchs_group(groups[place])
                 )
                 for place in {*self.places}
             )
@@ -107,11 +107,11 @@ class ReplayedSubStep:
 
     def hold(self, guards: GuardTable) -> bool:
         """Add all that a careful step checks to the guards; return False if impossible."""
-        params = self.part._params
+        params = self.part.params
         if not all(type(param) in PARAM_CLASSES for param in params):
             return False
         tensors: list[Tensor] = [*params]
-        for entries in self.part._owners:
+        for entries in self.part.owners:
             guards.guard_dict(entries, SUM)  # which is looked at as a gradient
             tensors += [x for key, x in entries.items() if key != SUM and isinstance(x, Tensor)]
         # A parameter may be given a constraint, which is among its attributes.
@@ -121,16 +121,16 @@ class ReplayedSubStep:
 
     def written(self) -> list[Tensor]:
         """Return one tensor for each version counter that the update raises."""
-        return [*written_of(self.plan), *(column._views[0] for column in self.columns)]
+        return [*written_of(self.plan), *(column.views[0] for column in self.columns)]
 
     def numbers(self) -> Iterator[tuple[int, int, int]]:
         """Yield the address, count and kind of each run of per-parameter numbers."""
         for column, is_shared in zip(self.columns, self._shared_flags, strict=True):
             kind = KINDS[column.dtype]
             if is_shared:
-                yield column._block.data_ptr(), len(column._views), kind
+                yield column.block.data_ptr(), len(column.views), kind
             else:
-                yield from ((pointer, 1, kind) for pointer in column._pointers)
+                yield from ((pointer, 1, kind) for pointer in column.pointers)
 
     def find_alike(self) -> None:
         """Find out which parameters are alike."""
@@ -145,7 +145,7 @@ class ReplayedSubStep:
         self._other_keys = [*self._scalars][1:]
         has_single_key = not self._other_keys
         self._shared_flags = [
-            column._places is None
+            column.places is None
             and (has_single_key or not self.is_torchs or (column.name == STEP and not varying))
             for column in self.columns
         ]
@@ -197,9 +197,9 @@ class ReplayedSubStep:
             group_scalars.numbers(self.columns, np.float32)
         if self.is_torchs:  # else each dtype has its own
             scalars = {key: x.made(self.columns) for key, x in self._scalars.items()}
-            self.hooks._scalars_by_key = scalars
+            self.hooks.scalars_by_key = scalars
         else:
-            self.hooks._scalars_by_key = {}
+            self.hooks.scalars_by_key = {}
         for k, launch in enumerate(self._launches):
             launch_scalars = self._scalars_of(k, launch, of_gradients is not None)
             if of_gradients is not None:
@@ -211,7 +211,7 @@ class ReplayedSubStep:
 
     def _scalars_of(self, index: int, launch: Launch, has_extra: bool) -> Mapping[Any, Any]:
         """Return the scalars of a launch by key; empty if the call makes all of them."""
-        scalars_by_key, dtype, columns = self.hooks._scalars_by_key, launch.dtype, self.columns
+        scalars_by_key, dtype, columns = self.hooks.scalars_by_key, launch.dtype, self.columns
         if self.is_torchs:
             return scalars_by_key
         if self._in_call:
@@ -228,7 +228,7 @@ class ReplayedSubStep:
     def _following(self) -> list[ColumnUpdate] | None:
         """Return the next numbers of parameters; None if one is no longer shared by all."""
         updates: list[ColumnUpdate] = []
-        next_number = self.hooks._next
+        next_number = self.hooks.next_number
         for column, is_shared in zip(self.columns, self._shared_flags, strict=True):
             if not is_shared:
                 numbers_by_key = {key: next_number(column, key) for key in self._scalars}

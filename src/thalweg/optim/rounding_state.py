@@ -15,7 +15,7 @@ NAMES = tuple(field.name for field in Rounding.keywords())
 
 def record_rounding(optimizer: Any, groups: Sequence[Group]) -> None:
     """Add the rounding option and its seed to the groups of an optimizer's state."""
-    rounding = optimizer._around.of(Rounding)
+    rounding = optimizer.step_options.of(Rounding)
     if rounding.round is not None:
         for group in groups:
             group.update({name: getattr(rounding, name) for name in NAMES})
@@ -33,12 +33,12 @@ def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> 
     Raises:
         CheckpointMismatchError: The options differ and `convert` is False; names both values.
     """
-    settings = {name: getattr(optimizer._around.of(Rounding), name) for name in NAMES}
+    settings = {name: getattr(optimizer.step_options.of(Rounding), name) for name in NAMES}
     problems = [
         f"'{name}' of group {place} is {show_value(group[name])}, here {settings[name]!r};"
         " convert=True goes on with what is here"
         for place, group in enumerate(saved_state["param_groups"])
-        for name in optimizer._around.others(group)
+        for name in optimizer.step_options.others(group)
         if name in settings
     ]
     if problems and not convert:

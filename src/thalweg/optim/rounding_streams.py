@@ -63,7 +63,7 @@ def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
 
 
 def _check_wide(optimizer: Any, rule: Rule, param: Tensor) -> None:
-    kinds = optimizer._around.kinds
+    kinds = optimizer.step_options.kinds
     for slot in rule.element_slots:
         dtype = kinds.of(slot, param)
         if dtype in REDUCED:

@@ -16,7 +16,7 @@ from thalweg._core.commit import raise_first
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.update_targets import MASTER
-from thalweg._core.param_groups import Group, Params
+from thalweg._core.param_groups import Group, Params, params_of
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.state import shown as told
 from thalweg._core.step import finish, run_step, try_rebind
@@ -88,18 +88,18 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     """
 
     _exact: ClassVar[tuple[str, ...]] = ()  # hyperparameters that do not pass through float32
-    _products: ClassVar[dict[str, str]] = {}  # running products of hyperparameters, by name
+    product_hypers: ClassVar[dict[str, str]] = {}  # running products of hyperparameters, by name
     _extra: ClassVar[dict[str, float]] = {}  # what else `prepare` reads and makes anew
 
     _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
-    _fixed: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
+    fixed_options: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
     _flags: ClassVar[list[str]] = []
     # Arguments of the constructor that groups may not have.
     _constructor_options: ClassVar[set[str]] = {"initial"}
 
     rule: Rule
     _capturable: bool = False
-    _is_torchs = False
+    has_torch_numbers = False
 
     def __init_subclass__(cls) -> None:
         if cls.__module__.startswith("thalweg."):
@@ -146,7 +146,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return self.rule.name if type(self) is RuleOptimizer else type(self).__name__
 
     def _complete(self) -> None:
-        self._around.check_rule(self.rule, self._title)
+        self.step_options.check_rule(self.rule, self._title)
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
             self._check_matrices(self.rule, f"rule {self.rule.name!r}", -1)
@@ -154,11 +154,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         self._make()
 
     def _rule_of(self, group: Group) -> Rule:
-        return self._around.rule(self.rule)
+        return self.step_options.rule(self.rule)
 
     def _make(self) -> None:
         """Make the state that parameters lack."""
-        with self._cache._lock, writable():
+        with self.step_cache._lock, writable():
             part, params, places = self._whole()
             part.targets(self.state, params, False)
             part.make(self.state, params, self._starts(params, places), self._homes_of(params))
@@ -167,11 +167,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _whole(self) -> tuple[ParamState, list[Tensor], list[int]]:
         """Return the state of all parameters, the parameters, and the indices of their groups."""
-        parts, rule = self._cache.parts, self._around.rule(self.rule)
+        parts, rule = self.step_cache.parts, self.step_options.rule(self.rule)
         if rule not in parts:
-            kinds, blocks = self._around.kinds, self._cache.blocks
+            kinds, blocks = self.step_options.kinds, self.step_cache.blocks
             parts[rule] = ParamState(rule, self._numbers(), kinds=kinds, blocks=blocks)
-        params = self._params()
+        params = params_of(self.param_groups)
         places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
         return parts[rule], params, places
 
@@ -179,8 +179,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         """Return the per-parameter numbers of the rule, by key of the state."""
         rule, first = self.rule, self.param_groups[0]["params"][0]
         specs = {STEP: ScalarSpec(0, torch.int64)}
-        specs |= {name: ScalarSpec(1.0, torch.float32) for name in self._products}
-        kind = self._around.kinds.updated_dtype(first)
+        specs |= {name: ScalarSpec(1.0, torch.float32) for name in self.product_hypers}
+        kind = self.step_options.kinds.updated_dtype(first)
         specs |= {name: ScalarSpec(start, kind) for name, start in self._extra.items()}
         return specs | {
             slot.name: ScalarSpec(slot.initial, slot.dtype or torch.float32)
@@ -199,7 +199,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 going[name] = value.item() if isinstance(value, Tensor) else value
         factors = [hypers_of(group, self.rule) for group in self.param_groups]
         products = [
-            {name: number(hyper_values[hyper]) for name, hyper in self._products.items()}
+            {name: number(hyper_values[hyper]) for name, hyper in self.product_hypers.items()}
             for hyper_values in factors
         ]
         return {
@@ -226,8 +226,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 hooks = TensorFlowStepAdapter(self, part, params, places, members)
             plans = part.plans.alone(single_param)
         report = GradientReport()
-        arguments = self._unscaling(), len(pairs), report, self._is_torchs
-        transforms = gradient_transforms(self._around, *arguments)
+        arguments = self.unscaling(), len(pairs), report, self.has_torch_numbers
+        transforms = gradient_transforms(self.step_options, *arguments)
         ends_step = single_param is None
         ending = self._ending(report) if single_param is None else self._ending_alone(single_param)
         hooks.ending = ending
@@ -244,7 +244,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             self._keep_rebind_target(part, places if len(members) == len(params) else [])
             if was_rebound:
                 own_places = [places[member] for member in members]
-                self._cache.note_repeated(RepeatedSubStep(part, hooks, own_places))
+                self.step_cache.note_repeated(RepeatedSubStep(part, hooks, own_places))
 
     def _hooks_for(
         self, part: ParamState, params: list[Tensor], places: list[int]
@@ -252,16 +252,16 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return TensorFlowStepAdapter(self, part, params, places, range(len(params)))
 
     def _rules(self) -> set[Rule]:
-        return {self._around.rule(self.rule)}
+        return {self.step_options.rule(self.rule)}
 
     def _counts_there(self) -> bool:
-        if self._around.kinds.device:
+        if self.step_options.kinds.device:
             return False
-        return self._capturable or self._around.of(Unscaling).fused_unscale
+        return self._capturable or self.step_options.of(Unscaling).fused_unscale
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
         # It is made with the optimizer, but for what a state that was loaded did not have.
-        keys = self._around.keys
+        keys = self.step_options.keys
         return all(name in self.state[param] for param in params for name in keys(param))
 
     @property
@@ -270,8 +270,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _state_names(self) -> set[str]:
         """Return the keys that the state of a parameter may have."""
-        names = {slot.name for slot in self._around.rule(self.rule).slots} | {*self._numbers(), SUM}
-        return names | {MASTER} if self._around.kinds.masters else names
+        slots = self.step_options.rule(self.rule).slots
+        names = {SUM, *self._numbers(), *(slot.name for slot in slots)}
+        return names | {MASTER} if self.step_options.kinds.masters else names
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Return the reasons why a step cannot be taken with the options of a group."""
@@ -281,7 +282,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return super()._unfit_options(group, place)
 
     def _rules_around(self, group: Group) -> set[Rule]:
-        return {self._around.rule(self.rule)}
+        return {self.step_options.rule(self.rule)}
 
     def _kind_of(self, group: Group) -> Any:
         return self  # whose rule decides
@@ -343,8 +344,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             CheckpointMismatchError: Something is missing, does not belong here, or has another
                 shape, dtype or rule. Lists up to ten differences; nothing was loaded.
         """
-        with self._cache._lock:
-            check_no_step(self._cache, type(self).__name__, "load_state_dict")
+        with self.step_cache._lock:
+            check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
             load(self, state_dict, in_place, convert)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from thalweg.optim.fused_optimizer import FusedOptimizer
 
 class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     _exact: ClassVar[tuple[str, ...]]
-    _products: ClassVar[dict[str, str]]
+    product_hypers: ClassVar[dict[str, str]]
     _extra: ClassVar[dict[str, float]]
     _nonzero: ClassVar[tuple[str, ...]]
-    _fixed: ClassVar[dict[str, object]]
+    fixed_options: ClassVar[dict[str, object]]
     _flags: ClassVar[list[str]]
     _constructor_options: ClassVar[set[str]]
     rule: Rule

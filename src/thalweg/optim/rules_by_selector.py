@@ -49,7 +49,7 @@ class RulesBySelector:
                 raise InvalidArgumentError(f"The options of {title} have no 'rule' among them.")
             own_rule = options.pop("rule") if isinstance(rule, Mapping) else rule
             kind = kind_of(own_rule)
-            option_names = {*kind._accepted.parameters, *kind._fixed} - {"self"}
+            option_names = {*kind.constructor_signature.parameters, *kind.fixed_options} - {"self"}
             for name in options:
                 if name not in option_names:
                     problem = f"{name!r} of {title} is no option of {kind.__name__}."
@@ -61,7 +61,7 @@ class RulesBySelector:
 
     def takes(self, place: int, name: str) -> bool:
         """Return True if the rule of the selector at an index has an option of this name."""
-        return name in self._kinds[place]._accepted.parameters
+        return name in self._kinds[place].constructor_signature.parameters
 
     def all_have(self, name: str) -> bool:
         """Return True if each selector sets an option itself."""
@@ -162,7 +162,7 @@ class RulesBySelector:
         if rule := getattr(kind, "_prepared_rule", None):
             return rule.needs_layout
         has_layout = options.get("heads") is not None or options.get("layout") is not None
-        return "layout" in kind._accepted.parameters and not has_layout
+        return "layout" in kind.constructor_signature.parameters and not has_layout
 
     def _check_tuples(self, names: Sequence[str]) -> None:
         for selector, title in zip(self._selectors, self._titles, strict=True):

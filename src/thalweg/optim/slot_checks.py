@@ -27,7 +27,7 @@ def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tenso
         for slot in slots:
             if slot.name in entries and (problem := _why_unfit(entries[slot.name], slot, param)):
                 kind = optimizer._kind_of(optimizer.param_groups[place])
-                lacking = (*getattr(kind, "_optional", ()), *optimizer._around.begins)
+                lacking = (*getattr(kind, "_optional", ()), *optimizer.step_options.begins)
                 if entries[slot.name] is None and slot.name in lacking:
                     continue
                 (title,) = parameter_names(optimizer.param_groups, [param])

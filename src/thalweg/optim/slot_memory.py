@@ -29,7 +29,7 @@ def separate_slots(optimizer: Any) -> None:
         for param in group["params"]:
             if _has_memory(param):
                 spans.append((str(param.device), *byte_span(param), None, ""))
-            rule, entries = optimizer._rule_around(group, param), optimizer.state.get(param, {})
+            rule, entries = optimizer.wrapped_rule(group, param), optimizer.state.get(param, {})
             names = {slot.name for slot in rule.slots if slot not in rule.numbers}
             for name in entries.keys() & {MASTER, SUM, *names}:
                 value = entries[name]

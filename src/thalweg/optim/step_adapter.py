@@ -61,14 +61,14 @@ class ParamGroupAdapter(StepAdapter):
     ) -> None:
         super().__init__()
         self.selection = current()
-        self._optimizer = optimizer
-        self._part = part
+        self.optimizer = optimizer
+        self.part = part
         self._params = params
         self._places = places
         self._keys: list[Hashable] | None = None
         self._pending_numbers: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
-        self.apply_flag, self.watch = optimizer._cache.apply_flag, optimizer._cache.watch
+        self.apply_flag, self.watch = optimizer.step_cache.apply_flag, optimizer.step_cache.watch
         self._homes = homes = optimizer._homes_of(params)
         self.there = homes[0]
         self.repeats = part.homes == homes and part.stands(optimizer.state, params)
@@ -76,7 +76,7 @@ class ParamGroupAdapter(StepAdapter):
             check_slots(optimizer, part.rule, zip(params, places, strict=True))
             part.locals = locals_of(params)  # anew: it holds slots that may have been replaced
         if part.locals is not None:
-            self.sharing = sharing_of(part.locals, optimizer._cache.team)
+            self.sharing = sharing_of(part.locals, optimizer.step_cache.team)
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
         """Return gradients with their update targets, and the parameters that follow these.
@@ -87,17 +87,17 @@ class ParamGroupAdapter(StepAdapter):
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
         """
         target_pairs, copies = self._aimed(
-            pairs if self.sharing is None else placed(pairs, self._optimizer._cache.team)
+            pairs if self.sharing is None else placed(pairs, self.optimizer.step_cache.team)
         )
         return self.seen(target_pairs), copies
 
     def seen(self, pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
         """Return pairs with sparse gradients summed up if they are clipped."""
-        return all_summed(pairs, self.names_of) if self._optimizer._around.clips else pairs
+        return all_summed(pairs, self.names_of) if self.optimizer.step_options.clips else pairs
 
     def _aimed(self, pairs: list[tuple[object, Tensor]]) -> UpdatePairs:
         """Return gradients with their update targets, and the parameters that follow these."""
-        targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
+        targets = self.part.targets(self.optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None
         target_of = {id(param): target for param, target in zip(self._params, targets, strict=True)}
@@ -110,19 +110,19 @@ class ParamGroupAdapter(StepAdapter):
         return target_pairs, [self._real.get(id(target)) for _, target in target_pairs]
 
     def step_rule(self) -> Any:
-        return self._part.rule
+        return self.part.rule
 
     def owners_of(self, variables: Sequence[Tensor]) -> list[Tensor]:
         """Return the parameters that variables stand for."""
         return [self._real.get(id(var), var) for var in variables]
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
-        return parameter_names(self._optimizer.param_groups, self.owners_of(variables))
+        return parameter_names(self.optimizer.param_groups, self.owners_of(variables))
 
     def check_flat_buffers(
         self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]
     ) -> None:
-        self._optimizer._check_flat_buffers(self._optimizer.param_groups)
+        self.optimizer.check_flat_buffers(self.optimizer.param_groups)
 
     def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         for grad, param in given:
@@ -146,7 +146,7 @@ class ParamGroupAdapter(StepAdapter):
         return as_real(grad), real
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        rounding = self._optimizer._around.of(Rounding)
+        rounding = self.optimizer.step_options.of(Rounding)
         for grad, var in pairs:
             param = self._real.get(id(var), var)
             if isinstance(grad, IndexedSlices) and variable_constraint(param) is not None:
@@ -159,7 +159,7 @@ class ParamGroupAdapter(StepAdapter):
         check_pairs(pairs, self.names_of(variables), scatter=True, narrow=narrow, devices=homes)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
-        optimizer = self._optimizer
+        optimizer = self.optimizer
         numbers: list[tuple[Tensor, str]] = []
         for param, title in zip(self._params, self.names_of(self._params), strict=True):
             for name, value in (optimizer.state.get(param) or {}).items():
@@ -168,17 +168,17 @@ class ParamGroupAdapter(StepAdapter):
                     numbers.append((local(value), f"{name} of {title}"))
         check_writable(numbers)
         starts = optimizer._starts(self._params, self._places)
-        self._part.make(optimizer.state, self._params, starts, self._homes)
+        self.part.make(optimizer.state, self._params, starts, self._homes)
 
     def slots_of(self, var: Tensor) -> list[Tensor]:
         param = self._real.get(id(var))
         if param is None:
-            return self._part.slots_of(var)
-        slots = self._part.slots_of(param)
+            return self.part.slots_of(var)
+        slots = self.part.slots_of(param)
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
-        optimizer, part = self._optimizer, self._part
+        optimizer, part = self.optimizer, self.part
         states = [
             optimizer.state.get(param)
             for group in optimizer.param_groups
@@ -195,16 +195,16 @@ class ParamGroupAdapter(StepAdapter):
         return common_slots
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
-        optimizer = self._optimizer
-        if optimizer._around.of(Rounding).round is None:
+        optimizer = self.optimizer
+        if optimizer.step_options.of(Rounding).round is None:
             return ()
         with importing:
             from thalweg.optim.rounding_streams import places_of
         params = [self._real.get(id(var), var) for var in variables]
-        return places_of(optimizer, self._part.rule, params)
+        return places_of(optimizer, self.part.rule, params)
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
-        part, places = self._part, self._places
+        part, places = self.part, self._places
         for column in part.columns:
             column.read()
         varying = [
@@ -225,16 +225,16 @@ class ParamGroupAdapter(StepAdapter):
         return self._keys
 
     def counting_calls(self, shared: Shared) -> list[Call]:
-        calls = self._part.publishing()
+        calls = self.part.publishing()
         keys = [None] if self._keys is None else self._keys
-        for column in self._part.columns:
+        for column in self.part.columns:
             if column.is_on_device is True:
                 calls.append(self._counting_there(column))
                 continue
             if len(keys) == 1:
-                values = [self._next(column, keys[0])]
+                values = [self.next_number(column, keys[0])]
             else:
-                by_key = {key: self._next(column, key) for key in dict.fromkeys(keys)}
+                by_key = {key: self.next_number(column, key) for key in dict.fromkeys(keys)}
                 values = [by_key[key] for key in keys] if len(by_key) > 1 else [by_key[keys[0]]]
             calls += column.writing(values)
             self._pending_numbers.append((column, values))
@@ -244,15 +244,15 @@ class ParamGroupAdapter(StepAdapter):
         if column.name == STEP:
             return column.counting(self.apply_flag)
         keys = self._keys or [None] * len(self._params)
-        values = {key: self._next(column, key) for key in dict.fromkeys(keys)}
+        values = {key: self.next_number(column, key) for key in dict.fromkeys(keys)}
         column_values = expand_to_variables(keys, values, column.common.device)
         return column.moving(column_values, self.apply_flag)
 
-    def _next(self, column: AnyColumn, key: Hashable) -> Any:
+    def next_number(self, column: AnyColumn, key: Hashable) -> Any:
         """Return a number after the step, for parameters that have it in common."""
         raise NotImplementedError
 
-    def _apart(self, key: Any) -> tuple[int, dict[str, Any]]:
+    def split_key(self, key: Any) -> tuple[int, dict[str, Any]]:
         """Return the group index and the scalars of the parameters that have a key in common.
 
         Args:
@@ -264,7 +264,7 @@ class ParamGroupAdapter(StepAdapter):
             count (on a device: a tensor of all parameters' numbers), `is_first`, and the scalars of
             options and codecs. Hyperparameters of the group are not in it.
         """
-        part = self._part
+        part = self.part
         place, *differing_numbers = key if isinstance(key, tuple) else (key,)
         place = self._places[0] if place is None else place
         remaining_numbers = iter(differing_numbers)
@@ -276,26 +276,26 @@ class ParamGroupAdapter(StepAdapter):
             name for name, flags in part.lacked.items() if all(flags) or next(remaining_numbers)
         }
         numbers["is_first"] = bool(lacked) and part.first in lacked
-        for option in self._optimizer._around.wrapping:
+        for option in self.optimizer.step_options.wrapping:
             numbers |= option.scalars(lacked, numbers.get(STEP, 1))
         if part.rule.codecs:
             numbers |= step_scalar(numbers[STEP]) if STEP in numbers else UNCOUNTED
         return place, numbers
 
-    def _stays(self, value: Any) -> bool:
+    def is_on_step_device(self, value: Any) -> bool:
         """Return whether a number is a tensor of the device that keeps those of the step."""
         return self.there is not None and isinstance(value, Tensor) and value.device == self.there
 
     def detach(self) -> None:
         """Release the optimizer and copies, for a plan that outlives the step."""
         self.watch = self.gathered = None
-        self._optimizer = proxy(self._optimizer)
+        self.optimizer = proxy(self.optimizer)
 
     def settle(self) -> None:
         """Record the written numbers and state."""
         for column, values in self._pending_numbers:
             column.wrote(values)
-        self._part.settle(self._optimizer.state)
+        self.part.settle(self.optimizer.state)
 
 
 class TorchStepAdapter(ParamGroupAdapter):
@@ -306,18 +306,18 @@ class TorchStepAdapter(ParamGroupAdapter):
     ) -> None:
         super().__init__(optimizer, part, params, places)
         self.selection = current(_KEEP)
-        self._scalars_by_key: dict[Hashable, dict[str, object]] = {}
+        self.scalars_by_key: dict[Hashable, dict[str, object]] = {}
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        if group not in self._scalars_by_key:
-            self._scalars_by_key[group] = self._prepared(group)
-        return self._scalars_by_key[group]
+        if group not in self.scalars_by_key:
+            self.scalars_by_key[group] = self.prepare_scalars(group)
+        return self.scalars_by_key[group]
 
-    def _prepared(self, key: Hashable) -> dict[str, Any]:
+    def prepare_scalars(self, key: Hashable) -> dict[str, Any]:
         """Return the scalars of a key: hyperparameters, numbers and those of `prepare`."""
-        rule, optimizer = self._part.rule, self._optimizer
-        place, numbers = self._apart(key)
-        options = self._part.options(place, optimizer)
+        rule, optimizer = self.part.rule, self.optimizer
+        place, numbers = self.split_key(key)
+        options = self.part.options(place, optimizer)
         if STEP in numbers:
             step = numbers[STEP]
             step = step.double() if isinstance(step, Tensor) else step
@@ -326,20 +326,20 @@ class TorchStepAdapter(ParamGroupAdapter):
         try:
             scalars = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
             for name, scalar in scalars.items():
-                if type(scalar) is not float and not self._stays(scalar):
+                if type(scalar) is not float and not self.is_on_step_device(scalar):
                     scalars[name] = number(scalar)
         except (ArithmeticError, TypeError) as error:  # such as a root that is complex
             group = optimizer.param_groups[place]
-            text, reason = optimizer._show_numbers(group), _describe_betas(group) or error
+            text, reason = optimizer.show_numbers(group), _describe_betas(group) or error
             problem = f"{reason} in step {numbers.get('t', 1)}"
             raise InvalidArgumentError(
                 f"Group {place} takes no step with {text}: {problem}."
             ) from error
-        return {**options.numbers(self._stays), **numbers, **scalars}
+        return {**options.numbers(self.is_on_step_device), **numbers, **scalars}
 
-    def _next(self, column: AnyColumn, key: Hashable) -> Any:
-        value = self._scalars_by_key[key][column.name]
-        if self._part.numbers[column.name].rounds_as_tensor and not isinstance(value, Tensor):
+    def next_number(self, column: AnyColumn, key: Hashable) -> Any:
+        value = self.scalars_by_key[key][column.name]
+        if self.part.numbers[column.name].rounds_as_tensor and not isinstance(value, Tensor):
             # As in torch's code, the default dtype decides how it is rounded.
             return torch.tensor(value, dtype=torch.get_default_dtype(), device="cpu").item()
         return value

@@ -17,8 +17,8 @@ def listen(optimizer: Any) -> None:
 
     One that is frozen has none; it is listened to from the step after which it is no longer.
     """
-    heard = optimizer._cache.heard
-    optimizer._cache.places.clear()  # groups may have changed
+    heard = optimizer.step_cache.heard
+    optimizer.step_cache.places.clear()  # groups may have changed
     for group in optimizer.param_groups:
         for rule in optimizer._rules_around(group):
             if rule.per_optimizer is not None:
@@ -46,7 +46,7 @@ def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
 
 def place_of(optimizer: Any, param: Tensor) -> int | None:
     """Return the index of a parameter's group; None if it is in none any more."""
-    places = optimizer._cache.places
+    places = optimizer.step_cache.places
     if not places:
         for index, group in enumerate(optimizer.param_groups):
             places |= {id(param): index for param in group["params"]}

@@ -58,7 +58,7 @@ def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSettin
 
 def _prepared(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
     """Return calls that exchange parameters and averages, and those that undo this."""
-    cache = optimizer._cache
+    cache = optimizer.step_cache
     with cache._lock, writable():
         if cache.holds_averages:
             _refuse()

@@ -127,7 +127,7 @@ class Adam(RuleOptimizer):
 class LazyAdam(RuleOptimizer):
     """`thalweg.v1.contrib.opt.LazyAdamOptimizer`: rows that are not named stay as they are."""
 
-    _products = _POWERS
+    product_hypers = _POWERS
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class AdamW(RuleOptimizer):
     """`thalweg.v1.contrib.opt.AdamWOptimizer`: decay, whatever the rate, then Adam's step."""
 
     _exact = ("weight_decay",)
-    _products = _POWERS
+    product_hypers = _POWERS
 
     def __init__(
         self,

@@ -46,16 +46,16 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     ) -> None:
         super().__init__(optimizer, part, params, places)
         self._members = members
-        self._scalars_by_key: dict[tuple[Dtype, Hashable], dict[str, object]] = {}
+        self.scalars_by_key: dict[tuple[Dtype, Hashable], dict[str, object]] = {}
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         param_pairs = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
         unreal = [(grad, var) for grad, var in param_pairs if var.is_complex()]
-        if unreal and not self._part.rule.linear:
+        if unreal and not self.part.rule.linear:
             with importing:
                 from thalweg._core.complex_variables import not_defined
             var = unreal[0][1]
-            raise not_defined(self._part.rule, var, self.names_of([var])[0])
+            raise not_defined(self.part.rule, var, self.names_of([var])[0])
         super().check_pairs(pairs, narrow)
 
     def group_variables(
@@ -76,13 +76,13 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
 
     def _of_all(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         """Return the scalars of all parameters, also of those that have no gradient."""
-        if (dtype, group) not in self._scalars_by_key:
-            self._scalars_by_key[dtype, group] = self._prepared(dtype, group)
-        return self._scalars_by_key[dtype, group]
+        if (dtype, group) not in self.scalars_by_key:
+            self.scalars_by_key[dtype, group] = self.prepare_scalars(dtype, group)
+        return self.scalars_by_key[dtype, group]
 
-    def _prepared(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
-        rule = self._part.rule
-        place, numbers = self._apart(key)
+    def prepare_scalars(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
+        rule = self.part.rule
+        place, numbers = self.split_key(key)
         values = self.hypers(dtype, place)
         step = numbers.pop(STEP)
         for name, number in numbers.items():
@@ -107,29 +107,29 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         Raises:
             InvalidArgumentError: It is NaN; names it.
         """
-        if self._stays(value):
+        if self.is_on_step_device(value):
             return value.detach().to(TORCH[dtype])
         if value != value:
             raise InvalidArgumentError(f"{title_of(name)} of group {place} is nan.")
-        exact = name in self._optimizer._exact
+        exact = name in self.optimizer._exact
         return dtype(as_number(name, value)) if exact else as_step_scalar(name, value, dtype)
 
     def _given(self, place: int) -> dict[str, Any]:
-        return self._part.options(place, self._optimizer).given()
+        return self.part.options(place, self.optimizer).given()
 
-    def _next(self, column: AnyColumn, key: Hashable) -> Any:
-        place, numbers = self._apart(key)
+    def next_number(self, column: AnyColumn, key: Hashable) -> Any:
+        place, numbers = self.split_key(key)
         number = numbers[column.name]
         if column.name == STEP:
             return number + 1
-        if column.name in self._optimizer._products:
-            factor = self._given(place)[self._optimizer._products[column.name]]
+        if column.name in self.optimizer.product_hypers:
+            factor = self._given(place)[self.optimizer.product_hypers[column.name]]
             if isinstance(number, Tensor):
                 kind = np.float64 if number.dtype == torch.float64 else np.float32
-                if self._stays(factor):
+                if self.is_on_step_device(factor):
                     return without_denormals(number * factor.to(number.dtype))
                 return without_denormals(number * float(as_hyper(factor, kind)))
             kind = type(number)
             return product(number, as_hyper(factor, kind)).item()
         scalar = self._of_all(compute_dtype(column.dtype), key)[column.name]
-        return scalar if self._stays(scalar) else scalar.item()
+        return scalar if self.is_on_step_device(scalar) else scalar.item()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thalweg._base.context_managers import writable
 from thalweg._core.atomic_section import Call, run
-from thalweg._core.param_groups import Group, parameter_names
+from thalweg._core.param_groups import Group, parameter_names, params_of
 from thalweg._core.sparse_gradients import check_inside, is_misplaced
 from thalweg._engines.layout import all_have_memory, check_parts
 from thalweg.errors import LayoutError
@@ -27,7 +27,7 @@ _OF_TORCH = "The step was torch's own, which may have written a part of it."
 
 def check_memories(optimizer: Any) -> None:
     """See `FusedTorchOptimizer._check_memories`."""
-    params = [p for p in optimizer._params() if p.grad is not None and not p.is_meta]
+    params = [p for p in params_of(optimizer.param_groups) if p.grad is not None and not p.is_meta]
     tensor_lists = [_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())
             for param in params]  # fmt: skip
     if all_have_memory([x for tensors in tensor_lists for x in tensors if not x.is_sparse]):
@@ -90,7 +90,7 @@ def whole(optimizer: Any) -> Generator[None]:
         for param in group["params"]
         if param.grad is not None
     ]
-    cache, kinds = optimizer._cache, _kinds(optimizer, members)
+    cache, kinds = optimizer.step_cache, _kinds(optimizer, members)
     if kinds is None or kinds == cache.kinds_of_torch:
         cache.progress = (_OF_TORCH,)
         yield
@@ -139,7 +139,7 @@ def _is_usual(optimizer: Any, group: Group, param: Tensor, entries: Mapping[str,
 
     Only names tell slots from numbers, as both have the shape () where a parameter has it.
     """
-    rule, kind = optimizer._own_rule(group, param), _kind(param)
+    rule, kind = optimizer.base_rule(group, param), _kind(param)
     numbers = {slot.name for slot in rule.scalar_slots} | {STEP} & {*entries}
     shaped = {slot.name for slot in rule.shaped_slots}
     slots = {slot.name for slot in rule.element_slots}
@@ -179,7 +179,7 @@ def _are_plain(optimizer: Any, group: Group) -> bool:
     """Return whether all options that a step reads are there, and ordinary numbers."""
     return all(
         name in group and _is_plain(group[name], is_share=name.startswith("betas"))
-        for name in optimizer._option_names
+        for name in optimizer.read_options
     )
 
 

@@ -25,8 +25,8 @@ def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]
         for param, note in pairs
         if note and note[0] not in optimizer.state.get(param, {}) and param.numel()
     ]
-    if optimizer._cache.team is not None and any(is_on_mesh(param) for param, _ in new):
-        optimizer._cache.team.meet()
+    if optimizer.step_cache.team is not None and any(is_on_mesh(param) for param, _ in new):
+        optimizer.step_cache.team.meet()
     for param, effect in new:
         if not whole(param.any()):
             warn(

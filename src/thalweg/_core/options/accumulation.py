@@ -20,7 +20,7 @@ from thalweg._base.storage_use_count import count_holders
 from thalweg._core.atomic_section import Call, run
 from thalweg._core.dtensor import check_whole
 from thalweg._core.options.base import Option
-from thalweg._core.param_groups import Group, parameter_names, states_of
+from thalweg._core.param_groups import Group, parameter_names, params_of, states_of
 from thalweg._core.sparse_gradients import check_inside
 from thalweg._core.state import shown
 from thalweg._engines import layout
@@ -64,7 +64,7 @@ def add_to_sums(
         InvalidArgumentError: A gradient has another shape or device than its sum, or the count of
             a group is not valid.
     """
-    params = [param for group in groups for param in group["params"]]
+    params = params_of(groups)
     check_whole(params, "accumulate")
     sums_before = [state[param].get(SUM) if param in state else None for param in params]
     all_grads = [param.grad for param in params]

@@ -16,6 +16,9 @@ from thalweg._engines.array_types import Int64, numbered
 CHUNK = 1 << 16  # elements of a dense chunk
 STEP = 256  # elements; every chunk but a tensor's last is a multiple of it
 ENTRIES = 2**31 - 1  # of a sparse gradient; more do not fit the 32-bit numbers of its plan
+# Words of the argument of a kernel.
+TICKETS, SLICES, FLUSH, BOUNDS, CHUNKS, BASE, SCALAR_ROW, SCALARS = range(8)
+PEAKS, STREAMS, COLUMN = range(8, 11)  # of a peak kernel
 SERIAL = 50_000  # elements below which a second thread costs more than it brings
 
 
@@ -41,11 +44,11 @@ class Table:
 
     def __post_init__(self) -> None:
         argument = np.zeros(11, np.int64)
-        argument[1] = len(self.bounds) - 1
-        argument[3] = self.bounds.ctypes.data
-        argument[4] = self.chunks.ctypes.data
-        argument[5] = self.base.ctypes.data
-        argument[6] = self.scalar_row.ctypes.data
+        argument[SLICES] = len(self.bounds) - 1
+        argument[BOUNDS] = self.bounds.ctypes.data
+        argument[CHUNKS] = self.chunks.ctypes.data
+        argument[BASE] = self.base.ctypes.data
+        argument[SCALAR_ROW] = self.scalar_row.ctypes.data
         self._argument = argument
         self._address = argument.ctypes.data
 
@@ -55,16 +58,16 @@ class Table:
         The scalars are not copied: the caller keeps the array alive until the launch is done.
         """
         block = self._argument
-        block[0] = 0
-        block[2] = flush
+        block[TICKETS] = 0
+        block[FLUSH] = flush
         # Faster than `ctypes.data`.
-        block[7] = scalars.__array_interface__["data"][0]
+        block[SCALARS] = scalars.__array_interface__["data"][0]
         return self._address
 
     def copy_of_argument(self, flush: bool) -> Int64:
         """Return a copy of the argument block, which native code fills without the table."""
         block = self._argument.copy()
-        block[0], block[2] = 0, flush
+        block[TICKETS], block[FLUSH] = 0, flush
         return block
 
     def fill_peak_argument(self, partial: Int64, column: int) -> int:
@@ -75,10 +78,10 @@ class Table:
             column: The stream whose peaks are computed.
         """
         block = self._argument
-        block[0] = 0
-        block[8] = partial.ctypes.data
-        block[9] = self.base.shape[1]
-        block[10] = column
+        block[TICKETS] = 0
+        block[PEAKS] = partial.ctypes.data
+        block[STREAMS] = self.base.shape[1]
+        block[COLUMN] = column
         return self._address
 
 

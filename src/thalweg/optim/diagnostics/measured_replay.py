@@ -12,5 +12,5 @@ class StepBetween(ReplayedStep):
 
     def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
         """See `ReplayedStep`."""
-        is_measured_step = optimizer._cache.diagnosing.is_due()
+        is_measured_step = optimizer.step_cache.diagnosing.is_due()
         return not is_measured_step and super().take(optimizer, has_sums, unrecorded)

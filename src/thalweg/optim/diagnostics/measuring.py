@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.locks import importing
-from thalweg._core.param_groups import names_in, states_of
+from thalweg._core.param_groups import names_in, params_of, states_of
 from thalweg.diagnostics.config import Diagnostics
 from thalweg.diagnostics.recorder import TableRecorder, make_distinct
 from thalweg.diagnostics.step_watch import StepWatch
@@ -30,7 +30,7 @@ def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
     Raises:
         FailedPreconditionError: `option` is another optimizer's.
     """
-    cache = optimizer._cache
+    cache = optimizer.step_cache
     if cache.diagnosing is None:
         if is_copy and isinstance(option, Diagnostics):
             option = Diagnostics(option.every)
@@ -57,11 +57,11 @@ class Diagnosing(TableRecorder):
         """Continue from the step count of a loaded state, as far as the host has it."""
         self._param_ids = []  # a state has names, too
         if step_count := _steps_in(self._optimizer):
-            self._start = step_count - self._optimizer._cache.total - self._device_steps
+            self._start = step_count - self._optimizer.step_cache.total - self._device_steps
 
     def next_step(self) -> int:
         """Return the number of the step to come."""
-        cache = self._optimizer._cache
+        cache = self._optimizer.step_cache
         if cache.total + self._device_steps == 0:
             self._start = _steps_in(self._optimizer)
         return self._start + cache.total + self._device_steps + 1
@@ -75,7 +75,7 @@ class Diagnosing(TableRecorder):
     def _parameters(self) -> Parameters:
         """Return the parameters of the next tables."""
         groups = self._optimizer.param_groups
-        params = [param for group in groups for param in group["params"]]
+        params = params_of(groups)
         param_ids = [id(param) for param in params]
         if self._param_ids != param_ids:  # else names are the same
             titles = [
@@ -107,7 +107,7 @@ class Diagnosing(TableRecorder):
             raise FailedPreconditionError(
                 "No replay of a captured CUDA graph measures its step: leave out diagnostics=."
             )
-        cache, step = optimizer._cache, self.next_step()
+        cache, step = optimizer.step_cache, self.next_step()
         is_measured_step, former_total = step % self.config.every == 0, cache.total
         cache.watch = watch = StepWatch() if is_measured_step else None
         try:

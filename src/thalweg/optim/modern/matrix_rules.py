@@ -55,7 +55,7 @@ class OfMatrices:
     _choices: ClassVar[dict[str, str]] = _MUONS
     _unread = (*_MUONS, *_LAYOUTS)
     _make_rule: Callable[..., Rule]
-    _accepted: ClassVar[Signature]
+    constructor_signature: ClassVar[Signature]
 
     @classmethod
     def for_model(
@@ -96,7 +96,7 @@ class OfMatrices:
         Raises:
             ValueError: An option is not what it can be.
         """
-        names = [name for name in cls._choices if name in cls._accepted.parameters]
+        names = [name for name in cls._choices if name in cls.constructor_signature.parameters]
         rule_options = {cls._choices[name]: _read(name, group[name]) for name in names}
         try:
             return cls._make_rule(**rule_options, layout=layout_of(group))

@@ -16,7 +16,7 @@ from thalweg.optim.modern.optimizer import ModernOptimizer
 class OfMatrices:
     _choices: ClassVar[dict[str, str]]
     _make_rule: Callable[..., Rule]
-    _accepted: ClassVar[Signature]
+    constructor_signature: ClassVar[Signature]
     @classmethod
     def for_model(
         cls,

@@ -42,7 +42,8 @@ class DeclaredArguments(Arguments):
         super().__setstate__(state)
         optimizer: Any = self
         for name in self._added_options:
-            default = optimizer.defaults.get(name, optimizer._accepted.parameters[name].default)
+            parameter = optimizer.constructor_signature.parameters[name]
+            default = optimizer.defaults.get(name, parameter.default)
             for group in optimizer.param_groups:
                 group.setdefault(name, default)
 

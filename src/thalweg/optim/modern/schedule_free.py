@@ -24,7 +24,7 @@ class Means:
     """Methods of the schedule-free classes, whose means x can be swapped with the parameters."""
 
     param_groups: list[Group]
-    _cache: Any
+    step_cache: Any
     _has_means: bool = True
 
     def swapped(self) -> AbstractContextManager[None]:

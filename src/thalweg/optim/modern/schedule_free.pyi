@@ -13,7 +13,7 @@ from thalweg.optim.modern.optimizer import ModernOptimizer
 
 class Means:
     param_groups: list[Group]
-    _cache: Any
+    step_cache: Any
     _has_means: bool
     def swapped(self) -> AbstractContextManager[None]: ...
 

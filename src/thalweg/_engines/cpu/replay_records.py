@@ -1,0 +1,133 @@
+"""Memory of a replay that native code reads: records of programs, and arguments of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from thalweg._engines.array_types import Array, Int64
+from thalweg._engines.cpu import scalar_program
+from thalweg._engines.cpu.replay_routines import measures_routine
+from thalweg._engines.cpu.work_table import BASE, CHUNKS, SCALAR_ROW, SCALARS, Table
+
+
+class ReplayArgument:
+    """Argument of a kernel whose scalars, lengths and gradients a replay sets.
+
+    Args:
+        table: The work of the kernel, which must outlive the argument.
+        flush: Whether denormal numbers become 0.
+
+    Attributes:
+        address: The address of the argument.
+        base: The addresses of the first elements, as `Table.base`.
+        cells: The address where each tensor's gradient address is stored.
+    """
+
+    def __init__(self, table: Table, flush: bool) -> None:
+        self._table, self.base = table, table.base.copy()
+        self._words = table.copy_of_argument(flush)
+        self._words[BASE] = self.base.ctypes.data
+        self.address: int = self._words.ctypes.data
+        first, (step, item) = self.base.ctypes.data, self.base.strides
+        self.cells: list[int] = [first + step * k + item for k in range(len(self.base))]
+
+    def use_rows(self, rows: Array, row_of: Int64) -> None:
+        """Let each tensor read the row of scalars that `row_of` names; the caller keeps both."""
+        self._words[SCALAR_ROW], self._words[SCALARS] = row_of.ctypes.data, rows.ctypes.data
+
+    def copy_chunks(self) -> None:
+        """Read a copy of the chunks, whose lengths a replay may change."""
+        self._chunks = self._table.chunks.copy()
+        self._words[CHUNKS] = self._chunks.ctypes.data
+
+    def span(self, member: int) -> tuple[int, int, int]:
+        """Return the copied chunks of a tensor, as `Member.spans`."""
+        return span_of(self._chunks, self._table.chunks, member)
+
+
+def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
+    """Return the chunks of a member of a work table, as `Member.spans`.
+
+    Args:
+        chunks: The table that a kernel reads, whose lengths may change.
+        full: The table with all lengths.
+        member: The index of the member.
+    """
+    begin, end = map(int, np.searchsorted(full[:, 0], [member, member + 1]))
+    length = full.strides[0] * begin + full.strides[1] * 3
+    return chunks.ctypes.data + length, full.ctypes.data + length, end - begin
+
+
+def make_program_records(count: int) -> Int64:
+    """Return empty records of programs."""
+    return np.zeros((count, scalar_program.PROGRAM // 8), np.int64)
+
+
+def make_inputs(inputs: Sequence[tuple[int, int, int]]) -> Int64:
+    """Return an array of the registers that a program loads, their addresses and kinds."""
+    return np.array(inputs, np.int64).reshape(-1, scalar_program.INPUT // 8)
+
+
+def write_program_record(
+    record: Int64,
+    operations: Int64,
+    registers: int,
+    names: Int64,
+    rows: tuple[int, int],
+    inputs: Int64,
+    power: int,
+    *,
+    in_float32: bool,
+    stores_float32: bool,
+    is_pythons: bool,
+) -> None:
+    """Write the record of a program; the caller keeps its arrays.
+
+    Args:
+        record: The record to fill.
+        operations: The operations.
+        names: The register of each scalar of a row.
+        inputs: The result of `make_inputs`.
+        registers: The address of the first register.
+        rows: The number of rows, and the address of the first one.
+        power: The address of C's power function.
+        in_float32, stores_float32, is_pythons: The arithmetic; see `scalar_program`.
+    """
+    arrays = [len(operations), operations.ctypes.data, registers, len(names), names.ctypes.data]
+    kinds = [power, stores_float32, is_pythons]
+    loads = [len(inputs), inputs.ctypes.data]
+    record[:] = [in_float32, *arrays, *rows, *kinds, *loads, scalar_program.NONE, 0, 0]
+
+
+def set_row_count(record: Int64, row_count: Int64) -> None:
+    """Set the number of rows in use, which a program reads; the caller keeps the array."""
+    record[scalar_program.ROW_COUNT] = row_count.ctypes.data
+
+
+def rule_scalars_record(
+    sweep_record: tuple[int, int, int],
+    measures: int,
+    programs: tuple[Int64, Int64],
+    rows: Array,
+    slot_addresses: Int64,
+    slot_registers: Int64,
+    slots: int,
+) -> list[int]:
+    """Return the block of `replay_reductions`; the caller keeps its arrays.
+
+    Args:
+        sweep_record: The leaves, the number of variables and the counts of leaves.
+        measures: The number of measures.
+        programs: The index of each variable's program, and the records of the programs.
+        rows: The kernel's scalars, a row for each variable.
+        slot_addresses: The addresses of scalar slots, variable after variable.
+        slot_registers: The registers with their new values.
+        slots: The number of scalar slots of each variable.
+    """
+    leaves, variables, counts = sweep_record
+    addresses = [array.ctypes.data for array in (*programs, rows)]
+    slot_words = [slots, slot_addresses.ctypes.data, slot_registers.ctypes.data]
+    sizes = [leaves, measures, variables, counts]
+    return [measures_routine(), *sizes, *addresses, rows.strides[0], *slot_words]
