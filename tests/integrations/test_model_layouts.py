@@ -38,7 +38,8 @@ def test_layouts_of_a_model_are_those_of_its_source(model_type: str) -> None:
 def test_layouts_of_adapters_are_those_of_their_base_weights() -> None:
     transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
     peft: Any = pytest.importorskip("peft", reason="PEFT is not installed")
-    config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=99, bos_token_id=0, eos_token_id=0)
+    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 99}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
     lora = peft.LoraConfig(target_modules=["c_attn", "c_proj"], r=4, fan_in_fan_out=True)
     model = peft.get_peft_model(transformers.GPT2LMHeadModel(config), lora)
     found = {x.name.split("attn.")[-1]: str(x.layout) for x in optim.matrix_layouts(model)}

@@ -230,23 +230,36 @@ class ProjectionTrace(TorchFunctionMode):
             # Labels of complex numbers have a dimension for real and imaginary part.
             self._set_labels(results[0], self._labels[id(labelled[0])][1])
         elif name in STRUCTURAL:
-            func = Tensor.reshape if name == "view" else func
-            if name in ("gather", "take_along_dim"):
-                self._consume(args[0])  # Which outputs are gathered depends on data.
-            moved = func(*mapped(args, self._label_arg), **mapped(kwargs, self._label_arg))
-            for tensor, labels in zip(results, tensors_in(moved), strict=True):
-                self._set_labels(tensor, labels)
+            self._move(func, name, args, kwargs, results)
         elif name == "glu":
             axis = args[1] if len(args) > 1 else kwargs.get("dim", -1)
             halves = self._labels[id(labelled[0])][1].chunk(2, axis)
             for half in halves:
                 self._record(half, WeightUse.consume)
             self._set_labels(results[0], halves[0])
-        elif name in REDUCTIONS:
-            for tensor in labelled:
-                self._record(self._labels[id(tensor)][1], WeightUse.reduce)
         elif name.startswith("conv") and args[0] is labelled[0] and args[1].shape[1] == 1:
             self._pass_channels(args[0], result)
+        else:
+            self._follow_values(name, args, labelled, results)
+
+    def _move(
+        self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, results: list[Tensor]
+    ) -> None:
+        """Label the results of a function that moves elements."""
+        func = Tensor.reshape if name == "view" else func
+        if name in ("gather", "take_along_dim"):
+            self._consume(args[0])  # Which outputs are gathered depends on data.
+        moved = func(*mapped(args, self._label_arg), **mapped(kwargs, self._label_arg))
+        for tensor, labels in zip(results, tensors_in(moved), strict=True):
+            self._set_labels(tensor, labels)
+
+    def _follow_values(
+        self, name: str, args: Any, labelled: list[Tensor], results: list[Tensor]
+    ) -> None:
+        """Label the results of an elementwise function, or record the use of the outputs."""
+        if name in REDUCTIONS:
+            for tensor in labelled:
+                self._record(self._labels[id(tensor)][1], WeightUse.reduce)
         elif name.strip("_") in CONTRACTIONS:
             for tensor in labelled:
                 self._consume(tensor)
