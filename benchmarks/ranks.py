@@ -1,9 +1,10 @@
 """Trainings on several ranks of this machine, beside torch's.
 
-    python benchmarks/ranks.py [--ranks 1 2 4]
+    python benchmarks/ranks.py [--ranks 1 2 4] [--bytes]
 
 A step is forward, backward, the sums over all ranks and Adam, of an MLP whose gradients are so many
-bytes; one thread a rank, gloo. All take turns in the same processes.
+bytes; one thread a rank, gloo. All take turns in the same processes. With --bytes, it runs
+`mesh_bytes.py` instead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import mesh_bytes
 import torch
 from figure import Figure
 from rich.console import Console
@@ -211,10 +213,15 @@ def _print(reports: dict[int, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Print the table for each number of ranks."""
+    """Print the table for each number of ranks, or that of `mesh_bytes`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    _print({count: measured(count) for count in parser.parse_args().ranks})
+    parser.add_argument("--bytes", action="store_true", help="the bytes of steps over matrices")
+    options = parser.parse_args()
+    if options.bytes:
+        mesh_bytes.print_table()
+    else:
+        _print({count: measured(count) for count in options.ranks})
 
 
 if __name__ == "__main__":

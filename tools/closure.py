@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
-BOUNDS = {"optim": 21_750, "optim.tensorflow": 22_800, "keras": 21_550, "checkpoint": 27_150}
+BOUNDS = {"optim": 22_050, "optim.tensorflow": 23_100, "keras": 21_550, "checkpoint": 27_400}
 
 _MODEL = """
 import io, torch

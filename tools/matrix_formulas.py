@@ -112,6 +112,22 @@ class NorMuon(Muon):
         return var * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * scale * normed
 
 
+class AdaMuon(Muon):
+    """Si et al. 2025, algorithm 1: orthogonalized signs over the roots of their mean squares."""
+
+    defaults_of_class = Muon.defaults_of_class | {"lr": 0.02, "weight_decay": 0.01, "v_eps": 1e-8}
+
+    def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
+        share, eps = group["momentum"], group["v_eps"]
+        state["m"] = torch.lerp(state.get("m", torch.zeros_like(grad)), grad, 1 - share)
+        mean = torch.lerp(grad, state["m"], share) if group["nesterov"] else state["m"]
+        factor = newton_schulz(mean.sign(), "original", group["ns_steps"], group["eps"])
+        state["v"] = share * state.get("v", 0.0) + (1 - share) * factor.square()
+        step = factor / (state["v"].sqrt() + eps)
+        step = step * (0.2 * var.numel() ** 0.5 / (step.norm() + eps))
+        return var * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * step
+
+
 class MuonH(Muon):
     """Hyperball, 2026: a step of the radius times the rate along Muon's, and back to the sphere."""
 

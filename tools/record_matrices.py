@@ -3,9 +3,11 @@
     python tools/record_matrices.py tests/goldens/matrices.npz
 
 in the virtualenv of `record_modern.py`, and once more in one of Python 3.12 with
-emerging-optimizers: a case whose package is not there keeps what the file has. Of each case there
-are the parameters after all steps: of its package in float32, under its name, and of the float64 of
-`matrix_formulas.py`; and either again with parameters that are rounded to bfloat16 after each step.
+emerging-optimizers. It runs the cases that the file lacks, of installed packages. `adamuon` is not
+a package: put `gpt2/models/optimizers` of the authors' repository (github.com/Chongjie-Si/AdaMuon,
+commit 369f0b3) on PYTHONPATH. Of each case there are the parameters after all steps: of its package
+in float32, under its name, and of the float64 of `matrix_formulas.py`; and either again with
+parameters that are rounded to bfloat16 after each step.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import matrix_formulas  # pyright: ignore[reportMissingImports]
 import numpy as np
@@ -39,9 +42,28 @@ def made_by(case: MatrixCase, params: Any, decay: float) -> Any:
     """The authors' optimizer."""
     package, name = case.package.split(":")
     arguments = case.arguments(decay, for_own_class=False)
+    if name == "AdaMuon":
+        return made_on_cpu(getattr(import_module(package), name), params, arguments)
     if name == "NorMuon":
         params = [{"params": params, "use_muon": True, **arguments}]
     return getattr(import_module(package), name)(params, **arguments)
+
+
+def gathered(output: Any, update: Any, async_op: bool) -> Any:
+    """Copy the update of the only rank to the output; return an object with `wait`."""
+    output.copy_(update.view_as(output))
+    return SimpleNamespace(wait=lambda: None)
+
+
+def made_on_cpu(cls: Any, params: Any, arguments: dict[str, Any]) -> Any:
+    """Build the authors' AdaMuon for one rank, with its buffers on the CPU and not on a GPU."""
+    torch.distributed.all_gather_into_tensor = gathered
+    empty, module = torch.empty, cast("Any", torch)
+    module.empty = lambda *sizes, **options: empty(*sizes, **{**options, "device": "cpu"})
+    try:
+        return cls(params, **arguments)
+    finally:
+        module.empty = empty
 
 
 def recorded(case: MatrixCase, decay: float, uses_formula: bool, rounded: bool) -> Any:
@@ -65,7 +87,7 @@ def recorded(case: MatrixCase, decay: float, uses_formula: bool, rounded: bool) 
 
 def main(path: str) -> None:
     arrays: dict[str, Any] = dict(np.load(path)) if Path(path).exists() else {}
-    installed = {name for name in VERSIONS if find_spec(name)} | {"torch"}
+    installed = {name for name in (*VERSIONS, "adamuon") if find_spec(name)} | {"torch"}
     for name in installed & VERSIONS.keys():
         if version(name) != VERSIONS[name]:
             raise SystemExit(f"{name} is {version(name)}, not {VERSIONS[name]}")
@@ -73,6 +95,8 @@ def main(path: str) -> None:
         without_vision()
     torch._dynamo.config.disable = True  # pyright: ignore[reportAttributeAccessIssue]
     for name, (case, decay) in MATRIX_TABLE.items():
+        if f"{name}-float64" in arrays:
+            continue
         if case.package and case.package.split(":")[0].split(".")[0] not in installed:
             continue
         for end, rounded in (("", False), ("-bfloat16", True)):

@@ -2,12 +2,12 @@
 
     python tools/record_modern.py tests/goldens/modern.npz
 
-needs torch, lion-pytorch, timm, pytorch-optimizer, schedulefree and prodigyopt, of the versions in
-VERSIONS, and none of this library. What the file has already stays: another processor gives other
-last bits. What no package has is written out below in float64. The parameters after all steps are
-kept, in float32 each, and their means, where evaluation has these; and once more of a training
-whose parameters are rounded to bfloat16 after each step, and nothing else is; and those of Prodigy
-in groups, with what it keeps for all of them.
+needs torch, lion-pytorch, timm, pytorch-optimizer, schedulefree, prodigyopt and transformers, of
+the versions in VERSIONS, and none of this library. What the file has already stays: another
+processor gives other last bits. What no package has is written out below in float64. The parameters
+after all steps are kept, in float32 each, and their means, where evaluation has these; and once
+more of a training whose parameters are rounded to bfloat16 after each step, and nothing else is;
+and those of Prodigy in groups, with what it keeps for all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from modern_inputs import (  # pyright: ignore[reportMissingImports]
 )
 
 VERSIONS = {"lion-pytorch": "0.2.5", "timm": "1.0.31", "pytorch-optimizer": "4.1.0",
-            "schedulefree": "1.4.1", "prodigyopt": "1.1.2"}  # fmt: skip
+            "schedulefree": "1.4.1", "prodigyopt": "1.1.2", "transformers": "5.23.0"}  # fmt: skip
 
 
 class Formula(torch.optim.Optimizer):

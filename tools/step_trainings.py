@@ -43,6 +43,7 @@ OPTIMIZERS: dict[str, list[Arguments]] = {
     "optim.RAdam": [{}, {"decoupled_weight_decay": True, "weight_decay": 0.1}],
     "optim.ASGD": [{"t0": 2.0, "weight_decay": 0.1}],
     "optim.Adafactor": [{}, {"weight_decay": 0.1, "eps": (1e-6, 1e-3)}],
+    "optim.AdafactorHF": [{"lr": 0.01, "relative_step": False}, {"beta1": 0.5}],
     "optim.Adan": [DECAY, {"no_prox": True}],
     "optim.ADOPT": [{}, {"clip_exp": 0.333, "decoupled": True}],
     "optim.AdEMAMix": [{"alpha_warmup": 5, "beta3_warmup": 3}],
@@ -54,6 +55,7 @@ OPTIMIZERS: dict[str, list[Arguments]] = {
                       {"decouple": False, "use_bias_correction": True, "growth_rate": 1.1}],
     "optim.Muon": [{}, {"heads": 2}],
     "optim.NorMuon": [DECAY, {"layout": "rows=2"}],
+    "optim.AdaMuon": [{}],
     "optim.SOAP": [{"precondition_frequency": 2}, {"heads": 1}],
     "optim.KLSOAP": [{}, {"max_precondition_dim": 4}],
     "optim.ScheduleFreeAdamW": [{"warmup_steps": 2}],
@@ -153,7 +155,7 @@ FACTORS = {
     "inputs": ("ordinary", "extreme", "nonfinite"),
     "threads": (1, 2),
 }
-MATRIX_RULES = r"\.(Muon|NorMuon|MuonH|SOAP|KLSOAP) "
+MATRIX_RULES = r"\.(Muon|NorMuon|AdaMuon|MuonH|SOAP|KLSOAP) "
 # Patterns of "optimizer option", a factor, and its values; with all others an error is raised.
 LIMITS = (
     (r"\S (?!complex)", "dtype", "float32 float64 bfloat16 float16 mixed"),
@@ -162,7 +164,7 @@ LIMITS = (
     (r" row_floor", "dtype", "float32 float64 bfloat16"),
     (r" state_storage", "dtype", "float32 bfloat16 float16"),
     (r" weights| seven_bytes", "dtype", "bfloat16"),
-    (rf"{MATRIX_RULES}|\.(Adafactor|SM3|Mixed) ", "dtype",
+    (rf"{MATRIX_RULES}|\.(Adafactor|AdafactorHF|SM3|Mixed) ", "dtype",
      "float32 float64 bfloat16 mixed complex64"),
     (r"^optim\.(?!(SGD|Adagrad|RuleOptimizer|SparseAdam) )| round|\+diagnostics| seven_bytes",
      "layout", "contiguous strided expanded missing"),

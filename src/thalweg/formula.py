@@ -100,6 +100,8 @@ class Slot:
             otherwise. It is read by `prepare`, and read and written by `per_optimizer` of the rule.
             Each variable has a copy of it in its state: that of the first one counts, and a step
             writes all of them, with a gradient or without.
+        squeezed: True if a slot per row or column lacks the dimension of size 1, so that it has one
+            dimension less than the variable.
         positive: Whether it is never negative, as a mean of squares.
         exact: Whether 8 bits are too few for it in any case, as for weights, or sums that grow and
             grow: the steps would be lost.
@@ -118,6 +120,7 @@ class Slot:
     scalar: bool = False
     shape: Callable[[int, int], tuple[int, ...]] | None = None
     per: Literal["row", "column", "optimizer"] | None = None
+    squeezed: bool = False
     positive: bool = False
     exact: bool = False
     storage: str | None = None
@@ -158,6 +161,11 @@ class Slot:
             raise RuleError(
                 f"Slot {self.name!r} is one number for each {self.per}, and no scalar and of no"
                 " shape= beside."
+            )
+        if self.squeezed and self.per not in ("row", "column"):
+            raise RuleError(
+                f"squeezed of Slot {self.name!r} must be False: it has no dimension of size 1, as"
+                " slots with per='row' or per='column' have."
             )
         if self.shape is not None and (self.scalar or not callable(self.shape)):
             raise RuleError(

@@ -53,11 +53,13 @@ LACKED: list[tuple[str, dict[str, Any]]] = [  # by torch
     ("MARS", {"mars_type": "lion", "optimize_1d": True}),
     ("Prodigy", {"d0": 1e-3, "weight_decay": 0.1}),
     ("ScheduleFreeAdamW", {"warmup_steps": 2}),
+    ("AdafactorHF", {"relative_step": False, "beta1": 0.5, "weight_decay": 0.1}),
     ("SM3", {"momentum": 0.5, "beta": 0.9}),
 ]
 OF_MATRICES: list[tuple[str, dict[str, Any]]] = [
     ("Muon", {}),
     ("NorMuon", {"weight_decay": 0.1}),
+    ("AdaMuon", {"weight_decay": 0.1}),
     ("MuonH", {}),
     ("SOAP", {"precondition_frequency": 2}),
     ("KLSOAP", {"max_precondition_dim": 4}),
@@ -120,9 +122,13 @@ MEASURE = {
     "Prodigy",
     "ScheduleFreeAdamW",
     "Adafactor",
+    "AdafactorHF",
     "SM3",
 }
-DECAY = {"Adam", "AdamW", "RAdam", "ASGD", "Lion", "AdEMAMix", "StableAdamW", "Muon", "NorMuon"}
+DECAY = {
+    *("Adam", "AdamW", "RAdam", "ASGD", "Lion", "AdEMAMix", "StableAdamW"),
+    *("Muon", "NorMuon", "AdaMuon"),
+}
 # What a step says that was refused, but had added gradients to their sums.
 SUMMED = ("The sums of gradients stay", "The gradients were added to their sums")
 

@@ -10,7 +10,7 @@ import low_precision_trainings
 from fake_cuda_graph import captured
 from low_precision_trainings import plain
 from no_sync_device import counting_and_waiting_for_nothing, waiting_for_nothing
-from quantized_rules import encode_slots, encoded_case
+from quantized_rules import encode_slots, encoded_case, shard_of
 from rulebook import (
     FIRST,
     FLUSH,
@@ -82,6 +82,21 @@ def test_arbitrary_records_equal_the_reference(name, selection):
     rows[:, :4] = scales.view(8, 1).view(torch.uint8)
     problem.slots[0][0] = rows.reshape(-1)
     assert_bits(base, problem, selection, steps=2)
+
+
+@pytest.mark.parametrize("rule", ["Adagrad", "Momentum"])
+def test_a_shard_has_the_bits_of_the_full_variable(rule):
+    base = encoded_case(case(rule), "root8" if rule == "Adagrad" else "dynamic8")
+    full = encoded(base, [256 * 9], special=0.0)
+    positions = torch.arange(256 * 3, 256 * 9)
+    shard = shard_of(base, full, positions)
+    selection = KEEP._replace(name="cuda")
+    take(base, full, selection, draw_step=7.0)
+    places = [(None, 256 * 3)]
+    stepped = take(base, shard.copy(), selection, places=places, draw_step=7.0)
+    assert_same(stepped.written(), shard_of(base, full, positions).written())
+    beginning = take(base, shard.copy(), selection, draw_step=7.0)
+    assert not all(map(torch.equal, beginning.written(), stepped.written()))
 
 
 @pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])

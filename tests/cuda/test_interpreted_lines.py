@@ -66,6 +66,7 @@ TRAININGS = [
     ("Adafactor", {"clip_grad_norm": 0.5, "masters": True, "dtype": torch.bfloat16}),
     # What the device makes of the number of a step is float64 for a stage, too.
     ("Adafactor", {"fused_unscale": True}),
+    ("AdafactorHF", {"relative_step": False, "beta1": 0.9, "fused_unscale": True}),
     ("SM3", {"momentum": 0.9, "dtype": torch.bfloat16, **NOISY}),
     ("SM3", {"momentum": 0.9, "state_dtype": torch.bfloat16}),
 ]

@@ -55,18 +55,20 @@ OPTIMIZERS: dict[str, Factory] = {
     "TensorFlow": lambda params: optim.tensorflow.Adam(params, lr=0.02, clip_grad_norm=1.0),
     "measured": lambda params: optim.AdamW(params, lr=0.02, diagnostics=2),
     "grid": lambda params: optim.AdamW(params, lr=0.02, clip_grad_norm=1.0),
+    "grid Mixed": mixed,
     "misplaced": lambda params: optim.AdamW(params, lr=0.02),
     "plain": lambda params: optim.AdamW(params, lr=0.02),
     "Keras": lambda _: Adam(0.02, global_clipnorm=1.0),
     "v1": lambda _: LARSOptimizer(0.02),
 }
+ON_GRID = "grid", "grid Mixed"
 
 
 class Training:
     def __init__(self, name: str, rank: int, count: int) -> None:
         self.is_of_torch = name not in ("Keras", "v1")
         self.rank, self.is_bad = rank, rank == count - 1
-        if name == "grid":
+        if name in ON_GRID:
             self.mesh, self.placements = init_device_mesh("cpu", GRID), [Shard(0), Shard(0)]
         else:
             self.mesh, self.placements = init_device_mesh("cpu", (count,)), [Shard(0)]

@@ -9,7 +9,7 @@ import pytest
 from torch import distributed
 
 import guard_cases
-from guard_cases import FAULT_STEP, OPTIMIZERS, TIMEOUT, TIMEOUT_CASES
+from guard_cases import FAULT_STEP, ON_GRID, OPTIMIZERS, TIMEOUT, TIMEOUT_CASES
 from parallel_workers import run_ranks
 
 pytestmark = pytest.mark.skipif(
@@ -40,14 +40,15 @@ Reports = list[dict[str, Any]]
 
 def cases(count: int) -> list[str]:
     """Return all cases for a number of ranks."""
-    torchs = [name for name in OPTIMIZERS if name not in (*OF_TENSORFLOW, "grid", "plain")]
+    torchs = [name for name in OPTIMIZERS if name not in (*OF_TENSORFLOW, *ON_GRID, "plain")]
     names = [f"{case}:{name}" for name in torchs for case in (*DIFFERENT, *OTHER_CASES)]
     names = [case_name for case_name in names if case_name != "slotgone:SGD"]
     lost_names = ("AdamW", "Mixed", "LAMB") if count == 2 else ("AdamW",)
     names += [f"{case}:{name}" for name in lost_names for case in TIMEOUT_CASES]
     names += [f"{case}:{name}" for name, cases in OF_TENSORFLOW.items() for case in (*cases, "cut")]
     if count == 4:
-        return [f"{case}:grid" for case in (*DIFFERENT, *OTHER_CASES, *TIMEOUT_CASES)]
+        grid_cases = *DIFFERENT, *OTHER_CASES, *TIMEOUT_CASES
+        return [f"{case}:{name}" for name in ON_GRID for case in grid_cases]
     return [*names, "nan:plain", "save:Keras"]
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from quantized_rules import encode_slots, encoded_case, numbers_of, records_of
+from pairwise import cover_pairs
+from quantized_rules import encode_slots, encoded_case, numbers_of, records_of, shard_of
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, assert_same, case, label, reference, take
 from thalweg._engines.codecs import CODECS, OF_SLOTS
 from thalweg._engines.codecs.codec import Codec
 from thalweg._engines.codecs.records import decode_array, encode_array
 from thalweg._engines.cpu import kernel_group
+from thalweg._engines.random_bits import ElementRuns
 
 SLOT_CODECS = [*OF_SLOTS.values()]
 by_codec = pytest.mark.parametrize("codec", SLOT_CODECS, ids=lambda codec: codec.name)
@@ -208,9 +211,11 @@ def assert_same_steps(base: Case, problem: Problem, selection: Any = KEEP, steps
             assert_same([slot], [expected_slot], f"{base.rule.name}")
 
 
-@by_name
-@pytest.mark.parametrize("base", CASES, ids=label)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
+@pytest.mark.parametrize(
+    ("base", "name", "dtype"),
+    cover_pairs(product(CASES, OF_SLOTS, (torch.float32, torch.bfloat16))),
+    ids=label,
+)
 def test_the_cpu_engine_has_the_bits_of_the_reference(
     base: Case, name: str, dtype: torch.dtype
 ) -> None:
@@ -286,3 +291,33 @@ def test_unencoded_small_slots_update_beside_encoded_slots() -> None:
     encoded = encode_slots(base, problem.copy())
     problem.slots[1] = encoded.slots[1]
     assert_same_steps(base, problem)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize(
+    ("rule", "name", "runs"),
+    [
+        *(("Momentum", name, [(256 * 5, 256 * 300)]) for name in OF_SLOTS if name != "root8"),
+        ("Adam", "softsign8", [(32 * 3, 32 * 9)]),
+        ("Adam", "softsign8", [(start + 96, start + 224) for start in range(0, 80_000, 256)]),
+    ],
+)
+def test_a_shard_has_the_bits_of_the_full_variable(
+    rule: str, name: str, runs: list[tuple[int, int]], engine: str
+) -> None:
+    if CODECS[name].positive:
+        rule = "Adagrad"
+    base = encoded_case(case(rule), name)
+    full = problem_of(base, 80_128)
+    positions = torch.cat([torch.arange(*run) for run in runs])
+    shard = shard_of(base, full, positions)
+    starts, stops = np.array(runs).T
+    origin = ElementRuns(starts, stops - starts) if len(runs) > 1 else runs[0][0]
+    selection = KEEP._replace(name=engine)
+    take(base, full, selection, steps=2, draw_step=7.0)
+    for number in (None, 3):  # without and with stochastic rounding, of which there is none here
+        places = [(number, origin)]
+        stepped = take(base, shard.copy(), selection, steps=2, places=places, draw_step=7.0)
+        assert_same(stepped.written(), shard_of(base, full, positions).written())
+    beginning = take(base, shard.copy(), selection, steps=2, draw_step=7.0)
+    assert not all(map(torch.equal, beginning.written(), stepped.written()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import thalweg
+from pairwise import cover_pairs
 from rulebook import assert_same
 from shared_examples import check_examples
 from thalweg import FusedStage, Hyper, Measure, Rule, RuleError, Slot, Stage, check_rule, optim
@@ -245,11 +247,20 @@ def test_small_matrices_of_other_dtypes_equal_the_reference(
     _check_bits(name, dtype, MINI, answers)
 
 
+SIDES = cover_pairs(
+    product(
+        ("both", "typed", "Adafactor", "SM3 with a mean"),
+        (torch.float32, torch.float64, torch.bfloat16),
+        SHAPES,
+    )
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["both", "typed", "Adafactor", "SM3 with a mean"])
 def test_all_side_lengths_equal_the_reference(name: str, dtype: Any, answers: Any) -> None:
-    _check_bits(name, dtype, SHAPES, answers)
+    _check_bits(name, dtype, [row[2] for row in SIDES if row[:2] == (name, dtype)], answers)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -19,7 +19,7 @@ from recorded_kinds import TRAININGS, Training, by_grad, of_torch
 from thalweg import optim
 from thalweg.optim.rule_names import KINDS
 
-MATRICES = ("Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP")
+MATRICES = ("Muon", "NorMuon", "AdaMuon", "MuonH", "SOAP", "KLSOAP")
 TABLE: dict[str, Training] = dict(TRAININGS)
 TABLE |= {
     f"optim-{name}": of_torch(getattr(optim, name), by_grad)

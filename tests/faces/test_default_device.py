@@ -27,7 +27,7 @@ SHAPES = ((64, 48), (6,), (), (300, 70))
 LARGE_SHAPES = ((1024, 520), (70,))
 # Of those, the ones that run by default.
 LARGE = ("optim-AdamW", "optim-Adafactor", "named-Adam", "named-v1-AdamOptimizer", "option-flat")
-MATRICES = {"Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"}
+MATRICES = {"Muon", "NorMuon", "AdaMuon", "MuonH", "SOAP", "KLSOAP"}
 HALF = torch.bfloat16
 OPTIONS: dict[str, dict[str, Any]] = {
     "clip-norm": {"clip_grad_norm": 0.5},

@@ -32,7 +32,13 @@ from torch.distributed.checkpoint.state_dict import (  # noqa: E402
 )
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor import (  # noqa: E402
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 
 import rank_cases  # noqa: E402
 from matrix_inputs import SHAPES  # noqa: E402
@@ -93,6 +99,11 @@ def turn_rows(*, step: Tensor, rows: Tensor) -> dict[str, Tensor]:
     return {"step": step * rows}
 
 
+def add_noise(*, step: Tensor, random: Any) -> dict[str, Tensor]:
+    return {"step": step + random.normal(*step.shape[1:])}
+
+
+PROBED = replace(SCALING, passes=(*SCALING.passes, Stage(add_noise, seed=3)))
 TWICE = replace(SCALING, passes=(*SCALING.passes[:2], Stage(turn_rows)))
 Factory = Callable[[Any], Any]
 MAKERS: dict[str, Factory] = {
@@ -101,12 +112,14 @@ MAKERS: dict[str, Factory] = {
     "Muon clipped": lambda params: optim.Muon(params, lr=0.02, clip_grad_norm=0.5),
     "NorMuon": lambda params: optim.NorMuon(params, lr=0.02),
     "NorMuon averaged": lambda params: optim.NorMuon(params, lr=0.02, ema_decay=0.9),
+    "AdaMuon": lambda params: optim.AdaMuon(params, lr=0.02),
     "MuonH": lambda params: optim.MuonH(params, lr=0.02),
     "SOAP": lambda params: optim.SOAP(params, lr=0.01, precondition_frequency=2, **_SIDES),
     "KLSOAP": lambda params: optim.KLSOAP(params, lr=0.01, precondition_frequency=2, **_SIDES),
     "SOAP of many types": lambda params: optim.SOAP(params, lr=0.01, **_SIDES),
     "SOAP heads": lambda params: optim.SOAP(params[:3], lr=0.01, **HEADS, **_SIDES),
     "a rule": lambda params: optim.RuleOptimizer(params, SCALING),
+    "random numbers": lambda params: optim.RuleOptimizer(params, PROBED),
     "two stages": lambda params: optim.RuleOptimizer(params, TWICE),
     "a rule in Mixed": lambda params: optim.Mixed(
         [{"params": params[:2], "rule": SCALING}, {"params": params[2:], "rule": "Muon"}]
@@ -358,28 +371,30 @@ def of_many_dimensions(rank: int, count: int, _: Path) -> Any:
         report[name] = apart(sharded, reference)
     flat = init_device_mesh("cpu", (count,))
 
-    def taken(params: Any, grads: Any, kind: Any = optim.Muon) -> str:
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = grad
-        return refused(kind(params).step)
+    def taken(params: Any, kind: Any = optim.Muon) -> Any:
+        full = [torch.ones(8, 4).requires_grad_() for _ in params]
+        for param, one in zip(params, full, strict=True):
+            param.grad, one.grad = param.detach(), one.detach()
+        error = refused(kind(params).step)
+        kind(full).step()
+        return [error, all(torch.equal(whole(param), one) for param, one in zip(params, full))]
 
     def ones(device_mesh: Any, *placement: Any) -> Any:
         value = torch.ones(8, 4)
         return distribute_tensor(value, device_mesh, placement, src_data_rank=None).requires_grad_()
 
-    grid_param = ones(mesh, Shard(0), Shard(1))
-    report["both"] = taken([grid_param], [grid_param.detach()])
-    flat_param, two = ones(flat, Shard(0)), ones(mesh, Shard(0), Replicate())
-    report["meshes"] = taken([flat_param, two], [flat_param.detach(), two.detach()])
-
     def of_two(params: Any) -> Any:
         pairs = zip(params, ("Muon", "NorMuon"), strict=True)
         return optim.Mixed([{"params": [param], "rule": rule} for param, rule in pairs])
 
-    report["rules"] = taken([flat_param, two], [flat_param.detach(), two.detach()], of_two)
-    keras = RuleOptimizer(SCALING)
-    report["keras"] = refused(lambda: keras.apply_gradients([(flat_param.detach(), flat_param)]))
-    report["moved"] = [whole(param).eq(1).all().item() for param in (grid_param, flat_param, two)]
+    report["both"] = taken([ones(mesh, Shard(0), Shard(1))])
+    for name, kind in (("meshes", optim.Muon), ("rules", of_two)):
+        report[name] = taken([ones(flat, Shard(0)), ones(mesh, Shard(0), Replicate())], kind)
+    pending = DTensor.from_local(torch.ones(8, 4), flat, (Partial(),), run_check=False)
+    report["pending"] = taken([pending.requires_grad_()])[0]
+    keras, param = RuleOptimizer(SCALING), ones(flat, Shard(0))
+    report["keras"] = refused(lambda: keras.apply_gradients([(param.detach(), param)]))
+    report["unmoved"] = [pending.to_local().eq(1).all().item(), whole(param).eq(1).all().item()]
     return report
 
 

@@ -20,7 +20,10 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "sup
 
 from torch.distributed import checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint.state_dict import (  # noqa: E402
+    StateDictOptions,
     get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
@@ -31,6 +34,7 @@ from torch.distributed.fsdp import (  # noqa: E402
 )
 from torch.distributed.tensor import (  # noqa: E402
     DTensor,
+    Partial,
     Replicate,
     Shard,
     distribute_tensor,
@@ -279,6 +283,33 @@ def sharded(rank: int, count: int, folder: Path) -> Any:
     return report
 
 
+FLAT_STATES = ("Adam", "rounded", "averaged", "MARS", "tensorflow.averaged")
+
+
+@case
+def sharded_flat_states(rank: int, count: int, folder: Path) -> Any:
+    """Resume `fully_shard` from a flat state dict; return whether all bits are equal."""
+    report = {}
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    for name in FLAT_STATES:
+        module, target = in_parts(count), in_parts(count)
+        optimizer, resumed = (SHARDED[name](m.parameters()) for m in (module, target))
+        steps(module, optimizer, data()[:4])
+        path = folder / f"flat {name}"
+        model_state, optim_state = get_state_dict(module, optimizer, options=options)
+        dcp.save({"model": model_state, "optim": optim_state}, checkpoint_id=path)
+        model_state, optim_state = get_state_dict(target, resumed, options=options)
+        state = {"model": model_state, "optim": optim_state}
+        dcp.load(state, checkpoint_id=path)
+        set_model_state_dict(target, state["model"])
+        set_optimizer_state_dict(target, resumed, state["optim"], options=options)
+        for net, opt in ((module, optimizer), (target, resumed)):
+            steps(net, opt, data()[4:])
+        pairs = zip(numbers(module, optimizer), numbers(target, resumed), strict=True)
+        report[name] = [torch.equal(whole(actual), whole(expected)) for actual, expected in pairs]
+    return report
+
+
 DIAGNOSED: dict[str, dict[str, Any]] = {
     "in the update": {},
     "clipped": {"clip_grad_norm": 0.1},
@@ -339,7 +370,7 @@ def diagnosed_but_for_one(rank: int, count: int, _: Path) -> Any:
 def rounded_in_parts(rank: int, count: int, _: Path) -> Any:
     """Report the bits of 16-bit parameters and slots, rounded by random bits, in several parts.
 
-    Parts that are cut along another dimension raise an error.
+    A pending sum raises an error.
     """
     mesh, report = init_device_mesh("cpu", (count,)), {}
     for name, placement in (("cut", Shard(0)), ("not cut", Replicate()), ("across", Shard(1))):
@@ -347,9 +378,12 @@ def rounded_in_parts(rank: int, count: int, _: Path) -> Any:
             nn.Parameter(distribute_tensor(param, mesh, [placement])) for param in bfloat_params()
         ]
         for cls in (optim.AdamW, optim.tensorflow.Adam):
-            message = refused(lambda cls=cls, params=params: bfloat_steps(cls, params))
             key = f"{cls.__module__.split('.')[-1]} {name}"
-            report[key] = message or as_lists(bfloat_steps(cls, params))
+            report[key] = as_lists(bfloat_steps(cls, params))
+    pending = nn.Parameter(DTensor.from_local(torch.ones(4, 3), mesh, [Partial()], run_check=False))
+    for cls in (optim.AdamW, optim.tensorflow.Adam):
+        error = refused(lambda cls=cls: cls([pending], lr=0.01, round="stochastic"))
+        report[f"{cls.__module__.split('.')[-1]} pending"] = error
     return report
 
 
@@ -397,7 +431,7 @@ def not_for_parts(rank: int, count: int, _: Path) -> Any:
     return [
         refused(lambda cls=cls, options=options: cls(params, lr=0.1, **options).step())
         for cls in (optim.Adam, optim.tensorflow.Adam)
-        for options in ({"accumulate": 2}, {"in_backward": True}, {"masters": True}, FLAT)
+        for options in ({"accumulate": 2}, {"in_backward": True}, FLAT)
     ]
 
 

@@ -12,6 +12,7 @@ import torch
 from parallel_workers import run_ranks, run_ranks_once, shared_folder
 from rank_cases import (
     DIAGNOSED,
+    FLAT_STATES,
     MAKERS,
     SHARDED,
     as_lists,
@@ -94,6 +95,13 @@ def test_sharded_parameters_equal_whole_ones(name: str, reports: Reports) -> Non
         assert max(report["sharded"][name]) <= bound
 
 
+@pytest.mark.parametrize("name", FLAT_STATES)
+def test_sharded_parameters_resume_from_flat_states(name: str, reports: Reports) -> None:
+    for report in reports:
+        assert len(report["sharded_flat_states"][name]) > 4
+        assert all(report["sharded_flat_states"][name])
+
+
 @pytest.mark.parametrize("name", DIAGNOSED)
 def test_sharded_diagnostics_equal_whole_ones(name: str, reports: Reports) -> None:
     tables, references = zip(*(report["diagnosed"][name] for report in reports), strict=True)
@@ -115,7 +123,7 @@ def test_diagnostics_are_dropped_if_one_rank_cannot_measure(reports: Reports) ->
 
 
 @pytest.mark.parametrize("cls", [optim.AdamW, optim.tensorflow.Adam])
-@pytest.mark.parametrize("name", ["cut", "not cut"])
+@pytest.mark.parametrize("name", ["cut", "not cut", "across"])
 def test_shards_draw_the_bits_of_the_whole(name: str, cls: Any, reports: Reports) -> None:
     expected = as_lists(bfloat_steps(cls, bfloat_params()))
     for report in reports:
@@ -127,7 +135,7 @@ def test_shards_on_four_ranks_draw_the_bits_of_the_whole(tmp_path: Path) -> None
     expected = {
         f"{cls.__module__.split('.')[-1]} {name}": as_lists(bfloat_steps(cls, bfloat_params()))
         for cls in (optim.AdamW, optim.tensorflow.Adam)
-        for name in ("cut", "not cut")
+        for name in ("cut", "not cut", "across")
     }
     reports = run_ranks(SCRIPT, tmp_path, 4, str(tmp_path), "rounded_in_parts")
     assert len(reports) == 4
@@ -135,17 +143,17 @@ def test_shards_on_four_ranks_draw_the_bits_of_the_whole(tmp_path: Path) -> None
         assert report["rounded_in_parts"].items() >= expected.items()
 
 
-def test_shards_of_other_dimension_raise_for_random_bits(reports: Reports) -> None:
+def test_pending_sums_raise_for_random_bits(reports: Reports) -> None:
     for report in reports:
         for kind in ("classes", "tensorflow"):
-            message = report["rounded_in_parts"][f"{kind} across"]
-            assert "is a DTensor with the placements (S(1)); round='stochastic' is def" in message
+            message = report["rounded_in_parts"][f"{kind} pending"]
+            assert "is a DTensor with the placements (P(sum)); round='stochastic' is def" in message
 
 
 def test_unsupported_options_of_shards_raise(reports: Reports) -> None:
     for report in reports:
         for message, name in zip(
             report["not_for_parts"],
-            ["accumulate", "in_backward", "masters", "gradients='flat'"] * 2,
+            ["accumulate", "in_backward", "gradients='flat'"] * 2,
         ):
             assert f"{name} is not defined for parameters that are DTensors" in message

@@ -32,6 +32,9 @@ class Wrapped(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {"loss": loss_of(self.inner, (x, labels))}
 
+    def get_output_embeddings(self) -> nn.Module:
+        return self.inner.get_submodule("2")
+
 
 def trainer(
     folder: Path, module: nn.Module, settings: Mapping[str, Any] | None = None, **options: Any
@@ -101,6 +104,36 @@ def test_trainer_takes_optimizer_class_and_arguments(
     assert hf_trainer.optimizer.optimizer.last_step.count == 8
     for param, old in zip(hf_trainer.model.parameters(), initial, strict=True):
         assert not torch.equal(param, old)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize(
+    "options", [{}, {"state_storage": "8bit"}, {"weights": "split", "ema_decay": 0.9}], ids=str
+)
+def test_distributed_checkpoint_of_transformers_resumes_to_the_bit(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Transformers saves flat state dicts."""
+    checkpoints = pytest.importorskip("transformers.distributed.checkpoint")
+    trainings: list[tuple[nn.Module, Any]] = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        module = nn.Linear(80, 64).bfloat16()
+        trainings.append((module, optim.AdamW(module.parameters(), lr=0.05, **options)))
+
+    def step(module: nn.Module, optimizer: Any) -> None:
+        module(torch.linspace(-1, 1, 80, dtype=torch.bfloat16)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(*trainings[0])
+    checkpoints.save_optimizer_distributed(*trainings[0], str(tmp_path))
+    trainings[1][0].load_state_dict(trainings[0][0].state_dict())
+    checkpoints.load_optimizer_distributed(*trainings[1], str(tmp_path))
+    for training in trainings:
+        step(*training)
+    assert_same_training(trainings[1], trainings[0])
 
 
 def test_transformers_uses_only_available_attributes(tmp_path: Path) -> None:

@@ -86,6 +86,29 @@ def test_each_matrix_equals_a_parameter_of_its_own(
         assert torch.equal(part, expected), (case, name, index)
 
 
+def test_sides_without_a_basis_have_empty_parts() -> None:
+    case = CASES[0]
+    start, *grads = random_tensors(case.shape, 4)
+    param = nn.Parameter(start.clone())
+    parts = [nn.Parameter(part.contiguous()) for part in case.split(start)]
+    options = {"lr": 0.02, "max_precondition_dim": 4}
+    optimizer = optim.SOAP([param], layout=case.layout, **options)
+    train(optimizer, [[grad] for grad in grads])
+    train(optim.SOAP(parts, **options), [case.split(grad) for grad in grads])
+    assert torch.equal(param, torch.cat([part.detach() for part in parts]))
+    assert optimizer.state[param]["row_basis"].shape == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["SOAP", "KLSOAP"])
+def test_matrices_with_a_side_that_is_not_rotated_equal_parameters(name: str) -> None:
+    start, *grads = random_tensors((3, 8, 6), 5)
+    options = {"lr": 0.02, "max_precondition_dim": 7}
+    param, *parts = [nn.Parameter(value.clone()) for value in (start, *start)]
+    train(getattr(optim, name)([param], layout="batch=1", **options), [[grad] for grad in grads])
+    train(getattr(optim, name)(parts, **options), [[*grad] for grad in grads])
+    assert all(map(torch.equal, param, parts))
+
+
 @pytest.mark.parametrize("name", MATRIX_CLASSES)
 def test_training_with_layout_continues_from_state(name: str) -> None:
     case = CASES[0]

@@ -86,7 +86,7 @@ COEFFICIENTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ["Muon", "NorMuon", "MuonH"])
+@pytest.mark.parametrize("name", ["Muon", "NorMuon", "AdaMuon", "MuonH"])
 @pytest.mark.parametrize("kind", COEFFICIENTS)
 def test_coefficients_are_numbers_of_any_kind(name: str, kind: str) -> None:
     results: list[torch.Tensor] = []
@@ -105,7 +105,7 @@ INPUTS_WITHOUT_VALUE: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["Muon", "NorMuon", "MuonH"])
+@pytest.mark.parametrize("name", ["Muon", "NorMuon", "AdaMuon", "MuonH"])
 @pytest.mark.parametrize("value", INPUTS_WITHOUT_VALUE, ids=repr)
 def test_coefficients_that_are_not_triples_raise(name: str, value: Any) -> None:
     param = torch.nn.Parameter(torch.ones(2, 3))

@@ -45,6 +45,7 @@ CLASSES: list[tuple[Any, str, dict[str, Any], str]] = [
     (optim, "Prodigy", {}, "exp_avg"),
     (optim, "ScheduleFreeAdamW", {}, ""),
     (optim, "Adafactor", {}, ""),
+    (optim, "AdafactorHF", {"relative_step": False}, ""),
     (optim, "SM3", {}, ""),
     (optim, "Muon", {}, "momentum_buffer"),
     (optim, "SOAP", {}, "exp_avg"),
@@ -54,7 +55,7 @@ CLASSES: list[tuple[Any, str, dict[str, Any], str]] = [
 ]
 MATRIX_RULES = ("Muon", "SOAP")
 # Rules that no engine computes in float16.
-WITHOUT_FLOAT16 = ("Adafactor", "SM3", *MATRIX_RULES)
+WITHOUT_FLOAT16 = ("Adafactor", "AdafactorHF", "SM3", *MATRIX_RULES)
 OTHER_OPTIONS: list[dict[str, Any]] = [
     {"clip_grad_norm": 0.5},
     {"clip_grad_value": 0.25},

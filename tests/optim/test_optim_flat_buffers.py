@@ -32,7 +32,7 @@ CLASSES = [
     and issubclass(cls, torch.optim.Optimizer)
     and name not in ("Optimizer", "Mixed", "RuleOptimizer", "SparseAdam", "LBFGS")
 ]
-OF_MATRICES = ("Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP")
+OF_MATRICES = ("Muon", "NorMuon", "AdaMuon", "MuonH", "SOAP", "KLSOAP")
 OF_VECTORS = [name for name in CLASSES if name not in OF_MATRICES]
 SUMMING_RULES = ("Prodigy",)  # sums over all parameters, which one rank has
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import thalweg
 from matrix_inputs import MATRIX_CASES, MATRIX_TABLE, MatrixCase
 from modern_inputs import BESIDE, train
+from pairwise import cover_pairs
 from rulebook import assert_same
 from thalweg import checkpoint, optim
 from thalweg._engines import layout
@@ -72,7 +74,7 @@ def test_bfloat16_products_are_as_close_as_packages(name: str) -> None:
     assert_same([wide], [default])
 
 
-@pytest.mark.parametrize("cls_name", ["Muon", "NorMuon", "MuonH"])
+@pytest.mark.parametrize("cls_name", ["Muon", "NorMuon", "AdaMuon", "MuonH"])
 def test_other_product_dtype_raises(cls_name: str) -> None:
     params = [torch.ones(4, 4, requires_grad=True)]
     with pytest.raises(ValueError, match="ns_dtype is 'float16'; it may be None, 'float32' or"):
@@ -114,11 +116,13 @@ def slots_of(opt: Any, params: Any) -> list[torch.Tensor]:
     return [slot for state in states for slot in state.values() if isinstance(slot, torch.Tensor)]
 
 
-@pytest.mark.parametrize("options", BESIDE, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@by_case
+@pytest.mark.parametrize(
+    ("case", "options", "dtype"),
+    cover_pairs(product(CASES, BESIDE, (torch.float32, torch.bfloat16))),
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_engines_agree_with_other_options(
-    case: MatrixCase, dtype: torch.dtype, options: dict[str, Any]
+    case: MatrixCase, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     states: list[Any] = []
     for engine in ("cpu", "reference"):
@@ -180,7 +184,7 @@ def test_rule_in_mixed_equals_its_class(case: MatrixCase) -> None:
     assert_same([x.detach() for x in (*params, bias)], [x.detach() for x in (*refs, ref_bias)])
 
 
-MUON_CLASSES = ("Muon", "NorMuon", "MuonH")
+MUON_CLASSES = ("Muon", "NorMuon", "AdaMuon", "MuonH")
 INVALID_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"ns_coefficients": "septic"}, "ns_coefficients is 'septic'; known are 'original'"),
     ({"ns_coefficients": (1.0, 2.0)}, "ns_coefficients must be three numbers each"),

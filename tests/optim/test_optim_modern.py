@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 import thalweg
-from case_batches import many
 from modern_inputs import BESIDE, CASES, TABLE, Case, gradients_of, params_of, train
+from pairwise import cover_pairs
 from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import (
@@ -169,10 +170,12 @@ def run_steps(case: Case, dtype: torch.dtype, count: int = 4, **options: Any) ->
     return params, opt
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@by_case
-@many("options", BESIDE)
-def test_engines_agree_on_options(case: Case, dtype: torch.dtype, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("case", "options", "dtype"),
+    cover_pairs(product(CASES, BESIDE, (torch.float32, torch.bfloat16))),
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_engines_agree_on_options(case: Case, options: dict[str, Any], dtype: torch.dtype) -> None:
     states: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
@@ -221,9 +224,9 @@ def test_param_starts_with_its_first_gradient(case: Case) -> None:
 @by_case
 def test_invalid_options_and_gradients_raise(case: Case) -> None:
     params = params_of(torch.float32)
-    share = (
-        {"momentum": 1.0} if case.cls in ("ScheduleFreeSGD", "SM3") else {"betas": (1.0, 0.9, 0.9)}
-    )
+    others = {"ScheduleFreeSGD": "momentum", "SM3": "momentum", "AdafactorHF": "beta1"}
+    name = others.get(case.cls)
+    share: dict[str, Any] = {name: 1.0} if name else {"betas": (1.0, 0.9, 0.9)}
     wrong: list[dict[str, Any]] = [{"lr": -1.0}, share]
     for options in wrong + [{"weight_decay": -0.5}] * (len(case.decays) > 1):
         with pytest.raises(ValueError, match="Invalid"):

@@ -7,6 +7,9 @@ with the same bits after its state was saved and loaded.
 from __future__ import annotations
 
 import copy
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ WRAPPERS: list[dict[str, Any]] = [
 ]  # fmt: skip
 MEASURING = [optim.LAMB, optim.MARS, optim.Prodigy, optim.StableAdamW, optim.CautiousAdamW,
              optim.AdamH]  # fmt: skip
-MATRIX = [optim.Muon, optim.NorMuon, optim.MuonH, optim.SOAP, optim.KLSOAP]
+MATRIX = [optim.Muon, optim.NorMuon, optim.AdaMuon, optim.MuonH, optim.SOAP, optim.KLSOAP]
 BYTES = {"state_storage": "8bit"}
 CASES = [
     *((cls, {**BYTES, **options}) for cls in (optim.AdamW, optim.Muon) for options in WRAPPERS),
@@ -221,3 +224,48 @@ def test_prodigy_encodes_neither_its_sum_nor_the_initial_weights() -> None:
     state = optimizer.state[optimizer.param_groups[0]["params"][0]]
     names = {name for name, slot in state.items() if slot.dtype == torch.uint8}
     assert names == {"exp_avg", "exp_avg_sq"}
+
+
+PAIRS = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "option_pairs.py"))
+
+
+@pytest.mark.slow
+def test_sampled_pairs_of_options_equal_the_reference_or_are_listed(tmp_path: Path) -> None:
+    tool = Path(__file__).parents[2] / "tools" / "option_pairs.py"
+    command = [sys.executable, str(tool), "--out", str(tmp_path / "pairs.tsv"), "--sample", "60"]
+    check = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+def test_page_lists_classes_and_options_that_exclude_each_other() -> None:
+    page = """
+## Exceptions
+
+| option | not with | reason |
+|---|---|---|
+| `weights="split"` | `masters` (except in `Muon`); `SM3` | none |
+| `cautious_decay` | every class except `Adam` | none |
+
+## Groups
+"""
+    exceptions = PAIRS["read_page"](page)
+    case = PAIRS["Case"]
+    assert exceptions.lists(case("AdamW", ("masters", "weights")))
+    assert not exceptions.lists(case("Muon", ("masters", "weights")))
+    assert exceptions.lists(case("SM3", ("weights",)))
+    assert not exceptions.lists(case("AdamW", ("weights",)))
+    assert not exceptions.lists(case("Adam", ("cautious_decay",)))
+    assert exceptions.lists(case("SGD", ("cautious_decay", "masters")))
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "name"),
+    [
+        ({"a": torch.ones(2)}, {"a": torch.ones(2)}, ""),
+        ({"a": torch.zeros(2)}, {"a": -torch.zeros(2)}, "a"),
+        ({"a": torch.ones(2)}, {"a": torch.ones(2).double()}, "a in dtype or shape"),
+        ({"a": torch.ones(2)}, {"b": torch.ones(2)}, "the names ['a', 'b']"),
+    ],
+)
+def test_differences_of_bits_are_found(actual: Any, expected: Any, name: str) -> None:
+    assert PAIRS["first_difference"](actual, expected) == name

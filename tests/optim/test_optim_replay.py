@@ -594,8 +594,11 @@ def test_gradient_sums_are_freed() -> None:
     for step in range(12):
         set_grads(weights, step)
         opt.step()
-        refs += [weakref.ref(x["gradient_sum"]) for x in opt.state.values() if "gradient_sum" in x]
+        sums = [x["gradient_sum"] for x in opt.state.values()]
+        refs += [weakref.ref(x) for x in sums if isinstance(x, torch.Tensor)]
+        del sums
     assert count_replays(opt) == 4
+    assert len(refs) == 6 * len(weights)
     assert not any(reference() is not None for reference in refs)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import Parameter
 
-from case_batches import many
+from pairwise import cover_pairs
 from replay_twins import OPTIONS, SHAPES, are_same, count_replays, diff, params, set_grads, snapshot
 from thalweg import optim
 from thalweg._core.plan_cache import PlanCache
@@ -104,12 +105,17 @@ def compare(
     return count_replays(sides[0][0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", MAKERS)
-@many("extras,calls", OPTIONS)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "dtype"), cover_pairs(product(MAKERS, OPTIONS, DTYPES)), ids=str
+)
 def test_reducing_options_are_replayed(
-    name: str, dtype: torch.dtype, extras: dict[str, Any], calls: int
+    name: str, options: tuple[dict[str, Any], int], dtype: torch.dtype
 ) -> None:
+    extras, calls = options
+
     def make_params() -> list[Parameter]:
         return [Parameter(param.to(dtype)) for param in params(6)]
 

@@ -406,7 +406,7 @@ def test_resumed_training_has_the_same_bits(module: str, resume: Any, tmp_path: 
     assert_same(tensors_of(run_steps(resumed, 3, 3)), tensors_of(expected))
     assert_same(tensors_of(run_steps(opt, 3, 3)), tensors_of(expected))
     for group in resumed.param_groups:
-        assert not {"round", "seed"} & {*group}
+        assert {name: group[name] for name in RANDOM} == RANDOM
 
 
 @pytest.mark.parametrize("module", ["optim", "tensorflow"])
@@ -414,11 +414,11 @@ def test_state_dict_groups_have_round_and_seed(module: str) -> None:
     for seed in (0, SEED):
         opt = train(maker(module, "Adam", seed=seed), torch.bfloat16, count=1)
         opt.add_param_group({"params": params_of(torch.bfloat16)[:1]})
-        for group in opt.state_dict()["param_groups"]:
+        for group in (*opt.state_dict()["param_groups"], *opt.param_groups):
             assert (group["round"], group["seed"]) == ("stochastic", seed)
-        assert not {"round", "seed"} & {*opt.param_groups[0]}
     nearest = train(maker(module, "Adam", round=None, seed=0), torch.bfloat16, count=1)
-    assert not {"round", "seed"} & {*nearest.state_dict()["param_groups"][0]}
+    for group in (*nearest.state_dict()["param_groups"], *nearest.param_groups):
+        assert not {"round", "seed"} & {*group}
 
 
 # Options of the saving and the loading optimizer, and the error message (None: loading succeeds).
@@ -458,7 +458,9 @@ def test_load_checks_round_and_seed(
         opt.load_state_dict(copy.deepcopy(state), convert=True)
     else:
         opt.load_state_dict(copy.deepcopy(state))
-    assert not {"round", "seed"} & {*opt.param_groups[0]}
+    recorded = {"seed": 0, **loaded_kwargs} if loaded_kwargs else {}
+    group = opt.param_groups[0]
+    assert {name: group[name] for name in ("round", "seed") if name in group} == recorded
     continued = run_steps(opt, 2, 2)
     ref = make_loaded([Parameter(param) for param in previous[: len(SHAPES)]])
     ref.load_state_dict(state, convert=True)
@@ -580,7 +582,7 @@ def test_param_on_other_device_raises() -> None:
     with pytest.raises(
         ValueError, match=r"'w' is on xpu:0, and round='stochastic' is for parameters"
     ):
-        places_of(opt, opt._rule_of(opt.param_groups[0]), [opt.param_groups[0]["params"][0]])
+        places_of(opt, opt.rule_of(opt.param_groups[0]), [opt.param_groups[0]["params"][0]])
 
 
 def test_differentiable_step_raises() -> None:

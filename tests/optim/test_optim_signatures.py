@@ -28,6 +28,11 @@ HEAD = "| option | type | default | effect |\n|---|---|---|---|\n"
 REFERENCES = {
     "ADOPT": "lr betas eps clip_exp weight_decay decoupled",
     "AdEMAMix": "lr betas weight_decay alpha eps alpha_warmup beta3_warmup",
+    "AdafactorHF": (
+        "lr eps clip_threshold decay_rate beta1 weight_decay scale_parameter relative_step"
+        " warmup_init"
+    ),
+    "AdaMuon": "lr weight_decay momentum nesterov ns_steps eps ns_coefficients",
     "AdamH": "lr betas eps",
     "AdamWCautiousDecay": "lr betas eps weight_decay",
     "AdamWCoupled": "lr betas eps weight_decay",

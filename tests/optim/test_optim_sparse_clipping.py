@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import thalweg
-from rulebook import assert_same, slow_unless
+from pairwise import cover_pairs
+from rulebook import assert_same
 from thalweg import optim
 from thalweg.optim import tensorflow
 from thalweg.rules import ADAM
@@ -41,7 +42,6 @@ MAKERS: dict[str, Any] = {
     "AdagradDA": lambda p, **o: tensorflow.AdagradDA(p, l1=0.01, **o),
     "a rule": lambda p, **o: optim.RuleOptimizer(p, ADAM, 0.1, **o),
 }
-FAST_MAKERS = ("SparseAdam", "SGD", "torch's SGD", "LazyAdam")
 LIMITS: dict[str, float] = {"clip_grad_norm": 0.5, "clip_grad_value": 0.7}
 OPTION_SETS: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -146,16 +146,8 @@ def is_unsupported(extras: str, dtype: torch.dtype, option: str) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "extras", "dtype", "option"),
-    [
-        slow_unless(
-            extras == "nothing"
-            or name in FAST_MAKERS[:2]
-            or (name in FAST_MAKERS and dtype == torch.float32),
-            name,
-            extras,
-            dtype,
-            option,
-        )
+    cover_pairs(
+        (name, extras, dtype, option)
         for name in MAKERS
         for extras in OPTION_SETS
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -163,7 +155,7 @@ def is_unsupported(extras: str, dtype: torch.dtype, option: str) -> bool:
         # Scalars beside the slots have the parameter's dtype, with or without masters.
         if not ("masters" in extras and name in ("torch's Adagrad", "Nadam"))
         if not is_unsupported(extras, dtype, option)
-    ],
+    ),
     ids=str,
 )
 def test_clipping_uses_summed_rows(name: str, extras: str, dtype: torch.dtype, option: str) -> None:

@@ -259,6 +259,7 @@ def test_sparse_gradients_become_dense() -> None:
         (optim.AdamW, {"masters": True}, "weights='split' and masters cannot be together"),
         (optim.AdamW, {"state_device": "cpu"}, "weights='split' and state_device cannot"),
         (optim.Adafactor, {}, "'Adafactor', which measures rows or columns"),
+        (optim.AdafactorHF, {}, "measures rows or columns"),
         (optim.SM3, {}, "measures rows or columns"),
     ],
 )

@@ -72,7 +72,7 @@ def check_raised(message: str) -> None:
 
 
 def test_the_classes_of_matrices_are_those_that_take_heads() -> None:
-    assert set(OF_MATRICES) == {"Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"}
+    assert set(OF_MATRICES) == {"Muon", "NorMuon", "AdaMuon", "MuonH", "SOAP", "KLSOAP"}
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -52,7 +52,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("ADOPT", {}),
     ("Adan", {}),
 ]
-MATRIX_RULES = ["Muon", "NorMuon", "SOAP", "KLSOAP"]
+MATRIX_RULES = ["Muon", "NorMuon", "AdaMuon", "SOAP", "KLSOAP"]
 TENSORFLOW_RULES = ["SGD", "Momentum", "MomentumW", "Adam", "AdamW", "RMSprop", "Adagrad", "Nadam"]
 SCALED_OPTIONS = [option for option in WRAPPERS if option != "cautious_decay"]
 CASES = [
@@ -60,7 +60,7 @@ CASES = [
     *((optim, name, {}, option) for name in MATRIX_RULES for option in SCALED_OPTIONS),
     *((tensorflow, name, {}, option) for name in TENSORFLOW_RULES for option in SCALED_OPTIONS),
     *((optim, n, {}, "cautious_decay") for n in ("AdamW", "Adam", "RAdam", "Lion", "StableAdamW")),
-    *((optim, name, {}, "cautious_decay") for name in ("NAdamW", "AdEMAMix", "Muon", "NorMuon")),
+    *((optim, n, {}, "cautious_decay") for n in ("NAdamW", "AdEMAMix", *MATRIX_RULES[:3])),
     *((tensorflow, name, {}, "cautious_decay") for name in ("AdamW", "MomentumW")),
 ]
 SCALED_RULES: list[tuple[str, dict[str, Any]]] = [

@@ -60,7 +60,7 @@ def test_step_measurement_does_not_import_race() -> None:
         assert "thalweg._cli.race" not in path.read_text()
 
 
-@pytest.mark.parametrize("name", ["Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"])
+@pytest.mark.parametrize("name", ["Muon", "NorMuon", "AdaMuon", "MuonH", "SOAP", "KLSOAP"])
 def test_rules_of_matrices_take_kernels_of_conv1d(name: str) -> None:
     variable = torch.nn.Parameter(torch.ones(3, 2, 4))
     optimizer = registry.named(f"optim:{name}").make(0.1)

@@ -20,6 +20,7 @@ from thalweg.errors import InvalidTypeError, RuleError
 from thalweg.formula import Hyper, moved
 from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.rules import ADAM, ADAM_W, LARS, MOMENTUM, NOVOGRAD, PROXIMAL_ADAGRAD, SGD, modern
+from thalweg.rules.modern.adafactor_hf import adafactor_hf
 from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR
 from thalweg.rules.weight_decay import with_decay
 from thalweg.rules.wrappers import (
@@ -48,6 +49,8 @@ WRAPPED = [
 ]
 OF_ROWS = [
     *(row_floor(rule) for rule in (ADAM, MOMENTUM, modern.MUON, modern.SOAP, modern.SM3)),
+    *(wrap(modern.ADAFACTOR_HF) for wrap in (cautious, radial_brake)),
+    *(wrap(adafactor_hf(is_relative=False)) for wrap in (trust_ratio, sphere)),
     *(wrap(modern.SM3) for wrap in (cautious, trust_ratio, sphere, radial_brake)),
     *(wrap(TORCH_ADAFACTOR) for wrap in (cautious, trust_ratio, sphere, radial_brake, row_floor)),
     sphere(cautious(row_floor(modern.NORMUON))),

@@ -67,6 +67,13 @@ MATRIX_CASES = (
         formula="NorMuon",
     ),
     MatrixCase(
+        "AdaMuon",
+        "adamuon:AdaMuon",
+        0.02,
+        theirs={"rank": 0, "world_size": 1},
+        formula="AdaMuon",
+    ),
+    MatrixCase(
         "MuonH",
         "emerging_optimizers.orthogonalized_optimizers:MuonHyperball",
         0.02,

@@ -125,6 +125,12 @@ CASES = (
     ),
     Case("ScheduleFreeSGD", "schedulefree:SGDScheduleFree", lr=0.5),
     Case("AdamH", "formula:AdamH", decays=(0.0,)),
+    Case("AdafactorHF", "transformers.optimization:Adafactor", ours={"lr": None}),
+    Case(
+        "AdafactorHF",
+        "transformers.optimization:Adafactor",
+        ours={"relative_step": False, "beta1": 0.9, "clip_threshold": 0.5, "decay_rate": -0.5},
+    ),
     Case("SM3", "pytorch_optimizer:SM3", lr=0.1, decays=(0.0,), apart=(4,)),
     Case(
         "SM3",

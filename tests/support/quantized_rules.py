@@ -70,3 +70,14 @@ def records_of(codec: str, slot: Tensor) -> tuple[Tensor, Tensor]:
     return rows[:, :4].contiguous().view(torch.float32).flatten(), codes.view(
         torch.int8 if CODECS[codec].signed else torch.uint8
     )
+
+
+def shard_of(case: Case, problem: Problem, positions: Tensor) -> Problem:
+    """Return the elements of a problem of one variable at positions, which are whole blocks."""
+    slots: list[Tensor] = []
+    for name, slot in zip(case.rule.codecs, problem.slots[0], strict=True):
+        codec = CODECS[name or ""]
+        blocks = positions[:: codec.block] // codec.block
+        slots.append(slot.view(-1, codec.record_bytes)[blocks].reshape(-1))
+    (var,), (grad,) = problem.variables, problem.gradients
+    return Problem([var[positions]], [slots], [grad[positions]])

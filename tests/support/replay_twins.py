@@ -195,7 +195,8 @@ def _rate_written(opt: Any, params: Any, param: Any, dice: random.Random) -> Non
 
 
 def _sum_replaced(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
-    if (own_sum := opt.state.get(param, {}).get("gradient_sum")) is not None:
+    own_sum = opt.state.get(param, {}).get("gradient_sum")
+    if isinstance(own_sum, Tensor):
         opt.state[param]["gradient_sum"] = own_sum.clone()
 
 

@@ -331,14 +331,14 @@ class Engines:
 def take(
     case: Case, problem: Problem, selection: Selection = KEEP, *, steps: int = 1,
     engines: Engines | None = None, stages: tuple[Any, ...] = (), copies: Any = None,
-    from_copies: bool = False, **extra: float,
+    from_copies: bool = False, places: Any = (), **extra: float,
 ) -> Problem:  # fmt: skip
     """Take steps in place, as the public optimizer does; returns the problem."""
     engines = engines or Engines()
     names = [f"w{index}" for index in range(len(problem.variables))]
     request = StepRequest(
         case.rule, stages, problem.variables, problem.gradients, problem.slots, names, selection,
-        copies, from_copies,
+        copies, from_copies, places=places,
     )  # fmt: skip
     for step in range(1, steps + 1):
 

@@ -49,8 +49,8 @@ class FusedStage(Stage):
         if len(set(names)) < len(names):
             raise RuleError(f"makes of a FusedStage has a name twice: {', '.join(names)}.")
         has_layout = self.layout not in (None, ONE_MATRIX)
-        if self.every != 1 or has_layout or self.of_matrices:
-            raise RuleError("A FusedStage has neither every=, heads=, layout= nor of_matrices=.")
+        if self.every != 1 or has_layout or self.of_matrices or self.seed:
+            raise RuleError("A FusedStage has no every=, heads=, layout=, of_matrices= or seed=.")
         object.__setattr__(self, "makes", names)
 
     def call(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

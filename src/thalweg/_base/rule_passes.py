@@ -140,10 +140,12 @@ class Stage:
             if they differ in rows alone, else flat. None means one matrix of the first dimension
             and all others; variables of three dimensions then raise an error, because they may be
             stacks of matrices. After `__post_init__`, the layout of `heads` is here, too.
+        seed: The seed of the input `random`, an integer from 0 to 2**48 - 1. The methods
+            `random.normal(*shape)` and `random.uniform(*shape)` return tensors (batch, *shape).
 
     Raises:
-        RuleError: The function cannot be called, `every` or `heads` is not a positive integer, or
-            both `heads` and `layout` are given.
+        RuleError: The function cannot be called, `every`, `heads` or `seed` is invalid, or both
+            `heads` and `layout` are given.
         InvalidArgumentError: The layout is invalid.
     """
 
@@ -152,9 +154,15 @@ class Stage:
     heads: int | None = None
     of_matrices: bool = False
     layout: MatrixLayout | str | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         _check_function(self)
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 48:
+            raise RuleError(
+                f"seed of a Stage must be an integer from 0 to 2**48 - 1, not"
+                f" {show_value(self.seed)}."
+            )
         heads = 1 if self.heads is None else self.heads
         for name, value in (("every", self.every), ("heads", heads)):
             if type(value) is not int or value < 1:

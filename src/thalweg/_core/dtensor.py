@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -36,39 +36,54 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_on_mesh(tensor) else tensor  # pyright: ignore
 
 
-def beside(local_tensor: Tensor, param: Tensor) -> Tensor:
-    """Return `local_tensor` as a DTensor placed like `param`; unchanged for other parameters."""
+def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> Tensor:
+    """Return `local_tensor` as a DTensor placed like `param`; unchanged for other parameters.
+
+    Args:
+        local_tensor: The local part.
+        param: The parameter.
+        like: Optional. A tensor with the full shape and strides; those of the parameter if None.
+    """
     if not is_on_mesh(param):
         return local_tensor
     from torch.distributed.tensor import DTensor
 
     mesh: Any = param
+    full = param if like is None else like
     return DTensor.from_local(
         local_tensor,
         mesh.device_mesh,
         mesh.placements,
         run_check=False,
-        shape=param.shape,
-        stride=param.stride(),
+        shape=full.shape,
+        stride=full.stride(),
     )
 
 
 def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: Any) -> Tensor:
-    """Return a new tensor filled with `number`, on the device or the mesh of a parameter.
-
-    On a mesh it is sharded along its first dimension; `distribute.sharding.gathered_matrices`
-    relies on that.
-    """
+    """Return a new tensor filled with `number`, on the device or the mesh of a parameter."""
     if not is_on_mesh(param):
         return torch.full(shape, number, dtype=dtype, device=param.device)
     from torch.distributed import tensor as dtensors
 
     mesh, full = cast("Any", param), cast("Any", dtensors).full
-    placements: list[Any] = [dtensors.Replicate()] * mesh.device_mesh.ndim
-    if shape:
-        cut = [k for k, placement in enumerate(mesh.placements) if not placement.is_replicate()]
-        placements[cut[0] if cut else -1] = dtensors.Shard(0)
+    placements = slot_placements(mesh.placements, len(shape))
     return full(shape, number, dtype=dtype, device_mesh=mesh.device_mesh, placements=placements)
+
+
+def slot_placements(placements: Sequence[Any], ndim: int) -> list[Any]:
+    """Return the placements of a slot with a shape of its own.
+
+    It is cut along its first dimension by each mesh dimension that cuts the parameter.
+
+    Args:
+        placements: The placements of the parameter.
+        ndim: The number of dimensions of the slot.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+
+    are_cut = [bool(ndim) and not placement.is_replicate() for placement in placements]
+    return [Shard(0) if is_cut else Replicate() for is_cut in are_cut]
 
 
 def check_whole(params: Iterable[Tensor], feature: str) -> None:

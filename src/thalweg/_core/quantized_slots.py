@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from thalweg._core.dtensor import beside, is_on_mesh, local
 from thalweg._core.state_allocation import laid_out
 from thalweg._engines.codecs import CODECS
 from thalweg._engines.codecs.codec import Codec
@@ -23,14 +24,23 @@ LEAST = 4096
 
 
 def codec_of(slot: Slot, param: Tensor) -> Codec | None:
-    """Return the codec of a parameter's slot; None if the slot is not encoded."""
+    """Return the codec of a parameter's slot; None if the slot is not encoded.
+
+    Of DTensors only slots whose rows are whole blocks are encoded: the choice depends on the shape
+    alone, so that all meshes agree.
+    """
     codec = None if slot.storage is None else CODECS[slot.storage]
-    return codec if codec is None or codec.is_beside or param.numel() >= LEAST else None
+    if codec is None or codec.is_beside:
+        return codec
+    is_cuttable = not is_on_mesh(param) or codec.divides(param.shape)
+    return codec if param.numel() >= LEAST and is_cuttable else None
 
 
 def likeness_of(codec: Codec, param: Tensor) -> Tensor:
     """Return a meta tensor with the shape and dtype of the encoded slot of a parameter."""
-    return torch.empty(codec.bytes_of(param.numel()), dtype=torch.uint8, device="meta")
+    flat = (codec.bytes_of(param.numel()),)
+    shape = codec.shape_of_rows(param.shape) if is_on_mesh(param) else flat
+    return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 
 def _laid_out(
@@ -49,18 +59,56 @@ def _laid_out(
 def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) -> list[Tensor]:
     """Return a new slot for each parameter, encoded or not, filled with its number of `starts`."""
     codecs = [codec_of(slot, param) for param in params]
+    shards = list(map(local, params))
     likes = [
-        param if codec is None else likeness_of(codec, param)
-        for codec, param in zip(codecs, params, strict=True)
+        shard if codec is None else likeness_of(codec, shard)
+        for codec, shard in zip(codecs, shards, strict=True)
     ]
     dtypes = [torch.float32 if codec is None else torch.uint8 for codec in codecs]
-    slots = _laid_out(likes, dtypes, params)
-    for codec, param, tensor, start in zip(codecs, params, slots, starts, strict=True):
+    slots = _laid_out(likes, dtypes, shards)
+    for codec, shard, tensor, start in zip(codecs, shards, slots, starts, strict=True):
         if start and codec is None:
             tensor.fill_(start)
         elif start and codec is not None:
-            _fill(codec, tensor, param.numel(), start)
-    return slots
+            _fill(codec, tensor, shard.numel(), start)
+    rows = zip(codecs, params, slots, strict=True)
+    return [
+        beside(tensor, param) if codec is None else records_beside(codec, tensor, param)
+        for codec, param, tensor in rows
+    ]
+
+
+def records_beside(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
+    """Return records of the local part of a parameter as its slot: a DTensor for a DTensor."""
+    if not is_on_mesh(param):
+        return records
+    rows = records.view(codec.shape_of_rows(local(param).shape))
+    return beside(rows, param, likeness_of(codec, param))
+
+
+def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
+    """Return records with the dimensions of their parameter, if its rows are whole blocks.
+
+    That is their form in a state, which is the same for full parameters and for DTensors.
+    """
+    has_rows = codec.divides(param.shape)
+    return records.view(codec.shape_of_rows(param.shape)) if has_rows else records
+
+
+def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
+    """Return records of a state in the form that the optimizer keeps beside a parameter.
+
+    Records of another shape are returned unchanged.
+    """
+    shape = likeness_of(codec, param).shape
+    shapes = (codec.bytes_of(param.numel()),), codec.shape_of_rows(param.shape)
+    is_other = records.shape != shape and tuple(records.shape) in shapes and records.is_contiguous()
+    return records.detach().view(shape) if is_other and not is_on_mesh(records) else records
+
+
+def shape_entry(param: Tensor) -> Tensor:
+    """Return the value of `ENCODED_SHAPE` in the state of a parameter."""
+    return torch.tensor(param.shape, dtype=torch.int64, device=param.device)
 
 
 def _fill(codec: Codec, records: Tensor, count: int, number: float) -> None:

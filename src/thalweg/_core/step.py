@@ -144,7 +144,9 @@ def _try_rebind_plan(
         return None
     step_args = last.slots, last.titles, adapter.selection, copies, adapter.from_copies
     request = StepRequest(rule, transforms.stages, variables, gradients, *step_args)
-    request = request._replace(places=adapter.places_of(variables))
+    request = request._replace(
+        places=adapter.places_of(variables), numbers=adapter.numbers_for(rule, variables)
+    )
     if transforms.narrow != narrow or not plan.try_rebind(_local_request(adapter, request)):
         return None
     try:
@@ -293,7 +295,9 @@ def _build_plan(
     step_args = element_slots, names, adapter.selection, copies, adapter.from_copies
     gradients = [grad for grad, _ in pairs]
     request = StepRequest(rule, transforms.stages, variables, gradients, *step_args)
-    request = request._replace(places=adapter.places_of(variables))
+    request = request._replace(
+        places=adapter.places_of(variables), numbers=adapter.numbers_for(rule, variables)
+    )
     if adapter.calls:
         _check_pairs(adapter, pairs, transforms.narrow)
     plan = cache.gate.plan_step(_local_request(adapter, request))

@@ -19,6 +19,7 @@ from thalweg._core.step_scalars import Groups
 from thalweg._engines import Selection
 from thalweg._engines.protocol import Copies as Copies
 from thalweg._engines.protocol import Dtype as Dtype
+from thalweg._engines.random_bits import Place
 from thalweg.formula import Rule
 
 # Scalars of a step by compute dtype and name.
@@ -124,9 +125,21 @@ class StepAdapter:
             from thalweg._core.optimizer_reductions import read_shared_scalars
         return read_shared_scalars(rule, self.common_slots)
 
-    def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
+    def places_of(self, variables: Sequence[Tensor]) -> Sequence[Place]:
         """Return each variable's pair of numbers that seeds its random bits; see `StepRequest`."""
         return ()
+
+    def numbers_for(self, rule: Rule, variables: Sequence[Tensor]) -> Sequence[int]:
+        """Return the numbers of variables if a stage of the rule draws random numbers, else ()."""
+        if not rule.passes:
+            return ()
+        with importing:
+            from thalweg._engines.matrix_batches import draws
+        return self.numbers_of(variables) if draws(rule) else ()
+
+    def numbers_of(self, variables: Sequence[Tensor]) -> list[int]:
+        """Return the number of each variable in the optimizer, here in the list of the step."""
+        return list(range(len(variables)))
 
     def check_flat_buffers(
         self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]

@@ -22,14 +22,18 @@ from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg._engines.matrix_batches import (
+    RANDOM,
     check_stage_input,
     check_stage_outputs,
     sizes_by_name,
     stage_inputs,
 )
 from thalweg._engines.matrix_shapes import shape_beside
+from thalweg._engines.stage_random import StageRandom
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
+
+_CPU = torch.device("cpu")
 
 
 def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
@@ -66,7 +70,8 @@ def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
             )
             for name in stage_inputs(rule_pass).required:
                 title = f"{type(rule_pass).__name__} {place_of(rule_pass.function)}"
-                check_stage_input(title, name, [*made_names, *measure_dims], allowed, rule)
+                if name != RANDOM:
+                    check_stage_input(title, name, [*made_names, *measure_dims], allowed, rule)
             if isinstance(rule_pass, FusedStage):
                 read_stage(rule, rule_pass)
             _try_stage(rule, rule_pass, made_names, measure_dims, scalars)
@@ -155,13 +160,15 @@ def _stage_inputs(
         # A slot with the name of a size replaces it.
         values = sizes_by_name(shape) | values
     values |= {name: float(scalar) for name, scalar in scalars.items() if name not in values}
+    values.setdefault(RANDOM, StageRandom(rule, stage, [0, 1], 1, _CPU, torch.float32))
     return {name: values[name] for name in (*params.required, *params.optional) if name in values}
 
 
 def _shape_of(slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a slot of a matrix; raise a RuleError if it is not a tuple of sizes."""
     if slot.per is not None:
-        return shape_beside(slot, torch.Size(shape))
+        # Stages receive squeezed slots with a dimension of size 1, too.
+        return shape_beside(Slot(slot.name, per=slot.per), torch.Size(shape))
     try:
         returned: Any = slot.shape(*shape[-2:])  # pyright: ignore[reportOptionalCall]
         sizes = cast("tuple[Any, ...]", returned if isinstance(returned, tuple) else (None,))

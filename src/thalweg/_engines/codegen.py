@@ -143,9 +143,10 @@ class Update:
             begins at the copy. One that leaves the variable alone then leaves the copy alone.
         before_name: What the function of `before` is called: kernels are kept by their text.
         vectors: Which of the scalars that `formula` asks for are of a "row" or a "column".
-        draws: Whether numbers of 16 bits are rounded by random bits; the table has the number of
-            the variable then, and the position of its first element in the whole one.
-        dithers: Whether slots are kept in codes, which are rounded by the number of the step.
+        draws: Whether numbers of 16 bits are rounded by random bits.
+        dithers: Whether slots are kept in codes, which are rounded by the number of the step. With
+            `draws` or `dithers` a row of the table also has the number of the variable and its
+            positions, see `Streams`.
 
     Raises:
         RuleError: A formula takes or returns another number of values.
@@ -184,7 +185,7 @@ class Update:
             self.scalar |= {name: f"s{len(self.scalar) + k}" for k, name in enumerate(new_names)}
         self.scalars = tuple(self.scalar)
         # Of a row of the table, which has sides of matrices beside vectors.
-        self.vectors_at = len(storage) + 2 * draws
+        self.vectors_at = len(storage) + 2 * (draws or dithers)
         self.width = self.vectors_at + (len(self.vectors) + 2 if self.vectors else 0)
 
     def define_functions(self, writer: FormulaWriter) -> dict[str, str]:

@@ -9,10 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.protocol import Dtype, StepRequest
-from thalweg._engines.random_bits import NARROW
+from thalweg._engines.random_bits import NARROW, ElementRuns, Place
+
+# A full variable that is rounded to the nearest numbers.
+_BEGINNING: Place = (None, 0)
 
 
 class Streams(NamedTuple):
@@ -26,9 +30,12 @@ class Streams(NamedTuple):
         compute: The compute dtype.
         gradient: The dtype of the gradients.
         sizes: The number of elements of each variable.
-        base: Addresses, (variables, streams); 0 for gradients. With `draws`, two more columns have
-            each variable's entry of `StepRequest.places`.
+        base: Addresses, (variables, streams); 0 for gradients. With `positions`, two more columns
+            have the number of each variable's random stream, and the position of its first element.
         draws: 16-bit numbers are rounded stochastically.
+        positions: Numbers are rounded by the positions of their elements, which holds with `draws`
+            and for slots in blocks of codes.
+        runs: With `positions`, those of the elements of each variable; None if all are adjacent.
     """
 
     names: tuple[str, ...]
@@ -39,6 +46,8 @@ class Streams(NamedTuple):
     sizes: list[int]
     base: Int64
     draws: bool = False
+    positions: bool = False
+    runs: Sequence[ElementRuns | None] = ()
 
     @property
     def measured_types(self) -> tuple[str, ...]:
@@ -71,9 +80,14 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
     has_copy = copies[members[0]] is not None
     # Copies are rounded to the nearest.
     rounded_names = (names[0], *names[2 : len(names) - has_copy])
-    draws = bool(request.places) and not NARROW.isdisjoint(rounded_names)
-    if draws:
-        base = np.hstack([base, np.array([request.places[i] for i in members], np.int64)])
+    places = [request.places[i] for i in members] if request.places else [_BEGINNING] * len(members)
+    draws = places[0][0] is not None and not NARROW.isdisjoint(rounded_names)
+    has_positions = draws or (bool(request.rule.codecs) and _have_blocks(names))
+    runs: list[ElementRuns | None] = []
+    if has_positions:
+        runs = [origin if isinstance(origin, ElementRuns) else None for _, origin in places]
+        columns = [(n or 0, origin if isinstance(origin, int) else 0) for n, origin in places]
+        base = np.hstack([base, np.array(columns, np.int64)])
     return Streams(
         names,
         has_copy,
@@ -83,4 +97,13 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
         [tensors[0].numel() for tensors in tensors_by_member],
         base,
         draws,
+        has_positions,
+        runs,
     )
+
+
+def _have_blocks(names: Sequence[str]) -> bool:
+    """Return whether one of these storage types is a codec with blocks."""
+    with importing:
+        from thalweg._engines.codecs import CODECS
+    return any(name in CODECS and not CODECS[name].is_beside for name in names)

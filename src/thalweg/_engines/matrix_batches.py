@@ -20,10 +20,13 @@ from thalweg._engines.matrix_blocks import Division, division_of
 from thalweg._engines.matrix_shapes import matrix_shape
 from thalweg._engines.protocol import Columns, Dtype
 from thalweg._engines.row_column_reductions import view_of
+from thalweg._engines.stage_random import StageRandom
 from thalweg.errors import RuleError, did_you_mean
 from thalweg.formula import Rule, is_like_update
 
 COUNT = "t"  # the scalar with the number of the step
+RANDOM = "random"  # the input of a stage with random numbers
+NUMBER = "variable_number"  # the scalar with the number of a variable in the optimizer
 _PIECE = 1 << 14  # rows or columns in one call of a fused stage over NumPy arrays
 
 
@@ -56,6 +59,16 @@ def stage_inputs(stage: Stage) -> StageInputs:
             for parameter in free_parameters
             if parameter.default is not parameter.empty
         ),
+    )
+
+
+@lru_cache(256)
+def draws(rule: Rule) -> bool:
+    """Return whether a stage of the rule takes random numbers."""
+    known_names = {*rule.made, *rule.seen, *(entry.name for entry in (*rule.slots, *rule.hypers))}
+    stages = [entry for entry in rule.passes if isinstance(entry, Stage)]
+    return RANDOM not in known_names and any(
+        RANDOM in names for stage in stages for names in stage_inputs(stage)
     )
 
 
@@ -329,6 +342,8 @@ def _call_divided(
                 group_inputs[name] = division.take(argument, group)
             elif name in slots:
                 group_inputs[name] = division.take_slot(slots[name], argument, group)
+            elif isinstance(argument, StageRandom):
+                argument.matrix_count = division.matrix_count(group)
             elif isinstance(argument, Tensor) and argument.dim():
                 group_inputs[name] = argument.repeat_interleave(division.matrix_count(group), 0)
         group_outputs = _call_function(stage, batch, group_inputs, title)
@@ -390,6 +405,9 @@ def _gather_inputs(
             try:
                 inputs[name] = batch.scalar(name, columns, rows, shape)
             except KeyError:
+                if name == RANDOM:
+                    inputs[name] = _random_of(rule, stage, batch, rows, columns)
+                    continue
                 scalars = {**columns.shared[batch.dtype], **columns.separate}
                 if name in parameters.required:
                     pass_values = {**batch.pass_values, **batch.measured_values}
@@ -397,6 +415,16 @@ def _gather_inputs(
                     check_stage_input(title, name, pass_values, scalars, rule)
                     raise
     return inputs
+
+
+def _random_of(
+    rule: Rule, stage: Stage, batch: Batch, rows: Sequence[int], columns: Columns
+) -> Any:
+    """Return the random numbers of a stage for some variables, which have the same step number."""
+    members = [batch.members[row] for row in rows]
+    numbers = columns.separate[NUMBER][members].tolist()
+    step = int(counts_of(columns, members)[0])
+    return StageRandom(rule, stage, numbers, step, batch.device, batch.kind)
 
 
 def sizes_by_name(shape: Sequence[int]) -> dict[str, float]:
@@ -468,7 +496,8 @@ def run_stage(
         The slots are not written. Outputs that the batch stores have no pairs.
     """
     parameters, new_slots = stage_inputs(stage), dict[str, list[tuple[int, Tensor]]]()
-    counts = stage.every > 1 or COUNT in (*parameters.required, *parameters.optional)
+    names = {*parameters.required, *parameters.optional}
+    counts = stage.every > 1 or not names.isdisjoint((COUNT, RANDOM))
     all_rows = [*range(len(batch.members))]
     for rows in batch.rows_by_count(columns, stage.every) if counts else [all_rows]:
         for name, values in call_stage(rule, stage, batch, rows, columns, slot_of).items():

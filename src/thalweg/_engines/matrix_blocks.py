@@ -119,9 +119,9 @@ class Division:
         """
         part_shape = slot_parts(slot, self._shape).part_shapes[group[0]]
         parts = self._slot_parts(slot, values, group)
-        return stack([part.reshape(*part.shape[:2], *part_shape) for part in parts], 2).reshape(
-            -1, *part_shape
-        )
+        # Parts may have no elements, such as the factor of a side that SOAP leaves as it is.
+        split = [part.reshape(*part.shape[:2], *part_shape) for part in parts]
+        return stack(split, 2).flatten(0, 2)
 
     def put_slot(self, slot: Slot, values: Tensor, group: Sequence[int], parts: Tensor) -> None:
         """Write the parts of a group of blocks into `values`, the inverse of `take_slot`."""

@@ -98,9 +98,9 @@ def check_step(
 def shape_beside(slot: Slot, shape: torch.Size) -> tuple[int, ...]:
     """Return the shape of a slot of a variable with this shape."""
     if slot.per == "row":
-        return (*shape[:-1], 1)
+        return tuple(shape[:-1]) if slot.squeezed else (*shape[:-1], 1)
     if slot.per == "column":
-        return (*shape[:-2], 1, shape[-1])
+        return (*shape[:-2], shape[-1]) if slot.squeezed else (*shape[:-2], 1, shape[-1])
     return () if slot.shape is None else slot_parts(slot, shape).shape
 
 

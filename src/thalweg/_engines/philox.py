@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.random_bits import GROUP, SCALARS
+from thalweg._engines.random_bits import GROUP, SCALARS, Positions, positions_of
 
 ROUNDS = 10
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -48,24 +48,26 @@ def philox(counter: tuple[Words, int, int, Words], key: tuple[int, int]) -> tupl
 
 
 def draw_bits(
-    count: int, origin: int, step: int, number: int, stream: int, key: tuple[int, int]
+    count: int, origin: Positions, step: int, number: int, stream: int, key: tuple[int, int]
 ) -> npt.NDArray[np.uint32]:
-    """Return 16 random bits for each of `count` adjacent elements, as (count,) uint32.
+    """Return 16 random bits for each of `count` elements, as (count,) uint32.
 
     Args:
         count: The number of elements.
-        origin: The position of the first element in the full variable.
+        origin: The positions of the elements in the full variable, or that of the first of adjacent
+            ones.
         step, number: The numbers of the step and of the variable.
         stream: The stored number of an element: 0 for the variable, 1 for its first slot ...
         key: Two words of the seed.
     """
-    first, shift = divmod(origin, GROUP)
-    groups = np.arange(first, first + -(-(shift + count) // GROUP), dtype=np.uint64)
+    positions = positions_of(origin, count)
+    groups, rows = np.unique(positions // GROUP, return_inverse=True)
+    groups = groups.astype(np.uint64)
     high = (groups >> np.uint64(32)) << np.uint64(8) | np.uint64(stream)
     counter = groups & np.uint64(MASK), step, number, high
     words = np.stack(np.broadcast_arrays(*philox(counter, key)), axis=-1)
     halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=-1)
-    return halves.astype(np.uint32).reshape(-1)[shift : shift + count]
+    return halves.astype(np.uint32).reshape(-1, GROUP)[rows, positions % GROUP]
 
 
 def round_to_bfloat(
@@ -111,7 +113,7 @@ def round_tensor(
     values: Tensor,
     var: Tensor,
     dtype: torch.dtype,
-    position: tuple[int, int],
+    position: tuple[int, Positions],
     stream: int,
     scalars: Mapping[str, Any],
 ) -> Tensor:
@@ -121,8 +123,7 @@ def round_tensor(
         values: The new values of the variable or of a slot, of the variable's shape, in float32.
         var: The variable.
         dtype: float16 or bfloat16.
-        position: The number of the variable, and the position of its first element in the full
-            variable.
+        position: The number of the variable, and the positions of its elements in the full one.
         stream: As for `draw_bits`.
         scalars: The scalars of kernels, with the step and the words of the seed.
     """

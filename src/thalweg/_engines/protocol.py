@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thalweg._engines.array_types import Float64
 from thalweg._engines.engine_selection import Selection
+from thalweg._engines.random_bits import Place
 from thalweg.formula import Formula, Rule
 from thalweg.indexed_slices import IndexedSlices
 
@@ -52,10 +53,13 @@ class StepRequest(NamedTuple):
             variable's shape with 1 in place of the last dimension; those of columns, in place of
             the last but one. They are contiguous, have the compute dtype, and overlap with no other
             tensor of the step.
-        places: For stochastic rounding: for each variable the number of its random stream, and the
-            index of its first element in the unsharded variable; see `draws`.
+        places: For stochastic rounding, and for shards with encoded slots: for each variable the
+            number of its random stream, or None, and the positions of its elements in the unsharded
+            variable.
         short: For each variable whether an engine runs the passes inside its own sweeps, over small
             matrices side by side. Such a variable has no vectors.
+        numbers: For a rule whose stages draw random numbers: for each variable its number in the
+            optimizer.
     """
 
     rule: Rule
@@ -69,8 +73,9 @@ class StepRequest(NamedTuple):
     from_copies: bool = False
     matrices: Callable[[StepRequest], Any] | None = None
     vectors: Sequence[Mapping[str, Tensor]] = ()
-    places: Sequence[tuple[int, int]] = ()
+    places: Sequence[Place] = ()
     short: Sequence[bool] = ()
+    numbers: Sequence[int] = ()
 
 
 class Columns(NamedTuple):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+
+from thalweg._engines.array_types import Int64
 
 GROUP = 8  # elements that one call serves
 STEPS = 1 << 24  # after which the bits of a variable repeat; a scalar of float32 counts so far
@@ -11,6 +16,38 @@ NARROW = frozenset(("float16", "bfloat16"))  # what is rounded so
 SCALARS = ("draw_step", "draw_key_low", "draw_key_high")  # what kernels are given
 # Scalars where steps are not counted: codes are the nearest ones then.
 UNCOUNTED = {SCALARS[0]: -1.0}
+
+
+@dataclass(frozen=True, eq=False)
+class ElementRuns:
+    """Positions of the elements of a shard in the full variable, in runs of adjacent ones.
+
+    Attributes:
+        firsts: (runs,) the position of the first element of each run.
+        lengths: (runs,) the number of elements of each run.
+    """
+
+    firsts: Int64
+    lengths: Int64
+
+    def positions(self) -> Int64:
+        """Return the position of each element."""
+        steps = np.arange(int(self.lengths.sum()), dtype=np.int64)
+        offsets = np.cumsum(self.lengths) - self.lengths
+        return steps + np.repeat(self.firsts - offsets, self.lengths)
+
+
+# The positions of the elements of a variable: that of the first one, if all are adjacent.
+Positions = int | ElementRuns
+# The number of the random stream of a variable, or None for the nearest numbers; and positions.
+Place = tuple[int | None, Positions]
+
+
+def positions_of(origin: Positions, count: int) -> Int64:
+    """Return the position of each of `count` elements."""
+    if isinstance(origin, ElementRuns):
+        return origin.positions()
+    return np.arange(origin, origin + count, dtype=np.int64)
 
 
 def scalars_of(seed: int, step: Any) -> dict[str, Any]:

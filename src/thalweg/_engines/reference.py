@@ -38,6 +38,7 @@ from thalweg._engines.protocol import (
     StepRequest,
     formula_of_rows,
 )
+from thalweg._engines.random_bits import Positions
 from thalweg._engines.reduction_order import combine_leaves, leaves_of
 from thalweg._engines.row_column_reductions import reduce_lines, view_of
 from thalweg.formula import Formula, Rule, is_like_update, narrow, variable_squares, wide
@@ -247,7 +248,8 @@ class ReferencePart:
         self._vectors = dict(request.vectors[0]) if request.vectors else {}
         self._dtype = compute_dtype(var.dtype)
         self._flush = request.selection.denormals == "flush"
-        self._place = request.places[0] if request.places else None
+        # The number of the random stream, or None, and the positions of the elements.
+        self._number, self._origin = request.places[0] if request.places else (None, 0)
         self._codecs: Sequence[Codec | None] = [None] * len(self._tensors)
         if request.rule.codecs:
             with importing:
@@ -285,12 +287,13 @@ class ReferencePart:
         if has_lower and (not index or (codec is not None and codec.is_beside)):
             return self._part_of(value, scalars, is_lower=index > 0)
         if codec is not None:
-            return _encode(codec, value, scalars)
-        if self._place is None or dtype not in REDUCED:
+            return _encode(codec, value, scalars, self._origin)
+        if self._number is None or dtype not in REDUCED:
             return value.to(dtype)
         with importing:
             from thalweg._engines.philox import round_tensor
-        return round_tensor(value, self._tensors[0], dtype, self._place, index, scalars)
+        place = self._number, self._origin
+        return round_tensor(value, self._tensors[0], dtype, place, index, scalars)
 
     def _part_of(self, value: Tensor, scalars: Scalars, is_lower: bool) -> Tensor:
         """Return the upper or lower part of split weights; see `split8`."""
@@ -299,10 +302,10 @@ class ReferencePart:
             from thalweg._engines.philox import draw_bits
             from thalweg._engines.random_bits import SCALARS
         bits = None
-        if self._place is not None:
+        if self._number is not None:
             step, *key = (int(scalars[name]) for name in SCALARS)
-            number, origin = self._place
-            bits = draw_bits(value.numel(), origin, step, number, 0, (key[0], key[1]))
+            count = value.numel()
+            bits = draw_bits(count, self._origin, step, self._number, 0, (key[0], key[1]))
         return split_tensor(value, bits)[is_lower]
 
     @property
@@ -400,7 +403,7 @@ class ReferencePart:
         compute = _numpy_results if self._tensors[0].device.type == "cpu" else _torch_results
         var = self._tensors[0]
         # With stochastic rounding `before` stays float32: rounded to the nearest, it could vanish.
-        dtype = torch.float32 if self._place is not None and var.dtype in REDUCED else None
+        dtype = torch.float32 if self._number is not None and var.dtype in REDUCED else None
         start = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush, dtype)
         tensors = [start, *self._slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
@@ -458,11 +461,11 @@ def _decode(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
     return decode_tensor(codec, records, var)
 
 
-def _encode(codec: Codec, values: Tensor, scalars: Scalars) -> Tensor:
+def _encode(codec: Codec, values: Tensor, scalars: Scalars, origin: Positions) -> Tensor:
     with importing:
         from thalweg._engines.codecs.records import encode_tensor
         from thalweg._engines.random_bits import SCALARS, UNCOUNTED
-    return encode_tensor(codec, values, int({**UNCOUNTED, **scalars}[SCALARS[0]]))
+    return encode_tensor(codec, values, int({**UNCOUNTED, **scalars}[SCALARS[0]]), origin)
 
 
 def namespace_of(dtype: Dtype) -> torch.dtype:

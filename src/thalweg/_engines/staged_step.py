@@ -23,7 +23,7 @@ from thalweg._engines.formula_arguments import check_given
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import read_stage
-from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage
+from thalweg._engines.matrix_batches import NUMBER, Batch, group_by_shape, run_stage
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
 from thalweg._engines.pass_updates import sweeps_of, updates_of
 from thalweg._engines.protocol import (
@@ -317,7 +317,7 @@ class StagedStep:
     def __init__(self, request: StepRequest, plans: Sequence[Plan]) -> None:
         self._rule = rule = request.rule
         self._variables, self._titles = list(request.variables), request.titles
-        self._stages = request.stages
+        self._stages, self._variable_numbers = request.stages, request.numbers
         self._slot_layout: list[Any] | None = None
         for rule_pass in rule.passes:
             # Raises for an unsupported stage, even if torch would compute it.
@@ -368,6 +368,8 @@ class StagedStep:
         """See `StepPlan`."""
         if request.rule is not self._rule or request.stages != self._stages:
             return False
+        if request.numbers != self._variable_numbers:
+            return False
         plans = zip((*self._pass_plans, self._update_plan), self._updates, strict=True)
         return all(plan.try_rebind(self._request_for(request, update)) for plan, update in plans)
 
@@ -388,6 +390,10 @@ class StagedStep:
         self._check_slots(slots)
         passes, updates = iter(self._pass_plans), SlotUpdates()
         self._numbers, sweeps = None, sweeps_of(self._rule)
+        stage_columns = columns
+        if self._variable_numbers:
+            separate = {**columns.separate, NUMBER: np.array(self._variable_numbers)}
+            stage_columns = columns._replace(separate=separate)
         with no_grad():
             for members, group in self._short_groups:
                 group.run_passes(columns.of_members(members))
@@ -397,7 +403,7 @@ class StagedStep:
                 if isinstance(rule_pass, Pass):
                     self._run_pass(rule_pass, next(passes), self._with_numbers(columns))
                 elif isinstance(rule_pass, Stage):
-                    self._matrices.run_stage(rule_pass, columns, slots, updates)
+                    self._matrices.run_stage(rule_pass, stage_columns, slots, updates)
                 elif rule_pass in sweeps:
                     self._measure(sweeps[rule_pass], self._with_numbers(columns))
                 # A fused stage does not change measures over variables.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import writable
-from thalweg._base.locks import importing
 from thalweg._core import state
 from thalweg._core.atomic_section import Call
 from thalweg._core.options.master_weights import Masters
@@ -31,10 +30,13 @@ from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.group_options import STEP_FLAGS, hypers_of
 from thalweg.optim.load_state import fit_slots, fitted, setting, taken_apart, warn_of
 from thalweg.optim.state_mismatch import is_before_steps, is_number, unmatched
+from thalweg.optim.step_options import KEYWORDS
 
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
 _CONVERTIBLE = (StateCodec, SplitWeights, Rounding)
+# Entries of groups that are not arguments; options of all groups are compared apart.
+_NO_ARGUMENTS = ("params", "param_names", *STEP_FLAGS, *KEYWORDS)
 (_SPLIT,) = (keyword.name for keyword in SplitWeights.keywords())
 
 
@@ -114,7 +116,7 @@ class TorchOptimizerAdapter:
         arguments: dict[str, Any] = {"the number of groups": len(groups)}
         for index, group in enumerate(groups):
             for name, option in group.items():
-                if name not in ("params", "param_names", *STEP_FLAGS) and not _is_number(option):
+                if name not in _NO_ARGUMENTS and not _is_number(option):
                     arguments[f"{name} of group {index}"] = option
         if self._has_rule:
             arguments |= {"rule": self.optimizer.rule, "initial": self.optimizer._initial}
@@ -132,10 +134,8 @@ class TorchOptimizerAdapter:
             if param not in param_names:
                 raise InvalidTypeError(f"The optimizer's state has {param!r}, no parameter of it.")
         param_states = {param_names[p]: entries for p, entries in self.optimizer.state.items()}
-        if self._is_fused and self.optimizer.encodes_slots():
-            with importing:
-                from thalweg.optim.quantized_state import add_storage
-            add_storage(self.optimizer, groups, param_states)
+        if self._is_fused:
+            self.optimizer.record_format(groups, {})
         states = {
             name: {key: _copy_value(entry, f"'{name}/{key}'") for key, entry in entries.items()}
             for name, entries in param_states.items()
@@ -194,8 +194,7 @@ class TorchOptimizerAdapter:
         """
         groups: list[Group] = self.optimizer.param_groups
         pairs, calls = list[tuple[Item, Any]](), list[Call]()
-        if (count := len(saved_groups)) != len(groups):
-            errors.append(f"there are {len(groups)} groups of parameters, in the file {count}")
+        if not _have_equal_counts(groups, saved_groups, errors):
             return pairs, calls
         new_states: dict[Tensor, Any] = defaultdict(dict)
         merged, checked_values = list[Group](), set[object]()
@@ -208,10 +207,10 @@ class TorchOptimizerAdapter:
                 saved_state = saved_states.get(name, {})
                 initial_keys = self._list_initial_keys(param, saved_state, name, errors, missing)
                 if self._has_rule:
-                    param_state = self.optimizer.state[param]
-                    arguments = (param_state, saved_state, name, errors, pairs, param)
+                    entries = self.optimizer.state[param]
+                    arguments = (entries, saved_state, name, errors, pairs, param)
                     calls += setting(*arguments, None, initial_keys)
-                    calls += [partial(param_state.pop, key, None) for key in initial_keys]
+                    calls += [partial(entries.pop, key, None) for key in initial_keys]
                     continue
                 checked_group = group if option_errors else options
                 may_create_slots = self._is_fused and _rule_options_differ(group, saved_group)
@@ -223,11 +222,19 @@ class TorchOptimizerAdapter:
             merged.append(options)
             calls += [partial(group.clear), partial(group.update, options)]
         if self._is_fused:
-            errors += self.optimizer._unfit_groups(merged)
+            self._record_format(merged, new_states, errors)
         if not self._has_rule:
             attributes: dict[str, Any] = self.optimizer.__dict__
             calls.append(partial(attributes.update, {"state": new_states}))
         return pairs, calls
+
+    def _record_format(
+        self, groups: list[Group], states: Mapping[Tensor, Any], errors: list[str]
+    ) -> None:
+        """Append what is wrong with groups to `errors`, or write the form of states to them."""
+        errors += self.optimizer._unfit_groups(groups)
+        if not errors:
+            self.optimizer.record_format(groups, states)
 
     def _unfit_state(
         self,
@@ -317,6 +324,17 @@ class TorchOptimizerAdapter:
         if self._has_rule:
             hypers_of(merged, self.optimizer.rule)
         return merged
+
+
+def _have_equal_counts(
+    groups: Sequence[Group], saved_groups: Sequence[Group], errors: list[str]
+) -> bool:
+    """Return whether a file has as many groups as an optimizer; append an error if it has not."""
+    if len(groups) == len(saved_groups):
+        return True
+    count = len(saved_groups)
+    errors.append(f"there are {len(groups)} groups of parameters, in the file {count}")
+    return False
 
 
 def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:

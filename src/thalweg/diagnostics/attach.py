@@ -103,7 +103,8 @@ def to(optimizer: Any, *sinks: SinkLike) -> Diagnostics:
         InvalidTypeError: A sink is invalid.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
-        recorder, missing = getattr(getattr(optimizer, "_cache", None), "diagnosing", None), _MAKE
+        cache = getattr(optimizer, "step_cache", None)
+        recorder, missing = getattr(cache, "diagnosing", None), _MAKE
     else:
         recorder, missing = _find_optimizer(optimizer)._recorder, "diagnostics.attach(optimizer)"
     if recorder is None:

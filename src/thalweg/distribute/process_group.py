@@ -291,6 +291,32 @@ def default_group() -> Any:
     return distributed.group.WORLD
 
 
+# The groups of `ranks_of`, by default group, with which they are released.
+_subgroups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Ranks]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def ranks_of(numbers: Sequence[int]) -> Ranks:
+    """Return a group of ranks of the default group; all of these ranks call this.
+
+    The group is created at first use, and then reused as long as the default group lives.
+
+    Args:
+        numbers: The numbers of the ranks in the default group, in ascending order.
+    """
+    if len(numbers) == 1:
+        return Ranks.none()
+    if len(numbers) == distributed.get_world_size():
+        return Ranks()
+    subgroups = _subgroups.setdefault(default_group(), {})
+    key = tuple(numbers)
+    if key not in subgroups:
+        group = distributed.new_group([*numbers], use_local_synchronization=True)
+        subgroups[key] = Ranks(group)
+    return subgroups[key]
+
+
 def _join_torchrun(timeout: timedelta | None) -> None:
     """Join the process group of `torchrun`, if its environment variables are set."""
     if distributed.is_available() and all(name in os.environ for name in _UNDER_TORCHRUN):

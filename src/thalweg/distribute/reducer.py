@@ -165,7 +165,8 @@ class Reducer:
             self._sender = self._make_sender(scatters)
         all_pairs = list(pairs) if agreement.has_equal_kinds else fill_missing(pairs, self._ranks)
         self._variables = list(variables)
-        self._dense = [k for k, (grad, _) in enumerate(all_pairs) if isinstance(grad, Tensor)]
+        pairs_by_index = enumerate(all_pairs)
+        self._dense = [index for index, (grad, _) in pairs_by_index if isinstance(grad, Tensor)]
         sums = {} if underway is None else underway.wait_for_sums()
         return all_pairs, {index: sums[index] for index in self._dense if index in sums}
 

@@ -86,7 +86,7 @@ def _choose_class(kind: str, options: dict[str, Any], context: Any) -> tuple[Any
         context: The `OptimizerContext` of transformers.
     """
     cls: Any = class_named(kind)
-    accepted = cls._accepted.parameters
+    accepted = cls.constructor_signature.parameters
     adam_options = {
         name: option for name, option in context.adam_kwargs.items() if name in accepted
     }

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from thalweg.optim.lion import Lion
     from thalweg.optim.matrix_selection import hidden_matrices
     from thalweg.optim.mixed import Mixed
+    from thalweg.optim.modern.adafactor_hf import AdafactorHF
     from thalweg.optim.modern.adamw import (
         AdamWCautiousDecay,
         AdamWCoupled,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     )
     from thalweg.optim.modern.adaptive import ADOPT, LAMB, SM3, AdamH, Adan, AdEMAMix, LaProp
     from thalweg.optim.modern.mars import MARS
-    from thalweg.optim.modern.matrix_rules import KLSOAP, SOAP, Muon, MuonH, NorMuon
+    from thalweg.optim.modern.matrix_rules import KLSOAP, SOAP, AdaMuon, Muon, MuonH, NorMuon
     from thalweg.optim.modern.prodigy import Prodigy
     from thalweg.optim.modern.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
     from thalweg.optim.precision_conversion import full_precision
@@ -73,8 +74,10 @@ __all__ = [
     "SM3",
     "SOAP",
     "AdEMAMix",
+    "AdaMuon",
     "Adadelta",
     "Adafactor",
+    "AdafactorHF",
     "Adagrad",
     "Adam",
     "AdamH",

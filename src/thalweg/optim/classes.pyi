@@ -124,8 +124,8 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -249,8 +249,8 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -372,8 +372,8 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -497,8 +497,8 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -620,8 +620,8 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -741,8 +741,8 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -862,8 +862,8 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -989,8 +989,8 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -1113,8 +1113,8 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -1226,8 +1226,8 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -1349,8 +1349,8 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -1469,8 +1469,8 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,

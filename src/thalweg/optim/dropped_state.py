@@ -41,7 +41,7 @@ def drop_option_state(
     if option_names - {SUM}:
         kept_names = {*optimizer.step_options.begins}
         for group in optimizer.param_groups:
-            rules = optimizer._rules_around(group)
+            rules = optimizer.rules_around(group)
             kept_names |= {slot.name for rule in rules for slot in rule.slots}
         lacking = option_names - kept_names - {SUM}
         stale = option_names & {*optimizer.step_options.begins}

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from thalweg._base.locks import importing
-from thalweg._core.dtensor import any_on_mesh, is_imported
+from thalweg._core.dtensor import any_on_mesh, is_imported, is_on_mesh
 from thalweg._core.param_groups import params_of
 from thalweg._core.state import Entry, Part
+from thalweg._engines.random_bits import Positions
 
 if TYPE_CHECKING:
     from thalweg.distribute.sharding.dtensor_step import LocalShards, LocalStep
@@ -93,3 +95,36 @@ def entry_of(name: str, tensor: Tensor) -> Entry:
     if parts is None:
         return Entry(name, tensor)
     return Part(name, parts.part(tensor), var=tensor, parts=parts)
+
+
+def has_positions(param: Any) -> bool:
+    """Return whether the elements of a DTensor's local part have known positions, in order."""
+    from thalweg.distribute.sharding.shard_index import are_known
+
+    return param.is_contiguous() and param.to_local().is_contiguous() and are_known(param)
+
+
+def positions_of(param: Tensor) -> Positions:
+    """Return the positions of a parameter's local elements in the global tensor; 0 if unknown."""
+    if not is_on_mesh(param) or not has_positions(param):
+        return 0
+    from thalweg.distribute.sharding.shard_index import element_runs, local_index
+
+    return element_runs(local_index(param), param.shape)
+
+
+def cuts_blocks(param: Any, block: int) -> bool:
+    """Return whether a rank's part of a DTensor begins or ends inside a block of a row.
+
+    Rows of the full parameter are whole blocks.
+    """
+    from thalweg.distribute.sharding.shard_index import sharded_tensor
+
+    tensor = sharded_tensor(param)
+    last = param.dim() - 1
+    cuts_rows = [not p.is_replicate() and p.dim % param.dim() == last for p in tensor.placements]
+    ranks = [range(n) if is_cut else range(1) for n, is_cut in zip(tensor.mesh_shape, cuts_rows)]
+    indices = (tensor.shard(position) for position in product(*ranks))
+    return any(
+        start % block or stop % block for index in indices for start, stop in index.runs[last]
+    )

@@ -22,11 +22,13 @@ from thalweg._base.showing import Describing, show_value
 from thalweg._base.tracing import untraced, without_dynamo
 from thalweg._core.atomic_section import Call, run
 from thalweg._core.commit import LEFT, TAKEN, add_note, raise_first, says_taken
+from thalweg._core.dtensor import local
 from thalweg._core.flat_buffers import AddedParams, check_reductions, find_marked, is_reducing
 from thalweg._core.gradient_transforms import NOTHING
 from thalweg._core.options.accumulation import (
     Accumulation,
     add_to_sums,
+    are_zero,
     clearing_sums,
     set_aside,
     sums_of,
@@ -252,7 +254,8 @@ class FusedOptimizer(GradScalerMixin):
         self.step_cache.blocks.gather(self.state, self._single)
         if options.kinds.device is not None:
             for entries in self.state.values():
-                entries |= {key: x.to(options.kinds.device) for key, x in entries.items()}
+                tensors = {key: x for key, x in entries.items() if isinstance(x, Tensor)}
+                entries |= {key: x.to(options.kinds.device) for key, x in tensors.items()}
         if options.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
         with self._dropping_hooks():
@@ -296,18 +299,18 @@ class FusedOptimizer(GradScalerMixin):
     def _complete(self) -> None:
         """Make what a group that was added needs before its first step."""
 
-    def _rule_of(self, group: Group) -> Rule:
+    def rule_of(self, group: Group) -> Rule:
         """Return the rule of a group with its wrapping options."""
         raise NotImplementedError
 
     def encodes_slots(self) -> bool:
         """Return whether slots of some group are kept in 8 bits."""
-        return any(map(self._encodes_group, self.param_groups))
+        return any(map(self.encodes_group, self.param_groups))
 
-    def _encodes_group(self, group: Group) -> bool:
+    def encodes_group(self, group: Group) -> bool:
         # Built-in rules have no codecs, and with invalid options there may be no rule.
         defines_rule = hasattr(self, "rule") or hasattr(self._kind_of(group), "_prepared_rule")
-        return bool((self.step_options.wrapping or defines_rule) and self._rule_of(group).codecs)
+        return bool((self.step_options.wrapping or defines_rule) and self.rule_of(group).codecs)
 
     def _check_kept(self, group: Group) -> None:
         """Raise if parameters of a group do not support 8-bit slots or random bits of options."""
@@ -315,7 +318,7 @@ class FusedOptimizer(GradScalerMixin):
             with importing:
                 from thalweg.optim.rounding_streams import check_group
             check_group(self, group)
-        if self._encodes_group(group):
+        if self.encodes_group(group):
             with importing:
                 from thalweg.optim.quantized_state import check_params
             check_params(self, group)
@@ -380,7 +383,7 @@ class FusedOptimizer(GradScalerMixin):
         rules = {
             rule: getattr(self._kind_of(group), "_rule_by_shape", None) is not None
             for group in groups
-            for rule in self._rules_around(group)
+            for rule in self.rules_around(group)
         }
         if not any(
             is_by_shape or is_reducing(rule, transforms) for rule, is_by_shape in rules.items()
@@ -393,7 +396,7 @@ class FusedOptimizer(GradScalerMixin):
             for rule, is_by_shape in rules.items():
                 check_reductions(flat, title, rule, transforms, is_by_shape=is_by_shape)
 
-    def _rules_around(self, group: Group) -> set[Rule]:
+    def rules_around(self, group: Group) -> set[Rule]:
         """Return the rules that update parameters of a group, with their options."""
         raise NotImplementedError
 
@@ -487,10 +490,17 @@ class FusedOptimizer(GradScalerMixin):
 
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Return the reasons why options of a group are not allowed, by their name."""
+        names = self.step_options.others(group)
+        if isinstance(group.get("state_storage"), dict) and "state_storage" in names:
+            with importing:
+                from thalweg.optim.quantized_state import storage_of
+            # The groups of an optimizer name the codec of each slot.
+            if group["state_storage"] == storage_of(self.rule_of({**self.defaults, **group})):
+                names.remove("state_storage")
         return {
             name: f"but {show_value(self.step_options.value(name))} in the constructor, which"
             " decides it for all groups"
-            for name in self.step_options.others(group)
+            for name in names
         }
 
     def _kind_of(self, group: Group) -> Any:
@@ -512,6 +522,7 @@ class FusedOptimizer(GradScalerMixin):
 
     def _begin(self, is_copy: bool = False) -> None:
         """Prepare new parameters as options need it before their first step."""
+        self.record_format(self.param_groups, self.state)
         self.step_cache.operands.read_again(self)
         groups = self.param_groups if is_copy else self.param_groups[-1:]
         self.step_cache.added_params.add(params_of(groups))
@@ -522,6 +533,14 @@ class FusedOptimizer(GradScalerMixin):
             with importing:
                 from thalweg.optim.diagnostics.measuring import diagnose
             diagnose(self, diagnostics, is_copy)
+
+    def record_format(self, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
+        """Write the entries that describe the form of a state to its groups and parameters."""
+        is_rounding = self.step_options.of(Rounding).round is not None
+        if self.step_options.kinds.sums or is_rounding or any(map(self.encodes_group, groups)):
+            with importing:
+                from thalweg.optim.state_format import record_format
+            record_format(self, groups, state)
 
     def _listen(self) -> None:
         """Register hooks that update parameters in the backward pass, if `in_backward` is on."""
@@ -567,14 +586,12 @@ class FusedOptimizer(GradScalerMixin):
             " are inside of swapped(): save it outside of the block, and inside the model alone."
         )
         state_dict = without_dynamo(super().state_dict)()  # pyright: ignore
-        if self.step_options.of(Rounding).round is not None:
+        # Options of a group may have changed since they were recorded.
+        self.record_format(state_dict["param_groups"], {})
+        if any("state_storage" in group for group in state_dict["param_groups"]):
             with importing:
-                from thalweg.optim.rounding_state import record_rounding
-            record_rounding(self, state_dict["param_groups"])
-        if self.encodes_slots():
-            with importing:
-                from thalweg.optim.quantized_state import add_storage
-            add_storage(self, state_dict["param_groups"], state_dict["state"])
+                from thalweg.optim.quantized_state import add_rows
+            add_rows(self, state_dict)
         return state_dict
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
@@ -648,15 +665,44 @@ class FusedOptimizer(GradScalerMixin):
         cache.apply_flag = self._found_finite()
         if cache.apply_flag is None and self._skip_overflowed_step():
             return
-        if self._accumulate_gradients():
-            recording = nullcontext() if cache.diagnosing is None else cache.diagnosing.around(self)
-            with recording:
-                is_replayed = cache.sums is not None and self._try_replay(has_sums=True)
-                if not (is_replayed or self._try_rebind()):
-                    self._check_options_held()
-                    self._take_step(cache.parts)
-                if cache.has_applied_grads:
-                    self._end_step()
+        is_allocating = not self.state and self._is_allocating()
+        with self._keeping_params() if is_allocating else nullcontext():
+            if self._accumulate_gradients(is_allocating):
+                self._take_due_step()
+
+    def _take_due_step(self) -> None:
+        """Take a step with the gradients or their sums, replayed if possible."""
+        cache = self.step_cache
+        recording = nullcontext() if cache.diagnosing is None else cache.diagnosing.around(self)
+        with recording:
+            is_replayed = cache.sums is not None and self._try_replay(has_sums=True)
+            if not (is_replayed or self._try_rebind()):
+                self._check_options_held()
+                self._take_step(cache.parts)
+            if cache.has_applied_grads:
+                self._end_step()
+
+    def _is_allocating(self) -> bool:
+        """Return whether all gradients and rates are 0.
+
+        `torch.distributed.checkpoint` takes such a step to allocate the state of an optimizer
+        without one, and changes neither parameters nor sums of gradients.
+        """
+        self._check_options_held()
+        if any(group.get("lr") != 0 for group in self.param_groups):
+            return False
+        params = params_of(self.param_groups)
+        return are_zero([local(param.grad) for param in params if param.grad is not None])
+
+    @contextmanager
+    def _keeping_params(self) -> Generator[None]:
+        """Restore all parameters after the block: some rules decay them at a rate of 0, too."""
+        params = params_of(self.param_groups)
+        values = [param.detach().clone() for param in params]
+        yield
+        with no_grad():
+            for param, value in zip(params, values, strict=True):
+                param.copy_(value)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to None, or to 0 in place.
@@ -841,8 +887,11 @@ class FusedOptimizer(GradScalerMixin):
             from thalweg.optim.swap_averages import swapped
         return swapped(self)
 
-    def _accumulate_gradients(self) -> bool:
-        """Add gradients to their sums, where passes are summed up; True if a step is due."""
+    def _accumulate_gradients(self, is_allocating: bool) -> bool:
+        """Add gradients to their sums, where passes are summed up; True if a step is due.
+
+        A step that allocates the state is due.
+        """
         cache, passes = self.step_cache, self.step_options.accumulate
         if passes == 1:
             return True
@@ -857,7 +906,7 @@ class FusedOptimizer(GradScalerMixin):
                 or self.step_options.kinds.masters,
                 report_count=self._waiting,
             )
-        if count < passes:
+        if count < passes and not is_allocating:
             return False
         cache.sums = sums_of(self.state)
         if not cache.sums:
@@ -920,7 +969,7 @@ class FusedOptimizer(GradScalerMixin):
         updates["last_step"] = LastStep(True, "", updates.get("count", cache.count))
         updates["progress"] = (f"{TAKEN}." if cache.apply_flag is None else LEFT,)
         if cache.sums is not None:
-            calls += self._clearing_sums()
+            calls += self.clearing_sums()
         if self.step_options.in_backward:  # of parameters that nobody listened to yet
             params_with_grad = [
                 param for param in params_of(self.param_groups) if param.grad is not None
@@ -928,7 +977,7 @@ class FusedOptimizer(GradScalerMixin):
             calls += [partial(setattr, param, "grad", None) for param in params_with_grad]
         return [*calls, partial(vars(cache).update, updates)]
 
-    def _clearing_sums(self) -> list[Call]:
+    def clearing_sums(self) -> list[Call]:
         """Return calls that clear the sums, with a step that uses them."""
         calls = clearing_sums(self.param_groups, self.state)
         return [*calls, partial(vars(self.step_cache).update, {"sums": None})]

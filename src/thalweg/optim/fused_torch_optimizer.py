@@ -134,29 +134,11 @@ class FusedTorchOptimizer(FusedOptimizer):
             raise InvalidTypeError(f"{unfit[0]} must be a pair of numbers, not {value}.") from error
         groups = [(self._kind_of(group).__name__, group) for group in self.param_groups]
         self._check_effect({title: self._choose_rule(group) for title, group in groups})
-        if not self.step_options.keeps_as_torch:
-            self._keep_as_options_say()
-
-    def _keep_as_options_say(self) -> None:
-        """Convert slots that torch's constructor made to the storage that options define."""
-        kinds = self.step_options.kinds
-        for group in self.param_groups:
-            starts = self._starts_of(group)
-            for param in group["params"]:
-                entries = self.state.get(param, {})
-                for slot in self.wrapped_rule(group, param).element_slots:
-                    tensor = entries.get(slot.name)
-                    start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
-                    if tensor is not None and slot.storage is not None:
-                        with importing:
-                            from thalweg._core.quantized_slots import make_slots
-                        (entries[slot.name],) = make_slots(slot, [param], [start])
-                        continue
-                    if tensor is None or tensor.is_complex():
-                        continue
-                    dtype = kinds.of(slot, param)
-                    if tensor.dtype != dtype:
-                        entries[slot.name] = torch.full_like(tensor, start, dtype=dtype)
+        options = self.step_options
+        if options.begins or options.kinds.sums or not options.keeps_as_torch:
+            # Torch's constructor of Adagrad makes its own entries, and steps make those of options.
+            # `torch.distributed.checkpoint` takes a step only if there is no state yet.
+            self.state.clear()
 
     def _complete(self) -> None:
         group, place = self.param_groups[-1], len(self.param_groups) - 1
@@ -239,7 +221,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return the rule of a parameter with the options around it."""
         return self.step_options.rule(self.base_rule(group, param))
 
-    def _rule_of(self, group: Group) -> Rule:
+    def rule_of(self, group: Group) -> Rule:
         return self.step_options.rule(self._choose_rule(group))
 
     def _rules_of(self, group: Group) -> set[Rule]:
@@ -248,7 +230,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             return {self._choose_rule(group)}
         return {self.base_rule(group, param) for param in group["params"]}
 
-    def _rules_around(self, group: Group) -> set[Rule]:
+    def rules_around(self, group: Group) -> set[Rule]:
         """Return the rules of a group with the options around them."""
         return set(map(self.step_options.rule, self._rules_of(group)))
 
@@ -411,7 +393,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return TorchStepAdapter(self, part, params, places)
 
     def _rules(self) -> set[Rule]:
-        return {rule for group in self.param_groups for rule in self._rules_around(group)}
+        return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
     def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
         if part.hold(self.param_groups):
@@ -452,8 +434,8 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _asks(self, option: str) -> bool:
         return any(group.get(option) for group in self.param_groups)
 
-    def _homes_of(self, params: Sequence[Tensor]) -> Homes:
-        homes = super()._homes_of(params)
+    def homes_of(self, params: Sequence[Tensor]) -> Homes:
+        homes = super().homes_of(params)
         is_on_device = not (is_host(params) or self.step_options.kinds.device)
         if homes[0] is None and is_on_device and self._asks("fused"):
             return None, device_of(params) or CPU
@@ -517,11 +499,15 @@ class FusedTorchOptimizer(FusedOptimizer):
         return shared_scalar is not None
 
     def _has_kind(self, group: Group, param: Tensor) -> bool:
-        """Return whether the slots of a parameter have its dtype."""
+        """Return whether the slots of a parameter have its dtype, or that of the rule."""
         entries = self.state.get(param, {})
         slots = [slot for slot in self.base_rule(group, param).slots if slot.shape is None]
-        names = [slot.name for slot in slots if not slot.scalar and slot.name in entries]
-        return all(getattr(entries[name], "dtype", None) == param.dtype for name in names)
+        dtypes = {slot.name: slot.dtype or param.dtype for slot in slots if not slot.scalar}
+        return all(
+            getattr(entries[name], "dtype", None) == dtype
+            for name, dtype in dtypes.items()
+            if name in entries
+        )
 
     @staticmethod
     def _computes(param: Tensor) -> bool:

@@ -30,7 +30,7 @@ class GradScalerMixin:
     step_options: StepOptions
     step_cache: Any
 
-    def _homes_of(self, params: Sequence[Tensor]) -> Homes:
+    def homes_of(self, params: Sequence[Tensor]) -> Homes:
         """Return the device that alone holds the numbers, or None, and the device of the host."""
         if is_host(params) or not self._counts_there():
             return _ON_THE_HOST

@@ -14,8 +14,8 @@ from torch import Tensor
 from thalweg._base.context_managers import host_allocations
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
-from thalweg._core.options.accumulation import COUNT, SUM
-from thalweg._core.options.update_targets import MASTER, StateStorage
+from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
+from thalweg._core.options.update_targets import ENCODED_SHAPE, MASTER, StateStorage
 from thalweg._core.param_groups import Group, states_of
 from thalweg._core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
@@ -101,6 +101,7 @@ def as_torch(
     _fit_twin(twin, optimizer, saved_state)
     for _, entries in states_of(twin.state):
         entries.update(dict(_resolved(entries)))
+    optimizer.record_format(twin.param_groups, twin.state)
     separate_slots(twin)
     twin.step_cache.blocks.gather(twin.state, twin._single)
     return Loading(then=_handing_over(twin, optimizer)), lacking
@@ -149,6 +150,10 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
 
 def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a state without the entries of options that are off, and warnings about these."""
+    if any(_has_placeholders(entries) for _, entries in parameter_states(saved_state)):
+        with importing:
+            from thalweg.optim.state_format import without_placeholders
+        saved_state = without_placeholders(optimizer, saved_state)
     names = {name for _, entries in parameter_states(saved_state) for name in entries}
     has_count = any(COUNT in group for group in saved_state["param_groups"])
     if not (has_count or SUM in names or names & ENTRY_KEYWORDS.keys()):
@@ -156,6 +161,12 @@ def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, 
     with importing:
         from thalweg.optim.dropped_state import drop_option_state
     return drop_option_state(optimizer, saved_state)
+
+
+def _has_placeholders(entries: Mapping[str, Any]) -> bool:
+    """Return whether the state of a parameter is empty, or has empty sums or dicts."""
+    has_empty_dicts = any(isinstance(entry, dict) and not entry for entry in entries.values())
+    return not entries or has_empty_dicts or is_empty_sum(entries.get(SUM))
 
 
 def fitted(
@@ -289,9 +300,9 @@ def _give_back_numbers(twin: Any, saved_state: Mapping[str, Any]) -> None:
         entries, saved_entries = twin.state.get(param, {}), saved_state["state"].get(key, {})
         if getattr(twin._kind_of(group)._torch, "_has_step", True):
             continue
-        rule = twin.base_rule(group, param)
-        own_dtypes = [slot for slot in rule.shaped_slots if slot.dtype is not None]
-        for slot in (*rule.scalar_slots, *own_dtypes):
+        for slot in twin.base_rule(group, param).slots:
+            if not slot.scalar and slot.dtype is None:
+                continue
             value, loaded = saved_entries.get(slot.name), entries.get(slot.name)
             if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
                 continue
@@ -369,6 +380,8 @@ def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     names, optional = optimizer._state_names(), optimizer.step_options.begins
     saved_states: dict[Tensor, Any] = {}
     for place, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
+        if optimizer.step_options.kinds.sums:
+            saved_group.setdefault(COUNT, 0)
         problems += optimizer._unfit_options(saved_group, place)
         for param, key, title in state_mismatch.matched(group, saved_group, problems):
             entries, saved_entries = optimizer.state[param], saved_state["state"].get(key, {})
@@ -443,7 +456,9 @@ def setting(
     problems += mismatches
     if mismatches:
         return []
-    calls: list[Call] = [partial(entries.pop, SUM, None)] if saved_entries.get(SUM) is None else []
+    calls: list[Call] = []
+    if SUM in entries and saved_entries.get(SUM) is None:
+        calls.append(partial(entries.__setitem__, SUM, 0))
     for name, value in saved_entries.items():
         if name not in specs:
             calls.append(partial(entries.__setitem__, name, deepcopy(value)))
@@ -470,7 +485,7 @@ def _entry_specs(
     specs = {
         name: StateEntrySpec(value, _dtypes(value, widens), is_optional=name in optional)
         for name, value in entries.items()
-        if names is None or name in names
+        if name not in (SUM, ENCODED_SHAPE) and (names is None or name in names)
     }
     absent = [name for name in optional if name not in entries]
     specs |= {name: StateEntrySpec(param, is_optional=True) for name in absent}

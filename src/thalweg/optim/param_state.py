@@ -16,7 +16,13 @@ from thalweg._core.atomic_section import Call
 from thalweg._core.dtensor import beside, check_whole, filled_beside, local
 from thalweg._core.grads_and_vars import as_real
 from thalweg._core.options.accumulation import SUM
-from thalweg._core.options.update_targets import MASTER, PLAIN, StateStorage, UpdateTargets
+from thalweg._core.options.update_targets import (
+    ENCODED_SHAPE,
+    MASTER,
+    PLAIN,
+    StateStorage,
+    UpdateTargets,
+)
 from thalweg._core.param_groups import Group
 from thalweg._core.plan_cache import PlanCache
 from thalweg._core.state_allocation import laid_out
@@ -145,11 +151,15 @@ class ParamState:
 
     def _have(self, last_values: Sequence[object]) -> bool:
         """Return whether this is what the states hold, beside sums of gradients."""
-        owners: Sequence[Entries] = self.owners
-        if self._kinds.sums:
-            owners = [{k: entry for k, entry in entries.items() if k != SUM} for entries in owners]
+        owners = self._owners_without_sums()
         values = chain.from_iterable(map(dict.values, owners))
         return sum(map(len, owners)) == len(last_values) and all(map(is_, values, last_values))
+
+    def _owners_without_sums(self) -> Sequence[Entries]:
+        """Return the states of the parameters without sums of gradients."""
+        if not self._kinds.sums:
+            return self.owners
+        return [{k: x for k, x in entries.items() if k != SUM} for entries in self.owners]
 
     def make(
         self,
@@ -189,6 +199,17 @@ class ParamState:
             target = self._target_of.get(id(param), param)
             if target is not param and self._kinds.has_master(param):
                 self._fresh[id(param)][MASTER] = target
+        if self.rule.codecs:
+            self._record_shapes()
+
+    def _record_shapes(self) -> None:
+        """Add the shapes of parameters with new encoded slots."""
+        with importing:
+            from thalweg._core.quantized_slots import shape_entry
+        for param in self.params:
+            entries = self._fresh[id(param)]
+            if torch.uint8 in (x.dtype for x in entries.values() if isinstance(x, Tensor)):
+                entries[ENCODED_SHAPE] = shape_entry(param)
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
         """Create the slots that parameters lack, apart from the optimizer's state."""
@@ -360,8 +381,10 @@ class ParamState:
         """
         if not self._kinds.stand_in:
             return params
-        option = "masters" if self._kinds.device is None else "state_device"
-        check_whole(params, option)
+        option = "masters"
+        if self._kinds.device is not None:
+            option = "state_device"
+            check_whole(params, option)
         if any(param.is_complex() and self._kinds.is_away(param) for param in params):
             raise NotImplementedError(f"{option} is not defined for complex parameters.")
         stand_ins = self._stand_ins
@@ -403,7 +426,7 @@ class ParamState:
         """Return the slots of a parameter of the step, those of the rule's scalars among them."""
         entries = {**self._owner_of[id(param)], **self._fresh[id(param)]}
         slots = [entries[slot.name] for slot in self.rule.slots]
-        return slots if self.locals is None else list(map(self.locals.part, slots))
+        return slots if self.locals is None else list(map(self.locals.records, slots))
 
     def made_of(self, param: Tensor) -> Entries:
         """Return new entries of a parameter that are not in its state yet."""
@@ -439,4 +462,5 @@ class ParamState:
         self._fresh = {}
         self.lacked = {}
         self._states = list(state.values())
-        self._settled_values = list(chain.from_iterable(map(dict.values, self.owners)))
+        values = map(dict.values, self._owners_without_sums())
+        self._settled_values = list(chain.from_iterable(values))

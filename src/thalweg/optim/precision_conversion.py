@@ -53,7 +53,7 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
         storage = saved_group.pop(STORAGE, {})
         for name in ROUNDING:
             saved_group.pop(name, None)
-        slots = {slot.name for rule in fused._rules_around(group) for slot in rule.slots}
+        slots = {slot.name for rule in fused.rules_around(group) for slot in rule.slots}
         for param, key, _ in state_mismatch.members_of(group, saved_group):
             if key in states:
                 states[key] = _widened(states[key], param, storage, slots, masters)

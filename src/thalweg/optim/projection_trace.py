@@ -222,30 +222,34 @@ class ProjectionTrace(TorchFunctionMode):
             return
         if name in ("__setitem__", "copy_"):
             self._assign(name, args)
-        elif name in SELECTIONS:
-            for tensor in labelled:
-                for use, _ in self._outputs_in(tensor):
-                    use.selects = True
         elif name in ("view_as_complex", "view_as_real"):
             # Labels of complex numbers have a dimension for real and imaginary part.
             self._set_labels(results[0], self._labels[id(labelled[0])][1])
         elif name in STRUCTURAL:
-            self._move(func, name, args, kwargs, results)
+            self._follow_structural(func, name, args, kwargs, results)
         elif name == "glu":
-            axis = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-            halves = self._labels[id(labelled[0])][1].chunk(2, axis)
-            for half in halves:
-                self._record(half, WeightUse.consume)
-            self._set_labels(results[0], halves[0])
+            self._follow_glu(
+                labelled[0], args[1] if len(args) > 1 else kwargs.get("dim", -1), result
+            )
+        elif name in SELECTIONS or name in REDUCTIONS:
+            self._mark_uses(name, labelled)
         elif name.startswith("conv") and args[0] is labelled[0] and args[1].shape[1] == 1:
             self._pass_channels(args[0], result)
+        elif name.strip("_") in CONTRACTIONS:
+            for tensor in labelled:
+                self._consume(tensor)
         else:
-            self._follow_values(name, args, labelled, results)
+            self._follow_elementwise(name, args, labelled, results)
 
-    def _move(
-        self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, results: list[Tensor]
+    def _follow_structural(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: Any,
+        kwargs: dict[str, Any],
+        results: list[Tensor],
     ) -> None:
-        """Label the results of a function that moves elements."""
+        """Label the results of a function that moves elements, by calling it with the labels."""
         func = Tensor.reshape if name == "view" else func
         if name in ("gather", "take_along_dim"):
             self._consume(args[0])  # Which outputs are gathered depends on data.
@@ -253,18 +257,21 @@ class ProjectionTrace(TorchFunctionMode):
         for tensor, labels in zip(results, tensors_in(moved), strict=True):
             self._set_labels(tensor, labels)
 
-    def _follow_values(
-        self, name: str, args: Any, labelled: list[Tensor], results: list[Tensor]
-    ) -> None:
-        """Label the results of an elementwise function, or record the use of the outputs."""
-        if name in REDUCTIONS:
-            for tensor in labelled:
+    def _follow_glu(self, source: Tensor, axis: int, result: Tensor) -> None:
+        """Record that a gated linear unit uses halves of its input apart; label its result."""
+        halves = self._labels[id(source)][1].chunk(2, axis)
+        for half in halves:
+            self._record(half, WeightUse.consume)
+        self._set_labels(result, halves[0])
+
+    def _mark_uses(self, name: str, labelled: Sequence[Tensor]) -> None:
+        """Record that a function selects by the outputs of weights, or reduces them."""
+        for tensor in labelled:
+            if name in SELECTIONS:
+                for use, _ in self._outputs_in(tensor):
+                    use.selects = True
+            else:
                 self._record(self._labels[id(tensor)][1], WeightUse.reduce)
-        elif name.strip("_") in CONTRACTIONS:
-            for tensor in labelled:
-                self._consume(tensor)
-        else:
-            self._follow_elementwise(name, args, labelled, results)
 
     def _follow_elementwise(
         self, name: str, args: Any, labelled: list[Tensor], results: list[Tensor]

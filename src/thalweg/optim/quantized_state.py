@@ -9,27 +9,38 @@ import torch
 from torch import Tensor
 
 from thalweg._base.showing import show_value
-from thalweg._core.dtensor import any_on_mesh
+from thalweg._core.dtensor import beside, is_on_mesh, local
 from thalweg._core.options.state_storage import store_slots
+from thalweg._core.options.update_targets import ENCODED_SHAPE as SHAPE
 from thalweg._core.options.update_targets import MASTER, StateStorage
 from thalweg._core.param_groups import Group, parameter_names
-from thalweg._core.quantized_slots import CODECS, codec_of, decode_tensor, encode_tensor, lower_of
+from thalweg._core.quantized_slots import (
+    CODECS,
+    LEAST,
+    as_kept,
+    codec_of,
+    decode_tensor,
+    encode_tensor,
+    likeness_of,
+    lower_of,
+    records_beside,
+    with_rows,
+)
 from thalweg._core.state import flaw, mismatch
+from thalweg._engines.codecs import OF_SLOTS
 from thalweg._engines.codecs.checks import HOMES
-from thalweg._engines.codecs.split8 import CORRECTION
+from thalweg._engines.codecs.split8 import CORRECTION, SPLIT8
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim import state_mismatch
+from thalweg.optim.dtensor_params import cuts_blocks, has_positions, locals_of, positions_of
 from thalweg.variable import TRAINED, dtype_name
 
 _RESTS = (CORRECTION, MASTER)  # what there may be of a weight beside the parameter
 STORAGE = "state_storage"  # what groups of a state call the codecs of their slots
-# The entry of a parameter's saved state with the parameter's shape: encoded slots are one row of
-# bytes, which fits every parameter of as many elements. A tensor, because
-# `torch.distributed.checkpoint` takes nothing else but numbers.
-SHAPE = "encoded_shape"
 _SUPPORTED_DTYPES = [dtype for dtype in TRAINED if dtype != torch.float64]
 _UNCODED_DTYPE = "float32"
+_SHORTEST = min(codec.block for codec in OF_SLOTS.values())
 
 Storage = dict[str, str]  # codecs by the names of slots
 
@@ -44,10 +55,12 @@ def check_params(optimizer: Any, group: Group) -> None:
 
     Raises:
         InvalidTypeError: One is complex or of float64.
-        NotImplementedError: One is a DTensor.
-        InvalidArgumentError: One is neither on the CPU nor on a GPU.
+        NotImplementedError: One is a DTensor whose local elements have no known positions; or on a
+            GPU, with local elements that are not adjacent in the full tensor.
+        InvalidArgumentError: One is neither on the CPU nor on a GPU, or is a DTensor whose
+            placements cut blocks of codes.
     """
-    storage = storage_of(optimizer._rule_of(group))
+    storage = storage_of(optimizer.rule_of(group))
     if not storage:
         return
     params = group["params"]
@@ -62,16 +75,47 @@ def check_params(optimizer: Any, group: Group) -> None:
                 f"'{title}' is {dtype_name(param.dtype)}, and its state would keep {slots_text},"
                 f" which is for parameters of {accepted}."
             )
-        if any_on_mesh([param]):
-            raise NotImplementedError(
-                f"'{title}' is a DTensor, and its state would keep {slots_text}: {options_text} is"
-                " not defined for parameters that are DTensors."
-            )
+        if is_on_mesh(param):
+            _check_dtensor(param, title, storage, slots_text)
         if param.device.type not in (*HOMES, "meta"):
             raise InvalidArgumentError(
                 f"'{title}' is on {param.device}, and its state would keep {slots_text}, which is"
                 f" updated on the CPU and on GPUs of CUDA: run there, or without {options_text}."
             )
+
+
+def _check_dtensor(param: Any, title: str, storage: Storage, slots_text: str) -> None:
+    """Raise if ranks cannot encode their parts of the slots of a DTensor.
+
+    Raises:
+        InvalidArgumentError, NotImplementedError: See `check_params`.
+    """
+    codecs = [CODECS[name] for name in storage.values() if not CODECS[name].is_beside]
+    codecs = [x for x in codecs if x.divides(param.shape) and param.numel() >= LEAST]
+    if not codecs:
+        return
+    placements = ", ".join(map(str, param.placements))
+    name = f"'{title}' is a DTensor of shape {tuple(param.shape)} with placements ({placements})"
+    if not has_positions(param):
+        raise NotImplementedError(
+            f"{name}; state_storage is defined for contiguous ones whose placements are Shard or"
+            " Replicate and determine the elements of each rank."
+        )
+    block = max(codec.block for codec in codecs)
+    if cuts_blocks(param, block):
+        mesh = tuple(param.device_mesh.shape)
+        shorter = "" if block == _SHORTEST else f" choose codecs with blocks of {_SHORTEST},"
+        raise InvalidArgumentError(
+            f"{name} on a mesh of {mesh}, which cuts its rows of {param.shape[-1]} elements inside"
+            f" of the blocks of {block} that share a scale ({slots_text}). Shard another dimension,"
+            f" give each rank a multiple of {block} columns,{shorter} or use an optimizer without"
+            " state_storage for this parameter."
+        )
+    if param.device.type == "cuda" and not isinstance(positions_of(param), int):
+        raise NotImplementedError(
+            f"{name}; on a GPU state_storage is defined for those that are cut along dimension 0,"
+            " or not at all."
+        )
 
 
 def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
@@ -96,34 +140,35 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
     )
 
 
-def add_storage(optimizer: Any, groups: Sequence[Group], states: dict[Any, Any]) -> None:
-    """Add the codecs of slots to the groups of a state, and to its parameters the shapes.
+def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    """Give encoded slots of a state the dimensions of their parameters, as DTensors have them.
 
     Args:
         optimizer: The optimizer.
-        groups: The groups of the state, which are changed.
-        states: The states of parameters by the keys in groups. Those with encoded slots are
-            replaced by copies that have the shape as well.
+        state_dict: Its state, in which states of parameters with such slots are replaced by copies.
     """
+    states, groups = state_dict["state"], state_dict["param_groups"]
     for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
-        storage = storage_of(optimizer._rule_of(group))
-        if not storage:
-            continue
-        saved_group[STORAGE] = storage
+        storage = saved_group.get(STORAGE, {})
         for param, key in zip(group["params"], saved_group["params"], strict=True):
-            entries = states.get(key, {})
-            if (records := _records_in(entries, storage)) is not None:
-                shape = torch.tensor(param.shape, dtype=torch.int64, device=records.device)
-                states[key] = {**entries, SHAPE: shape}
+            slots = _records_in(states.get(key, {}), storage)
+            if slots and not is_on_mesh(param):
+                rows = {n: with_rows(CODECS[storage[n]], x, param) for n, x in slots.items()}
+                states[key] = {**states[key], **rows}
 
 
-def _records_in(entries: Mapping[str, object], storage: Storage) -> Tensor | None:
-    """Return the first encoded slot in the state of a parameter, or None."""
-    slots = map(entries.get, storage)
-    return next((x for x in slots if isinstance(x, Tensor) and x.dtype == torch.uint8), None)
+def has_codes(entries: Mapping[str, object], storage: Storage) -> bool:
+    """Return whether the state of a parameter has encoded slots."""
+    return bool(_records_in(entries, storage))
 
 
-def _without_shape(
+def _records_in(entries: Mapping[str, object], storage: Storage) -> dict[str, Tensor]:
+    """Return the encoded slots in the state of a parameter."""
+    slots = {name: entries.get(name) for name in storage}
+    return {n: x for n, x in slots.items() if isinstance(x, Tensor) and x.dtype == torch.uint8}
+
+
+def _as_kept(
     entries: Mapping[str, Any],
     param: Tensor,
     title: object,
@@ -131,7 +176,9 @@ def _without_shape(
     problems: list[str],
     unrecorded: list[object],
 ) -> Mapping[str, Any]:
-    """Return the state of a parameter without the shape that it was saved with, which is checked.
+    """Return the state of a parameter with slots in the form that the optimizer keeps.
+
+    The shape that they were saved with is checked and left out.
 
     Args:
         entries: The state.
@@ -143,7 +190,7 @@ def _without_shape(
     """
     shape = entries.get(SHAPE)
     if shape is None:
-        if _records_in(entries, storage) is not None:
+        if has_codes(entries, storage):
             unrecorded.append(title)
     elif not isinstance(shape, Tensor) or shape.dtype != torch.int64 or shape.dim() != 1:
         problems.append(f"'{title}/{SHAPE}' is {state_mismatch.told(shape)}, not a row of int64")
@@ -153,7 +200,9 @@ def _without_shape(
         problems.append(
             f"the encoded slots of '{title}' are of shape {saved_shape}, here {tuple(param.shape)}"
         )
-    return {k: x for k, x in entries.items() if k != SHAPE} if SHAPE in entries else entries
+    slots = _records_in(entries, storage)
+    kept = {name: as_kept(CODECS[storage[name]], x, param) for name, x in slots.items()}
+    return {k: x for k, x in {**entries, **kept}.items() if k != SHAPE}
 
 
 def _unrecorded_message(titles: Sequence[object]) -> str:
@@ -199,8 +248,8 @@ def fit_storage(
         for param, key, title in members:
             if isinstance(entries := states.get(key), Mapping):
                 arguments = param, title, saved_storage, problems, unrecorded
-                states[key] = _without_shape(cast("Mapping[str, Any]", entries), *arguments)
-        rule, kinds = optimizer._rule_of(group), optimizer.step_options.kinds
+                states[key] = _as_kept(cast("Mapping[str, Any]", entries), *arguments)
+        rule, kinds = optimizer.rule_of(group), optimizer.step_options.kinds
         storage = storage_of(rule)
         if storage == saved_storage:
             continue
@@ -291,7 +340,7 @@ def _converted(
         numbers = decoded(value, param, saved_storage.get(slot.name))
         codec = codec_of(slot, param)
         if codec is not None:
-            slots[slot.name] = encode_tensor(codec, numbers)
+            slots[slot.name] = records_beside(codec, encode_tensor(codec, local(numbers)), param)
         else:  # small ones are of float32 beside others in codecs
             slots[slot.name] = numbers if slot.storage else numbers.to(kinds.of(slot, param))
     return slots
@@ -314,10 +363,12 @@ def _rest_converted(
         return rests
     if CORRECTION in storage:
         master = rests.get(MASTER)
-        if not isinstance(master, Tensor) or master.shape != param.shape:
-            return {CORRECTION: torch.zeros(param.numel(), dtype=torch.uint8, device=param.device)}
-        is_upper = upper.dtype == torch.bfloat16 and upper.shape == master.shape
-        return {CORRECTION: lower_of(master, upper if is_upper else None)}
+        shard = local(param)
+        records = torch.zeros(shard.numel(), dtype=torch.uint8, device=shard.device)
+        if isinstance(master, Tensor) and master.shape == param.shape:
+            is_upper = upper.dtype == torch.bfloat16 and upper.shape == master.shape
+            records = lower_of(_shard_of(master, param), local(upper) if is_upper else None)
+        return {CORRECTION: records_beside(SPLIT8, records, param)}
     value = rests.get(CORRECTION)
     if not kinds.has_master(param) or not isinstance(value, Tensor):
         return {}
@@ -329,17 +380,28 @@ def _rest_converted(
 def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
     """Return the reason why a value is not a slot of a parameter in a codec, or as numbers."""
     expected_shape = tuple(param.shape)
+    if is_on_mesh(slot_tensor) and not is_on_mesh(param):
+        return "is a DTensor, and the parameter is not"
     if codec is not None and slot_tensor.dtype == torch.uint8:
-        expected_shape = (CODECS[codec].bytes_of(param.numel()),)
+        expected_shape = tuple(likeness_of(CODECS[codec], param).shape)
     elif not slot_tensor.is_floating_point():
         return f"is {state_mismatch.kind_of(slot_tensor)}, no numbers"
     if tuple(slot_tensor.shape) != expected_shape:
         return f"is {state_mismatch.kind_of(slot_tensor)}, not of shape {expected_shape}"
-    return flaw(slot_tensor) or ""
+    return "" if is_on_mesh(slot_tensor) else flaw(slot_tensor) or ""
 
 
 def decoded(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor:
-    """Return the numbers of a slot that fits."""
+    """Return the numbers of a slot that fits, as a DTensor for a DTensor."""
+    shard = _shard_of(slot_tensor, param)
     if codec is None or slot_tensor.dtype != torch.uint8:
-        return slot_tensor.detach().float()
-    return decode_tensor(CODECS[codec], slot_tensor, param)
+        numbers = shard.detach().float()
+    else:
+        numbers = decode_tensor(CODECS[codec], shard.reshape(-1), local(param))
+    return beside(numbers, param)
+
+
+def _shard_of(tensor: Tensor, param: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that is sharded like a parameter, or all of it."""
+    parts = locals_of([param])
+    return tensor if parts is None else parts.cut(tensor, param)

@@ -53,7 +53,7 @@ def _rules_of(optimizer: Any, group: dict[str, Any]) -> set[Rule | None]:
     The step raises an error for such options, which the team sends to the other ranks.
     """
     try:
-        return optimizer._rules_around(group)
+        return optimizer.rules_around(group)
     except Exception:
         return {None}
 

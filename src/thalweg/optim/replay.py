@@ -337,7 +337,7 @@ class ReplayedStep:
             if optimizer.step_cache.sums.keys() != self._ids:
                 return False
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
-            end_calls = optimizer._clearing_sums()
+            end_calls = optimizer.clearing_sums()
         call_args = self.snapshot.replay_count, pairs, end_calls, flags
         if self._in_call is None and not all(share.read() for share in self.shares):
             return False

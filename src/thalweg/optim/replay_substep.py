@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg._base.execution_context import is_ours
 from thalweg._core.options.accumulation import SUM
+from thalweg._core.options.update_targets import ENCODED_SHAPE
 from thalweg._core.replay import (
     KINDS,
     GuardTable,
@@ -96,7 +97,7 @@ class ReplayedSubStep:
             and all(
                 hold(part.options_by_place.get(place), groups[place])
                 or (
-                    part.rule in optimizer._rules_around(groups[place])
+                    part.rule in optimizer.rules_around(groups[place])
                     and not optimizer.is_torchs_group(groups[place])
                 )
                 for place in {*self.places}
@@ -113,7 +114,8 @@ class ReplayedSubStep:
         tensors: list[Tensor] = [*params]
         for entries in self.part.owners:
             guards.guard_dict(entries, SUM)  # which is looked at as a gradient
-            tensors += [x for key, x in entries.items() if key != SUM and isinstance(x, Tensor)]
+            read = [x for key, x in entries.items() if key not in (SUM, ENCODED_SHAPE)]
+            tensors += [x for x in read if isinstance(x, Tensor)]
         # A parameter may be given a constraint, which is among its attributes.
         if not all(map(guards.guard_attributes, params)):
             return False

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from thalweg._base.showing import show_value
 from thalweg._core.options.stochastic_rounding import Rounding
-from thalweg._core.param_groups import Group
 from thalweg._core.state import mismatch
 
 NAMES = tuple(field.name for field in Rounding.keywords())
 
 
-def record_rounding(optimizer: Any, groups: Sequence[Group]) -> None:
-    """Add the rounding option and its seed to the groups of an optimizer's state."""
+def rounding_entries(optimizer: Any) -> dict[str, Any]:
+    """Return the entries of groups with the rounding option of an optimizer and its seed."""
     rounding = optimizer.step_options.of(Rounding)
-    if rounding.round is not None:
-        for group in groups:
-            group.update({name: getattr(rounding, name) for name in NAMES})
+    return {} if rounding.round is None else {name: getattr(rounding, name) for name in NAMES}
 
 
 def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ _OF_TORCH = (
 )  # fmt: skip
 _MODULES = {
     "adafactor": ("Adafactor",),
+    "modern.adafactor_hf": ("AdafactorHF",),
     "lion": ("Lion",),
     "modern.adamw": (
         "AdamWCoupled", "AdamWDecoupled", "AdamWIndependent", "AdamWCautiousDecay", "NAdamW",
@@ -16,7 +17,7 @@ _MODULES = {
     "modern.adaptive": ("LaProp", "AdEMAMix", "ADOPT", "Adan", "LAMB", "AdamH", "SM3"),
     "modern.mars": ("MARS",),
     "modern.prodigy": ("Prodigy",),
-    "modern.matrix_rules": ("Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"),
+    "modern.matrix_rules": ("Muon", "NorMuon", "AdaMuon", "MuonH", "SOAP", "KLSOAP"),
     "modern.schedule_free": ("ScheduleFreeAdamW", "ScheduleFreeSGD"),
 }  # fmt: skip
 # The modules of those that are imported when they are asked for.

@@ -153,7 +153,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         self._check_kept(self.param_groups[-1])
         self._make()
 
-    def _rule_of(self, group: Group) -> Rule:
+    def rule_of(self, group: Group) -> Rule:
         return self.step_options.rule(self.rule)
 
     def _make(self) -> None:
@@ -161,7 +161,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         with self.step_cache._lock, writable():
             part, params, places = self._whole()
             part.targets(self.state, params, False)
-            part.make(self.state, params, self._starts(params, places), self._homes_of(params))
+            part.make(self.state, params, self._starts(params, places), self.homes_of(params))
             run(part.publishing())
             part.settle(self.state)
 
@@ -281,7 +281,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             return [f"its rule is {told(rule)}, here {self.rule.name!r}"]
         return super()._unfit_options(group, place)
 
-    def _rules_around(self, group: Group) -> set[Rule]:
+    def rules_around(self, group: Group) -> set[Rule]:
         return {self.step_options.rule(self.rule)}
 
     def _kind_of(self, group: Group) -> Any:

@@ -22,11 +22,11 @@ from thalweg._core.step_adapter import Dtype, Shared, StepAdapter
 from thalweg._core.validation import check_pairs, sparse_and_constrained
 from thalweg._engines import Selection, current, layout
 from thalweg._engines.memory_protection import check_writable
-from thalweg._engines.random_bits import UNCOUNTED, step_scalar
+from thalweg._engines.random_bits import UNCOUNTED, Place, step_scalar
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.optim.dtensor_params import locals_of, placed, sharing_of
+from thalweg.optim.dtensor_params import locals_of, placed, positions_of, sharing_of
 from thalweg.optim.group_options import number
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import AnyColumn, ParamState
@@ -69,7 +69,7 @@ class ParamGroupAdapter(StepAdapter):
         self._pending_numbers: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
         self.apply_flag, self.watch = optimizer.step_cache.apply_flag, optimizer.step_cache.watch
-        self._homes = homes = optimizer._homes_of(params)
+        self._homes = homes = optimizer.homes_of(params)
         self.there = homes[0]
         self.repeats = part.homes == homes and part.stands(optimizer.state, params)
         if not self.repeats:
@@ -182,7 +182,7 @@ class ParamGroupAdapter(StepAdapter):
         states = [
             optimizer.state.get(param)
             for group in optimizer.param_groups
-            if part.rule in optimizer._rules_around(group)
+            if part.rule in optimizer.rules_around(group)
             for param in group["params"]
         ]
         names = [slot.name for slot in part.rule.common_slots]
@@ -194,14 +194,22 @@ class ParamGroupAdapter(StepAdapter):
                 continue
         return common_slots
 
-    def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
-        optimizer = self.optimizer
+    def places_of(self, variables: Sequence[Tensor]) -> Sequence[Place]:
+        optimizer, part = self.optimizer, self.part
+        params = [self._real.get(id(var), var) for var in variables]
         if optimizer.step_options.of(Rounding).round is None:
-            return ()
+            # Slots in blocks are rounded by positions.
+            is_placed = part.locals is not None and part.rule.codecs
+            return [(None, positions_of(param)) for param in params] if is_placed else ()
         with importing:
             from thalweg.optim.rounding_streams import places_of
-        params = [self._real.get(id(var), var) for var in variables]
-        return places_of(optimizer, self.part.rule, params)
+        return places_of(optimizer, part.rule, params)
+
+    def numbers_of(self, variables: Sequence[Tensor]) -> list[int]:
+        groups = self.optimizer.param_groups
+        ids = [id(param) for group in groups for param in group["params"]]
+        numbers = {param_id: number for number, param_id in enumerate(ids)}
+        return [numbers[id(self._real.get(id(var), var))] for var in variables]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         part, places = self.part, self._places

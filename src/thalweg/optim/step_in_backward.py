@@ -20,7 +20,7 @@ def listen(optimizer: Any) -> None:
     heard = optimizer.step_cache.heard
     optimizer.step_cache.places.clear()  # groups may have changed
     for group in optimizer.param_groups:
-        for rule in optimizer._rules_around(group):
+        for rule in optimizer.rules_around(group):
             if rule.per_optimizer is not None:
                 raise InvalidArgumentError(
                     f"in_backward=True updates parameters one by one, and {rule.name} adds up over"

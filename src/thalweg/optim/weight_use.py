@@ -72,11 +72,10 @@ class WeightUse:
             (np.arange(size) * stride).reshape([-1 if axis == at else 1 for axis in range(ndim)])
             for at, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True))
         ]
-        outputs = sum(
-            (g for g, r in zip(grids, roles, strict=True) if r == "o"), np.zeros([1] * ndim, int)
-        )
-        inputs = sum(
-            (g for g, r in zip(grids, roles, strict=True) if r == "i"), np.zeros([1] * ndim, int)
+        zeros = np.zeros([1] * ndim, int)
+        outputs, inputs = (
+            sum((grid for grid, x in zip(grids, roles, strict=True) if x == role), zeros)
+            for role in ("o", "i")
         )
         extent = int(outputs.max() + inputs.max()) + 1
         batch = max(b for b in range(len(shape) - 1) if b == 0 or prod(shape[b:]) >= extent)

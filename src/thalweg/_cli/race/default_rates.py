@@ -3,13 +3,15 @@
 # Classes of torch and thalweg.optim that have the default rate of a similar Keras class.
 _SIMILAR_CLASSES = {
     "adamw": "Adam", "nadam": "Nadam", "radam": "Adam", "sparseadam": "Adam", "asgd": "SGD",
-    "rprop": "Adam", "muon": "Adamax", "adafactor": "Adamax", "adamwcoupled": "Adam",
+    "rprop": "Adam", "muon": "Adamax", "adafactor": "Adamax", "adafactorhf": "Adam",
+    "adamwcoupled": "Adam",
     "adamwdecoupled": "Adam", "adamwindependent": "Adam", "adamwcautiousdecay": "Adam",
     "nadamw": "Adam", "laprop": "Adam", "ademamix": "Adam", "adopt": "Adam", "adan": "Adamax",
     "cautiousadamw": "Adam", "stableadamw": "Adam", "lamb": "Adamax", "adamh": "Adamax",
     "mars": "Adamax", "marslion": "Lion",
     "schedulefreeadamw": "Adam", "schedulefreesgd": "SGD",
-    "normuon": "Adamax", "muonh": "Adamax", "soap": "Adam", "klsoap": "Adam", "sm3": "Adagrad",
+    "normuon": "Adamax", "adamuon": "Adam", "muonh": "Adamax", "soap": "Adam",
+    "klsoap": "Adam", "sm3": "Adagrad",
 }  # fmt: skip
 
 

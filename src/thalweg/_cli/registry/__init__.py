@@ -58,6 +58,8 @@ _OF_TORCH: dict[str, tuple[str, dict[str, object]]] = {
     "CenteredMomentumRMSprop": ("RMSprop", {"momentum": 0.9, "centered": True}),
     "AMSGrad": ("Adam", {"amsgrad": True}),
     "MARSLion": ("MARS", {"mars_type": "lion"}),
+    # Without these, it takes no rate.
+    "AdafactorHF": ("AdafactorHF", {"relative_step": False, "scale_parameter": False}),
     # Steps as long as those of AdamW, which updates the other variables, at the same rate.
     "Muon": ("Muon", {"adjust_lr_fn": "match_rms_adamw"}),
     "NorMuon": ("NorMuon", {"update_scale": "match_rms"}),

@@ -28,7 +28,8 @@ from thalweg._engines.layout import all_have_memory, check_disjoint, check_parts
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.variable import REDUCED, dtype_name
 
-# Key of the sum in the state of a parameter.
+# Key of the sum in the state of a parameter. Between two sums its value is the number 0, as
+# `torch.distributed.checkpoint` loads only entries whose keys the optimizer's state has.
 SUM = "gradient_sum"
 # Key of the number of summed backward passes in a parameter group.
 COUNT = "folded"
@@ -66,7 +67,7 @@ def add_to_sums(
     """
     params = params_of(groups)
     check_whole(params, "accumulate")
-    sums_before = [state[param].get(SUM) if param in state else None for param in params]
+    sums_before = [_sum_in(state[param]) if param in state else None for param in params]
     all_grads = [param.grad for param in params]
     _check_all(all_grads, sums_before, partial(parameter_names, groups, params))
     # The list would count as another holder of each gradient.
@@ -94,7 +95,7 @@ def _add_calls(
         if param.grad is None:
             continue
         param_state = state[param]
-        grad_sum = param_state.get(SUM)
+        grad_sum = _sum_in(param_state)
         is_sole_holder = grad_sum is None and _is_sole_holder(param)
         grad = param.grad.detach()
         if grad_sum is None:
@@ -115,6 +116,24 @@ def _add_calls(
         add = torch._foreach_add_  # pyright: ignore
         calls.insert(0, partial(add, sums, gradients, alpha=alpha))
     return calls
+
+
+def is_empty_sum(entry: object) -> bool:
+    """Return whether an entry stands for a sum without gradients."""
+    return type(entry) is int and entry == 0
+
+
+def _sum_in(param_state: Mapping[str, Any]) -> Any:
+    """Return the sum in the state of a parameter, or None."""
+    grad_sum = param_state.get(SUM)
+    return None if is_empty_sum(grad_sum) else grad_sum
+
+
+def are_zero(gradients: Sequence[Tensor]) -> bool:
+    """Return whether there are gradients, and all of them are dense and 0."""
+    if not gradients or not all_have_memory(gradients):
+        return False
+    return all(grad.layout == torch.strided and not grad.any() for grad in gradients)
 
 
 def is_count(count: object) -> bool:
@@ -285,33 +304,32 @@ def _sole_holder_counts() -> tuple[int, ...]:
 
 
 @contextmanager
-def set_aside(state: Mapping[object, object]) -> Generator[None]:
-    """Hide sums in a `with` block where they are the only state: torch then expects `step`."""
-    removed_sums = [
-        (param_state, param_state.pop(SUM))
-        for _, param_state in states_of(state)
-        if param_state.keys() == {SUM}
-    ]
+def set_aside(state: dict[Any, Any]) -> Generator[None]:
+    """Remove states of only a sum in a `with` block: torch expects `step` in each state."""
+    states = [(param, entries) for param, entries in states_of(state) if entries.keys() <= {SUM}]
+    for param, _ in states:
+        del state[param]
     try:
         yield
     finally:
-        for param_state, grad_sum in removed_sums:
-            param_state[SUM] = grad_sum
+        state.update(states)
 
 
 def sums_of(state: Mapping[object, object]) -> dict[int, Tensor]:
     """Return the sums in the state by `id` of their parameters."""
     return {
-        id(param): param_state[SUM] for param, param_state in states_of(state) if SUM in param_state
+        id(param): grad_sum
+        for param, param_state in states_of(state)
+        if (grad_sum := _sum_in(param_state)) is not None
     }
 
 
 def clearing_sums(groups: Sequence[Group], state: Mapping[object, object]) -> list[Call]:
-    """Return C functions that delete all sums and set `COUNT` to 0 in all groups."""
+    """Return C functions that replace all sums by 0 and set `COUNT` to 0 in all groups."""
     states_with_sums = [param_state for _, param_state in states_of(state) if SUM in param_state]
     group_setters = [group.__setitem__ for group in groups]
     return [
-        *(partial(param_state.__delitem__, SUM) for param_state in states_with_sums),
+        *(partial(param_state.__setitem__, SUM, 0) for param_state in states_with_sums),
         *(partial(set_in_group, COUNT, 0) for set_in_group in group_setters),
     ]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from thalweg._core.dtensor import beside, local
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.slots import dtype_of
 from thalweg._core.state_allocation import laid_out
@@ -17,6 +18,10 @@ from thalweg.formula import Slot
 from thalweg.variable import REDUCED, name_of, variable_constraint
 
 MASTER = "master"
+# Key of the shape of a parameter in a state with encoded slots. These are one row of bytes, which
+# fits every parameter of as many elements. The value is a tensor, because flat state dicts of
+# `torch.distributed.checkpoint` contain only tensors and numbers.
+ENCODED_SHAPE = "encoded_shape"
 
 
 class StateStorage(NamedTuple):
@@ -135,9 +140,12 @@ class UpdateTargets:
         """
         storage = self._storage
         lacking = [p for p in params if storage.has_master(p) and MASTER not in state.get(p, {})]
-        masters = laid_out(lacking, [torch.float32] * len(lacking), 0.0, device=storage.device)
-        lacking = zip(lacking, masters, strict=True)
-        new_targets = {id(param): master.copy_(param.detach()) for param, master in lacking}
+        shards = list(map(local, lacking))
+        masters = laid_out(shards, [torch.float32] * len(lacking), 0.0, device=storage.device)
+        new_targets = {
+            id(param): beside(master.copy_(shard.detach()), param)
+            for param, shard, master in zip(lacking, shards, masters, strict=True)
+        }
         offloaded = [p for p in params if storage.is_away(p) and not storage.has_master(p)]
         new_targets |= {id(param): self._stand_in_of(param) for param in offloaded}
         self._params = list(params)
@@ -202,13 +210,13 @@ class UpdateTargets:
 def _memory_key(param: Tensor) -> tuple[object, object]:
     """Return a key of the parameter's storage, dtype and layout for `_lies_at`."""
     # A weak reference keeps the address of a freed storage from being reused.
-    return StorageWeakRef(param.untyped_storage()), _metadata(param)
+    return StorageWeakRef(local(param).untyped_storage()), _metadata(param)
 
 
 def _lies_at(param: Tensor, memory_key: tuple[Any, Any]) -> bool:
     """Return whether the parameter still has the storage, dtype and layout of the key."""
     storage_ref, metadata = memory_key
-    is_same_storage = storage_ref.cdata == param.untyped_storage()._cdata  # pyright: ignore
+    is_same_storage = storage_ref.cdata == local(param).untyped_storage()._cdata  # pyright: ignore
     return is_same_storage and metadata == _metadata(param)
 
 

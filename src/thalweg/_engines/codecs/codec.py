@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,17 @@ class Codec:
     def record_bytes(self) -> int:
         """Return the number of bytes of a record."""
         return self.header_bytes + self.block
+
+    def divides(self, shape: Sequence[int]) -> bool:
+        """Return whether each row of a tensor of this shape is a number of whole blocks."""
+        return self.is_beside or (bool(shape) and shape[-1] % self.block == 0)
+
+    def shape_of_rows(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of records with the dimensions of a tensor that `divides` accepts.
+
+        It is a view of the records, and its rows are those of the tensor.
+        """
+        return tuple(shape) if self.is_beside else (*shape[:-1], self.bytes_of(shape[-1]))
 
     def bytes_of(self, count: int) -> int:
         """Return the number of bytes of records for `count` numbers."""

@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thalweg._engines.codecs.codec import Codec
+from thalweg._engines.random_bits import Positions, positions_of
 
 PERIOD = 256  # distinct dithers of a step
 TURN = 151  # change of rank between elements that are a period apart
@@ -45,11 +46,17 @@ UNIT = 2.0**-14
 Float32 = npt.NDArray[np.float32]
 
 
-def dithers_of(count: int, step: int) -> Float32:
-    """Return the dithers of the first `count` elements in a step; 0.5 if `step` is negative."""
+def dithers_of(count: int, step: int, origin: Positions = 0) -> Float32:
+    """Return the dithers of `count` elements in a step; 0.5 if `step` is negative.
+
+    Args:
+        count: The number of elements.
+        step: The number of the step.
+        origin: The positions of the elements in the full parameter.
+    """
     if step < 0:
         return np.full(count, 0.5, np.float32)
-    elements = np.arange(count, dtype=np.uint64)
+    elements = positions_of(origin, count).astype(np.uint64)
     ranks = (elements + (elements // np.uint64(PERIOD)) * np.uint64(TURN)) % np.uint64(PERIOD)
     begin = np.uint32(step * STEP_STRIDE & MASK)
     sums = ranks.astype(np.uint32) * np.uint32(ELEMENT_STRIDE) + begin

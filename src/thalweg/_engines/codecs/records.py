@@ -25,6 +25,7 @@ from thalweg._engines.codecs.dither import dithers_of, round_codes
 from thalweg._engines.codecs.split8 import join_numbers, lower_beside, split_numbers
 from thalweg._engines.low_precision_copies import is_nearest
 from thalweg._engines.numpy_functions import numpy_formula
+from thalweg._engines.random_bits import Positions
 from thalweg.variable import numpy_copy
 
 Bytes = npt.NDArray[np.uint8]
@@ -78,7 +79,9 @@ def decode_array(codec: Codec, records: Bytes, count: int) -> Float32:
     return numbers.reshape(-1)[:count]
 
 
-def encode_tensor(codec: Codec, numbers: Tensor, step: int | None = None) -> Tensor:
+def encode_tensor(
+    codec: Codec, numbers: Tensor, step: int | None = None, origin: Positions = 0
+) -> Tensor:
     """Return the records of a tensor, a new uint8 tensor, in the order of its elements.
 
     Args:
@@ -87,12 +90,13 @@ def encode_tensor(codec: Codec, numbers: Tensor, step: int | None = None) -> Ten
         step: The number of the step that computed the numbers, or -1, as for `dithers_of`. None
             for numbers from outside of a step: they get the nearest code, but a positive number of
             a positive codec never becomes 0.
+        origin: The positions of the numbers in the full parameter.
     """
     flat = numpy_copy(numbers.detach().float().contiguous().reshape(-1))
     if codec.is_beside:
         return torch.from_numpy(split_numbers(flat)[1]).to(numbers.device)
     is_nearest = step is None and not codec.positive
-    dithers = None if is_nearest else dithers_of(len(flat), -1 if step is None else step)
+    dithers = None if is_nearest else dithers_of(len(flat), -1 if step is None else step, origin)
     return torch.from_numpy(encode_array(codec, flat, dithers)).to(numbers.device)
 
 

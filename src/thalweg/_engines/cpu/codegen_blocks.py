@@ -15,7 +15,12 @@ from thalweg._engines.codecs.dither import PERIOD, TURN
 from thalweg._engines.codecs.split8 import HALF
 from thalweg._engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
 from thalweg._engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
-from thalweg._engines.cpu.codegen_random_bits import begin_draws, draw_for, round_by_draw
+from thalweg._engines.cpu.codegen_random_bits import (
+    begin_draws,
+    draw_for,
+    read_origin,
+    round_by_draw,
+)
 from thalweg._engines.cpu.work_table import STEP
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import FUNCTION_PREFIX
@@ -60,7 +65,11 @@ for j in range(count, (count + {block} - 1) & -{block}):
     p{stream}[j] = 0
 """
 
-_TURN = f"turn = (((offset + begin) >> {PERIOD.bit_length() - 1}) * {TURN}) & {PERIOD - 1}"
+# The rank of the dither of the first element of a block, which lies in one period.
+_TURN = f"""
+first = origin + begin + part
+turn = ((first >> {PERIOD.bit_length() - 1}) * {TURN} + first) & {PERIOD - 1}
+"""
 
 # Peaks of all blocks are stored before any code is computed, so that no block waits for its peak.
 _SCALE = """
@@ -77,11 +86,12 @@ else:
 
 _ENCODE = """
 {at_record}
+{turn}
 codes, scale = uint8_pointer(record + {header}), float32_pointer(record)[0]
 if scale > float32(0):
     for j in range({block}):
         code = {encode}(p{stream}[part + j], scale)
-        codes[j] = {round_to}(code, dithers[turn + part + j]{limits})
+        codes[j] = {round_to}(code, dithers[turn + j]{limits})
 else:
     for j in range({block}):
         codes[j] = 0
@@ -196,8 +206,7 @@ def _update_chunk(
     """
     inline_codecs = {k: codec for k, codec in coded.items() if _is_decoded_inline(codec)}
     block_codecs = {k: codec for k, codec in coded.items() if k not in inline_codecs}
-    encoding = [_TURN] if written_codecs else []
-    encoding += _fill(_CLEAR, written_codecs)
+    encoding = _fill(_CLEAR, written_codecs)
     for template in (_SCALE, _ENCODE):
         encoding += _fill_blocks(template, written_codecs)
     text = _CHUNK.format(
@@ -210,7 +219,8 @@ def _update_chunk(
         elements=indent_by(_loop_over_elements(element), 1),
         encoding=indent_by(encoding, 1),
     )
-    begin = begin_draws(element.update, draw_numbers.values()) if draw_numbers else []
+    begin = [read_origin(element.update)] if draw_numbers or written_codecs else []
+    begin += begin_draws(element.update, draw_numbers.values()) if draw_numbers else []
     begin += _begin_dithers(element.update) if written_codecs else []
     return [*begin, *text.strip().splitlines()]
 
@@ -264,6 +274,7 @@ def _fill(template: str, coded: Coded) -> list[str]:
             at_record=_RECORD.format(stream=stream, shift=shift, record=size),
             shift=shift,
             record=size,
+            turn=_TURN.strip(),
             header=SCALE_BYTES,
             kind="int8" if codec.signed else "uint8",
             least=LEAST_PEAK,

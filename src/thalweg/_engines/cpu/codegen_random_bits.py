@@ -35,19 +35,25 @@ for j in range(((count + (position & {last}) + {most}) >> {shift}) << 3):
 _ADDRESS = "drawn{stream} = uint16_pointer(address_of(words{k}) + 2 * (position & {last}))"
 
 
+def read_origin(update: Update) -> str:
+    """Return a line that reads the position of the first element of a chunk.
+
+    The table has the address of the positions of all chunks.
+    """
+    return f"origin = int64_pointer({first_of(update, len(update.storage) + 1)})[chunk]"
+
+
 def begin_draws(update: Update, numbers: Iterable[int]) -> list[str]:
-    """Return lines that set key, step, position and buffers of the draws of a chunk.
+    """Return lines that set key, step and buffers of the draws of a chunk.
 
     Args:
         update: The update, with the scalars of `SCALARS` and `draws`.
         numbers: The indices of the random numbers that an element needs.
     """
     names = dict(zip(SCALARS, ("step", "key_low", "key_high"), strict=True))
-    stream_count = len(update.storage)
     return [
         *(f"{local_name} = int64({update.scalar[name]})" for name, local_name in names.items()),
-        f"number = {first_of(update, stream_count)}",
-        f"origin = {first_of(update, stream_count + 1)} + offset",
+        f"number = {first_of(update, len(update.storage))}",
         *(f"words{k} = words()" for k in numbers),
     ]
 

@@ -14,7 +14,14 @@ from thalweg._base.locks import importing
 from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
-from thalweg._engines.cpu.work_table import Table, chunk_of, cut_slices, dense_chunks, make_table
+from thalweg._engines.cpu.work_table import (
+    Table,
+    chunk_of,
+    cut_at_runs,
+    cut_slices,
+    dense_chunks,
+    make_table,
+)
 from thalweg._engines.kernel_streams import Streams, streams_of
 from thalweg._engines.protocol import Call, Columns, Formulas, Scalars, Stages, StepRequest
 from thalweg._engines.random_bits import UNCOUNTED
@@ -54,6 +61,9 @@ class Group:
         chunk = chunk_of(sum(streams.sizes))
         chunks, rows = dense_chunks(streams.sizes, chunk), np.zeros(len(members), np.int64)
         base = streams.base
+        if streams.positions:
+            chunks, self._positions = cut_at_runs(chunks, base[:, -1], streams.runs)
+            base[:, -1] = self._positions.ctypes.data
         if self.kernel.vectors:
             base = np.hstack([base, self.lines.base_of(self.kernel.vectors)])
         self.table = make_table(base, chunks, cut_slices(chunks, chunk), rows)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thalweg._engines.array_types import Int64, numbered
+from thalweg._engines.random_bits import ElementRuns
 
 CHUNK = 1 << 16  # elements of a dense chunk
 STEP = 256  # elements; every chunk but a tensor's last is a multiple of it
@@ -95,6 +96,38 @@ def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
     chunks[:, 1] = chunks[:, 2] = number * chunk
     chunks[:, 3] = np.minimum(extents[tensor] - number * chunk, chunk)
     return chunks
+
+
+def cut_at_runs(
+    chunks: Int64, origins: Int64, runs: Sequence[ElementRuns | None]
+) -> tuple[Int64, Int64]:
+    """Return chunks of adjacent elements, and the position of the first element of each.
+
+    Args:
+        chunks: (n, 4) chunks of dense tensors.
+        origins: (tensors,) the position of the first element of each tensor.
+        runs: The positions of the elements of each tensor, or None if all are adjacent.
+    """
+    positions = origins[chunks[:, 0]] + chunks[:, 1]
+    if not any(runs):
+        return chunks, positions
+    pieces: list[tuple[Int64, Int64]] = []
+    for tensor, tensor_runs in enumerate(runs):
+        of_tensor = chunks[:, 0] == tensor
+        tensor_chunks, tensor_positions = chunks[of_tensor], positions[of_tensor]
+        if tensor_runs is not None:
+            ends = np.cumsum(tensor_runs.lengths)
+            starts = ends - tensor_runs.lengths
+            offsets = np.union1d(starts, tensor_chunks[:, 1])
+            tensor_chunks = np.empty((len(offsets), 4), np.int64)
+            tensor_chunks[:, 0] = tensor
+            tensor_chunks[:, 1] = tensor_chunks[:, 2] = offsets
+            tensor_chunks[:, 3] = np.diff(offsets, append=ends[-1])
+            run = np.searchsorted(starts, offsets, "right") - 1
+            tensor_positions = tensor_runs.firsts[run] + offsets - starts[run]
+        pieces.append((tensor_chunks, tensor_positions))
+    cut_chunks, cut_positions = zip(*pieces, strict=True)
+    return np.concatenate(cut_chunks), np.concatenate(cut_positions)
 
 
 def chunk_of(elements: int) -> int:

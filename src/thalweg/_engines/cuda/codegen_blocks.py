@@ -31,10 +31,8 @@ from thalweg.formula import Formula
 _NUMBERS = "float32"  # dtype of decoded slots and of the arithmetic
 _PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 
-_PLACE = [
-    "number = tl.load(places + 2 * tensor).to(tl.uint32)",
-    "position = tl.load(places + 2 * tensor + 1) + offset",
-]
+_NUMBER = "number = tl.load(places + 2 * tensor).to(tl.uint32)"
+_POSITION = "position = tl.load(places + 2 * tensor + 1) + offset"
 
 # Of a tile: the first element of each row in the chunk, the index of its record, and the offsets of
 # its codes. A record is inside the tensor, as a whole, if its first element is.
@@ -81,7 +79,8 @@ def generate_blocks(
         formula: `update` of a rule.
         storage: As for `Update`; names of codecs for encoded slots.
         flush, fast: As for `generate_update`; with encoded slots `fast` has no effect.
-        draws: As for `Update`. The kernel then reads `places`: stream numbers and positions.
+        draws: As for `Update`. The kernel reads `places`, stream numbers and positions, with it and
+            for slots in blocks.
         others: What `Update` takes beside.
     """
     codecs = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
@@ -93,7 +92,8 @@ def generate_blocks(
         k: k and k - 1 for k in sorted(written_streams) if draws and storage[k] in NARROW
     }
     element = _Element(update, Writer(_NUMBERS, flush, fast and not codecs), codecs, random_streams)
-    program = write_dense(element, element.block, element.places_of_tile(), *["places"] * draws)
+    parameters = ["places"] * (draws or dithers)
+    program = write_dense(element, element.block, element.places_of_tile(), *parameters)
     return assemble_kernel(
         element,
         element.define_functions(*element.extra_parameters) + program,
@@ -125,7 +125,7 @@ class _Element(Element):
         self.arguments = [*records, *self.arguments]
         blocks = {codec.block: codec for codec in self._coded.values()}
         self._blocks, self._row = list(blocks.values()), min(blocks, default=1)
-        self.extra_parameters = ["begin", "offset"] if self._coded else []
+        self.extra_parameters = ["begin", "origin"] if self._coded else []
         self.extra_parameters += (
             ["number", "position", "WHOLE: tl.constexpr"] if random_streams else []
         )
@@ -147,7 +147,9 @@ class _Element(Element):
 
     def point_at_streams(self, start: str) -> list[str]:
         """See `Element`; records have two pointers, to 32-bit words (w) and to codes (c)."""
-        lines = [*super().point_at_streams(start), *(_PLACE if self._random_streams else [])]
+        lines = super().point_at_streams(start)
+        lines += [_NUMBER] if self._random_streams else []
+        lines += [_POSITION] if self._random_streams or self._coded else []
         for stream, codec in self._coded.items():
             record = f"(offset >> {_shift_of(codec)})"
             kind = "int8" if codec.signed else "uint8"
@@ -160,7 +162,7 @@ class _Element(Element):
         return lines
 
     def call_over(self, start: str, elements: str, masked: bool) -> str:
-        extra_args = [start, "offset"] if self._coded else []
+        extra_args = [start, "position"] if self._coded else []
         extra_args += ["number", f"position + {start}", "ALIGNED"] if self._random_streams else []
         call_args = [*self.arguments, *extra_args, f"{start} + {elements}", "length", str(masked)]
         return f"element({', '.join(call_args)})"
@@ -184,7 +186,7 @@ class _Element(Element):
             lines += _fill_template(_RECORDS, codec, row=self._row)
         if self._coded:
             step = f"{self.update.scalar[SCALARS[0]]}.to(tl.int32)"
-            lines.append(f"dithers = dithers_of(offset + at, {step})")
+            lines.append(f"dithers = dithers_of(origin + at, {step})")
         return [*lines, *super().update_element()]
 
     def read_value(self, stream: int) -> list[str]:

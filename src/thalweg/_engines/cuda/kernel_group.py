@@ -60,7 +60,7 @@ class Group:
         self._extra_arguments: tuple[Tensor, ...] = ()
         # Whether the chunks of all variables begin at groups of random bits.
         self._is_grouped = True
-        if kernel_streams.draws:
+        if kernel_streams.positions:
             places = kernel_streams.base[:, n_streams:]
             self._extra_arguments = (send_constant(places, np.int64, device),)
             self._is_grouped = not (places[:, 1] % GROUP).any()

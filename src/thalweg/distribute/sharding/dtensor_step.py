@@ -49,11 +49,21 @@ class LocalShards:
         self.checkpoint: str | None = None
         self._parts: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def part(self, var: Tensor) -> Tensor:
-        """Return the local tensor, as the same view as long as its memory does not move."""
+    def records(self, slot: Tensor) -> Tensor:
+        """Return the local part of a slot, in one dimension if it is encoded."""
+        return self.part(slot, is_flat=slot.dtype == torch.uint8)
+
+    def part(self, var: Tensor, is_flat: bool = False) -> Tensor:
+        """Return the local tensor, as the same view as long as its memory does not move.
+
+        Args:
+            var: The DTensor; any other tensor is returned unchanged.
+            is_flat: Whether the view has one dimension.
+        """
         if not is_on_mesh(var):
             return var
         local = to_local(var)
+        local = local.view(-1) if is_flat else local
         cached = self._parts.get(id(var))
         if cached is None or cached[0] is not var or not _is_same(cached[1], local):
             local._thalweg_name = name_of(var)  # pyright: ignore[reportAttributeAccessIssue]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.sharding.shard_index import ShardIndex, full_index
 
 
 class GatheredTensor(NamedTuple):
@@ -16,24 +18,15 @@ class GatheredTensor(NamedTuple):
 
     Attributes:
         owner: The rank that holds the full tensor.
-        ranks: The ranks that have parts.
-        dim: The dimension that is cut; None if each part is the full tensor.
-        local: This rank's part.
+        parts: The place of each rank's part in the full tensor, by rank.
+        local: This rank's part, or None. If it is `whole`, nothing is copied.
         whole: The full tensor on its owner, else None.
     """
 
     owner: int
-    ranks: range
-    dim: int | None
-    local: Tensor
+    parts: Mapping[int, ShardIndex]
+    local: Any
     whole: Any
-
-    def part(self, rank: int) -> Tensor:
-        """Return the view of the full tensor that is a rank's part."""
-        if self.dim is None:
-            return self.whole
-        index = rank - self.ranks[0]
-        return self.whole.narrow(self.dim, *_bounds(self.whole.shape[self.dim], index, self.ranks))
 
 
 def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
@@ -44,71 +37,73 @@ def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device
         tensors: The tensors.
         device: The device of tensors with several ranks.
     """
-    outgoing, incoming = _lists_by_rank(ranks), _lists_by_rank(ranks)
+    outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]
+    incoming: list[list[_Target]] = [[] for _ in range(ranks.size)]
     for tensor in tensors:
         if tensor.owner != ranks.rank:
-            if tensor.dim is not None:
+            if ranks.rank in tensor.parts:
                 outgoing[tensor.owner].append(tensor.local)
             continue
-        tensor.part(ranks.rank).copy_(tensor.local)
-        if tensor.dim is not None:
-            for rank in tensor.ranks:
-                incoming[rank] += [tensor.part(rank)] if rank != tensor.owner else []
+        for rank, part in tensor.parts.items():
+            if tensor.local is tensor.whole:
+                continue
+            if rank == ranks.rank:
+                part.write(tensor.whole, tensor.local)
+            else:
+                incoming[rank].append(_Target(tensor.whole, part))
     _exchange(ranks, outgoing, incoming, device)
 
 
 def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
     """Copy the owners' full tensors into the parts of all ranks; see `gather`."""
-    outgoing, incoming = _lists_by_rank(ranks), _lists_by_rank(ranks)
+    outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]
+    incoming: list[list[_Target]] = [[] for _ in range(ranks.size)]
     for tensor in tensors:
         if tensor.owner != ranks.rank:
-            incoming[tensor.owner].append(tensor.local)
+            if ranks.rank in tensor.parts:
+                incoming[tensor.owner].append(_Target(tensor.local, full_index(tensor.local.shape)))
             continue
-        tensor.local.copy_(tensor.part(ranks.rank))
-        for rank in tensor.ranks:
-            outgoing[rank] += [tensor.part(rank)] if rank != tensor.owner else []
+        for rank, part in tensor.parts.items():
+            if tensor.local is tensor.whole:
+                continue
+            shard = part.read(tensor.whole)
+            if rank == ranks.rank:
+                tensor.local.copy_(shard)
+            else:
+                outgoing[rank].append(shard)
     _exchange(ranks, outgoing, incoming, device)
 
 
-def part_shape(shape: tuple[int, ...], rank: int, ranks: range) -> tuple[int, ...]:
-    """Return the shape of a rank's part of a tensor that is cut along dimension 0, if any."""
-    return (_bounds(shape[0], rank - ranks[0], ranks)[1], *shape[1:]) if shape else shape
+class _Target(NamedTuple):
+    """Tensor that receives a part of itself from another rank."""
 
+    tensor: Tensor
+    part: ShardIndex
 
-def _lists_by_rank(ranks: Ranks) -> list[list[Tensor]]:
-    return [[] for _ in range(ranks.size)]
-
-
-def _bounds(length: int, index: int, ranks: range) -> tuple[int, int]:
-    """Return the start and the length of a part, as torch cuts dimensions."""
-    step = -(-length // len(ranks))
-    start = min(index * step, length)
-    return start, min(step, length - start)
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.element_size() * prod(self.part.shape)
 
 
 def _exchange(
-    ranks: Ranks, outgoing: list[list[Tensor]], incoming: list[list[Tensor]], device: torch.device
+    ranks: Ranks, outgoing: list[list[Tensor]], incoming: list[list[_Target]], device: torch.device
 ) -> None:
     """Send outgoing tensors to each rank and receive incoming ones, in one message each."""
-    sizes = [sum(tensor.nbytes for tensor in tensors) for tensors in incoming]
+    sizes = [sum(target.nbytes for target in targets) for targets in incoming]
     buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
     ranks.begin_exchanging([_pack_bytes(tensors, device) for tensors in outgoing], buffers).wait()
-    for tensors, buffer in zip(incoming, buffers, strict=True):
+    for targets, buffer in zip(incoming, buffers, strict=True):
         start = 0
-        for tensor in _sort_by_width(tensors):
-            received_bytes = buffer[start : start + tensor.nbytes].view(tensor.dtype)
-            tensor.copy_(received_bytes.view(tensor.shape))
-            start += tensor.nbytes
-
-
-def _sort_by_width(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors with wide dtypes first, so that each is aligned in a buffer of bytes."""
-    return sorted(tensors, key=lambda tensor: -tensor.element_size())
+        # Wide dtypes come first, so that each tensor is aligned in the buffer.
+        for target in sorted(targets, key=lambda target: -target.tensor.element_size()):
+            received_bytes = buffer[start : start + target.nbytes].view(target.tensor.dtype)
+            target.part.write(target.tensor, received_bytes.view(target.part.shape))
+            start += target.nbytes
 
 
 def _pack_bytes(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the bytes of tensors in one contiguous buffer."""
+    """Return the bytes of tensors in one contiguous buffer, wide dtypes first."""
     if not tensors:
         return torch.empty(0, dtype=torch.uint8, device=device)
-    flat = [tensor.contiguous().view(-1) for tensor in _sort_by_width(tensors)]
-    return torch.cat([tensor.view(torch.uint8) for tensor in flat])
+    tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())
+    return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])

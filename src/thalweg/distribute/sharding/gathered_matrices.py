@@ -1,7 +1,8 @@
 """Matrix stages over sharded matrices: each runs on the rank that owns the full matrix.
 
 The inputs of a stage are sent to the owner, which computes, and the outputs are sent back. Full
-matrices are not stored: slots with a shape of their own are cut along their first dimension.
+matrices are not stored: slots with a shape of their own are cut along their first dimension. A
+matrix of which this rank has all elements is not sent.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +24,13 @@ from thalweg._engines.matrix_batches import (
     run_stage,
     stage_inputs,
 )
-from thalweg._engines.matrix_shapes import matrix_shape, shaped_like
+from thalweg._engines.matrix_shapes import shaped_like
 from thalweg._engines.protocol import Columns, StepRequest
 from thalweg._engines.staged_step import SlotUpdates
-from thalweg.distribute.sharding.gather_scatter import GatheredTensor, gather, part_shape, scatter
-from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, axis_of
+from thalweg.distribute.sharding.gather_scatter import GatheredTensor, gather, scatter
+from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
+from thalweg.distribute.sharding.matrix_owners import Part, Stack, stacks_of
+from thalweg.distribute.sharding.shard_index import sharded_tensor
 
 
 class GatheredMatrices:
@@ -41,36 +45,48 @@ class GatheredMatrices:
     def __init__(
         self, group: MatrixProcessGroup, variables: Sequence[Tensor], request: StepRequest
     ) -> None:
-        rank, size = group.ranks.rank, group.ranks.size
         self._group, self._rule, self._titles = group, request.rule, request.titles
         self._kinds = [slot.name for slot in request.rule.shaped_slots]
-        axes = [axis_of(var) if is_on_mesh(var) else None for var in variables]
-        self._dims = [None if axis is None else axis.cut for axis in axes]
-        self._ranks = [range(rank, rank + 1) if axis is None else range(size) for axis in axes]
         self._device = next(var.device for var in variables if is_on_mesh(var))
-        self._shapes = [var.shape for var in variables]
-        self._owners = spread(self._shapes, self._ranks)
         self._full_shapes = [
             {slot.name: tuple(shaped_like(var, slot).shape) for slot in request.rule.shaped_slots}
             for var in variables
         ]
         self.slot_shapes = [
-            [part_shape(shape, rank, ranks) for shape in slot_shapes.values()]
-            for slot_shapes, ranks in zip(self._full_shapes, self._ranks, strict=True)
+            [_local_shape(var, shape) for shape in slot_shapes.values()]
+            for var, slot_shapes in zip(variables, self._full_shapes, strict=True)
         ]
-        self.made = [
-            {n: empty_like_elements(var) for n in request.rule.made} for var in request.variables
-        ]
-        local_matrices: dict[Any, list[int]] = {}
-        for index, (var, owner) in enumerate(zip(variables, self._owners, strict=True)):
-            if owner == rank and var.numel():
-                local_matrices.setdefault((var.shape, var.dtype, var.device), []).append(index)
+        self._rank, self._stacks = stacks_of(variables, request.rule, group.connected)
+        self._variables = np.array([stack.variable for stack in self._stacks], np.int64)
+        self._parts = [self._parts_of(stack) for stack in self._stacks]
+        owners_variables = [request.variables[index] for index in self._variables]
+        groups: dict[Any, list[int]] = {}
+        for index, (var, stack) in enumerate(zip(owners_variables, self._stacks, strict=True)):
+            if stack.owner == self._rank:
+                groups.setdefault((stack.shape, var.dtype, var.device), []).append(index)
         self._batches = [
-            Batch(request.rule, request.variables, slot_shapes, shape)
-            for (shape, *_), slot_shapes in local_matrices.items()
+            Batch(request.rule, owners_variables, members, shape)
+            for (shape, *_), members in groups.items()
         ]
-        self._rows = {index: (batch, row) for batch in self._batches
-                      for row, index in enumerate(batch.members)}  # fmt: skip
+        self._values = {
+            (name, index): values[row] for batch in self._batches
+            for name, values in batch.pass_values.items() for row, index in enumerate(batch.members)
+        }  # fmt: skip
+        self.made = [
+            {name: empty_like_elements(var) for name in request.rule.made}
+            for var in request.variables
+        ]
+        for (name, index), values in self._values.items():
+            var = owners_variables[index]
+            if values.shape == var.shape and var.is_contiguous():
+                # The passes write to the memory of the stages.
+                self.made[self._variables[index]][name] = values
+
+    def _parts_of(self, stack: Stack) -> dict[str, dict[int, Part]]:
+        """Return the parts of a stack on each rank, by the name of a slot or of a pass's value."""
+        slot_shapes = self._full_shapes[stack.variable].items()
+        parts = {name: stack.slot_parts(shape) for name, shape in slot_shapes}
+        return parts | dict.fromkeys(self._rule.made, stack.parts())
 
     def run_stage(
         self,
@@ -80,109 +96,134 @@ class GatheredMatrices:
         updates: SlotUpdates,
     ) -> None:
         """See `Matrices`. All ranks call this; if the stage fails on one, all raise."""
-        members = self._due_members(stage, columns)
-        if not members:
+        columns = self._columns_of_stacks(columns)
+        due = [*range(len(self._stacks))]
+        if stage.every > 1:
+            counts = zip(due, counts_of(columns, due), strict=True)
+            due = [index for index, count in counts if is_due(count, stage.every)]
+        if not due:
             return
         slot_names = {name for used in stage_inputs(stage) for name in used}
         names = [name for name in (*self._rule.made, *self._kinds) if name in slot_names]
-        self._gather_inputs(names, members, slots, updates.gathered_tensors)
-        returned = self._compute_stage(stage, columns, names, updates.gathered_tensors)
-        self._scatter_outputs(returned, members, slots, updates)
-
-    def _due_members(self, stage: Stage, columns: Columns) -> list[int]:
-        """Return the indices of the matrices with elements for which the stage is due."""
-        members = [index for index, shape in enumerate(self._shapes) if shape.numel()]
-        if stage.every > 1:
-            counts = counts_of(columns, members)
-            pairs = zip(members, counts, strict=True)
-            members = [index for index, count in pairs if is_due(count, stage.every)]
-        return members
-
-    def _gather_inputs(
-        self,
-        names: Sequence[str],
-        members: Sequence[int],
-        slots: Sequence[Sequence[Tensor]],
-        shares: dict[tuple[str, int], GatheredTensor],
-    ) -> None:
-        """Add inputs to `shares`, except those that an earlier stage has gathered or written."""
+        gathered: dict[tuple[str, int], GatheredTensor] = updates.gathered_tensors
+        variables = dict.fromkeys(self._stacks[index].variable for index in due)
+        shapes = [(self._titles[index], self._full_shapes[index]) for index in variables]
+        self._group.meet(self._rule.name, shapes)
+        # Earlier stages of the step have gathered, and may have changed, the others.
         added = {
-            (name, index): self._share(name, index, slots)
+            (name, index): self._gathered(name, index, slots)
             for name in names
-            for index in members
-            if (name, index) not in shares
+            for index in due
+            if (name, index) not in gathered
         }
-        self._group.meet(self._rule.name, [(self._titles[k], self._shapes[k]) for k in members])
         gather(self._group.ranks, [*added.values()], self._device)
-        shares |= added
+        gathered |= added
+        returned = self._call_stage(stage, columns, names, gathered)
+        new_slots = self._new_slots(returned, [*variables], slots, updates)
+        tensors = [
+            self._returned(name, index, gathered[name, index], new_slots)
+            for name in returned
+            for index in due
+        ]
+        scatter(self._group.ranks, tensors, self._device)
 
-    def _compute_stage(
+    def _new_slots(
+        self,
+        returned: Sequence[str],
+        variables: Sequence[int],
+        slots: Sequence[Sequence[Tensor]],
+        updates: SlotUpdates,
+    ) -> dict[tuple[str, int], Tensor]:
+        """Return memory for the slots that a stage returned, by name and variable.
+
+        It becomes the value of the slot in `updates`.
+        """
+        new_slots: dict[tuple[str, int], Tensor] = {}
+        for position, name in enumerate(self._kinds):
+            for variable in variables if name in returned else ():
+                slot = slots[variable][position]
+                new_slots[name, variable] = torch.empty_like(slot.detach())
+                updates[id(slot)] = slot.detach(), new_slots[name, variable]
+        return new_slots
+
+    def _columns_of_stacks(self, columns: Columns) -> Columns:
+        """Return the scalars of the step with an element for each stack, not for each variable."""
+        if np.array_equal(self._variables, range(len(self._titles))):
+            return columns
+        separate = columns.separate.items()
+        return columns._replace(
+            separate={name: scalars[self._variables] for name, scalars in separate}
+        )
+
+    def _returned(
+        self,
+        name: str,
+        index: int,
+        tensor: GatheredTensor,
+        new_slots: Mapping[tuple[str, int], Tensor],
+    ) -> GatheredTensor:
+        """Return a gathered tensor with the memory that receives this rank's part of the output."""
+        new_slot = new_slots.get((name, self._stacks[index].variable))
+        if new_slot is None:
+            return tensor
+        part = self._parts[index][name].get(self._rank)
+        return tensor._replace(local=None if part is None else part.view(new_slot))
+
+    def _call_stage(
         self,
         stage: Stage,
         columns: Columns,
         names: Sequence[str],
-        shares: Mapping[tuple[str, int], GatheredTensor],
+        gathered: dict[tuple[str, int], GatheredTensor],
     ) -> list[str]:
-        """Run the stage on the matrices of this rank; return the names that a rank has written."""
-        return_flags = torch.zeros(len(names), dtype=torch.int64, device=self._group.ranks.device)
+        """Run a stage over the matrices of this rank; return the names of the outputs of any rank.
+
+        New values of slots replace those in `gathered`.
+        """
+        ranks = self._group.ranks
+        flags = torch.zeros(len(names), dtype=torch.int64, device=ranks.device)
 
         def slot_of(index: int, kind_index: int) -> Tensor:
-            return shares[self._kinds[kind_index], index].whole
+            return gathered[self._kinds[kind_index], index].whole
 
         for batch in self._batches:
             outputs = run_stage(self._rule, stage, batch, columns, slot_of)
             for name, matrices in outputs.items():
-                return_flags[names.index(name)] = 1
+                flags[names.index(name)] = 1
                 for index, matrix in matrices:
-                    shares[name, index].whole.copy_(matrix)
+                    tensor = gathered[name, index]
+                    whole = torch.empty_like(tensor.whole).copy_(matrix)
+                    gathered[name, index] = tensor._replace(whole=whole)
         self._group.meet()
-        self._group.ranks.take_maximum(return_flags)
-        return [name for name, flag in zip(names, return_flags.tolist(), strict=True) if flag]
+        if not ranks.is_alone:
+            ranks.take_maximum(flags)
+        return [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
 
-    def _scatter_outputs(
-        self,
-        returned: Sequence[str],
-        members: Sequence[int],
-        slots: Sequence[Sequence[Tensor]],
-        updates: SlotUpdates,
-    ) -> None:
-        """Send parts of the written matrices to their ranks; add those of slots to `updates`."""
-        returning: list[GatheredTensor] = []
-        for name in returned:
-            for index in members:
-                share = updates.gathered_tensors[name, index]
-                if name in self._kinds:
-                    share = share._replace(local=torch.empty_like(share.local))
-                    slot = slots[index][self._kinds.index(name)]
-                    updates[id(slot)] = (slot.detach(), share.local)
-                returning.append(share)
-        scatter(self._group.ranks, returning, self._device)
-
-    def _share(self, name: str, index: int, slots: Sequence[Sequence[Tensor]]) -> GatheredTensor:
-        """Return the gathered tensor of a slot or an intermediate of one matrix."""
-        owner, ranks, full = self._owners[index], self._ranks[index], None
-        is_owner = owner == self._group.ranks.rank
-        if name not in self._kinds:
-            if is_owner:
-                batch, row = self._rows[index]
-                full = batch.pass_values[name][row]
-            return GatheredTensor(owner, ranks, self._dims[index], self.made[index][name], full)
-        local = slots[index][self._kinds.index(name)].detach()
-        shape = self._full_shapes[index][name]
-        if is_owner:
-            full = local.new_empty(shape)
-        return GatheredTensor(owner, ranks, 0 if shape else None, local, full)
+    def _gathered(self, name: str, index: int, slots: Sequence[Sequence[Tensor]]) -> GatheredTensor:
+        """Return the gathered tensor of a slot or a pass's value of one stack."""
+        stack, parts = self._stacks[index], self._parts[index][name]
+        is_slot = name in self._kinds
+        tensor = (
+            slots[stack.variable][self._kinds.index(name)].detach()
+            if is_slot
+            else self.made[stack.variable][name]
+        )
+        local = parts[self._rank].view(tensor) if self._rank in parts else None
+        whole: Tensor | None = None
+        if stack.owner == self._rank and is_slot:
+            shape = stack.slot_shape(self._full_shapes[stack.variable][name])
+            whole = local if [*parts] == [self._rank] else tensor.new_empty(shape)
+        elif stack.owner == self._rank:
+            whole = self._values[name, index]
+            if local is not None and local.data_ptr() == whole.data_ptr():
+                local = whole
+        places = {rank: part.index for rank, part in parts.items()}
+        return GatheredTensor(stack.owner, places, local, whole)
 
 
-def spread(shapes: Sequence[torch.Size], ranks: Sequence[range]) -> list[int]:
-    """Return the owner rank of each matrix; large ones go first, to the least loaded rank."""
-    loads: dict[int, int] = {}
-    owners = [matrix_ranks[0] for matrix_ranks in ranks]
-    sides = [matrix_shape(shape) for shape in shapes]
-    work = [rows * columns * min(rows, columns) for rows, columns in sides]
-    for index in sorted(range(len(shapes)), key=lambda matrix: -work[matrix]):
-        if len(ranks[index]) > 1:
-            owner = min(ranks[index], key=lambda rank: loads.get(rank, 0))
-            loads[owner] = loads.get(owner, 0) + work[index]
-            owners[index] = owner
-    return owners
+def _local_shape(var: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of this rank's part of a slot with a shape of its own."""
+    if not is_on_mesh(var):
+        return shape
+    coordinate: Any = var.device_mesh.get_coordinate()  # pyright: ignore
+    return sharded_tensor(var).slot(shape).shard(tuple(coordinate)).shape

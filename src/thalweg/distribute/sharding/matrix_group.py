@@ -5,46 +5,23 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from torch import Tensor
 
 from thalweg.distribute.consistency_check import hash_bytes
 from thalweg.distribute.handshake import PendingCollective, RankMessage
-from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.process_group import Ranks, ranks_of
+from thalweg.distribute.sharding.shard_index import (
+    are_known,
+    connected_ranks,
+    is_supported,
+    sharded_tensor,
+)
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 from thalweg.variable import dtype_name
 
 Describe = Callable[[], Sequence[str]]
-
-
-class Axis(NamedTuple):
-    """Axis along which a DTensor is cut.
-
-    Attributes:
-        mesh: The device mesh.
-        dim: The mesh dimension that holds different parts; all others hold copies.
-        cut: The tensor dimension that is cut; None if each rank has the full tensor.
-    """
-
-    mesh: Any
-    dim: int
-    cut: int | None
-
-
-def axis_of(var: Tensor) -> Axis | None:
-    """Return the axis of a DTensor; None unless it is cut along at most one mesh dimension."""
-    from torch.distributed.tensor import Shard
-
-    dtensor: Any = var
-    mesh, placements = dtensor.device_mesh, dtensor.placements
-    cut = cut_dims(var)
-    if not cut:
-        return Axis(mesh, mesh.ndim - 1, None)
-    placement = placements[cut[0]]
-    if len(cut) > 1 or type(placement) is not Shard:
-        return None
-    return Axis(mesh, cut[0], placement.dim % var.dim())
 
 
 def cut_dims(var: Tensor) -> list[int]:
@@ -80,7 +57,7 @@ class MatrixProcessGroup:
         collective: The action of the ranks.
 
     Attributes:
-        ranks: The ranks that gather matrices.
+        connected: The numbers of the ranks that gather matrices, in the default group.
         gathers: Whether there are matrices to gather.
     """
 
@@ -92,6 +69,9 @@ class MatrixProcessGroup:
         collective: PendingCollective = PendingCollective.STAGES,
     ) -> None:
         self._collective = collective
+        self._cuts: list[tuple[Any, tuple[int, ...]]] = []
+        self._ranks: Ranks | None = None
+        self.connected: list[int] = []
         self.begin(params, describe, matrix)
 
     def begin(
@@ -102,20 +82,28 @@ class MatrixProcessGroup:
         Args:
             params, describe, matrix: As for the class.
         """
-        self._axis = axis = None if matrix is None else axis_of(matrix)
         self.gathers = matrix is not None
-        axes = dict.fromkeys(
-            (cast("Any", param).device_mesh, dim) for param in params for dim in cut_dims(param)
+        cuts = dict.fromkeys(
+            (cast("Any", param).device_mesh, tuple(cut_dims(param))) for param in params
         )
-        self.ranks = Ranks.none()
-        groups = {axis: Ranks(axis[0].get_group(axis[1])) for axis in axes}
-        if axis is not None:
-            self.ranks = groups.setdefault(axis[:2], Ranks(axis.mesh.get_group(axis.dim)))
-        self._groups = [ranks for ranks in groups.values() if not ranks.is_alone]
+        axes = dict.fromkeys((mesh, dim) for mesh, dims in cuts for dim in dims)
+        groups = [Ranks(mesh.get_group(dim)) for mesh, dim in axes]
+        self._groups = [ranks for ranks in groups if not ranks.is_alone]
+        if self.gathers and self._cuts != [*cuts]:
+            self._cuts, self._ranks = [*cuts], None
+            self.connected = connected_ranks(self._cuts)
         self._is_ready_to_write = not self._groups
         self._describe = describe
         self._lines: Sequence[str] | None = None
         self._digest = 0
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that gather matrices; at first use all of them call this, after `meet`."""
+        if self._ranks is None:
+            groups = (ranks for ranks in self._groups if ranks.global_numbers() == self.connected)
+            self._ranks = next(groups, None) or ranks_of(self.connected)
+        return self._ranks
 
     def check(self, rule: str, params: Sequence[Tensor], titles: Sequence[str]) -> None:
         """Raise for matrices whose parts these ranks cannot gather.
@@ -125,22 +113,24 @@ class MatrixProcessGroup:
             params, titles: DTensors, with a name for each.
 
         Raises:
-            NotImplementedError: A matrix is cut along several mesh dimensions, in strides, or on
-                another mesh.
+            NotImplementedError: A matrix has a placement that is neither `Shard` nor `Replicate`,
+                or parts that torch does not define.
         """
         for param, title in zip(params, titles, strict=True):
-            axis, dtensor = axis_of(param), cast("Any", param)
-            if axis is None:
+            tensor = sharded_tensor(param)
+            if not all(map(is_supported, tensor.placements)):
                 raise NotImplementedError(
-                    f"'{title}' is a DTensor of placements {dtensor.placements}, and {rule} has"
-                    " stages over whole matrices: their parts are to be Shard, along one dimension"
-                    " of the mesh, or Replicate."
+                    f"'{title}' is a DTensor of placements {tensor.placements}, and {rule} has"
+                    " stages over whole matrices: each placement must be Shard or Replicate."
                 )
-            if self._axis is not None and axis[:2] != self._axis[:2]:
+            if not are_known(param):
+                local: Any = cast("Any", param).to_local()
                 raise NotImplementedError(
-                    f"'{title}' is cut along dimension {axis.dim} of {axis.mesh}, and others of"
-                    f" this step along dimension {self._axis.dim} of {self._axis.mesh}: all"
-                    " matrices of an optimizer under rules with stages are to be cut along one."
+                    f"'{title}' has shape {tuple(tensor.shape)} and placements"
+                    f" {tensor.placements} on a mesh of {tensor.mesh_shape}, which do not divide"
+                    f" its rows evenly: torch does not define its parts, of which that of this rank"
+                    f" is {tuple(local.shape)}. Pad the parameter, or select another rule, such as"
+                    " AdamW."
                 )
 
     def meet(self, *values: object) -> None:

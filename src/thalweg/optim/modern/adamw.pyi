@@ -109,8 +109,8 @@ class AdamWKin(ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -222,8 +222,8 @@ class AdamWCoupled(AdamWKin):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -335,8 +335,8 @@ class AdamWDecoupled(AdamWKin):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -448,8 +448,8 @@ class AdamWIndependent(AdamWKin):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -561,8 +561,8 @@ class AdamWCautiousDecay(AdamWKin):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -674,8 +674,8 @@ class NAdamW(AdamWKin):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -787,8 +787,8 @@ class CautiousAdamW(AdamWKin):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -900,8 +900,8 @@ class StableAdamW(ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,

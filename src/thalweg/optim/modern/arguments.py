@@ -43,7 +43,15 @@ class Arguments(torch.optim.Optimizer):
             numbers = self._numbers_in(name, value)
             if name in PAIRS and not isinstance(value, tuple | list):  # of an array, say
                 defaults[name] = tuple(numbers)
-            is_share = name in ("betas", "betas_1d", "momentum", "beta2", "beta3", "shampoo_beta")
+            is_share = name in (
+                "betas",
+                "betas_1d",
+                "momentum",
+                "beta1",
+                "beta2",
+                "beta3",
+                "shampoo_beta",
+            )
             if not all(number >= 0 and (number < 1 or not is_share) for number in numbers):
                 raise ValueError(f"Invalid {name} value: {value}")
         super().__init__(params, defaults)

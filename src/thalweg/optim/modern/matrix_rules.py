@@ -1,4 +1,4 @@
-"""Rules for matrices: Muon, NorMuon, MuonH, SOAP and KLSOAP."""
+"""Rules for matrices: Muon, NorMuon, AdaMuon, MuonH, SOAP and KLSOAP."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from thalweg.formula import Rule
 from thalweg.optim.group_layout import layout_of
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.rules.modern.adamuon import adamuon
 from thalweg.rules.modern.muon import muon
 from thalweg.rules.modern.muonh import muonh
 from thalweg.rules.modern.normuon import normuon
@@ -38,6 +39,7 @@ _LAYOUTS = ("heads", "layout")
 _MUONS = {"nesterov": "nesterov", "ns_coefficients": "coefficients", "ns_steps": "steps",
           "eps": "epsilon", "adjust_lr_fn": "adjust", "update_scale": "length",
           "ns_dtype": "dtype"}  # fmt: skip
+_ADAMUONS = {name: option for name, option in _MUONS.items() if name != "eps"}
 _SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "largest"}
 
 
@@ -191,6 +193,38 @@ class NorMuon(OfMatrices, ModernOptimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         update_scale: str = "preserve_norm",
+        *,
+        heads: Heads = None,
+        layout: Layout = None,
+        ns_dtype: str | None = None,
+    ) -> None: ...
+
+
+class AdaMuon(OfMatrices, ModernOptimizer):
+    """Muon of the signs of the mean, with each element divided by a running root of its squares.
+
+    Each step has a root mean square of `lr` times 0.2, as AdamW's steps have. `momentum` is the
+    decay of both means. `v_buffer` in the state has the mean squares, in the shape of the
+    parameter.
+
+    Source: Si et al. 2025, https://arxiv.org/abs/2507.11005
+    """
+
+    _rule = "ADAMUON"
+    _choices = _ADAMUONS
+    _unread = (*_ADAMUONS, *_LAYOUTS)
+    _make_rule = staticmethod(adamuon)
+
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate = 0.02,
+        weight_decay: float = 0.01,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        eps: float = 1e-8,
+        ns_coefficients: Coefficients = ORIGINAL,
         *,
         heads: Heads = None,
         layout: Layout = None,

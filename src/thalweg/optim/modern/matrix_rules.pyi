@@ -150,8 +150,8 @@ class Muon(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -288,8 +288,139 @@ class NorMuon(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
+                the same seed.
+            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
+                and new values back. None keeps state on the device of its parameter. Not with
+                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
+                has the sizes of each parameter's gradient, update and weight; or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
+                `in_backward` or DTensors.
+        """
+
+class AdaMuon(OfMatrices, ModernOptimizer):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.02,
+        weight_decay: float = 0.01,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        eps: float = 1e-08,
+        ns_coefficients: str
+        | tuple[float, float, float]
+        | tuple[tuple[float, float, float], ...] = (3.4445, -4.775, 2.0315),
+        *,
+        heads: int | tuple[int, ...] | None = None,
+        layout: MatrixLayout | str | None = None,
+        ns_dtype: str | None = None,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        radial_brake: bool | float | None = None,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        weights: str | None = None,
+        round: str | None = None,
+        seed: int = 0,
+        state_device: str | None = None,
+        diagnostics: int | Any | None = None,
+    ) -> None:
+        """Make one; see `AdaMuon`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            weight_decay: How much of each parameter decays; 0 is none.
+            momentum: What the running mean of gradients keeps in a step.
+            nesterov: Whether momentum is Nesterov's.
+            ns_steps: How many Newton-Schulz iterations a step has.
+            eps: A small number that keeps a divisor from 0.
+            ns_coefficients: Three numbers of Newton-Schulz iterations, a tuple of such for each of
+                them, or "original", "quintic" or "polar_express".
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
+                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
+                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
+                of three dimensions, which may be stacks of matrices.
+            ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
+            clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
+                adds up duplicate rows of sparse gradients first.
+            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+                The steps of parameters on a GPU are then counted on the GPU.
+            accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
+                and frees them; the last call updates. Clipping and the update use the sums.
+            wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+                counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
+                `fused_unscale`.
+            gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
+                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
+                and a frozen parameter None.
+            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
+                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
+            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
+                the others are divided by their share of all elements, at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
+                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
+                LARS. https://arxiv.org/abs/1904.00962
+            sphere: Whether a step has the norm of its parameter times the learning rate, and
+                restores the norm before the first step, `radius` in the state. Decoupled decay has
+                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+                https://arxiv.org/abs/2606.16899
+            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
+                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
+                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
+                for the default of each slot; the name of a codec for all slots, with its
+                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
+                None stores floats.
+            lookahead: Number of steps between updates of the slow weights, which are in the state
+                as `slow`: they move toward the parameter, and the parameter is set to them. They
+                are float32 for parameters of 16 bits.
+            lookahead_alpha: Interpolation factor in (0, 1].
+            ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
+                float32 for parameters of 16 bits. None keeps no average.
+            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. Writes to a parameter update the master, those
+                by `.data`, too; a write that rounds to the same value is not detected.
+            state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
+                the dtype of the parameter, or of its master.
+            weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
+                which steps update. The lower 8 bits are in the state as `correction`, a byte per
+                element. A write to a parameter keeps the correction, at most half a last place.
+                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
+                Sparse gradients are made dense. Works on CPU and GPU.
+            round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
+                a probability equal to their distance from the lower neighbour, so that small steps
+                add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
+                the index of the parameter, the number of its step, and the index of the element in
+                the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -417,8 +548,8 @@ class MuonH(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -543,8 +674,8 @@ class SOAP(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
@@ -669,8 +800,8 @@ class KLSOAP(OfMatrices, ModernOptimizer):
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
                 the index of the parameter, the number of its step, and the index of the element in
                 the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
-                gradients, `state_device`, or DTensors sharded along another dimension than the
-                first.
+                gradients or `state_device`, nor on a GPU with DTensors sharded along another
+                dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,

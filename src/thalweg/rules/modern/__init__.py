@@ -12,6 +12,7 @@ MODERN_RULES: tuple[Rule, ...]
 
 # The file of each rule, which is imported when the rule is asked for.
 _HOMES = {
+    "ADAFACTOR_HF": "adafactor_hf",
     "ADAMW_COUPLED": "adamw_coupled",
     "ADAMW_DECOUPLED": "adamw_decoupled",
     "ADAMW_INDEPENDENT": "adamw_independent",
@@ -33,6 +34,7 @@ _HOMES = {
     "SM3": "sm3",
     "MUON": "muon",
     "NORMUON": "normuon",
+    "ADAMUON": "adamuon",
     "MUONH": "muonh",
     "SOAP": "soap",
     "KLSOAP": "soap",

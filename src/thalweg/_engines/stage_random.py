@@ -1,0 +1,76 @@
+"""Random numbers for stages: the input `random`, equal on every rank, engine and device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod, tau
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from thalweg._base.rule_passes import Stage
+from thalweg._engines.philox import draw_bits
+from thalweg._engines.random_bits import STEPS
+from thalweg.formula import Rule
+
+_LAST_STREAM = 255  # the streams of stochastic rounding begin at 0
+
+
+class StageRandom:
+    """Random numbers of one call of a stage.
+
+    They depend on the seed of the stage, its place in the rule, the number of the step, the number
+    of the variable in the optimizer, and how many numbers of the variable were drawn before in
+    this call. They are computed on the host.
+
+    Args:
+        rule, stage: The rule, and its stage.
+        numbers: The number of each variable of the batch.
+        step: The number of the step, from 1.
+        device, dtype: Of the tensors.
+
+    Attributes:
+        matrix_count: The number of matrices of each variable for which numbers are drawn.
+    """
+
+    matrix_count = 1
+
+    def __init__(
+        self,
+        rule: Rule,
+        stage: Stage,
+        numbers: Sequence[int],
+        step: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._numbers, self._step = numbers, step % STEPS
+        self._key = stage.seed % STEPS, stage.seed // STEPS
+        self._stream = _LAST_STREAM - rule.passes.index(stage) % _LAST_STREAM
+        self._device, self._dtype = device, dtype
+        self._drawn = 0
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Return multiples of 2**-24 in [0, 1), of shape (batch, *shape)."""
+        return self._tensor(self._draw(shape))
+
+    def normal(self, *shape: int) -> Tensor:
+        """Return numbers of the standard normal distribution, of shape (batch, *shape)."""
+        first, second = self._draw(shape), self._draw(shape)
+        return self._tensor(np.sqrt(-2 * np.log1p(-first)) * np.cos(tau * second))
+
+    def _draw(self, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+        """Return uniform numbers, (batch, *shape)."""
+        count = 2 * self.matrix_count * prod(shape)  # of 16 bits each
+        rows = [
+            draw_bits(count, self._drawn, self._step, number, self._stream, self._key)
+            for number in self._numbers
+        ]
+        self._drawn += count
+        high, low = np.moveaxis(np.stack(rows).reshape(-1, *shape, 2), -1, 0)
+        return (high << 8 | low >> 8) / 2.0**24
+
+    def _tensor(self, values: npt.NDArray[np.float64]) -> Tensor:
+        return torch.from_numpy(values).to(self._device, self._dtype)  # pyright: ignore[reportUnknownMemberType]

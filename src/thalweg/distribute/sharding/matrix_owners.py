@@ -1,0 +1,166 @@
+"""Owners of matrices: the ranks that run the stages over matrices of which several have parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+from torch import Size, Tensor, distributed
+
+from thalweg._base.matrix_layout import MatrixLayout
+from thalweg._core.dtensor import is_on_mesh
+from thalweg._engines.matrix_batches import draws
+from thalweg.distribute.sharding.matrix_group import cut_dims
+from thalweg.distribute.sharding.shard_index import (
+    ShardedTensor,
+    ShardIndex,
+    Team,
+    full_index,
+    sharded_tensor,
+    teams,
+)
+from thalweg.formula import Rule
+
+
+class Part(NamedTuple):
+    """Part of the matrices of a `Stack` on one rank.
+
+    Attributes:
+        index: The place of the part in the tensor of the stack.
+        first: The first row of the part in the local tensor of the variable or slot.
+    """
+
+    index: ShardIndex
+    first: int
+
+    def view(self, local: Tensor) -> Tensor:
+        """Return the part as a view of the local tensor of the variable or slot."""
+        shape = self.index.shape
+        return local.narrow(0, self.first, shape[0]) if shape else local
+
+
+class Stack(NamedTuple):
+    """Matrices of one variable, in consecutive rows, that one rank updates.
+
+    Attributes:
+        variable: The position of the variable in the step.
+        full_shape: The shape of the full variable.
+        rows: The first row of the stack in the full variable, and the one after the last.
+        tensor: The placements; None for a variable that is not a DTensor.
+        team: The mesh coordinates of the ranks that have one copy of the variable, by rank.
+        owner: The rank that runs the stages.
+    """
+
+    variable: int
+    full_shape: Size
+    rows: tuple[int, int]
+    tensor: ShardedTensor | None
+    team: Team
+    owner: int
+
+    @property
+    def shape(self) -> Size:
+        """The shape of the stack."""
+        return Size((self.rows[1] - self.rows[0], *self.full_shape[1:]))
+
+    def parts(self) -> dict[int, Part]:
+        """Return the part of each rank that has elements, by rank."""
+        return self._parts_of(self.tensor, self.full_shape)
+
+    def slot_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the stack's part of a slot with a shape of its own."""
+        first, last = self._rows_of(shape)
+        return (last - first, *shape[1:]) if shape else ()
+
+    def slot_parts(self, shape: tuple[int, ...]) -> dict[int, Part]:
+        """Return the part of each rank in a slot with a shape of its own, by rank."""
+        return self._parts_of(self.tensor and self.tensor.slot(shape), shape)
+
+    def _rows_of(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return the rows of the stack in the variable or a slot, which has the same matrices."""
+        if not shape:
+            return 0, 1
+        first, last = (row * shape[0] // self.full_shape[0] for row in self.rows)
+        return first, last
+
+    def _parts_of(self, tensor: ShardedTensor | None, shape: tuple[int, ...]) -> dict[int, Part]:
+        parts: dict[int, Part] = {}
+        for rank, position in self.team.items():
+            shard = full_index(shape) if tensor is None else tensor.shard(position)
+            part = Part(*shard.rows(*self._rows_of(shape))) if shape else Part(shard, 0)
+            if prod(part.index.shape):
+                parts[rank] = part
+        return parts
+
+
+def stacks_of(
+    variables: Sequence[Tensor], rule: Rule, ranks: Sequence[int]
+) -> tuple[int, list[Stack]]:
+    """Return the index of this rank among `ranks`, and the matrices of variables with owners.
+
+    Args:
+        variables: The variables; those that are not DTensors are complete on this rank. Those
+            without elements have no matrices.
+        rule: The rule, whose layout describes the matrices of each variable. Its random numbers
+            are those of full variables, which are then not divided among ranks.
+        ranks: The numbers of the ranks in the default group. Teams and owners are indices of these.
+    """
+    layout, is_divided = rule.layout, bool(rule.layout.batch) and not draws(rule)
+    number_of = {rank: number for number, rank in enumerate(ranks)}
+    own = number_of[distributed.get_rank()]
+    complete: list[Stack] = []
+    stacks: list[Stack] = []
+    for index, var in enumerate(variables):
+        rows = (0, len(var))
+        if not var.numel():
+            continue
+        if not is_on_mesh(var):
+            complete.append(Stack(index, var.shape, rows, None, {own: ()}, own))
+            continue
+        for team in teams(var.device_mesh, tuple(cut_dims(var))):  # pyright: ignore
+            if team.keys() & number_of.keys():
+                numbered = {number_of[rank]: position for rank, position in team.items()}
+                stack = Stack(index, var.shape, rows, sharded_tensor(var), numbered, own)
+                stacks += _divide(stack) if is_divided else [stack]
+    owners = spread(
+        [_work_of(stack, layout) for stack in stacks], [[*stack.parts()] for stack in stacks]
+    )
+    owned = (stack._replace(owner=owner) for stack, owner in zip(stacks, owners, strict=True))
+    stacks = [*complete, *(stack for stack in owned if own in stack.team)]
+    return own, sorted(stacks, key=lambda stack: stack.variable)
+
+
+def _divide(stack: Stack) -> Iterator[Stack]:
+    """Yield the rows of a stack that the same ranks have, divided among these."""
+    shards = [stack.tensor.shard(position).runs[0] for position in stack.team.values()]  # pyright: ignore
+    ends = sorted({end for runs in shards for run in runs for end in run})
+    for first, last in pairwise(ends):
+        size = -(-(last - first) // len(stack._replace(rows=(first, last)).parts()))
+        for start in range(first, last, size):
+            yield stack._replace(rows=(start, min(start + size, last)))
+
+
+def _work_of(stack: Stack, layout: MatrixLayout) -> int:
+    """Return the relative cost of a stage over the matrices of a stack."""
+    sides = [block.shape for block in layout.blocks(stack.shape)]
+    work = sum(rows * columns * min(rows, columns) for rows, columns in sides)
+    return layout.matrix_sizes(stack.shape)[0] * work
+
+
+def spread(work: Sequence[int], ranks: Sequence[Sequence[int]]) -> list[int]:
+    """Return the owner rank of each matrix; costly ones go first, to the least loaded rank.
+
+    Args:
+        work: The cost of each matrix.
+        ranks: The ranks that have parts of each matrix.
+    """
+    loads: dict[int, int] = {}
+    owners = [0] * len(work)
+    # Matrices without a choice load their ranks before others are spread.
+    for index in sorted(range(len(work)), key=lambda k: (len(ranks[k]) > 1, -work[k])):
+        owner = min(ranks[index], key=lambda rank: loads.get(rank, 0))
+        loads[owner] = loads.get(owner, 0) + work[index]
+        owners[index] = owner
+    return owners

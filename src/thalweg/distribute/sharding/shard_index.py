@@ -1,0 +1,259 @@
+"""Places of the shards of DTensors in full tensors, for any mesh and any `Shard` placements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Size, Tensor, cat, distributed
+
+from thalweg._core.dtensor import slot_placements
+from thalweg._engines.random_bits import ElementRuns
+
+Run = tuple[int, int]  # the first index, and the one after the last
+Mesh = Any  # a `DeviceMesh`, whose module is not imported
+
+
+class ShardIndex(NamedTuple):
+    """Indices of a full tensor that a shard holds.
+
+    Attributes:
+        runs: For each dimension the runs of consecutive indices, in the order of the shard.
+    """
+
+    runs: tuple[tuple[Run, ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the shard."""
+        return tuple(sum(stop - start for start, stop in runs) for runs in self.runs)
+
+    def rows(self, first: int, last: int) -> tuple[ShardIndex, int]:
+        """Return the part of the shard in rows of the full tensor, and its first row in the shard.
+
+        Args:
+            first: The first row; rows of the part are counted from it.
+            last: The row after the last one.
+        """
+        runs, *others = self.runs
+        cut = [(max(start, first) - first, min(stop, last) - first) for start, stop in runs]
+        offset = sum(max(0, min(stop, first) - start) for start, stop in runs)
+        inside = tuple((start, stop) for start, stop in cut if start < stop)
+        return ShardIndex((inside, *others)), offset
+
+    def read(self, full: Tensor) -> Tensor:
+        """Return the shard of a full tensor, as a view if each dimension has one run."""
+        for dim, runs in enumerate(self.runs):
+            parts = [full.narrow(dim, start, stop - start) for start, stop in runs]
+            full = parts[0] if len(parts) == 1 else cat([full.narrow(dim, 0, 0), *parts], dim)
+        return full
+
+    def write(self, full: Tensor, shard: Tensor) -> None:
+        """Copy the shard into the full tensor."""
+        for target, source in self._blocks(full, shard):
+            target.copy_(source)
+
+    def _blocks(self, full: Tensor, shard: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield views of the full tensor and of the shard that have the same elements."""
+        for block in product(*map(_with_offsets, self.runs)):
+            target, source = full, shard
+            for dim, (start, length, offset) in enumerate(block):
+                target = target.narrow(dim, start, length)
+                source = source.narrow(dim, offset, length)
+            yield target, source
+
+
+def _with_offsets(runs: tuple[Run, ...]) -> list[tuple[int, int, int]]:
+    """Return the start, the length and the offset in the shard of each run."""
+    rows: list[tuple[int, int, int]] = []
+    offset = 0
+    for start, stop in runs:
+        rows.append((start, stop - start, offset))
+        offset += stop - start
+    return rows
+
+
+@lru_cache(1 << 16)
+def shard_index(
+    shape: Size, mesh_shape: tuple[int, ...], placements: tuple[Any, ...], position: tuple[int, ...]
+) -> ShardIndex:
+    """Return the place of a shard, by torch's rule: mesh dimensions cut one after the other.
+
+    Args:
+        shape: The shape of the full tensor.
+        mesh_shape: The shape of the mesh.
+        placements: A `Shard`, `_StridedShard` or `Replicate` for each mesh dimension.
+        position: The coordinate of the rank in the mesh.
+    """
+    runs = [*full_index(shape).runs]
+    for count, placement, number in zip(mesh_shape, placements, position, strict=True):
+        if placement.is_replicate():
+            continue
+        dim, factor = placement.dim % len(shape), getattr(placement, "split_factor", 1)
+        pieces = [_chunk(runs[dim], factor, piece) for piece in range(factor)]
+        runs[dim] = _joined(run for piece in pieces for run in _chunk(piece, count, number))
+    return ShardIndex(tuple(runs))
+
+
+def _chunk(runs: Sequence[Run], count: int, number: int) -> tuple[Run, ...]:
+    """Return one of `count` chunks of indices, cut as `torch.chunk` does."""
+    size = -(-sum(stop - start for start, stop in runs) // count)
+    first, last = number * size, (number + 1) * size
+    chunk: list[Run] = []
+    offset = 0
+    for start, stop in runs:
+        begin, end = max(start, start + first - offset), min(stop, start + last - offset)
+        if begin < end:
+            chunk.append((begin, end))
+        offset += stop - start
+    return tuple(chunk)
+
+
+def _joined(runs: Iterator[Run]) -> tuple[Run, ...]:
+    """Return runs with adjacent ones joined."""
+    joined: list[Run] = []
+    for start, stop in runs:
+        if joined and joined[-1][1] == start:
+            joined[-1] = joined[-1][0], stop
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+class ShardedTensor(NamedTuple):
+    """Full tensor whose shards are on the ranks of a mesh.
+
+    Attributes:
+        mesh_shape: The shape of the mesh.
+        placements: The placement of the tensor for each mesh dimension.
+        shape: The shape of the full tensor.
+    """
+
+    mesh_shape: tuple[int, ...]
+    placements: tuple[Any, ...]
+    shape: Size
+
+    def shard(self, position: tuple[int, ...]) -> ShardIndex:
+        """Return the place of the shard of the rank at a coordinate of the mesh."""
+        return shard_index(self.shape, self.mesh_shape, self.placements, position)
+
+    def slot(self, shape: tuple[int, ...]) -> ShardedTensor:
+        """Return a slot with a shape of its own, as `_core.dtensor.filled_beside` cuts it."""
+        return self._replace(
+            shape=Size(shape), placements=tuple(slot_placements(self.placements, len(shape)))
+        )
+
+
+def sharded_tensor(var: Any) -> ShardedTensor:
+    """Return the placements of a DTensor."""
+    return ShardedTensor(tuple(var.device_mesh.shape), tuple(var.placements), var.shape)
+
+
+def local_index(var: Any) -> ShardIndex:
+    """Return the place of this rank's shard of a DTensor."""
+    return sharded_tensor(var).shard(tuple(var.device_mesh.get_coordinate()))
+
+
+def full_index(shape: Sequence[int]) -> ShardIndex:
+    """Return the index of a full tensor."""
+    return ShardIndex(tuple(((0, size),) if size else () for size in shape))
+
+
+Team = dict[int, tuple[int, ...]]  # coordinates in the mesh, by the rank in the default group
+
+
+@lru_cache(1 << 12)
+def teams(mesh: Mesh, dims: tuple[int, ...]) -> tuple[Team, ...]:
+    """Return the sets of ranks that hold one copy of a tensor each.
+
+    Args:
+        mesh: The device mesh.
+        dims: The mesh dimensions along which the tensor is cut.
+    """
+    ranks, sizes = mesh.mesh, mesh.shape
+    others = [range(1) if dim in dims else range(size) for dim, size in enumerate(sizes)]
+    inner = [range(size) if dim in dims else range(1) for dim, size in enumerate(sizes)]
+    copies: list[Team] = []
+    for start in product(*others):
+        positions = [tuple(map(sum, zip(start, step, strict=True))) for step in product(*inner)]
+        copies.append({int(ranks[position]): position for position in positions})
+    return tuple(copies)
+
+
+@lru_cache(1 << 14)
+def element_runs(index: ShardIndex, shape: Size) -> int | ElementRuns:
+    """Return the positions of a shard's elements in the full tensor, both row-major.
+
+    If all elements are adjacent, that is the position of the first one.
+    """
+    if not prod(index.shape):
+        return 0
+    firsts, lengths = np.zeros(1, np.int64), np.ones(1, np.int64)
+    stride = 1
+    for runs, size in zip(reversed(index.runs), reversed(shape), strict=True):
+        if len(firsts) == 1 and lengths[0] == stride:
+            # Rows inside of this dimension are complete.
+            firsts = np.array([start * stride for start, _ in runs], np.int64)
+            lengths = np.array([(stop - start) * stride for start, stop in runs], np.int64)
+        else:
+            indices = np.concatenate([np.arange(start, stop) for start, stop in runs])
+            firsts = (indices[:, None] * stride + firsts).reshape(-1)
+            lengths = np.tile(lengths, len(indices))
+        stride *= size
+    return int(firsts[0]) if len(firsts) == 1 else ElementRuns(firsts, lengths)
+
+
+def are_known(var: Any) -> bool:
+    """Return whether placements determine the elements of a DTensor's local part."""
+    tensor = sharded_tensor(var)
+    if not all(map(is_supported, tensor.placements)) or is_ambiguous(tensor):
+        return False
+    return tuple(var.to_local().shape) == local_index(var).shape
+
+
+def is_supported(placement: Any) -> bool:
+    """Return whether a placement cuts or copies a tensor: pending sums and subclasses do not."""
+    return placement.is_replicate() or type(placement).__name__ in ("Shard", "_StridedShard")
+
+
+@lru_cache(1 << 12)
+def is_ambiguous(tensor: ShardedTensor) -> bool:
+    """Return whether FSDP2 and DTensor disagree about the shards of an uneven tensor.
+
+    `_StridedShard` stands for a cut after those of the mesh dimensions to the right. FSDP2 cuts in
+    that order. DTensor cuts from left to right instead, in stripes, which differ if chunks of the
+    dimensions to the right have other lengths.
+    """
+    dims = range(len(tensor.placements))
+    factors = [getattr(placement, "split_factor", 1) for placement in tensor.placements]
+    if max(factors, default=1) == 1:
+        return False
+    order = sorted(dims, key=lambda dim: factors[dim] > 1)
+    for position in product(*map(range, tensor.mesh_shape)):
+        runs = [*full_index(tensor.shape).runs]
+        for dim in order:
+            placement = tensor.placements[dim]
+            if not placement.is_replicate():
+                cut = placement.dim
+                runs[cut] = _chunk(runs[cut], tensor.mesh_shape[dim], position[dim])
+        if tensor.shard(position).runs != tuple(runs):
+            return True
+    return False
+
+
+def connected_ranks(cuts: Sequence[tuple[Mesh, tuple[int, ...]]]) -> list[int]:
+    """Return this rank and the ranks that tensors connect it with, directly or by other ranks.
+
+    Args:
+        cuts: The meshes of the tensors, with the mesh dimensions along which they are cut.
+    """
+    all_teams = [set(team) for mesh, dims in cuts for team in teams(mesh, dims)]
+    connected, size = {distributed.get_rank()}, 0
+    while len(connected) > size:
+        size = len(connected)
+        connected = connected.union(*(team for team in all_teams if team & connected))
+    return sorted(connected)

@@ -1,0 +1,146 @@
+"""Adafactor with the arguments, defaults, numbers and state of transformers' class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._base.showing import show_value
+from thalweg._core.param_groups import Group
+from thalweg.errors import InvalidTypeError
+from thalweg.formula import Rule
+from thalweg.optim.group_options import number
+from thalweg.optim.modern.arguments import Rate
+from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.optim.state_mismatch import is_number
+from thalweg.rules.modern.adafactor_hf import ADAFACTOR_HF, adafactor_hf
+
+
+class AdafactorHF(ModernOptimizer):
+    """Adafactor as in transformers: `Adafactor` is torch's, of another formula and arguments.
+
+    By default, the rate follows from the number of the step and from the root mean square of each
+    parameter, and `lr` is None. For a rate of your own, give `lr`, `scale_parameter=False` and
+    `relative_step=False`. `state[p]` holds `step`, `RMS` and, of matrices, `exp_avg_sq_row` and
+    `exp_avg_sq_col`; of all others `exp_avg_sq`; with `beta1`, `exp_avg`. All are float32 for
+    parameters of 16 bits. `state_dict` and that of transformers' class load into each other.
+
+    Args:
+        lr: The learning rate, a number or a tensor of shape (), with `relative_step=False`; else
+            None.
+        eps: Added to squares of gradients, and the least root mean square of a parameter.
+        clip_threshold: The largest root mean square of a step before it is multiplied by its rate.
+        decay_rate: The weight of a square in its mean is the number of the step to this power.
+        beta1: What the mean of steps keeps; None has no mean.
+        scale_parameter: Whether the rate is multiplied by the root mean square of the parameter.
+        relative_step: Whether the rate is 1 over the root of the step's number, at most 0.01.
+        warmup_init: Whether that rate is at most 1e-6 times the step's number, in place of 0.01.
+
+    Raises:
+        ValueError: `lr` and `relative_step=True` are both given or both missing, or
+            `warmup_init=True` is without `relative_step=True`.
+
+    Source: Shazeer & Stern 2018, https://arxiv.org/abs/1804.04235;
+        transformers.optimization.Adafactor
+    """
+
+    _rule = "ADAFACTOR_HF"
+    _unread = ("lr", "eps", "beta1")
+    _unsupported_options = {
+        "state_storage": "has no slots that state_storage may encode: of matrices it keeps a number"
+        " for each row and column, and all slots are float32 at least"
+    }
+
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate | None = None,
+        eps: tuple[float, float] = (1e-30, 1e-3),
+        clip_threshold: float = 1.0,
+        decay_rate: float = -0.8,
+        beta1: float | None = None,
+        weight_decay: float = 0.0,
+        scale_parameter: bool = True,
+        relative_step: bool = True,
+        warmup_init: bool = False,
+    ) -> None: ...
+
+    def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        # Schedules may write `lr` to groups later, where steps do not read it.
+        if arguments["lr"] is not None and arguments["relative_step"]:
+            raise ValueError(
+                f"Invalid lr value: {show_value(arguments['lr'])} beside relative_step=True; give"
+                " relative_step=False, too, and scale_parameter=False for steps of this rate, or"
+                " leave out lr."
+            )
+        return arguments
+
+    @staticmethod
+    def _rule_by_shape(group: Group, param: Tensor) -> Rule:
+        beta1, (eps1, eps2) = group["beta1"], _read_eps(group["eps"])
+        return adafactor_hf(
+            param.dim() < 2,
+            None if beta1 is None else number(beta1),
+            bool(group["relative_step"]),
+            eps1,
+            eps2,
+            torch.float32 if param.dtype == torch.bfloat16 else None,
+        )
+
+    @classmethod
+    def _choose_rule(cls, group: Group) -> Rule:
+        return ADAFACTOR_HF if group["relative_step"] else adafactor_hf(is_relative=False)
+
+    def _numbers_in(self, name: str, value: Any) -> Iterable[Any]:
+        if name == "eps":
+            return _read_eps(value)
+        is_optional = value is None and name in ("lr", "beta1")
+        if is_optional:
+            return ()
+        numbers = super()._numbers_in(name, value)
+        return () if name == "decay_rate" else numbers  # which is negative
+
+    @classmethod
+    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+        try:
+            _read_eps(group["eps"])
+        except InvalidTypeError as error:
+            return [str(error).rstrip(".")]
+        for name in ("lr", "beta1"):
+            if group[name] is not None and not is_number(group[name]):
+                return [f"{name} must be a number or None, not {show_value(group[name])}"]
+        if not number(group["clip_threshold"]) > 0:
+            return [f"clip_threshold must be above 0, not {show_value(group['clip_threshold'])}"]
+        if not group["relative_step"]:
+            if group["warmup_init"]:
+                return ["warmup_init=True needs relative_step=True"]
+            if group["lr"] is None:
+                return ["lr is None: give a number, or relative_step=True"]
+        return []
+
+    @staticmethod
+    def _get_lr(param_group: Mapping[str, Any], param_state: Mapping[str, Any]) -> Any:
+        """Return the rate of the last step of a parameter, for transformers' AdafactorSchedule."""
+        rate, step = param_group["lr"], float(param_state["step"])
+        if param_group["relative_step"]:
+            largest = 1e-6 * step if param_group["warmup_init"] else 1e-2
+            rate = min(largest, step**-0.5)
+        if not param_group["scale_parameter"]:
+            return rate
+        return max(param_group["eps"][1], float(param_state["RMS"])) * rate
+
+
+def _read_eps(eps: Any) -> tuple[float, float]:
+    """Return the number added to squares, and the least root mean square of a parameter.
+
+    Raises:
+        InvalidTypeError: It is something else.
+    """
+    try:
+        of_squares, of_variable = eps
+        return float(of_squares), float(of_variable)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(f"eps must be two numbers, not {show_value(eps)}.") from error

@@ -1,0 +1,101 @@
+"""Entries by which `torch.distributed.checkpoint` transfers states.
+
+It reads of a flat state dict only the entries whose keys the groups and the state of the optimizer
+have. So these have all entries that `state_dict` returns, from the first step on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from thalweg._base.locks import importing
+from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
+from thalweg._core.options.update_targets import ENCODED_SHAPE
+from thalweg._core.param_groups import Group, states_of
+from thalweg._core.state import mismatch
+from thalweg.optim.rounding_state import rounding_entries
+from thalweg.optim.state_mismatch import parameter_states
+
+
+def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
+    """Write the entries that describe the form of a state to its groups and parameters.
+
+    Args:
+        optimizer: The optimizer, whose options define the entries.
+        groups: Groups with all options of their rules, changed in place.
+        state: The states of parameters, changed in place.
+    """
+    has_sums, rounding = optimizer.step_options.kinds.sums, rounding_entries(optimizer)
+    for group in groups:
+        group.update(rounding)
+        if has_sums:
+            group.setdefault(COUNT, 0)
+            for param in group["params"]:
+                if entries := state.get(param):
+                    entries.setdefault(SUM, 0)
+        if optimizer.encodes_group(group):
+            _record_codecs(optimizer, group, state)
+
+
+def _record_codecs(optimizer: Any, group: Group, state: Mapping[Any, Any]) -> None:
+    """Write the codecs of slots to a group, and to the states with encoded slots their shapes."""
+    with importing:
+        from thalweg._core.quantized_slots import shape_entry
+        from thalweg.optim.quantized_state import STORAGE, has_codes, storage_of
+    if storage := storage_of(optimizer.rule_of(group)):
+        group[STORAGE] = storage
+        for param in group["params"]:
+            entries = state.get(param)
+            if entries and has_codes(entries, storage):
+                entries[ENCODED_SHAPE] = shape_entry(param)
+
+
+def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state without empty sums and without entries that a flat state dict lacks.
+
+    `torch.distributed.checkpoint` reads an entry that a flat state dict lacks as an empty dict.
+
+    Args:
+        optimizer: The optimizer.
+        saved_state: The state, of the right form.
+
+    Raises:
+        CheckpointMismatchError: No entry was read, because the optimizer does not have a state.
+    """
+    saved_states = dict(parameter_states(saved_state))
+    if not any(saved_states.values()) and not any(optimizer.state.values()):
+        _check_read(optimizer, [name for name in saved_states if isinstance(name, str)])
+    states: dict[Any, Any] = {}
+    for key, entries in saved_states.items():
+        absent = {name for name, entry in entries.items() if _is_empty_dict(entry)}
+        if absent:
+            live_entries = chain(*(entries.items() for _, entries in states_of(optimizer.state)))
+            absent &= {name for name, entry in live_entries if not _is_empty_dict(entry)}
+        if is_empty_sum(entries.get(SUM)):
+            absent.add(SUM)
+        if absent:
+            states[key] = {name: entry for name, entry in entries.items() if name not in absent}
+    return {**saved_state, "state": {**saved_state["state"], **states}} if states else saved_state
+
+
+def _check_read(optimizer: Any, names: Sequence[str]) -> None:
+    """Raise if parameters have names and empty states, but the optimizer's rule has slots.
+
+    Raises:
+        CheckpointMismatchError: Says so, and what to do.
+    """
+    if names and any(rule.slots for rule in optimizer._rules()):
+        # Torch's reads have added empty states, and it allocates none if there are any.
+        optimizer.state.clear()
+        problem = (
+            f"the state of '{names[0]}' is empty, as all others are. torch.distributed.checkpoint"
+            " loads only entries that the optimizer's state has, and it allocates this state only"
+            " if no parameter has a gradient: set 'grad' of all parameters to None and load again"
+        )
+        raise mismatch([problem], type(optimizer).__name__)
+
+
+def _is_empty_dict(entry: object) -> bool:
+    return isinstance(entry, dict) and not entry
