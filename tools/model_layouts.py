@@ -33,7 +33,6 @@ LAYER_COUNTS = [
 ]
 FIXED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
-    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
