@@ -73,10 +73,8 @@ class Training:
         self.step(number)
 
     def bits(self) -> list[bytes]:
-        # Copies: steps look up memory that NumPy shares among all that the process has. An empty
-        # sum of gradients is the number 0.
-        tensors = (torch.as_tensor(value) for value in self.state())
-        copies = (tensor.detach().clone().contiguous() for tensor in tensors)
+        # Copies: steps look up memory that NumPy shares among all that the process has.
+        copies = (tensor.detach().clone().contiguous() for tensor in self.state())
         return [copy.view(-1).view(torch.uint8).numpy().tobytes() for copy in copies]
 
 
@@ -160,7 +158,8 @@ def state_of(opt: Any) -> list[Tensor]:
         slots = dict(opt.state.get(param, {}))
         if isinstance(opt, optim.RuleOptimizer):  # `step` counts what was applied in backward
             slots["step"] = slots["step"] + opt.step_cache.has_applied_grads
-        total = slots.pop("gradient_sum", torch.zeros_like(param, dtype=torch.float32))
+        # Between two sums, the entry is the number 0.
+        total = torch.zeros_like(param, dtype=torch.float32) + slots.pop("gradient_sum", 0)
         if opt.step_options.kinds.sums and param.grad is not None:
             total = total + param.grad
         tensors += [param, *slots.values(), total]
