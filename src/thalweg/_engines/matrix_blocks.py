@@ -82,7 +82,9 @@ class Division:
         return self._sizes[0] * len(group)
 
     def take(self, values: Tensor, group: Sequence[int]) -> Tensor:
-        """Return the matrices of a group of blocks, (matrices, rows, columns), in new memory.
+        """Return the matrices of a group of blocks, (matrices, rows, columns), row-major.
+
+        They are new memory, or `values` itself if each variable is a batch of matrices.
 
         Args:
             values: A number for each element of each variable, (variables, ...).
@@ -91,13 +93,13 @@ class Division:
         variables = values.reshape(len(values), *self._sizes)
         blocks = [self._block(variables, self._blocks[index]) for index in group]
         rows, columns = self._blocks[group[0]].shape
+        sides = (columns, rows) if self._layout.transposed else (rows, columns)
+        matrices = [block.reshape(*block.shape[:2], *sides) for block in blocks]
         if self._layout.transposed:
-            matrices = stack([block.reshape(*block.shape[:2], columns, rows).mT
-                              for block in blocks], 2)  # fmt: skip
-        else:
-            matrices = stack([block.reshape(*block.shape[:2], rows, columns)
-                              for block in blocks], 2)  # fmt: skip
-        return matrices.reshape(-1, rows, columns)
+            matrices = [matrix.mT for matrix in matrices]
+        elif len(matrices) == 1:
+            return matrices[0].reshape(-1, rows, columns)
+        return stack(matrices, 2).reshape(-1, rows, columns)
 
     def put(self, values: Tensor, group: Sequence[int], matrices: Tensor) -> None:
         """Write the matrices of a group of blocks into `values`, the inverse of `take`."""
@@ -149,6 +151,7 @@ def _cut(values: Tensor, dim: int, pieces: Pieces) -> Tensor:
     return values.view(sizes).narrow(dim + 1, pieces.first, pieces.size)
 
 
+@lru_cache(4096)
 def division_of(layout: MatrixLayout, shape: Sequence[int]) -> Division | None:
     """Return the division of variables of a shape, or None if each is one matrix as it is."""
     return None if layout == ONE_MATRIX else Division(layout, shape)

@@ -36,9 +36,9 @@ def mixed_for_model(
     Raises:
         InvalidArgumentError: A parameter is undecided, or an option is not one of its rule.
     """
-    for name in {"params", "heads", "layout"}.intersection(options):
+    if names := sorted({"params", "heads", "layout"}.intersection(options)):
         raise InvalidArgumentError(
-            f"{rule}.for_model() takes no {name!r}: layouts= has the matrices of parameters by"
+            f"{rule}.for_model() takes no {names[0]!r}: layouts= has the matrices of parameters by"
             " name."
         )
     decisions = matrix_layouts(module, layouts=layouts, output=output, inputs=inputs)
@@ -60,8 +60,7 @@ def _groups(
     """Return a group for each layout, and two for AdamW: vectors have no weight decay."""
     params = dict(module.named_parameters())
     groups: dict[tuple[str, bool], Group] = {}
-    for name, shape, layout, reason in decisions:
-        del reason
+    for name, shape, layout, _ in decisions:
         if layout is not None:
             key = (str(layout), False)
             text = {} if layout == MatrixLayout() and len(shape) == 2 else {"layout": str(layout)}
