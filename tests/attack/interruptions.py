@@ -251,7 +251,9 @@ def loading(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> A
             states = [dict(sorted(opt.state[param].items())) for param in params]
             group = opt.param_groups[0]
             numbers = torch.tensor([group["lr"], group.get("folded", 0)])
-            return [*params, *(tensor for slots in states for tensor in slots.values()), numbers]
+            # Between two sums of gradients, their entry is the number 0.
+            values = [torch.as_tensor(value) for slots in states for value in slots.values()]
+            return [*params, *values, numbers]
 
         return Training(lambda number: opt.load_state_dict(checkpoints[2 + number % 3]), state)
 
