@@ -1,0 +1,126 @@
+"""Passes and matrix stages of a rule in a replayed step, between native calls.
+
+The native call checks all guards and runs the kernels of a pass, which write memory of the plan
+alone. A stage follows in torch's functions. Another native call then checks the guards again and
+runs the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thalweg._core.plan_cache import CachedPlan
+from thalweg._core.replay import GuardTable, Launch, Member, replay_kernel, staged_plan_of
+from thalweg._engines.cpu.launch import is_serial
+from thalweg._engines.cpu.replay_records import make_program_records, set_row_count
+from thalweg._engines.cpu.scalar_program import NONE
+from thalweg._engines.protocol import Call, Columns
+
+if TYPE_CHECKING:
+    from thalweg._core.scalar_tracing import Program
+    from thalweg._engines.staged_step import StagedStep
+
+
+class StageScalars:
+    """Scalars that the stages of a rule read in a replayed step, computed in the native call.
+
+    Args:
+        plan: The plan of the rule.
+        places: For each variable of the rule the key of its scalars.
+
+    Attributes:
+        places: The distinct keys.
+    """
+
+    def __init__(self, plan: StagedStep, places: Sequence[Hashable]) -> None:
+        self.places = list(dict.fromkeys(places))
+        self._dtypes, self._names = plan.dtypes, list(plan.stage_scalars)
+        self._row_of = np.array([self.places.index(place) for place in places], np.int64)
+        self._rows = np.zeros((len(self.places), len(self._names)))
+        self._records = make_program_records(len(self.places))
+        # Each place has one row, whose index and count the native call sets.
+        self._cells = np.zeros((len(self.places), 2), np.int64)
+
+    def place_program(
+        self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]], counted: Member
+    ) -> Member:
+        """Let a program compute the scalars of a place.
+
+        Args:
+            index: The index of the place.
+            program, inputs: As for `Launch.place_program`.
+            counted: A member of the place.
+
+        Returns:
+            The member with the record of the program.
+        """
+        if index == 0:
+            registers = program.registers_of(self._names)
+            self._names = [
+                name for name, at in zip(self._names, registers, strict=True) if at != NONE
+            ]
+        record, cell = self._records[index], self._cells[index]
+        program.place(record, self._names, self._rows[index:].ctypes.data, 1, inputs)
+        set_row_count(record, cell[1:])
+        return counted._replace(
+            program=record.ctypes.data, row_cell=cell.ctypes.data, row_size=self._rows.strides[0]
+        )
+
+    def columns(self) -> Columns:
+        """Return the scalars of the step."""
+        first, *others = self._rows.tolist()
+        shared = dict(zip(self._names, first, strict=False))
+        separate = {
+            name: self._rows[self._row_of, k]
+            for k, name in enumerate(self._names)
+            if any(row[k] != first[k] for row in others)
+        }
+        return Columns(dict.fromkeys(self._dtypes, shared), separate)
+
+
+class ReplayedPasses:
+    """Passes and stages of a rule in a replayed step.
+
+    Args:
+        cached_plan: The plan of the rule.
+        launches: The kernels of each pass.
+        scalars: The scalars of stages.
+    """
+
+    def __init__(
+        self,
+        cached_plan: CachedPlan,
+        launches: Sequence[Sequence[Launch]],
+        scalars: StageScalars,
+    ) -> None:
+        self._plan, self._slots = staged_plan_of(cached_plan), cached_plan.shaped_slots
+        self._launches, self._scalars = launches, scalars
+        self._records = [
+            np.array([launch.record() for launch in pass_launches], np.int64).reshape(-1, 4)
+            for pass_launches in launches
+        ]
+
+    def run(self, guards: GuardTable, step_count: int, flags: int) -> tuple[int, list[Call]]:
+        """Run the passes and stages; write no state.
+
+        Args:
+            guards: The guards of the step.
+            step_count, flags: As for `GuardTable.replay`.
+
+        Returns:
+            The status, as from `GuardTable.replay`, and C functions without arguments that write
+            slots after the update.
+        """
+
+        def run_pass(index: int) -> int:
+            records = self._records[index]
+            for record, launch in zip(records, self._launches[index], strict=True):
+                if not is_serial(launch.elements):
+                    record[2:] = launch.threads()
+            guards.set_pass(records)
+            return guards.replay(None, step_count, replay_kernel.RUN_PASS, (), flags)
+
+        return self._plan.replay_passes(run_pass, self._scalars.columns, self._slots)
