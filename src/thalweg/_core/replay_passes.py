@@ -8,6 +8,8 @@ runs the update.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
+from operator import call, not_
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -112,7 +114,7 @@ class ReplayedPasses:
 
         Returns:
             The status, as from `GuardTable.replay`, and C functions without arguments that write
-            slots after the update.
+            slots after the update, to be called once.
         """
 
         def run_pass(index: int) -> int:
@@ -123,4 +125,6 @@ class ReplayedPasses:
             guards.set_pass(records)
             return guards.replay(None, step_count, replay_kernel.RUN_PASS, (), flags)
 
-        return self._plan.replay_passes(run_pass, self._scalars.columns, self._slots)
+        status, writes = self._plan.replay_passes(run_pass, self._scalars.columns, self._slots)
+        # `GuardTable.replay` stops at a result that is not false, and these return lists.
+        return status, [partial(any, map(not_, map(call, writes)))] if writes else []
