@@ -112,7 +112,7 @@ def orthogonal(
 ) -> Tensor:
     """Return matrices with the same singular vectors, and singular values near `scale`.
 
-    A zero matrix stays zero.
+    A zero matrix stays zero. The result is written into `matrices`.
 
     Args:
         matrices: (batch, rows, columns).
@@ -128,14 +128,21 @@ def orthogonal(
     is_tall = iterate.shape[1] > iterate.shape[2]
     iterate = iterate.mT if is_tall else iterate
     norms = norms_of(iterate).clamp(min=epsilon)
-    result = torch.empty_like(matrices)
     size = _matrices_per_piece(iterate)
     buffers = _Buffers(iterate[:size])
-    pieces = zip(iterate.split(size), norms.split(size), result.split(size), strict=True)
+    pieces = zip(iterate.split(size), norms.split(size), matrices.split(size), strict=True)
     for piece, piece_norms, target in pieces:
         product = buffers.iterate(piece, piece_norms, coefficients)
         torch.mul((product.mT if is_tall else product).to(target.dtype), scale, out=target)
-    return result
+    return matrices
+
+
+def as_iterated(matrices: Tensor) -> Tensor:
+    """Return matrices in the memory order of the iteration: tall ones column-major.
+
+    The order of memory is that in which reductions add, and so decides their bits.
+    """
+    return matrices.mT.contiguous().mT if matrices.shape[1] > matrices.shape[2] else matrices
 
 
 def _matrices_per_piece(iterate: Tensor) -> int:
