@@ -132,7 +132,9 @@ class ScalarsInCall:
         replayed: list[ReplayedPasses] = []
         unplaced = [member._replace(program=0, spans=()) for member in members]
         first = 0
-        for share, passes, scalars in zip(self._shares, launches.passes, self._scalars, strict=True):
+        for share, passes, scalars in zip(
+            self._shares, launches.passes, self._scalars, strict=True
+        ):
             for kernels in passes:
                 records = [*unplaced]
                 for launch in kernels:
