@@ -331,14 +331,9 @@ def is_repeatable(
     rule = cached_plan.request.rule
     if rule.passes and not _has_stages_alone(cached_plan.ready):
         return False
-    plans = [plan_of(cached_plan), *_pass_plans_of(cached_plan)]
+    plans: list[object] = [plan_of(cached_plan), *_pass_plans_of(cached_plan)]
     return (
-        all(isinstance(plan, DensePlan) and plan.stages == stages for plan in plans)
-        and all(
-            isinstance(group, engine.Group) and group.kernel.scalars
-            for plan in plans
-            for group in plan.groups
-        )
+        all(_is_repeatable_plan(plan, stages) for plan in plans)
         and not (stages and gradient_squares in rule.measures.values())
         and not rule.calls_users
         and rule.per_optimizer is None
@@ -348,6 +343,15 @@ def is_repeatable(
         and adapter.there is None
         and adapter.apply_flag is None
         and not adapter.calls
+    )
+
+
+def _is_repeatable_plan(plan: object, stages: Stages) -> bool:
+    """Return whether a plan is of kernels over dense gradients with these transforms."""
+    return (
+        isinstance(plan, DensePlan)
+        and plan.stages == stages
+        and all(isinstance(group, engine.Group) and group.kernel.scalars for group in plan.groups)
     )
 
 

@@ -47,38 +47,37 @@ class StageScalars:
         self._cells = np.zeros((len(self.places), 2), np.int64)
 
     def place_program(
-        self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]], counted: Member
+        self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]], member: Member
     ) -> Member:
         """Let a program compute the scalars of a place.
 
         Args:
             index: The index of the place.
             program, inputs: As for `Launch.place_program`.
-            counted: A member of the place.
+            member: A member of the place.
 
         Returns:
             The member with the record of the program.
         """
         if index == 0:
             registers = program.registers_of(self._names)
-            self._names = [
-                name for name, at in zip(self._names, registers, strict=True) if at != NONE
-            ]
+            named_registers = zip(self._names, registers, strict=True)
+            self._names = [name for name, register in named_registers if register != NONE]
         record, cell = self._records[index], self._cells[index]
         program.place(record, self._names, self._rows[index:].ctypes.data, 1, inputs)
         set_row_count(record, cell[1:])
-        return counted._replace(
+        return member._replace(
             program=record.ctypes.data, row_cell=cell.ctypes.data, row_size=self._rows.strides[0]
         )
 
     def columns(self) -> Columns:
         """Return the scalars of the step."""
-        first, *others = self._rows.tolist()
+        first, *rows = self._rows.tolist()
         shared = dict(zip(self._names, first, strict=False))
         separate = {
             name: self._rows[self._row_of, k]
             for k, name in enumerate(self._names)
-            if any(row[k] != first[k] for row in others)
+            if any(row[k] != first[k] for row in rows)
         }
         return Columns(dict.fromkeys(self._dtypes, shared), separate)
 

@@ -155,8 +155,7 @@ class Batch:
     def set_pass_values(self, name: str, rows: Sequence[int], values: Tensor) -> None:
         """Replace the value that passes computed for some variables."""
         if name in self._blocks and len(rows) == len(self.members):
-            if values.data_ptr() != self._blocks[name].data_ptr():
-                self._blocks[name].copy_(values.view(self._blocks[name].shape))
+            self._blocks[name].copy_(values.view(self._blocks[name].shape))
             return
         for row, row_values in zip(rows, values, strict=True):
             target = self.pass_values[name][row]
@@ -355,11 +354,6 @@ def _call_divided(
                 f" {', '.join(group_outputs)} for others."
             )
         for name, values in group_outputs.items():
-            # A stage may write into its input, which is a view of a stack of matrices.
-            is_input = values is group_inputs[name]
-            if is_input and values.data_ptr() == inputs[name].data_ptr():
-                outputs[name] = inputs[name]
-                continue
             target = outputs.setdefault(name, torch.empty_like(inputs[name]))
             if name in slots:
                 division.put_slot(slots[name], target, group, values)

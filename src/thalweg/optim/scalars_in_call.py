@@ -148,8 +148,8 @@ class ScalarsInCall:
                 for index, place in enumerate(stage_scalars.places):
                     position = first + share.places.index(place)
                     program, inputs = self._program(np.float64, place, scalars)
-                    counted = records[position]
-                    records[position] = stage_scalars.place_program(index, program, inputs, counted)
+                    member = records[position]
+                    records[position] = stage_scalars.place_program(index, program, inputs, member)
                 pass_members += records
                 replayed.append(ReplayedPasses(share.plan, passes, stage_scalars))
             first += len(share.owners)
@@ -165,7 +165,7 @@ class ScalarsInCall:
         """Place the programs of a launch, and set them in the records of its parameters."""
         programs: list[int] = []
         for index, place in enumerate(launch.places):
-            program, inputs = self._program(launch.dtype, cast("int", place), scalars)
+            program, inputs = self._program(launch.dtype, place, scalars)
             programs.append(launch.place_program(index, program, inputs))
         for row, position in enumerate(launch.members):
             index = launch.places.index(self.keys[position])
@@ -178,12 +178,13 @@ class ScalarsInCall:
             )
 
     def _program(
-        self, dtype: Dtype, place: int, scalars: Mapping[int, TorchScalars]
+        self, dtype: Dtype, place: Hashable, scalars: Mapping[int, TorchScalars]
     ) -> tuple[Program, list[tuple[int, int, int]]]:
         """Return a program that makes the scalars of a group, and the inputs that it loads."""
-        program = scalars[place].program_for(dtype)
+        group = cast("int", place)
+        program = scalars[group].program_for(dtype)
         self._programs.append(program)
-        addresses = self._addresses[place]
+        addresses = self._addresses[group]
         inputs = [
             (register, *addresses[name])
             for register, name in enumerate(program.inputs)

@@ -45,9 +45,9 @@ def orthogonalize(*, direction, coefficients, dtype):
 
 
 def rescale(*, step, epsilon):
-    """Return the step, changed in place to a root mean square of 0.2."""
+    """Return the step with a root mean square of 0.2."""
     norm = RMS * (step.shape[1] * step.shape[2]) ** 0.5
-    return {"step": step.mul_(norm / (norms_of(step) + epsilon))}
+    return {"step": step * (norm / (norms_of(step) + epsilon))}
 
 
 @lru_cache(None, typed=True)

@@ -9,7 +9,7 @@ import torch
 from thalweg.formula import Pass, Rule, Slot, Stage
 from thalweg.rules.modern.common import lerp
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, orthogonalize
-from thalweg.rules.modern.newton_schulz import as_iterated, check_dtype, triples
+from thalweg.rules.modern.newton_schulz import check_dtype, triples
 from thalweg.rules.modern.sphere import per_variable
 from thalweg.rules.torch.common import as_read
 
@@ -43,10 +43,9 @@ def move(*, variable, step, radius, learning_rate, coefficients, epsilon, dtype)
     A radius below 0 is replaced by the norm of its matrix.
     """
     # No scale: a step is as long as its matrix.
-    orthogonalized = orthogonalize(
+    step = orthogonalize(
         step=step, coefficients=coefficients, epsilon=epsilon, adjust=None, dtype=dtype
-    )
-    step = as_iterated(orthogonalized["step"])
+    )["step"]
     factors = per_variable(
         variable=_sum_of_products(variable, variable),
         step=_sum_of_products(step, step),
@@ -54,7 +53,7 @@ def move(*, variable, step, radius, learning_rate, coefficients, epsilon, dtype)
         radius=radius.view(-1, 1, 1),
         learning_rate=torch.as_tensor(learning_rate, dtype=variable.dtype, device=step.device),
     )
-    moved = variable.mul_(factors["back"]).sub_(step.mul_(factors["along"]))
+    moved = variable * factors["back"] - factors["along"] * step
     return {"variable": moved, "radius": factors["radius"].to(radius.dtype).view_as(radius)}
 
 

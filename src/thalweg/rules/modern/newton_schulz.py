@@ -112,7 +112,7 @@ def orthogonal(
 ) -> Tensor:
     """Return matrices with the same singular vectors, and singular values near `scale`.
 
-    A zero matrix stays zero. The result is written into `matrices`.
+    A zero matrix stays zero.
 
     Args:
         matrices: (batch, rows, columns).
@@ -128,21 +128,15 @@ def orthogonal(
     is_tall = iterate.shape[1] > iterate.shape[2]
     iterate = iterate.mT if is_tall else iterate
     norms = norms_of(iterate).clamp(min=epsilon)
+    # Tall results are column-major, too: the order of memory decides the bits of later sums.
+    result = matrices.new_empty(iterate.shape)
     size = _matrices_per_piece(iterate)
     buffers = _Buffers(iterate[:size])
-    pieces = zip(iterate.split(size), norms.split(size), matrices.split(size), strict=True)
+    pieces = zip(iterate.split(size), norms.split(size), result.split(size), strict=True)
     for piece, piece_norms, target in pieces:
         product = buffers.iterate(piece, piece_norms, coefficients)
-        torch.mul((product.mT if is_tall else product).to(target.dtype), scale, out=target)
-    return matrices
-
-
-def as_iterated(matrices: Tensor) -> Tensor:
-    """Return matrices in the memory order of the iteration: tall ones column-major.
-
-    The order of memory is that in which reductions add, and so decides their bits.
-    """
-    return matrices.mT.contiguous().mT if matrices.shape[1] > matrices.shape[2] else matrices
+        torch.mul(product.to(target.dtype), scale, out=target)
+    return result.mT if is_tall else result
 
 
 def _matrices_per_piece(iterate: Tensor) -> int:
@@ -151,8 +145,8 @@ def _matrices_per_piece(iterate: Tensor) -> int:
     if iterate.device.type != "cpu":
         return max(count, 1)
     bytes_of_one = 2 * rows * (rows + columns) * iterate.element_size()
-    most = max(1, _CACHE * torch.get_num_threads() // max(bytes_of_one, 1))
-    pieces = max(1, -(-count // most))
+    limit = max(1, _CACHE * torch.get_num_threads() // max(bytes_of_one, 1))
+    pieces = max(1, -(-count // limit))
     return max(1, -(-count // pieces))
 
 
@@ -160,14 +154,15 @@ class _Buffers:
     """Memory of the iteration of a piece of the matrices.
 
     Args:
-        first: The first piece. Later ones have at most as many matrices.
+        matrices: The first piece. Later ones have at most as many matrices.
     """
 
-    def __init__(self, first: Tensor) -> None:
-        self._start = torch.empty_like(first)  # in the order of the first iterate
-        count, rows, columns = first.shape
-        self._even = self._start.as_strided(first.shape, (rows * columns, columns, 1))
-        self._odd = self._start.new_empty(count, rows, columns)
+    def __init__(self, matrices: Tensor) -> None:
+        self._start = torch.empty_like(matrices)  # in the memory order of the pieces
+        count, rows, columns = matrices.shape
+        # Iterates after the start are row-major, in its memory and in another.
+        start_memory = self._start.as_strided(matrices.shape, (rows * columns, columns, 1))
+        self._iterates = self._start.new_empty(count, rows, columns), start_memory
         self._square, self._mixed = (self._start.new_empty(count, rows, rows) for _ in range(2))
 
     def iterate(self, piece: Tensor, norms: Tensor, coefficients: Sequence[Triple]) -> Tensor:
@@ -175,7 +170,7 @@ class _Buffers:
         count = len(piece)
         square, mixed = self._square[:count], self._mixed[:count]
         iterate = torch.div(piece, norms, out=self._start[:count])
-        target, spare = self._odd[:count], self._even[:count]
+        target, spare = (buffer[:count] for buffer in self._iterates)
         for first, second, third in coefficients:
             torch.bmm(iterate, iterate.mT, out=square)
             torch.baddbmm(square, square, square, beta=second, alpha=third, out=mixed)

@@ -7,14 +7,7 @@ from thalweg._base.showing import show_value
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, update
 from thalweg.rules.modern.muon import prepare as prepare_muon
-from thalweg.rules.modern.newton_schulz import (
-    as_iterated,
-    check_dtype,
-    norms_of,
-    orthogonal,
-    scale_of,
-    triples,
-)
+from thalweg.rules.modern.newton_schulz import check_dtype, norms_of, orthogonal, scale_of, triples
 from thalweg.rules.torch.common import as_read
 
 _TINY = 1e-10  # added to roots and norms
@@ -39,15 +32,15 @@ def normalize(
     *, step, second_momentum_buffer, row_weight, coefficients, epsilon, adjust, length, dtype
 ):  # fmt: skip
     """Return Muon's step with rows divided by their running RMS, rescaled to the chosen norm."""
-    orthogonalized = as_iterated(orthogonal(step, coefficients, epsilon, dtype))
+    orthogonalized = orthogonal(step, coefficients, epsilon, dtype)
     squares = orthogonalized.square().mean(dim=2, keepdim=True)
     second = second_momentum_buffer + (squares - second_momentum_buffer) * row_weight
+    normalized = orthogonalized / (second.sqrt() + _TINY)
     if length == "match_rms":  # the paper's
         target_norm = 0.2 * (step.shape[1] * step.shape[2]) ** 0.5
     else:
         target_norm = norms_of(orthogonalized) * scale_of(adjust, *step.shape[1:])
-    normalized = orthogonalized.div_(second.sqrt() + _TINY)
-    scaled_step = normalized.mul_(target_norm / (norms_of(normalized) + _TINY))
+    scaled_step = normalized * (target_norm / (norms_of(normalized) + _TINY))
     return {"step": scaled_step, "second_momentum_buffer": second}
 
 
