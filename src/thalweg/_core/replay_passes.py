@@ -40,45 +40,48 @@ class StageScalars:
     def __init__(self, plan: StagedStep, places: Sequence[Hashable]) -> None:
         self.places = list(dict.fromkeys(places))
         self._dtypes, self._names = plan.dtypes, list(plan.stage_scalars)
-        self._row_of = np.array([self.places.index(place) for place in places], np.int64)
-        self._rows = np.zeros((len(self.places), len(self._names)))
+        self._place_of = np.array([self.places.index(place) for place in places], np.int64)
+        # A place has a row for each step count of its variables.
+        self._rows = np.zeros((len(self.places), len(places), len(self._names)))
+        self._row_counts = np.zeros(len(self.places), np.int64)
+        self._row_of = np.zeros(len(places), np.int64)
         self._records = make_program_records(len(self.places))
-        # Each place has one row, whose index and count the native call sets.
-        self._cells = np.zeros((len(self.places), 2), np.int64)
 
     def place_program(
-        self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]], member: Member
-    ) -> Member:
-        """Let a program compute the scalars of a place.
-
-        Args:
-            index: The index of the place.
-            program, inputs: As for `Launch.place_program`.
-            member: A member of the place.
-
-        Returns:
-            The member with the record of the program.
-        """
+        self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]]
+    ) -> None:
+        """Let a program compute the scalars of a place; arguments as of `Launch.place_program`."""
         if index == 0:
-            registers = program.registers_of(self._names)
-            named_registers = zip(self._names, registers, strict=True)
+            named_registers = zip(self._names, program.registers_of(self._names), strict=True)
             self._names = [name for name, register in named_registers if register != NONE]
-        record, cell = self._records[index], self._cells[index]
-        program.place(record, self._names, self._rows[index:].ctypes.data, 1, inputs)
-        set_row_count(record, cell[1:])
-        return member._replace(
-            program=record.ctypes.data, row_cell=cell.ctypes.data, row_size=self._rows.strides[0]
-        )
+            self._rows = np.zeros((*self._rows.shape[:2], len(self._names)))
+        record = self._records[index]
+        program.place(record, self._names, self._rows[index].ctypes.data, 1, inputs)
+        set_row_count(record, self._row_counts[index:])
+
+    def members(self, members: Sequence[Member]) -> list[Member]:
+        """Return the records of the rule's variables with the programs of their places."""
+        return [
+            member._replace(
+                program=self._records[place].ctypes.data,
+                row_cell=self._row_of[k:].ctypes.data,
+                row_size=self._rows.strides[1],
+            )
+            for k, (member, place) in enumerate(zip(members, self._place_of, strict=True))
+        ]
 
     def columns(self) -> Columns:
         """Return the scalars of the step."""
-        first, *rows = self._rows.tolist()
-        shared = dict(zip(self._names, first, strict=False))
-        separate = {
-            name: self._rows[self._row_of, k]
-            for k, name in enumerate(self._names)
-            if any(row[k] != first[k] for row in rows)
-        }
+        if len(self._rows) == 1 == self._row_counts[0]:
+            shared, separate = dict(zip(self._names, self._rows[0, 0].tolist(), strict=True)), {}
+        else:
+            values = self._rows[self._place_of, self._row_of]
+            shared = dict(zip(self._names, values[0].tolist(), strict=True))
+            separate = {
+                name: values[:, k]
+                for k, name in enumerate(self._names)
+                if (values[:, k] != values[0, k]).any()
+            }
         return Columns(dict.fromkeys(self._dtypes, shared), separate)
 
 

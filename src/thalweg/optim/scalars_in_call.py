@@ -144,13 +144,11 @@ class ScalarsInCall:
                 with importing:
                     from thalweg._core.replay_passes import ReplayedPasses, StageScalars
                 stage_scalars = StageScalars(staged_plan_of(share.plan), share.places)
-                records = [*unplaced]
                 for index, place in enumerate(stage_scalars.places):
-                    position = first + share.places.index(place)
-                    program, inputs = self._program(np.float64, place, scalars)
-                    member = records[position]
-                    records[position] = stage_scalars.place_program(index, program, inputs, member)
-                pass_members += records
+                    stage_scalars.place_program(index, *self._program(np.float64, place, scalars))
+                end = first + len(share.owners)
+                staged_members = stage_scalars.members(unplaced[first:end])
+                pass_members += [*unplaced[:first], *staged_members, *unplaced[end:]]
                 replayed.append(ReplayedPasses(share.plan, passes, stage_scalars))
             first += len(share.owners)
         return pass_members, replayed
