@@ -346,20 +346,22 @@ def is_repeatable(
     )
 
 
-def _is_repeatable_plan(plan: object, stages: Stages) -> bool:
+def _is_repeatable_plan(step_plan: object, stages: Stages) -> bool:
     """Return whether a plan is of kernels over dense gradients with these transforms."""
     return (
-        isinstance(plan, DensePlan)
-        and plan.stages == stages
-        and all(isinstance(group, engine.Group) and group.kernel.scalars for group in plan.groups)
+        isinstance(step_plan, DensePlan)
+        and step_plan.stages == stages
+        and all(
+            isinstance(group, engine.Group) and group.kernel.scalars for group in step_plan.groups
+        )
     )
 
 
-def _has_stages_alone(plan: StepPlan) -> bool:
+def _has_stages_alone(step_plan: StepPlan) -> bool:
     """Return whether a plan of a rule with passes has `StagedStep.has_stages_alone`."""
     with importing:
         from thalweg._engines.staged_step import StagedStep
-    return isinstance(plan, StagedStep) and plan.has_stages_alone()
+    return isinstance(step_plan, StagedStep) and step_plan.has_stages_alone()
 
 
 def are_small(plans: Sequence[CachedPlan], may_lack: bool = False) -> bool:

@@ -30,16 +30,16 @@ class StageScalars:
     """Scalars that the stages of a rule read in a replayed step, computed in the native call.
 
     Args:
-        plan: The plan of the rule.
+        staged_step: The plan of the rule.
         places: For each variable of the rule the key of its scalars.
 
     Attributes:
         places: The distinct keys.
     """
 
-    def __init__(self, plan: StagedStep, places: Sequence[Hashable]) -> None:
+    def __init__(self, staged_step: StagedStep, places: Sequence[Hashable]) -> None:
         self.places = list(dict.fromkeys(places))
-        self._dtypes, self._names = plan.dtypes, list(plan.stage_scalars)
+        self._dtypes, self._names = staged_step.dtypes, list(staged_step.stage_scalars)
         self._place_of = np.array([self.places.index(place) for place in places], np.int64)
         # A place has a row for each step count of its variables.
         self._rows = np.zeros((len(self.places), len(places), len(self._names)))

@@ -180,15 +180,8 @@ class ReplayedStep:
     ) -> None:
         """Write what the call compares, reads and does."""
         shares, launches, in_call = self.shares, self.launches, self._in_call
-        members: list[Member] = []
-        pass_members: list[Member] = []
-        writers: dict[int, list[int]] = {}
-        if in_call is not None:
-            spans = [self._gradients.spans()] if self.may_lack and self._gradients else []
-            members = in_call.place_programs(launches, spans)
-            pass_members, self._passes = in_call.place_pass_programs(launches, members)
-        if self.may_lack:
-            writers = self._find_writers()
+        members, pass_members = self._place_programs()
+        writers = self._find_writers() if self.may_lack else {}
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
         numbers = [] if in_call else [number for share in shares for number in share.numbers()]
         step = GuardedStep(
@@ -218,6 +211,15 @@ class ReplayedStep:
         has_gradients = self._has_sums or self._gradients is not None
         self._is_single_call = in_call is not None and not has_gradients
         self._has_threads = launches.may_have_threads
+
+    def _place_programs(self) -> tuple[list[Member], list[Member]]:
+        """Let programs make the scalars; return the members of the updates and of the passes."""
+        if self._in_call is None:
+            return [], []
+        spans = [self._gradients.spans()] if self.may_lack and self._gradients else []
+        members = self._in_call.place_programs(self.launches, spans)
+        pass_members, self._passes = self._in_call.place_pass_programs(self.launches, members)
+        return members, pass_members
 
     def _find_writers(self) -> dict[int, list[int]]:
         """Return the positions of the parameters whose update writes a tensor, by its `id`.

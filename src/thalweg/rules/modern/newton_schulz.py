@@ -108,9 +108,9 @@ def orthogonal(
     coefficients: Sequence[Triple],
     epsilon: float,
     dtype: str | None = None,
-    scale: float = 1.0,
+    multiplier: float = 1.0,
 ) -> Tensor:
-    """Return matrices with the same singular vectors, and singular values near `scale`.
+    """Return matrices with the same singular vectors, and singular values near `multiplier`.
 
     A zero matrix stays zero.
 
@@ -121,7 +121,7 @@ def orthogonal(
         dtype: The dtype of products: "bfloat16", or "float32", which leaves the dtype of the
             matrices unchanged. None means "float32" on the CPU, where 16-bit products are rarely
             fast, and "bfloat16" on other devices, as in the published code.
-        scale: Factor of the result.
+        multiplier: Factor of the result.
     """
     in_bfloat16 = matrices.device.type != "cpu" if dtype is None else dtype == "bfloat16"
     iterate = matrices.bfloat16() if in_bfloat16 else matrices
@@ -135,7 +135,7 @@ def orthogonal(
     pieces = zip(iterate.split(size), norms.split(size), result.split(size), strict=True)
     for piece, piece_norms, target in pieces:
         product = buffers.iterate(piece, piece_norms, coefficients)
-        torch.mul(product.to(target.dtype), scale, out=target)
+        torch.mul(product.to(target.dtype), multiplier, out=target)
     return result.mT if is_tall else result
 
 
