@@ -7,7 +7,7 @@ again, which raises any errors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from struct import Struct
@@ -34,12 +34,13 @@ from thalweg._engines.cpu.openmp import parallel_address
 from thalweg._engines.cpu.replay_records import ReplayArgument, make_program_records, set_row_count
 from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.layout import joined, runs_of
-from thalweg._engines.protocol import Stages
+from thalweg._engines.protocol import Stages, StepPlan
 from thalweg.formula import gradient_squares
 
 if TYPE_CHECKING:
     from thalweg._core.replay_reductions import ReplayedReductions
     from thalweg._core.scalar_tracing import Program
+    from thalweg._engines.staged_step import StagedStep
 
 # Errors in the scalars of a step; `StructError` is raised for a complex one.
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, StructError)
@@ -58,6 +59,7 @@ class Launch:
         group: The variables that the kernel updates.
         first: The position in the step of the first variable of its plan.
         places: For each variable of the step the key of its scalars.
+        update: Optional. The launch of the update, whose addresses a pass shares.
 
     Attributes:
         members: Positions in the step of the variables that the kernel updates.
@@ -65,7 +67,13 @@ class Launch:
         measures: The rule's reductions over them, and the scalars computed from these.
     """
 
-    def __init__(self, group: engine.Group, first: int, places: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        group: engine.Group,
+        first: int,
+        places: Sequence[Any],
+        update: Launch | None = None,
+    ) -> None:
         self.group = group
         self.members = [first + member for member in group.members]
         table = group.table
@@ -78,7 +86,8 @@ class Launch:
         rows = [self.places.index(places[member]) for member in self.members]
         layout = Struct(f"={len(self.names)}{'f' if group.dtype is np.float32 else 'd'}")
         self._pack, self._size = layout.pack_into, layout.size
-        self._argument = ReplayArgument(table, group.flush)
+        base = None if update is None else _shared_base(table.base, update.base)
+        self._argument = ReplayArgument(table, group.flush, base)
         self.base = self._argument.base
         self.elements, self._slices = table.elements, len(table.bounds) - 1
         self._row_of = np.array(rows, np.int64)
@@ -195,6 +204,17 @@ class Launch:
             np.take(self._rows, self._row_of, 0, self._own_rows, "clip")
 
 
+def _shared_base(base: Int64, update_base: Int64) -> Int64:
+    """Return the addresses of an update, which has the same as a pass.
+
+    Raises:
+        TypeError: The pass has other addresses.
+    """
+    if not np.array_equal(base, update_base):
+        raise TypeError("A pass reads other memory than the update.")
+    return update_base
+
+
 class Launches:
     """Kernels of a replay.
 
@@ -207,15 +227,26 @@ class Launches:
 
     Attributes:
         of: The kernels of each plan.
+        passes: The kernels of each pass of each plan.
         cells: For each variable the address where its gradient's address is stored.
     """
 
     def __init__(self, plans: Sequence[CachedPlan], places: Sequence[Any]) -> None:
         self.of: list[list[Launch]] = []
+        self.passes: list[list[list[Launch]]] = []
         first = 0
         for cached_plan in plans:
             groups = cast("list[engine.Group]", plan_of(cached_plan).groups)
             self.of.append([Launch(group, first, places) for group in groups])
+            self.passes.append(
+                [
+                    [
+                        Launch(cast("engine.Group", group), first, places, update)
+                        for group, update in zip(plan.groups, self.of[-1], strict=True)
+                    ]
+                    for plan in _pass_plans_of(cached_plan)
+                ]
+            )
             if cached_plan.request.rule.per_variable is not None:
                 slots = cached_plan.scalar_slots or [()] * len(cached_plan.request.variables)
                 for launch in self.of[-1]:
@@ -227,14 +258,20 @@ class Launches:
         self._large = [k for k, launch in enumerate(self.all) if not is_serial(launch.elements)]
         self._spare = np.zeros(1, np.int64)
         self.cells = [self._spare.ctypes.data] * len(places)
-        count = sum(len(launch.places) for launch in self.all)
-        self.programs = make_program_records(count)
+        with_passes = [*self.all, *self.of_passes()]
+        self.programs = make_program_records(sum(len(launch.places) for launch in with_passes))
         remaining = self.programs
-        for launch in self.all:
+        for launch in with_passes:
             launch.take_programs(remaining)
             remaining = remaining[len(launch.places) :]
+        for launch in self.all:
             for member, cell in zip(launch.members, launch.cells(), strict=True):
                 self.cells[member] = cell
+
+    def of_passes(self) -> Iterator[Launch]:
+        """Yield the kernels of all passes."""
+        for passes in self.passes:
+            yield from chain.from_iterable(passes)
 
     def records(self) -> list[tuple[int, int, int, int]]:
         return [launch.record() for launch in self.all]
@@ -276,7 +313,10 @@ def _add_reductions(
 
 
 def is_repeatable(
-    cached_plan: CachedPlan | None, adapter: StepAdapter, stages: Stages = ()
+    cached_plan: CachedPlan | None,
+    adapter: StepAdapter,
+    stages: Stages = (),
+    may_have_passes: bool = False,
 ) -> bool:
     """Return whether a replay can do the step: a plan over dense gradients, scalars and counters.
 
@@ -284,13 +324,16 @@ def is_repeatable(
         cached_plan: The step.
         adapter: The front end's adapter of the step.
         stages: The front end's transforms of gradients in the step.
+        may_have_passes: Whether the replay can run passes and stages before the update.
     """
-    if cached_plan is None or not isinstance(cached_plan.ready, DensePlan):
+    if cached_plan is None or not (may_have_passes or isinstance(cached_plan.ready, DensePlan)):
         return False
-    plan, rule = cached_plan.ready, cached_plan.request.rule
+    rule = cached_plan.request.rule
+    if rule.passes and not _has_stages_alone(cached_plan.ready):
+        return False
+    plans: list[object] = [plan_of(cached_plan), *_pass_plans_of(cached_plan)]
     return (
-        all(isinstance(group, engine.Group) and group.kernel.scalars for group in plan.groups)
-        and plan.stages == stages
+        all(_is_repeatable_plan(plan, stages) for plan in plans)
         and not (stages and gradient_squares in rule.measures.values())
         and not rule.calls_users
         and rule.per_optimizer is None
@@ -301,6 +344,24 @@ def is_repeatable(
         and adapter.apply_flag is None
         and not adapter.calls
     )
+
+
+def _is_repeatable_plan(step_plan: object, stages: Stages) -> bool:
+    """Return whether a plan is of kernels over dense gradients with these transforms."""
+    return (
+        isinstance(step_plan, DensePlan)
+        and step_plan.stages == stages
+        and all(
+            isinstance(group, engine.Group) and group.kernel.scalars for group in step_plan.groups
+        )
+    )
+
+
+def _has_stages_alone(step_plan: StepPlan) -> bool:
+    """Return whether a plan of a rule with passes has `StagedStep.has_stages_alone`."""
+    with importing:
+        from thalweg._engines.staged_step import StagedStep
+    return isinstance(step_plan, StagedStep) and step_plan.has_stages_alone()
 
 
 def are_small(plans: Sequence[CachedPlan], may_lack: bool = False) -> bool:
@@ -323,8 +384,21 @@ def may_hold_lock(variables: int, elements: int, may_lack: bool = False) -> bool
 
 
 def plan_of(cached_plan: CachedPlan) -> DensePlan:
-    """Return the plan of a step that can be replayed."""
-    return cast("DensePlan", cached_plan.ready)
+    """Return the plan of the update of a step that can be replayed."""
+    has_passes = cached_plan.request.rule.passes
+    plan = staged_plan_of(cached_plan).update_plan if has_passes else cached_plan.ready
+    return cast("DensePlan", plan)
+
+
+def staged_plan_of(cached_plan: CachedPlan) -> StagedStep:
+    """Return the plan of a rule with passes."""
+    return cast("StagedStep", cached_plan.ready)
+
+
+def _pass_plans_of(cached_plan: CachedPlan) -> list[DensePlan]:
+    """Return the plans of the passes of a step that can be replayed."""
+    has_passes = cached_plan.request.rule.passes
+    return cast("list[DensePlan]", staged_plan_of(cached_plan).pass_plans if has_passes else [])
 
 
 def written_of(cached_plan: CachedPlan) -> list[Tensor]:

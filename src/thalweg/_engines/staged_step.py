@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import count
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
@@ -23,7 +24,14 @@ from thalweg._engines.formula_arguments import check_given
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import read_stage
-from thalweg._engines.matrix_batches import NUMBER, Batch, group_by_shape, run_stage
+from thalweg._engines.matrix_batches import (
+    COUNT,
+    NUMBER,
+    Batch,
+    group_by_shape,
+    run_stage,
+    stage_inputs,
+)
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
 from thalweg._engines.pass_updates import sweeps_of, updates_of
 from thalweg._engines.protocol import (
@@ -301,6 +309,18 @@ def newest(slot: Tensor, updates: SlotUpdates) -> Tensor:
     return updates[id(slot)][1] if id(slot) in updates else slot.detach()
 
 
+def _slot_writes(updates: SlotUpdates, apply_flag: Tensor | None) -> list[Call]:
+    """Return the C functions without arguments that write the new values of slots."""
+    if not updates:
+        return []
+    old_tensors, new_tensors = zip(*updates.values(), strict=True)
+    if apply_flag is not None:
+        pairs = zip(new_tensors, old_tensors, strict=True)
+        new_tensors = [torch.where(apply_flag, new, old) for new, old in pairs]
+    copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    return [partial(copy, list(old_tensors), list(new_tensors))]
+
+
 class StagedStep:
     """A `StepPlan` of a rule with passes, over variables that `check_step` accepts.
 
@@ -413,14 +433,64 @@ class StagedStep:
                 self._matrices.write_slots(slots, updates)
         calls = [self._mark_slots_written] if self._short_groups else list[Call]()
         calls += [call for _, group in self._short_groups for call in group.write_staged()]
-        if not updates:
-            return calls
-        old_tensors, new_tensors = zip(*updates.values(), strict=True)
-        if columns.apply_flag is not None:
-            pairs = zip(new_tensors, old_tensors, strict=True)
-            new_tensors = [torch.where(columns.apply_flag, new, old) for new, old in pairs]
-        copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        return [*calls, partial(copy, list(old_tensors), list(new_tensors))]
+        return [*calls, *_slot_writes(updates, columns.apply_flag)]
+
+    @property
+    def update_plan(self) -> StepPlan:
+        """Return the plan of the update."""
+        return self._update_plan
+
+    @property
+    def pass_plans(self) -> Sequence[StepPlan]:
+        """Return the plans of the passes, in order."""
+        return self._pass_plans
+
+    @property
+    def stages(self) -> Stages:
+        """Return the transforms of gradients."""
+        return self._stages
+
+    @property
+    def stage_scalars(self) -> tuple[str, ...]:
+        """Return the names of scalars that stages may read, the number of the step included."""
+        parameters = [
+            stage_inputs(entry) for entry in self._rule.passes if isinstance(entry, Stage)
+        ]
+        names = [name for inputs in parameters for names in inputs for name in names]
+        return tuple(dict.fromkeys([*names, COUNT]))
+
+    def has_stages_alone(self) -> bool:
+        """Return whether all passes are over elements, or stages over whole matrices on the CPU."""
+        return (
+            all(type(entry) in (Pass, Stage) for entry in self._rule.passes)
+            and type(self._matrices) is WholeMatrices
+            and not (self._rule.is_of_lines or self._short_groups or self._variable_numbers)
+        )
+
+    def replay_passes(
+        self,
+        run_pass: Callable[[int], int],
+        columns: Callable[[], Columns],
+        slots: Sequence[Sequence[Tensor]],
+    ) -> tuple[int, list[Call]]:
+        """Run passes by a function, and stages, of a step with `has_stages_alone`.
+
+        Args:
+            run_pass: Runs the pass at an index; returns 0, or a status that ends the step.
+            columns: Returns the scalars of stages, after a pass.
+            slots: As in `run_passes`, unchanged since then.
+
+        Returns:
+            The status, and functions as those of `run_passes`.
+        """
+        updates, pass_indices = SlotUpdates(), count()
+        with no_grad():
+            for entry in self._rule.passes:
+                if isinstance(entry, Stage):
+                    self._matrices.run_stage(entry, columns(), slots, updates)
+                elif status := run_pass(next(pass_indices)):
+                    return status, []
+        return 0, _slot_writes(updates, None)
 
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
         """Compute measures in one sweep over memory, and store them in the matrices."""

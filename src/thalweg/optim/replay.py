@@ -32,6 +32,7 @@ from thalweg._engines import current
 from thalweg._engines.engine_selection import choices
 from thalweg._engines.guards import is_recorded
 from thalweg._engines.layout import joined
+from thalweg._engines.protocol import Call
 from thalweg.optim.grad_scaler import forget_scale
 from thalweg.optim.group_options import Options, number
 from thalweg.optim.replay_scalars import hold
@@ -41,6 +42,7 @@ from thalweg.optim.step_adapter import RepeatedSubStep
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
+    from thalweg._core.replay_passes import ReplayedPasses
     from thalweg._core.replay_transforms import Scalars
 
 _params_of = itemgetter("params")
@@ -81,6 +83,7 @@ class ReplayedStep:
         self._scaled_transforms: tuple[float | None, GradientTransforms] | None = None
         self._idle_options: list[tuple[int, Options]] = []  # of groups that have no gradient
         self._reports: list[tuple[int, GradientReport]] = []  # by the number of their step
+        self._passes: Sequence[ReplayedPasses] = ()  # of rules with passes
         self._in_call: ScalarsInCall | None = None  # what makes the scalars, if that is the call
         self._shared: Scalars | None = None  # those of gradients that kernels have
         self.reported = 0  # of the steps it has taken, those that the optimizer has counted
@@ -126,6 +129,8 @@ class ReplayedStep:
         self._ids = set(map(id, self._owners))
         if not self._make_scalars_in_call(transforms, guards):
             return False
+        if self._has_passes and not self._can_run_passes(optimizer, transforms):
+            return False
         self._make_launches(optimizer, transforms, plans)
         self._finish(guards, gradients, idle_params)
         self._absent = {}
@@ -143,6 +148,16 @@ class ReplayedStep:
             return not self.may_lack
         self._in_call.hold_groups(guards, dict(self._idle_options))
         return len(self.shares) == 1 or not self.may_lack
+
+    @property
+    def _has_passes(self) -> bool:
+        return any(share.part.rule.passes for share in self.shares)
+
+    def _can_run_passes(self, optimizer: Any, transforms: GradientTransforms) -> bool:
+        """Return whether passes can be run between native calls of the step."""
+        is_observed = optimizer.step_cache.diagnosing is not None
+        is_simple = not (self._has_sums or self.may_lack or transforms.stages)
+        return self._in_call is not None and is_simple and not is_observed
 
     def _make_launches(
         self, optimizer: Any, transforms: GradientTransforms, plans: Sequence[CachedPlan]
@@ -165,13 +180,8 @@ class ReplayedStep:
     ) -> None:
         """Write what the call compares, reads and does."""
         shares, launches, in_call = self.shares, self.launches, self._in_call
-        members: list[Member] = []
-        writers: dict[int, list[int]] = {}
-        if in_call is not None:
-            spans = [self._gradients.spans()] if self.may_lack and self._gradients else []
-            members = in_call.place_programs(launches, spans)
-        if self.may_lack:
-            writers = self._find_writers()
+        members, pass_members = self._place_programs()
+        writers = self._find_writers() if self.may_lack else {}
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
         numbers = [] if in_call else [number for share in shares for number in share.numbers()]
         step = GuardedStep(
@@ -189,6 +199,7 @@ class ReplayedStep:
             launches.programs,
             *launches.rule_measures(),
             members=members,
+            pass_members=pass_members,
             may_be_absent=self.may_lack,
             writer_indices=writers,
         )
@@ -200,6 +211,15 @@ class ReplayedStep:
         has_gradients = self._has_sums or self._gradients is not None
         self._is_single_call = in_call is not None and not has_gradients
         self._has_threads = launches.may_have_threads
+
+    def _place_programs(self) -> tuple[list[Member], list[Member]]:
+        """Let programs make the scalars; return the members of the updates and of the passes."""
+        if self._in_call is None:
+            return [], []
+        spans = [self._gradients.spans()] if self.may_lack and self._gradients else []
+        members = self._in_call.place_programs(self.launches, spans)
+        pass_members, self._passes = self._in_call.place_pass_programs(self.launches, members)
+        return members, pass_members
 
     def _find_writers(self) -> dict[int, list[int]]:
         """Return the positions of the parameters whose update writes a tensor, by its `id`.
@@ -319,16 +339,30 @@ class ReplayedStep:
         if self._is_single_call and "found_inf" not in fields and "grad_scale" not in fields:
             if self._has_threads:
                 self.launches.set_threads(self.snapshot)
-            status = self.snapshot.replay(
-                None, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
-            )
+            if self._passes:
+                status = self._take_passes(flags)
+            else:
+                status = self.snapshot.replay(
+                    None, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
+                )
             if status:
                 if status not in _STEADY:
                     cache.forget_replay()
                 return False
             fields["_opt_called"] = True
             return True
-        return self._take_with_scalars(optimizer, fields, flags)
+        return not self._passes and self._take_with_scalars(optimizer, fields, flags)
+
+    def _take_passes(self, flags: int) -> int:
+        """Run passes and stages, then the native call of the update; return its status."""
+        guards, step_count = self.snapshot, self.snapshot.replay_count
+        writes: list[Call] = []
+        for passes in self._passes:
+            status, slot_writes = passes.run(guards, step_count, flags)
+            if status:
+                return status
+            writes += slot_writes
+        return guards.replay(None, step_count, replay_kernel.UPDATE, writes, flags)
 
     def _take_with_scalars(self, optimizer: Any, fields: dict[str, Any], flags: int) -> bool:
         """Run the native call with sums, scalars or columns from Python; return as `_take`."""

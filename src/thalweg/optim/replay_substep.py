@@ -78,7 +78,7 @@ class ReplayedSubStep:
         params = self.part.params
         param_ids = set(map(id, params))
         return (
-            is_repeatable(self.plan, self.hooks, stages)
+            is_repeatable(self.plan, self.hooks, stages, may_have_passes=True)
             and is_ours(type(self.hooks))
             and all(id(owner) in param_ids for owner in self.owners)
             and all(map(self._is_usual, self.columns))

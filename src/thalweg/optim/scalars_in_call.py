@@ -8,12 +8,14 @@ changed option or a parameter without a gradient thus needs no Python code in th
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
-from thalweg._core.replay import KINDS, GuardTable, Launch, Launches, Member
+from thalweg._base.locks import importing
+from thalweg._core.replay import KINDS, GuardTable, Launch, Launches, Member, staged_plan_of
+from thalweg._core.step_adapter import Dtype
 from thalweg._engines.array_types import Float64
 from thalweg.optim.group_options import Options
 from thalweg.optim.param_scalars import STEP, Column
@@ -21,6 +23,7 @@ from thalweg.optim.replay_scalars import RATE, TorchScalars
 
 if TYPE_CHECKING:
     from thalweg._core.param_groups import Group
+    from thalweg._core.replay_passes import ReplayedPasses
     from thalweg._core.scalar_tracing import Program
     from thalweg.optim.param_state import ParamState
     from thalweg.optim.replay_substep import ReplayedSubStep
@@ -91,7 +94,7 @@ class ScalarsInCall:
     @staticmethod
     def give_members_rows(launches: Launches) -> None:
         """Give each parameter a row of scalars in the table of its kernel."""
-        for launch in launches.all:
+        for launch in (*launches.all, *launches.of_passes()):
             launch.separate_members()
 
     def place_programs(
@@ -110,30 +113,82 @@ class ScalarsInCall:
         for share, kernels, scalars in zip(self._shares, launches.of, self._scalars, strict=True):
             members += _step_counts_of(share)
             for launch in kernels:
-                programs = [self._program(launch, k, scalars) for k in range(len(launch.places))]
-                for row, position in enumerate(launch.members):
-                    index = launch.places.index(self.keys[position])
-                    other_spans = [table[position] for table in spans if position in table]
-                    members[position] = members[position]._replace(
-                        program=programs[index],
-                        row_cell=launch.row_cell(row),
-                        row_size=launch.row_size,
-                        spans=(launch.span(row), *other_spans),
-                    )
+                self._set_members(members, launch, scalars, spans)
         return members
 
-    def _program(self, launch: Launch, index: int, scalars: Mapping[int, TorchScalars]) -> int:
-        """Place the program of a launch for one group; return the address of its record."""
-        place: Any = launch.places[index]
-        program = scalars[place].program_for(launch.dtype)
+    def place_pass_programs(
+        self, launches: Launches, members: Sequence[Member]
+    ) -> tuple[list[Member], list[ReplayedPasses]]:
+        """Have programs make the scalars of all passes and stages.
+
+        Args:
+            launches: The kernels of the step.
+            members: The records of the parameters.
+
+        Returns:
+            Further records, a multiple of `members`, and the passes of each rule that has some.
+        """
+        pass_members: list[Member] = []
+        replayed: list[ReplayedPasses] = []
+        unplaced = [member._replace(program=0, spans=()) for member in members]
+        first = 0
+        for share, passes, scalars in zip(
+            self._shares, launches.passes, self._scalars, strict=True
+        ):
+            for kernels in passes:
+                records = [*unplaced]
+                for launch in kernels:
+                    self._set_members(records, launch, scalars, ())
+                pass_members += records
+            if passes:
+                with importing:
+                    from thalweg._core.replay_passes import ReplayedPasses, StageScalars
+                stage_scalars = StageScalars(staged_plan_of(share.plan), share.places)
+                for index, place in enumerate(stage_scalars.places):
+                    stage_scalars.place_program(index, *self._program(np.float64, place, scalars))
+                end = first + len(share.owners)
+                staged_members = stage_scalars.members(unplaced[first:end])
+                pass_members += [*unplaced[:first], *staged_members, *unplaced[end:]]
+                replayed.append(ReplayedPasses(share.plan, passes, stage_scalars))
+            first += len(share.owners)
+        return pass_members, replayed
+
+    def _set_members(
+        self,
+        members: list[Member],
+        launch: Launch,
+        scalars: Mapping[int, TorchScalars],
+        spans: Sequence[Mapping[int, tuple[int, int, int]]],
+    ) -> None:
+        """Place the programs of a launch, and set them in the records of its parameters."""
+        programs: list[int] = []
+        for index, place in enumerate(launch.places):
+            program, inputs = self._program(launch.dtype, place, scalars)
+            programs.append(launch.place_program(index, program, inputs))
+        for row, position in enumerate(launch.members):
+            index = launch.places.index(self.keys[position])
+            other_spans = [table[position] for table in spans if position in table]
+            members[position] = members[position]._replace(
+                program=programs[index],
+                row_cell=launch.row_cell(row),
+                row_size=launch.row_size,
+                spans=(launch.span(row), *other_spans),
+            )
+
+    def _program(
+        self, dtype: Dtype, place: Hashable, scalars: Mapping[int, TorchScalars]
+    ) -> tuple[Program, list[tuple[int, int, int]]]:
+        """Return a program that makes the scalars of a group, and the inputs that it loads."""
+        group = cast("int", place)
+        program = scalars[group].program_for(dtype)
         self._programs.append(program)
-        addresses = self._addresses[place]
+        addresses = self._addresses[group]
         inputs = [
             (register, *addresses[name])
             for register, name in enumerate(program.inputs)
             if name != STEP
         ]
-        return launch.place_program(index, program, inputs)
+        return program, inputs
 
 
 def _step_counts_of(share: ReplayedSubStep) -> list[Member]:

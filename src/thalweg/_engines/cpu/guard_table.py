@@ -93,6 +93,8 @@ class GuardedStep(NamedTuple):
         rule_measures: Launches that compute the measures of rules.
         rule_scalars: Blocks of `replay_reductions`, which compute scalars from rule measures.
         members: The variables of the first gradients, if each has scalars for its own step count.
+        pass_members: Members whose scalars are those of passes and stages, a multiple of `members`:
+            each has the gradient of the member at its index modulo their number.
         may_be_absent: True if members without a gradient are left out of a step.
         writer_indices: For tensors that only some members write: the indices of those members, by
             the `id` of the tensor.
@@ -110,6 +112,7 @@ class GuardedStep(NamedTuple):
     rule_measures: Sequence[tuple[int, int, int, int]] = ()
     rule_scalars: Int64 | None = None
     members: Sequence[Member] = ()
+    pass_members: Sequence[Member] = ()
     may_be_absent: bool = False
     writer_indices: Mapping[int, Sequence[int]] = MappingProxyType({})
 
@@ -233,7 +236,7 @@ class GuardTable:
         self._write_written(contents.written_tensors, contents.writer_indices)
         self._write_watched(contents.watched_numbers)
         self._write_containers()
-        self._set_members(contents.members, contents.may_be_absent)
+        self._set_members(contents.members, contents.pass_members, contents.may_be_absent)
         self._set_tables()
         self._set_constants()
         self.block[replay_kernel.CLIPPING] = contents.clipping
@@ -356,14 +359,18 @@ class GuardTable:
         offsets = astuple(self._layout)
         block[replay_kernel.IN_OBJECT : replay_kernel.IN_OBJECT + len(offsets)] = offsets
 
-    def _set_members(self, members: Sequence[Member], may_be_absent: bool) -> None:
+    def _set_members(
+        self, members: Sequence[Member], pass_members: Sequence[Member], may_be_absent: bool
+    ) -> None:
         """Create the records of members, and add their spans to the records of gradients.
 
         A step sets the lengths in the spans to 0 to leave a member out.
         """
         # The references keep the tables of the spans alive.
         self._spans = [member.spans for member in members]
-        self._members = _records([member[:5] for member in members], replay_kernel.MEMBER_BYTES)
+        rows = [member[:5] for member in (*members, *pass_members)]
+        self._members = _records(rows, replay_kernel.MEMBER_BYTES)
+        self.block[replay_kernel.COUNTED_MEMBERS] = len(members)
         for record, member in zip(self.gradients, members, strict=False):
             presence = replay_kernel.MAY_BE_ABSENT if may_be_absent else replay_kernel.PRESENT
             record[replay_kernel.PRESENCE] = presence
@@ -531,6 +538,13 @@ class GuardTable:
         """Return the number of steps that this table has replayed."""
         return self.replay_counter.value
 
+    def set_pass(self, launches: Int64) -> None:
+        """Set the launches of the next `RUN_PASS`; the caller keeps the array."""
+        self.block[replay_kernel.PASS : replay_kernel.PASS + 2] = (
+            len(launches),
+            launches.ctypes.data,
+        )
+
     def replay(
         self,
         pairs: list[Any] | None = None,
@@ -546,8 +560,8 @@ class GuardTable:
                 parameters.
             replay_count: Optional. The number of replayed steps when this step began. A signal
                 handler may have replayed a step since then, which is a difference.
-            part: A constant of `replay_kernel`: `FULL_STEP` or `CLIPPED`; or `MEASURE`, and then
-                `UPDATE`.
+            part: A constant of `replay_kernel`: `FULL_STEP` or `CLIPPED`; or `MEASURE`, or
+                `RUN_PASS` for each pass, and then `UPDATE`.
             end_calls: C functions that complete the step and return None. They run right
                 after a replay without a difference.
             flags: `replay_kernel.TABLED` and `replay_kernel.UNRECORDED`, or 0.

@@ -86,7 +86,9 @@ STEP_TABLE_SPANS = 74  # registers that receive a row; its last numbers are for 
 STEP_TABLE_ROW_BYTES = 76
 GUARDS = 77  # functions of torch that return 0 in ordinary steps; the first is the profiler's
 READS = 79  # scalars that are read from tensors and not from the table
-BLOCK = 81
+PASS = 81  # launches of the pass that runs next
+COUNTED_MEMBERS = 83  # the first members, one for each gradient; further ones are of passes
+BLOCK = 84
 
 PREFETCH_DISTANCE = 8  # tensors between a prefetch and its use
 RECORDS_PER_PART = 64
@@ -180,6 +182,7 @@ FULL_STEP = 0
 MEASURE = 1  # compute the norms of gradients; write nothing
 UPDATE = 2  # update with the gradients that were measured
 CLIPPED = 3  # the complete step: measure gradients, clip by their global norm, update
+RUN_PASS = 4  # compute scalars and run the kernels of a pass; write only memory of the plan
 # Flags that are added to a part.
 TABLED = 8  # read scalars from the table of coming steps; not with MEASURE
 UNRECORDED = 16  # do not replay while a profiler records operations
@@ -691,21 +694,25 @@ def set_scalars_of_members(block):
     Return ALL_GRADIENTS_ABSENT if no member has one, OUT_OF_RANGE if a scalar would raise an error,
     else 0.
     """
-    for k in range(block[PROGRAMS]):
-        program = int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)
-        if program[ROW_COUNT] != 0:
+    for k in range(block[MEMBERS]):
+        member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
+        if member[MEMBER_PROGRAM] != 0:
+            program = int64_pointer(member[MEMBER_PROGRAM])
             program[LAST_ROW] = NONE
             rows = int64_pointer(program[ROW_COUNT])
             rows[0] = 0
-    count = 0
+    count, owner = 0, 0
     for k in range(block[MEMBERS]):
-        if gradient_record(block, k)[IS_ENABLED]:
+        if owner == block[COUNTED_MEMBERS]:
+            owner = 0
+        if gradient_record(block, owner)[IS_ENABLED]:
             count = count + 1
             member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
             # An empty variable has no kernel.
             if member[MEMBER_PROGRAM] != 0:
                 if set_scalars_of_member(member):
                     return OUT_OF_RANGE
+        owner = owner + 1
     if count == 0:
         return ALL_GRADIENTS_ABSENT
     return 0
@@ -713,7 +720,7 @@ def set_scalars_of_members(block):
 
 def count_steps(block):
     """Add 1 to the stored step counts of all members that have a gradient."""
-    for k in range(block[MEMBERS]):
+    for k in range(block[COUNTED_MEMBERS]):
         member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
         if gradient_record(block, k)[IS_ENABLED] and member[STEP_COUNT] != 0:
             step = next_step(member)
@@ -852,6 +859,9 @@ def run_part(block, part):
         difference = set_scalars_of_members(block)
         if difference != 0:
             return difference
+    if part == RUN_PASS:
+        launch_all(block, PASS)
+        return 0
     if part == MEASURE or part == CLIPPED:  # noqa: SIM109
         launch_all(block, MEASURES)
     if part == CLIPPED:
@@ -876,6 +886,7 @@ def step(block, pairs, replay_count, request):
 
     Returns:
         0, or a constant for the first difference; nothing was written then, except sums of a norm.
+        A RUN_PASS writes no state.
     """
     part, first_guard = request & 7, 1
     if request & UNRECORDED:

@@ -17,6 +17,7 @@ class ReplayArgument:
     Args:
         table: The work of the kernel, which must outlive the argument.
         flush: Whether denormal numbers become 0.
+        base: Optional. The `base` of an argument over the same tensors, to share.
 
     Attributes:
         address: The address of the argument.
@@ -24,8 +25,8 @@ class ReplayArgument:
         cells: The address where each tensor's gradient address is stored.
     """
 
-    def __init__(self, table: Table, flush: bool) -> None:
-        self._table, self.base = table, table.base.copy()
+    def __init__(self, table: Table, flush: bool, base: Int64 | None = None) -> None:
+        self._table, self.base = table, table.base.copy() if base is None else base
         self._words = table.copy_of_argument(flush)
         self._words[BASE] = self.base.ctypes.data
         self.address: int = self._words.ctypes.data

@@ -44,7 +44,7 @@ def update(var, grad, step, momentum_buffer, *, learning_rate, shrink, mean_weig
 def orthogonalize(*, step, coefficients, epsilon, adjust, dtype):
     """Return the orthogonalized step times the factor of its shape."""
     scale = scale_of(adjust, *step.shape[1:])
-    return {"step": orthogonal(step, coefficients, epsilon, dtype) * scale}
+    return {"step": orthogonal(step, coefficients, epsilon, dtype, scale)}
 
 
 @lru_cache(None, typed=True)

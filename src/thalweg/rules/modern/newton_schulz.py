@@ -42,6 +42,8 @@ ADJUST = ("original", "match_rms_adamw", "rms_to_rms")  # how steps grow with ma
 DTYPES = ("float32", "bfloat16")  # of products
 
 
+# Bytes of the matrices and products that one core iterates at once: about half of an L2 cache.
+_CACHE = 1 << 20
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
@@ -102,9 +104,13 @@ def norms_of(matrices: Tensor) -> Tensor:
 
 
 def orthogonal(
-    matrices: Tensor, coefficients: Sequence[Triple], epsilon: float, dtype: str | None = None
+    matrices: Tensor,
+    coefficients: Sequence[Triple],
+    epsilon: float,
+    dtype: str | None = None,
+    multiplier: float = 1.0,
 ) -> Tensor:
-    """Return matrices with the same singular vectors, and singular values near 1.
+    """Return matrices with the same singular vectors, and singular values near `multiplier`.
 
     A zero matrix stays zero.
 
@@ -115,17 +121,62 @@ def orthogonal(
         dtype: The dtype of products: "bfloat16", or "float32", which leaves the dtype of the
             matrices unchanged. None means "float32" on the CPU, where 16-bit products are rarely
             fast, and "bfloat16" on other devices, as in the published code.
+        multiplier: Factor of the result.
     """
     in_bfloat16 = matrices.device.type != "cpu" if dtype is None else dtype == "bfloat16"
     iterate = matrices.bfloat16() if in_bfloat16 else matrices
     is_tall = iterate.shape[1] > iterate.shape[2]
     iterate = iterate.mT if is_tall else iterate
-    iterate = iterate / norms_of(iterate).clamp(min=epsilon)
-    for first, second, third in coefficients:
-        square = iterate @ iterate.mT
-        mixed = torch.baddbmm(square, square, square, beta=second, alpha=third)
-        iterate = torch.baddbmm(iterate, mixed, iterate, beta=first)
-    return (iterate.mT if is_tall else iterate).to(matrices.dtype)
+    norms = norms_of(iterate).clamp(min=epsilon)
+    # Tall results are column-major, too: the order of memory decides the bits of later sums.
+    result = matrices.new_empty(iterate.shape)
+    size = _matrices_per_piece(iterate)
+    buffers = _Buffers(iterate[:size])
+    pieces = zip(iterate.split(size), norms.split(size), result.split(size), strict=True)
+    for piece, piece_norms, target in pieces:
+        product = buffers.iterate(piece, piece_norms, coefficients)
+        torch.mul(product.to(target.dtype), multiplier, out=target)
+    return result.mT if is_tall else result
+
+
+def _matrices_per_piece(iterate: Tensor) -> int:
+    """Return the number of matrices to iterate at once: on the CPU, as fit in the L2 caches."""
+    count, rows, columns = iterate.shape
+    if iterate.device.type != "cpu":
+        return max(count, 1)
+    bytes_of_one = 2 * rows * (rows + columns) * iterate.element_size()
+    limit = max(1, _CACHE * torch.get_num_threads() // max(bytes_of_one, 1))
+    pieces = max(1, -(-count // limit))
+    return max(1, -(-count // pieces))
+
+
+class _Buffers:
+    """Memory of the iteration of a piece of the matrices.
+
+    Args:
+        matrices: The first piece. Later ones have at most as many matrices.
+    """
+
+    def __init__(self, matrices: Tensor) -> None:
+        self._start = torch.empty_like(matrices)  # in the memory order of the pieces
+        count, rows, columns = matrices.shape
+        # Iterates after the start are row-major, in its memory and in another.
+        start_memory = self._start.as_strided(matrices.shape, (rows * columns, columns, 1))
+        self._iterates = self._start.new_empty(count, rows, columns), start_memory
+        self._square, self._mixed = (self._start.new_empty(count, rows, rows) for _ in range(2))
+
+    def iterate(self, piece: Tensor, norms: Tensor, coefficients: Sequence[Triple]) -> Tensor:
+        """Return the result of the iteration, which the next call overwrites."""
+        count = len(piece)
+        square, mixed = self._square[:count], self._mixed[:count]
+        iterate = torch.div(piece, norms, out=self._start[:count])
+        target, spare = (buffer[:count] for buffer in self._iterates)
+        for first, second, third in coefficients:
+            torch.bmm(iterate, iterate.mT, out=square)
+            torch.baddbmm(square, square, square, beta=second, alpha=third, out=mixed)
+            torch.baddbmm(iterate, mixed, iterate, beta=first, out=target)
+            iterate, target, spare = target, spare, target
+        return iterate
 
 
 def scale_of(adjust: str | None, rows: int, columns: int) -> float:

@@ -1,0 +1,132 @@
+"""Passes and matrix stages of a rule in a replayed step, between native calls.
+
+The native call checks all guards and runs the kernels of a pass, which write memory of the plan
+alone. A stage follows in torch's functions. Another native call then checks the guards again and
+runs the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+from operator import call, not_
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thalweg._core.plan_cache import CachedPlan
+from thalweg._core.replay import GuardTable, Launch, Member, replay_kernel, staged_plan_of
+from thalweg._engines.cpu.launch import is_serial
+from thalweg._engines.cpu.replay_records import make_program_records, set_row_count
+from thalweg._engines.cpu.scalar_program import NONE
+from thalweg._engines.protocol import Call, Columns
+
+if TYPE_CHECKING:
+    from thalweg._core.scalar_tracing import Program
+    from thalweg._engines.staged_step import StagedStep
+
+
+class StageScalars:
+    """Scalars that the stages of a rule read in a replayed step, computed in the native call.
+
+    Args:
+        staged_step: The plan of the rule.
+        places: For each variable of the rule the key of its scalars.
+
+    Attributes:
+        places: The distinct keys.
+    """
+
+    def __init__(self, staged_step: StagedStep, places: Sequence[Hashable]) -> None:
+        self.places = list(dict.fromkeys(places))
+        self._dtypes, self._names = staged_step.dtypes, list(staged_step.stage_scalars)
+        self._place_of = np.array([self.places.index(place) for place in places], np.int64)
+        # A place has a row for each step count of its variables.
+        self._rows = np.zeros((len(self.places), len(places), len(self._names)))
+        self._row_counts = np.zeros(len(self.places), np.int64)
+        self._row_of = np.zeros(len(places), np.int64)
+        self._records = make_program_records(len(self.places))
+
+    def place_program(
+        self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]]
+    ) -> None:
+        """Let a program compute the scalars of a place; arguments as of `Launch.place_program`."""
+        if index == 0:
+            named_registers = zip(self._names, program.registers_of(self._names), strict=True)
+            self._names = [name for name, register in named_registers if register != NONE]
+            self._rows = np.zeros((*self._rows.shape[:2], len(self._names)))
+        record = self._records[index]
+        program.place(record, self._names, self._rows[index].ctypes.data, 1, inputs)
+        set_row_count(record, self._row_counts[index:])
+
+    def members(self, members: Sequence[Member]) -> list[Member]:
+        """Return the records of the rule's variables with the programs of their places."""
+        return [
+            member._replace(
+                program=self._records[place].ctypes.data,
+                row_cell=self._row_of[k:].ctypes.data,
+                row_size=self._rows.strides[1],
+            )
+            for k, (member, place) in enumerate(zip(members, self._place_of, strict=True))
+        ]
+
+    def columns(self) -> Columns:
+        """Return the scalars of the step."""
+        if len(self._rows) == 1 == self._row_counts[0]:
+            shared, separate = dict(zip(self._names, self._rows[0, 0].tolist(), strict=True)), {}
+        else:
+            values = self._rows[self._place_of, self._row_of]
+            shared = dict(zip(self._names, values[0].tolist(), strict=True))
+            separate = {
+                name: values[:, k]
+                for k, name in enumerate(self._names)
+                if (values[:, k] != values[0, k]).any()
+            }
+        return Columns(dict.fromkeys(self._dtypes, shared), separate)
+
+
+class ReplayedPasses:
+    """Passes and stages of a rule in a replayed step.
+
+    Args:
+        cached_plan: The plan of the rule.
+        launches: The kernels of each pass.
+        scalars: The scalars of stages.
+    """
+
+    def __init__(
+        self,
+        cached_plan: CachedPlan,
+        launches: Sequence[Sequence[Launch]],
+        scalars: StageScalars,
+    ) -> None:
+        self._plan, self._slots = staged_plan_of(cached_plan), cached_plan.shaped_slots
+        self._launches, self._scalars = launches, scalars
+        self._records = [
+            np.array([launch.record() for launch in pass_launches], np.int64).reshape(-1, 4)
+            for pass_launches in launches
+        ]
+
+    def run(self, guards: GuardTable, step_count: int, flags: int) -> tuple[int, list[Call]]:
+        """Run the passes and stages; write no state.
+
+        Args:
+            guards: The guards of the step.
+            step_count, flags: As for `GuardTable.replay`.
+
+        Returns:
+            The status, as from `GuardTable.replay`, and C functions without arguments that write
+            slots after the update, to be called once.
+        """
+
+        def run_pass(index: int) -> int:
+            records = self._records[index]
+            for record, launch in zip(records, self._launches[index], strict=True):
+                if not is_serial(launch.elements):
+                    record[2:] = launch.threads()
+            guards.set_pass(records)
+            return guards.replay(None, step_count, replay_kernel.RUN_PASS, (), flags)
+
+        status, writes = self._plan.replay_passes(run_pass, self._scalars.columns, self._slots)
+        # `GuardTable.replay` stops at a result that is not false, and these return lists.
+        return status, [partial(any, map(not_, map(call, writes)))] if writes else []
