@@ -3,9 +3,9 @@
 FSDP2, Muon with 8-bit AdamW for the other weights, a schedule with a stable phase, weight
 averages, torch's distributed checkpoints, and a page of diagnostics.
 
-Run:    torchrun --nproc-per-node 2 examples/gpt_torchrun.py FOLDER
-Stop:   Ctrl-C, or --stop 20; the last checkpoint stays in FOLDER
-Resume: torchrun --nproc-per-node 1 examples/gpt_torchrun.py FOLDER
+Run: torchrun --nproc-per-node 2 examples/gpt_torchrun.py FOLDER
+Resume after a stop, on any number of ranks that divides 8: the same command.
+Diagnostics: thalweg report FOLDER/run.jsonl
 """
 
 from __future__ import annotations
@@ -143,14 +143,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--stop", type=int, help="the step after which to stop early")
     parser.add_argument("--save-every", type=int, default=10)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     dist.init_process_group("gloo")
     training = Training(options.folder, options.steps)
     training.resume()
-    while training.step < (options.stop or options.steps):
+    while training.step < options.steps:
         loss = training.train_step()
         if dist.get_rank() == 0:
             print(f"step {training.step} loss {loss:.9g}", flush=True)
