@@ -22,6 +22,7 @@ JOBS = {
     "docs.yml": {"docs"},
     "release.yml": {"build", "publish"},
     "tests.yml": {"formatting", "tests"},
+    "trainers.yml": {"trainers"},
 }
 PINNED = re.compile(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+(\.\d+)+\s*$")
 
