@@ -36,8 +36,8 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.qkv, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.expand, self.contract = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         queries, keys, values = (
@@ -45,8 +45,8 @@ class Block(nn.Module):
             for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
         )
         attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        x = x + self.project(attended.transpose(1, 2).flatten(2))
+        return x + self.contract(F.gelu(self.expand(self.norm2(x))))
 
 
 class GPT(nn.Module):

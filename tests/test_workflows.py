@@ -112,7 +112,7 @@ def test_workflow_commands_name_existing_files(name: str) -> None:
         assert {*extras.split(",")} <= {*EXTRAS}
     paths = re.findall(r"(?:python |\s)((?:tools/|\.ci/)\w+(?:\.py)?)", text)
     assert all((ROOT / path).is_file() for path in paths)
-    if name != "complete.yml":
+    if name not in ("complete.yml", "trainers.yml"):  # which run a script
         installs = [line for line in text.splitlines() if "pip install" in line]
         assert installs
         assert all("-c constraints.txt" in line for line in installs)

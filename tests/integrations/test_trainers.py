@@ -73,5 +73,5 @@ def test_other_versions_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ImportError, match=r"lightning 2\.0 and later, and 1\.9\.5 is installed"):
         versions.require_version("lightning", "2.0")
     monkeypatch.delitem(sys.modules, "thalweg.integrations.lightning", raising=False)
-    with pytest.raises(ImportError, match="pip install .lightning>=2"):
+    with pytest.raises(ImportError, match="pip install"):
         import thalweg.integrations.lightning  # noqa: F401

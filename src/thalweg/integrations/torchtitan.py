@@ -15,8 +15,13 @@ from thalweg.integrations.versions import require_version
 from thalweg.optim import Mixed
 
 require_version("torchtitan", "0.3")
-from torchtitan.components.checkpointer.utils import canonical_fqn  # noqa: E402
-from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig  # noqa: E402
+from torchtitan.components.checkpointer.utils import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    canonical_fqn,
+)
+from torchtitan.components.optimizer import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    OptimizersContainer,
+    ParamGroupConfig,
+)
 
 
 class MixedOptimizers(OptimizersContainer):
