@@ -164,7 +164,7 @@ def trl(folder: Path) -> Any:
         )  # fmt: skip
         trainer = SFTTrainer(
             module, arguments, train_dataset=Dataset.from_dict({"text": [*"abcdefgh"] * 4}),
-            processing_class=tokenizer, peft_config=LoraConfig(r=2, target_modules=["q_proj"]),
+            processing_class=tokenizer, peft_config=LoraConfig(r=2, target_modules=["v_proj"]),
         )  # fmt: skip
         trainer.train()
         trainings.append(trainer)
