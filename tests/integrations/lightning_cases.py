@@ -62,6 +62,25 @@ def fit(module: Any, epochs: int, path: Path, resume: Path | None = None) -> tup
     return module.inner, trainer.optimizers[0]
 
 
+def fit_by_fabric(make: Any, path: Path, resume: Path | None = None) -> tuple[Any, Any]:
+    """Train by Fabric for one epoch, or from a checkpoint for another."""
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    inner = model()
+    module, optimizer = fabric.setup(inner, make(inner.parameters()))
+    rate = schedule(optimizer)
+    state = {"module": module, "optimizer": optimizer, "rate": rate}
+    if resume is not None:
+        fabric.load(resume, state)
+    for batch in data(4):
+        fabric.backward(loss_of(module, batch))
+        fabric.clip_gradients(module, optimizer, max_norm=1.0)
+        optimizer.step()
+        rate.step()
+        optimizer.zero_grad()
+    fabric.save(path, state)
+    return inner, optimizer.optimizer
+
+
 def logged_by(module: Any, path: Path, callback: Any) -> dict[str, float]:
     """Return the metrics that a training of one epoch logs, with a callback."""
     trainer = lightning.Trainer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,33 @@ def test_example_script_learns(name: str, package: str) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed")
     first, final, *_ = numbers_of(EXAMPLES / f"{name}.py")
     assert final < first / 2
+
+
+def losses_of_ranks(count: int, folder: Path) -> list[float]:
+    """Return the losses that the example prints on some ranks; they begin at a checkpoint."""
+    script = EXAMPLES / "gpt_torchrun.py"
+    launch = (
+        "-m torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(count),
+        str(script),
+        str(folder),
+    )
+    options = "--steps", "12", "--save-every", "6"
+    process = run(*launch, *options, timeout=240, OMP_NUM_THREADS="1")
+    assert process.returncode == 0, process.stderr
+    return [float(line.rpartition(" ")[2]) for line in process.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_gpt_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
+    losses = losses_of_ranks(2, tmp_path / "whole")
+    assert losses[11] < losses[0] - 1
+    shutil.rmtree(tmp_path / "whole" / "step-000012")
+    for count, bound in ((2, 0.0), (1, 1e-6)):
+        folder = shutil.copytree(tmp_path / "whole", tmp_path / f"resumed-{count}")
+        assert losses_of_ranks(count, folder) == pytest.approx(losses[6:], rel=bound)
+    page = run("-m thalweg", "report", str(tmp_path / "resumed-1" / "run.jsonl"))
+    assert page.returncode == 0, page.stderr
+    assert "blocks.1.qkv.weight" in (tmp_path / "resumed-1" / "run.html").read_text()

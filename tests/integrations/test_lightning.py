@@ -45,6 +45,14 @@ def test_lightning_training_equals_the_plain_loop(
     assert_same_training(resumed, expected)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fabric_training_equals_the_plain_loop(name: str, cases: Any, tmp_path: Path) -> None:
+    make = OPTIMIZERS[name]
+    cases.fit_by_fabric(make, tmp_path / "part.ckpt")
+    resumed = cases.fit_by_fabric(make, tmp_path / "rest.ckpt", tmp_path / "part.ckpt")
+    assert_same_training(resumed, trained(make, data(4) * 2, clip=1.0))
+
+
 @pytest.mark.parametrize("kind", ["Fitted", "ByHand"])
 def test_lightning_uses_only_available_attributes(kind: str, cases: Any, tmp_path: Path) -> None:
     fit, kind_of = cases.fit, getattr(cases, kind)

@@ -216,6 +216,27 @@ def test_registered_names_choose_classes(
     assert any(entries.items() <= group.items() for group in optimizer.param_groups)
 
 
+def test_names_give_the_arguments_of_a_trainer(tmp_path: Path) -> None:
+    """Choose a class by name without a change of transformers."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from thalweg.integrations.transformers import optimizer_cls_and_kwargs
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), weight_decay=0.1, optim_args="ns_steps=3"
+    )
+    pair = optimizer_cls_and_kwargs("thalweg_muon_8bit", arguments)
+    hf_trainer = trainer(tmp_path, Wrapped(), optimizer_cls_and_kwargs=pair)
+    hf_trainer.train()
+    optimizer = hf_trainer.optimizer.optimizer
+    assert optimizer.last_step.count == 8
+    entries = {"rule": "Muon", "ns_steps": 3, "lr": 5e-5, "weight_decay": 0.1}
+    assert any(entries.items() <= group.items() for group in optimizer.param_groups)
+    arguments.optim_args = "ns_steps"
+    for name, message in (("thalweg_muon", "has 'ns_steps'; an entry"), ("muon", "known are")):
+        with pytest.raises(ValueError, match=message):
+            optimizer_cls_and_kwargs(name, arguments)
+
+
 def test_registered_names_are_options_of_the_command_line() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     from thalweg.integrations.transformers import register

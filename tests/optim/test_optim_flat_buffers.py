@@ -136,6 +136,8 @@ def test_rules_that_reduce_raise_and_elementwise_ones_step(name: str) -> None:
         torch_out = stepped(lambda params: torchs(params, foreach=False), [flattened(params_of())])
         torch.testing.assert_close(torch_out, expected, rtol=1e-6, atol=1e-7)
     for mark in MARKS.values():
+        if mark is mark_zero3 and name in SUMMING_RULES:
+            continue  # which it steps over a part at a time
         for is_early in (True, False):
             flat = flattened(params_of())
             previous = flat.detach().clone()
@@ -263,14 +265,14 @@ def test_views_of_shards_raise_once_all_groups_are_known() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda params: optim.AdamW(params, clip_grad_norm=1.0), "gradients of all ranks"),
+        (lambda params: optim.AdamW(params, clip_grad_norm=1.0), "all gradients of the model"),
         (lambda params: optim.Prodigy(params), "all parameters of the model"),
         (
             lambda params: optim.Mixed(
                 [{"params": params[:1], "rule": "AdamW"}, {"params": params[1:], "rule": "Lion"}],
                 clip_grad_norm=1.0,
             ),
-            "gradients of all ranks",
+            "all gradients of the model",
         ),
     ],
 )
@@ -280,10 +282,11 @@ def test_sums_over_all_parameters_need_all_ranks(
     def flats() -> list[Any]:
         return [flattened(params_of()) for _ in range(2)]
 
-    for mark in MARKS.values():
-        make(params := flats())
-        mark(params[0])
-        make(params).step()  # of one rank, which has all
+    mark_fsdp((params := flats())[0])
+    make(params).step()  # of one rank, which has all
+    mark_zero3((params := flats())[0])
+    with pytest.raises(InvalidArgumentError, match=message):
+        make(params)  # one of several calls
     monkeypatch.setattr(flat_buffers, "_has_other_ranks", lambda: True)
     for mark in MARKS.values():
         params, marked_params = flats(), flats()
@@ -300,6 +303,14 @@ def test_sums_over_all_parameters_need_all_ranks(
     for param in params_of_rank:
         param._is_flat_param, param._unpadded_unsharded_size = True, param.shape
     make(params_of_rank).step()
+
+
+def test_zero3_cannot_count_calls_of_step() -> None:
+    optimizer = optim.AdamW([flat := flattened(params_of())], accumulate=2)
+    optimizer.step()
+    mark_zero3(flat)
+    with pytest.raises(InvalidArgumentError, match="calls step for each of its buffers"):
+        optimizer.step()
 
 
 def test_keras_optimizers_name_flat_variables() -> None:

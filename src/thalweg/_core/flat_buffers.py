@@ -22,12 +22,14 @@ class FlatBuffer(NamedTuple):
     Attributes:
         param: The first one.
         origin: The library that made it, for messages.
-        is_part: True if other ranks hold the rest of the model.
+        is_part: True if a step does not have the rest of the model.
+        is_stepped_alone: True if each buffer of the model has a call of `step` of its own.
     """
 
     param: Tensor
     origin: str
     is_part: bool
+    is_stepped_alone: bool = False
 
 
 class AddedParams:
@@ -68,7 +70,8 @@ def find_marked(params: Sequence[Tensor]) -> FlatBuffer | None:
             is_part = _has_other_ranks() if size is None else param.numel() < size.numel()
             return FlatBuffer(param, "FullyShardedDataParallel", is_part)
         if hasattr(param, "ds_id"):
-            return FlatBuffer(param, "DeepSpeed ZeRO-3", _has_other_ranks())
+            # ZeRO-3 calls `step` for each of its sub-groups, with the other groups empty.
+            return FlatBuffer(param, "DeepSpeed ZeRO-3", is_part=True, is_stepped_alone=True)
         if getattr(param, "_fsdp_flattened", False):
             views.append(param)
     # With use_orig_params=True, parameters are sharded as views of one dimension; those that are
@@ -114,7 +117,7 @@ def check_reductions(
     elif not flat.is_part:
         return
     elif transforms.global_clipnorm is not None:
-        reason = "clipping by the common norm needs the gradients of all ranks"
+        reason = "clipping by the common norm needs all gradients of the model"
     elif rule is not None and rule.per_optimizer is not None:
         reason = f"{name} adds up over all parameters of the model"
     else:
@@ -125,6 +128,23 @@ def check_reductions(
         " without trust ratios and other options over whole parameters, and clip norms with that"
         " library; or shard with torch's fully_shard, which keeps parameters whole."
     )
+
+
+def check_accumulation(flat: FlatBuffer, title: str) -> None:
+    """Raise an error if calls of `step` are counted that each update a part of the model.
+
+    Args:
+        flat: The flat buffer.
+        title: Its name in messages.
+
+    Raises:
+        InvalidArgumentError: Names the flat buffer.
+    """
+    if flat.is_stepped_alone:
+        raise InvalidArgumentError(
+            f"'{title}' is a flat buffer of {flat.origin}, which calls step for each of its"
+            " buffers: accumulate= counts calls for all parameters. Accumulate with that library."
+        )
 
 
 def _has_other_ranks() -> bool:

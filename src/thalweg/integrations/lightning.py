@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lightning.pytorch import Callback
-
 from thalweg.diagnostics import COLUMNS, NewTables
+from thalweg.integrations.versions import require_version
+
+require_version("lightning", "2.0")
+from lightning.pytorch import Callback  # noqa: E402
 
 
 class LogDiagnostics(Callback):

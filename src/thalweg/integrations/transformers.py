@@ -14,12 +14,18 @@ from transformers.training_args import OptimizerNames
 
 from thalweg._base.showing import show_value
 from thalweg.diagnostics import COLUMNS, NewTables
-from thalweg.errors import FailedPreconditionError, InvalidTypeError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.optim.class_lookup import class_named
 from thalweg.optim.rule_names import KINDS
 
 PREFIX = "thalweg_"
-_CODECS = {"": {}, "_8bit": {"state_storage": "8bit"}}
+_CODECS: dict[str, dict[str, str]] = {"": {}, "_8bit": {"state_storage": "8bit"}}
+# Class and further options, by the name of an optimizer.
+_SETTINGS = {
+    f"{PREFIX}{kind.lower()}{suffix}": (kind, codecs)
+    for kind in KINDS
+    for suffix, codecs in _CODECS.items()
+}
 
 
 def register() -> tuple[str, ...]:
@@ -39,13 +45,53 @@ def register() -> tuple[str, ...]:
         FailedPreconditionError: This version of transformers has no table of optimizers.
     """
     handlers: Any = _handlers()
-    names: list[str] = []
-    for kind in KINDS:
-        for suffix, options in _CODECS.items():
-            name = f"{PREFIX}{kind.lower()}{suffix}"
-            handlers[_added_member(name)] = partial(_choose_class, kind, options)
-            names.append(name)
-    return tuple(names)
+    for name in _SETTINGS:
+        handlers[_added_member(name)] = partial(_class_in_context, name)
+    return tuple(_SETTINGS)
+
+
+def optimizer_cls_and_kwargs(name: str, args: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the Trainer's argument `optimizer_cls_and_kwargs` for the name of an optimizer.
+
+    It needs no call of `register`, and works with each version of transformers that has the
+    argument. Learning rate, betas, epsilon, weight decay and `optim_args` are read as for
+    `TrainingArguments(optim=name)`.
+
+    Args:
+        name: A name that `register` returns, such as "thalweg_adamw_8bit".
+        args: The `TrainingArguments`.
+
+    Returns:
+        A class, or a factory of a function that makes the optimizer of a model; and its options.
+
+    Raises:
+        InvalidArgumentError: The name is unknown, or an entry of `optim_args` is not "key=value".
+    """
+    if name not in _SETTINGS:
+        raise InvalidArgumentError(
+            f"name is {show_value(name)}; known are {', '.join(map(repr, _SETTINGS))}."
+        )
+    kind, codecs = _SETTINGS[name]
+    cls: Any = class_named(kind)
+    accepted = cls.constructor_signature.parameters
+    adam_options = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    options = {
+        "lr": args.learning_rate,
+        **{option: setting for option, setting in adam_options.items() if option in accepted},
+        **codecs,
+        **_read_options(args.optim_args),
+    }
+    if not cls._of_matrices:
+        return cls, options
+    if "weight_decay" in accepted:
+        options.setdefault("weight_decay", args.weight_decay)
+    make: Callable[..., Any] = cls.for_model
+    return lambda: make, options
+
+
+def _class_in_context(name: str, context: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the class and its options, for the `OptimizerContext` of transformers."""
+    return optimizer_cls_and_kwargs(name, context.args)
 
 
 def _handlers() -> Any:
@@ -77,27 +123,22 @@ def _added_member(name: str) -> Any:
     return members(name)
 
 
-def _choose_class(kind: str, options: dict[str, Any], context: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a class and its options, or a factory that makes the optimizer of a model.
+def _read_options(text: str | None) -> dict[str, Any]:
+    """Return the options of a text such as "ema_decay=0.999,nesterov=true".
 
-    Args:
-        kind: The name of the class.
-        options: Options that belong to the name of the optimizer.
-        context: The `OptimizerContext` of transformers.
+    Raises:
+        InvalidArgumentError: An entry has no "=".
     """
-    cls: Any = class_named(kind)
-    accepted = cls.constructor_signature.parameters
-    adam_options = {
-        name: option for name, option in context.adam_kwargs.items() if name in accepted
-    }
-    user_options = {name: _read(text) for name, text in context.optim_args.items()}
-    all_options = {**context.optimizer_kwargs, **adam_options, **options, **user_options}
-    if not cls._of_matrices:
-        return cls, all_options
-    decay = context.args.weight_decay
-    make: Callable[..., Any] = cls.for_model
-    return lambda: make, {**({"weight_decay": decay} if "weight_decay" in accepted else {}),
-                          **all_options}  # fmt: skip
+    options: dict[str, Any] = {}
+    for entry in (text or "").replace(" ", "").split(","):
+        key, separator, setting = entry.partition("=")
+        if separator:
+            options[key] = _read(setting)
+        elif entry:
+            raise InvalidArgumentError(
+                f"optim_args has {show_value(entry)}; an entry is key=value, after a comma."
+            )
+    return options
 
 
 def _read(text: str) -> Any:

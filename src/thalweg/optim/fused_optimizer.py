@@ -23,7 +23,13 @@ from thalweg._base.tracing import untraced, without_dynamo
 from thalweg._core.atomic_section import Call, run
 from thalweg._core.commit import LEFT, TAKEN, add_note, raise_first, says_taken
 from thalweg._core.dtensor import local
-from thalweg._core.flat_buffers import AddedParams, check_reductions, find_marked, is_reducing
+from thalweg._core.flat_buffers import (
+    AddedParams,
+    check_accumulation,
+    check_reductions,
+    find_marked,
+    is_reducing,
+)
 from thalweg._core.gradient_transforms import NOTHING
 from thalweg._core.options.accumulation import (
     Accumulation,
@@ -375,20 +381,21 @@ class FusedOptimizer(GradScalerMixin):
                 )
 
     def check_flat_buffers(self, groups: Sequence[Group]) -> None:
-        """Raise an error if groups have rules or options that reduce over flat buffers.
+        """Raise an error if groups have rules or options that flat buffers do not support.
 
         Any parameter of the optimizer may show that libraries have flattened all of them.
 
         Raises:
-            InvalidArgumentError: As `check_reductions`.
+            InvalidArgumentError: As `check_reductions` and `check_accumulation`.
         """
         transforms = self.step_options.base_transforms
+        is_accumulating = self.step_options.of(Accumulation).accumulate > 1
         rules = {
             rule: getattr(self._kind_of(group), "_rule_by_shape", None) is not None
             for group in groups
             for rule in self.rules_around(group)
         }
-        if not any(
+        if not is_accumulating and not any(
             is_by_shape or is_reducing(rule, transforms) for rule, is_by_shape in rules.items()
         ):
             return
@@ -396,6 +403,8 @@ class FusedOptimizer(GradScalerMixin):
         flat = find_marked(params) or self.step_cache.added_params.find_replacement(params)
         if flat is not None:
             (title,) = parameter_names(self.param_groups, [flat.param])
+            if is_accumulating:
+                check_accumulation(flat, title)
             for rule, is_by_shape in rules.items():
                 check_reductions(flat, title, rule, transforms, is_by_shape=is_by_shape)
 

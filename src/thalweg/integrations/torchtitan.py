@@ -1,0 +1,88 @@
+"""Container of optimizers of `thalweg.optim` for torchtitan."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from thalweg._base.showing import show_value
+from thalweg.errors import InvalidArgumentError
+from thalweg.integrations.versions import require_version
+from thalweg.optim import Mixed
+
+require_version("torchtitan", "0.3")
+from torchtitan.components.checkpointer.utils import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    canonical_fqn,
+)
+from torchtitan.components.optimizer import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    OptimizersContainer,
+    ParamGroupConfig,
+)
+
+
+class MixedOptimizers(OptimizersContainer):
+    """One `thalweg.optim.Mixed` for each part of a model, with torchtitan's groups.
+
+    Each `optimizer_name` is the name of a class of `thalweg.optim`, such as "Muon" or "AdamW",
+    and `optimizer_kwargs` are its options; "layout" declares the matrices of a parameter.
+
+    Args:
+        config: The groups, and options of the step such as `state_storage="8bit"`.
+        model_parts: The parts of the model on this rank.
+
+    Raises:
+        InvalidArgumentError: A pattern matches no parameter, a parameter has no pattern, or an
+            option is unknown.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(OptimizersContainer.Config):
+        """Configuration of the container; `implementation` has no effect.
+
+        Attributes:
+            options: Options of the step for all groups, such as `ema_decay` or `state_storage`.
+        """
+
+        options: dict[str, Any] = field(default_factory=dict)
+
+    def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
+        self.model_parts = model_parts
+        self.optimizers = [
+            Mixed(_groups(part, config.param_groups), **config.options) for part in model_parts
+        ]
+        params = [param for part in model_parts for param in part.parameters()]
+        Optimizer.__init__(self, [param for param in params if param.requires_grad], {})
+
+
+def _groups(module: nn.Module, configs: list[ParamGroupConfig]) -> list[dict[str, Any]]:
+    """Return the groups of the parameters that need a gradient; the first pattern decides.
+
+    Raises:
+        InvalidArgumentError: A pattern matches no parameter, or a parameter has no pattern.
+    """
+    groups: list[dict[str, Any]] = [
+        {"params": [], "rule": config.optimizer_name, **config.optimizer_kwargs}
+        for config in configs
+    ]
+    for name, param in module.named_parameters():
+        if not param.requires_grad:
+            continue
+        for config, group in zip(configs, groups, strict=True):
+            if re.search(config.pattern, name):
+                group["params"].append((canonical_fqn(name), param))
+                break
+        else:
+            raise InvalidArgumentError(
+                f"param_groups has no pattern for {show_value(name)}; the last one may be '.*'."
+            )
+    for config, group in zip(configs, groups, strict=True):
+        if not group["params"]:
+            raise InvalidArgumentError(
+                f"param_groups has the pattern {show_value(config.pattern)}, which matches no"
+                " parameter that an earlier one leaves."
+            )
+    return groups

@@ -1,0 +1,28 @@
+"""Check of the versions of other libraries."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+
+
+def require_version(package: str, minimum: str) -> None:
+    """Raise an error unless a package has a version, or a later one.
+
+    Args:
+        package: The name of the distribution.
+        minimum: The first supported version, of numbers and points.
+
+    Raises:
+        ImportError: The package is older, or is not installed.
+    """
+    installed = version(package)
+    numbers, minima = (
+        [int(number) for number in re.findall(r"\d+", text)] for text in (installed, minimum)
+    )
+    if numbers[: len(minima)] < minima:
+        raise ImportError(
+            f"thalweg.integrations supports {package} {minimum} and later, and {installed} is"
+            f" installed: pip install '{package}>={minimum}'.",
+            name=package,
+        )
