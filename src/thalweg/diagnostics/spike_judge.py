@@ -73,8 +73,8 @@ class SpikeJudge:
     """Judge of steps, for `GradientTransforms.judge`.
 
     Args:
-        action: "skip", "rollback", or a function of a `Warned` that returns one of these, or None to
-            take the step.
+        action: "skip", "rollback", or a function of a `Warned` that returns one of these, or None
+            to take the step.
         keep: The largest number of steps that a rollback takes back.
 
     Attributes:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from thalweg._base.showing import show_value
+from thalweg.diagnostics.attached_spikes import attach_spikes
 from thalweg.diagnostics.bands import (
     LASTING_ROWS,
     LASTING_STEPS,
@@ -89,6 +90,8 @@ class Spikes:
         self._layers = _Layers(0)
         self._loss = RunningMedian(1)
         self._is_loss_outside = False
+        if action is None and keep is not None:
+            raise InvalidArgumentError(f"keep is {keep}; expected None without an action.")
         self.judge = None if action is None else SpikeJudge(action, _check_action(action, keep))
 
     def __reduce__(self) -> Any:
@@ -96,6 +99,19 @@ class Spikes:
         judge = self.judge
         keywords = {} if judge is None else {"action": judge.action, "keep": judge.keep or None}
         return _make, (keywords,)
+
+    def attach(self, optimizer: Any) -> None:
+        """Judge the steps of an optimizer of Keras or TensorFlow 1.
+
+        Args:
+            optimizer: As for `thalweg.diagnostics.attach`.
+
+        Raises:
+            InvalidTypeError: `optimizer` is not such an optimizer.
+            FailedPreconditionError: This object has no action, or other ones judge the optimizer.
+            NotImplementedError: Steps of the optimizer cannot be taken back.
+        """
+        attach_spikes(self, optimizer)
 
     @property
     def actions(self) -> list[SpikeAction]:

@@ -351,7 +351,8 @@ class FusedTorchOptimizer(FusedOptimizer):
 
         Returns:
             What was raised after the writes, whether the step is the one before with other
-            gradients, and whether it was taken; None if the step is torch's after all, and nothing was written.
+            gradients, and whether it was taken; None if the step is torch's after all, and nothing
+            was written.
         """
         batch = WriteBatch() if len(steps) > 1 else None
         errors: list[BaseException] = []

@@ -392,7 +392,7 @@ class ReplayedStep:
                 if not hold(options, groups[place]):
                     return None
         of_gradients: Scalars | None = None
-        judge_calls: Sequence[Call] | None = ()
+        judge_calls: Sequence[Call] = ()
         if self._gradients is not None or "found_inf" in fields or "grad_scale" in fields:
             transforms = self._transforms(optimizer)
             if transforms is None or (self._gradients is None and transforms.stages):
@@ -401,15 +401,9 @@ class ReplayedStep:
                 arguments = self.snapshot, step_count, pairs, beyond_range
                 if self._gradients.measure(transforms, *arguments):
                     return None
-                report = None
-                if self._gradients.part == replay_kernel.UPDATE:
-                    report = GradientReport()
-                    former_reports = [pair for pair in self._reports if pair[0] == step_count]
-                    self._reports = [*former_reports, (step_count + 1, report)]
-                of_gradients, _ = self._gradients.scalars(report)
-                judge_calls = self._gradients.judge()
-                if judge_calls is None:
+                if (judged := self._judge(self._gradients, step_count)) is None:
                     return None
+                of_gradients, judge_calls = judged
         if self._in_call is not None:
             self._set_shared(of_gradients)
             return [], judge_calls
@@ -420,6 +414,21 @@ class ReplayedStep:
                 return None
             column_updates += share_updates
         return column_updates, judge_calls
+
+    def _judge(
+        self, gradients: ReplayedTransforms, step_count: int
+    ) -> tuple[Scalars, Sequence[Call]] | None:
+        """Return the scalars of measured gradients and the calls of the judge of steps; None if the
+        planned step is to decide.
+        """
+        report = None
+        if gradients.part == replay_kernel.UPDATE:
+            report = GradientReport()
+            former_reports = [pair for pair in self._reports if pair[0] == step_count]
+            self._reports = [*former_reports, (step_count + 1, report)]
+        scalars, _ = gradients.scalars(report)
+        judge_calls = gradients.judge()
+        return None if judge_calls is None else (scalars, judge_calls)
 
     def _set_shared(self, scalars: Scalars | None) -> None:
         """Give all kernels the scalars of what happens to gradients, if they are others."""
