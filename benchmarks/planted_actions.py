@@ -16,7 +16,7 @@ import argparse
 import math
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from planted import CLEAN, SEEDS, TUNED_ON, WIDE, Training
@@ -89,7 +89,7 @@ def _nothing(training: Training) -> None:
 
 
 def _explode(training: Training) -> None:
-    layer = training.model.layers[0]
+    layer: Any = training.model.layers[0]
     training.term = lambda: -0.1 * (layer.queries.weight @ layer.keys.weight.T).square().sum()
 
 
@@ -131,7 +131,7 @@ def run(seed: int, kind: str, action: str | None, fault: Fault | None = None) ->
 
 def main() -> None:
     """Run all, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--seeds", type=int, default=1, help="the seeds of each fault")
     parser.add_argument("--tuned-on", action="store_true", help="the seeds of the thresholds")
     arguments = parser.parse_args()

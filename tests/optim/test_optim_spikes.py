@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -110,6 +110,7 @@ def test_gradients_that_are_not_finite_are_left_out_from_the_first_step(bad: flo
     optimizer.step()
     assert not any(optimizer.state.values())
     assert spikes.actions[0].action == "skip"
+    assert optimizer.last_step is not None
     assert not optimizer.last_step.taken
 
 
@@ -195,7 +196,7 @@ ERRORS = [
     (lambda: Spikes("stop"), InvalidTypeError, "action must be 'skip', 'rollback'"),
     (lambda: Spikes("skip", keep=2), InvalidArgumentError, "keep is 2"),
     (lambda: Spikes("rollback", keep=0), InvalidArgumentError, "keep is 0"),
-    (lambda: Spikes("rollback", keep=2.0), InvalidTypeError, "keep must be an integer"),
+    (lambda: Spikes("rollback", keep=cast("Any", 2.0)), InvalidTypeError, "keep must be an integer"),
     (lambda: Spikes(keep=2), InvalidArgumentError, "keep is 2"),
     (lambda: Spikes().log_loss(1.0), FailedPreconditionError, "have no action"),
     (lambda: Spikes("skip").log_loss(1.0), FailedPreconditionError, "of no optimizer"),

@@ -548,7 +548,8 @@ class FusedOptimizer(GradScalerMixin):
             with importing:
                 from thalweg.optim.judged_steps import JudgedSteps
             self.step_cache.judged = JudgedSteps(self)
-            self.step_options.of(SpikeActions).spikes.judge.attach_to(self.step_cache.judged)
+            spikes: Any = self.step_options.of(SpikeActions).spikes
+            spikes.judge.attach_to(self.step_cache.judged)
 
     def record_format(self, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
         """Write the entries that describe the form of a state to its groups and parameters."""
@@ -677,9 +678,10 @@ class FusedOptimizer(GradScalerMixin):
         """Report what a closure returned to the diagnostics and to the judge of steps."""
         if self.step_cache.diagnosing is not None:
             self.step_cache.diagnosing.note_loss(loss)
-        if self.step_options.judges:
+        spikes: Any = self.step_options.of(SpikeActions).spikes
+        if spikes is not None:
             with suppress(InvalidTypeError):
-                self.step_options.of(SpikeActions).spikes.log_loss(loss)
+                spikes.log_loss(loss)
 
     def _step_carefully(self) -> None:
         """Take a step that is not the one before in one call; the lock is held."""
