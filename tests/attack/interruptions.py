@@ -326,6 +326,7 @@ def judged(make: Callable[..., Any], action: str, **options: Any) -> Callable[[]
     def build() -> Training:
         params = parameters(torch.float32)
         spikes = diagnostics.Spikes(action, **options)
+        warnings.filterwarnings("ignore", "Spikes: ")
         opt, judge = make(params, spikes), spikes.judge
         assert judge is not None
 

@@ -196,7 +196,11 @@ ERRORS = [
     (lambda: Spikes("stop"), InvalidTypeError, "action must be 'skip', 'rollback'"),
     (lambda: Spikes("skip", keep=2), InvalidArgumentError, "keep is 2"),
     (lambda: Spikes("rollback", keep=0), InvalidArgumentError, "keep is 0"),
-    (lambda: Spikes("rollback", keep=cast("Any", 2.0)), InvalidTypeError, "keep must be an integer"),
+    (
+        lambda: Spikes("rollback", keep=cast("Any", 2.0)),
+        InvalidTypeError,
+        "keep must be an integer",
+    ),
     (lambda: Spikes(keep=2), InvalidArgumentError, "keep is 2"),
     (lambda: Spikes().log_loss(1.0), FailedPreconditionError, "have no action"),
     (lambda: Spikes("skip").log_loss(1.0), FailedPreconditionError, "of no optimizer"),

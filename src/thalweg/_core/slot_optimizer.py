@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from thalweg._core.gradient_transforms import GradientTransforms, StepJudge
 from thalweg._core.graph_update import apply_as_one_update
+from thalweg._core.plan_cache import PlanCaches
 from thalweg._core.trackable import TrackableSlots
 from thalweg._engines import Selection, check_name, current
 from thalweg._engines.engine_selection import EngineName
@@ -38,6 +39,10 @@ class SlotOptimizer(TrackableSlots):
     def _selection(self) -> Selection:
         selection = current()
         return selection if self._engine is None else selection._replace(name=self._engine)
+
+    def _judge_by(self, judge: StepJudge) -> None:
+        """Have steps be judged from now on, and forget replays that do not ask the judge."""
+        vars(self).update(_spikes=judge, _plans=PlanCaches())
 
     def _judged(self, transforms: GradientTransforms) -> GradientTransforms:
         """Return the transforms of a step with the judge of steps, if there is one."""

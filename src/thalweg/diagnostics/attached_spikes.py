@@ -36,8 +36,7 @@ def attach_spikes(spikes: Spikes, optimizer: Any) -> None:
         if innermost._spikes is not None:
             raise FailedPreconditionError(f"Steps of {title} are judged by other Spikes already.")
         spikes.judge.attach_to(_SlotSource(innermost))
-        # Replays that are prepared do not ask the judge.
-        vars(innermost).update(_spikes=spikes.judge, _plans=type(innermost._plans)())
+        innermost._judge_by(spikes.judge)
 
 
 class _SlotSource:

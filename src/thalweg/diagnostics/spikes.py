@@ -94,6 +94,10 @@ class Spikes:
             raise InvalidArgumentError(f"keep is {keep}; expected None without an action.")
         self.judge = None if action is None else SpikeJudge(action, _check_action(action, keep))
 
+    def __repr__(self) -> str:
+        judge = self.judge
+        return f"Spikes({'' if judge is None else f'{judge.action!r}, keep={judge.keep or None}'})"
+
     def __reduce__(self) -> Any:
         # A copy belongs to another optimizer.
         judge = self.judge

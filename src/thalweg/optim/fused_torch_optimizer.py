@@ -299,20 +299,22 @@ class FusedTorchOptimizer(FusedOptimizer):
         for substep in steps if is_taken else ():
             substep.hooks.settle()
         raise_first(errors)
-        if not is_taken:
-            return None
-        if single_param is None:
-            if len(steps) == 1:
-                self._keep_rebind_target(final.part, final.share.places)
-            if was_rebound:
-                self.step_cache.note_repeated(
-                    *(RepeatedSubStep(part, hooks, share.places) for share, part, hooks in steps)
-                )
-            else:
-                trainable = sum(param.requires_grad for param in params_of(self.param_groups))
-                gradients = sum(len(substep.share.pairs) for substep in steps)
-                self.step_cache.changes.note_planned(gradients, trainable)
+        if is_taken and single_param is None:
+            self._note_taken(steps, was_rebound)
         return None
+
+    def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
+        """Prepare to take a step again that was taken."""
+        if len(steps) == 1:
+            self._keep_rebind_target(steps[0].part, steps[0].share.places)
+        if was_rebound:
+            self.step_cache.note_repeated(
+                *(RepeatedSubStep(part, hooks, share.places) for share, part, hooks in steps)
+            )
+        else:
+            trainable = sum(param.requires_grad for param in params_of(self.param_groups))
+            gradients = sum(len(substep.share.pairs) for substep in steps)
+            self.step_cache.changes.note_planned(gradients, trainable)
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
         """Return the sub-step of a rule; create its state in `parts` if there is none."""

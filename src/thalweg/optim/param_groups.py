@@ -79,11 +79,8 @@ def groups(
     """
     with importing:
         from thalweg.optim.selectors import ModuleParams
-    params, scales, of_rules = ModuleParams(module), dict(lr_scale or {}), None
-    if rules is not None:
-        with importing:
-            from thalweg.optim.rules_by_selector import RulesBySelector
-        of_rules = RulesBySelector(rules)
+    params, scales = ModuleParams(module), dict(lr_scale or {})
+    of_rules = None if rules is None else _by_selector(rules)
     if scales and lr is None and not (of_rules and of_rules.all_have("lr")):
         raise InvalidArgumentError("lr_scale needs lr, which it is multiplied with.")
     widths = None if width_scale is None else _base_widths(module, width_scale, of_rules, lr)
@@ -108,6 +105,12 @@ def groups(
         group["params"].append((name, param))
     param_groups = list(groups_by_key.values())
     return param_groups if of_rules is None else of_rules.titled(param_groups)
+
+
+def _by_selector(rules: Mapping[RuleSelector, Any]) -> RulesBySelector:
+    with importing:
+        from thalweg.optim.rules_by_selector import RulesBySelector
+    return RulesBySelector(rules)
 
 
 def _base_widths(
