@@ -70,8 +70,8 @@ class Training:
             for name in separate
         ]
         self.diagnostics = Diagnostics(every=1, sinks=[self._keep_table, *self.sinks])
-        is_judged = self.spikes is not None
-        options = {"spikes": self.spikes} if is_judged else {"diagnostics": self.diagnostics}
+        has_spikes = self.spikes is not None
+        options = {"spikes": self.spikes} if has_spikes else {"diagnostics": self.diagnostics}
         if self.kind == "sgd":
             self.optimizer: Any = optim.SGD(groups, rate, momentum=0.9, **options)
         else:

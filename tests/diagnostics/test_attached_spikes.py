@@ -57,10 +57,10 @@ def test_skipped_step_is_as_if_it_had_not_been(name: str) -> None:
     _, take_twin = FACES[name](weights[1])
     spikes.attach(optimizer)
     for step in range(1, BAD + 3):
-        before = weights[0].detach().clone()
+        former_weight = weights[0].detach().clone()
         take(step)
         if step == BAD:
-            assert torch.equal(weights[0], before)
+            assert torch.equal(weights[0], former_weight)
         else:
             take_twin(step)
     assert torch.equal(*weights)

@@ -68,7 +68,7 @@ class _SlotSource:
                 " Spikes('skip')."
             )
         copies = [(tensor.detach(), tensor.detach().clone()) for tensor in tensors]
-        return lambda: [partial(memory.copy_, value) for memory, value in copies]
+        return lambda: [partial(memory.copy_, copied_tensor) for memory, copied_tensor in copies]
 
     def leave_out(self, reason: str) -> list[Call]:
         """Return the calls that record a step that is left out: none."""

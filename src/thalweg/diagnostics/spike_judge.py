@@ -6,18 +6,21 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from thalweg._base.showing import show_value
 from thalweg._core.atomic_section import Call
 from thalweg._core.gradient_transforms import Decision
-from thalweg.diagnostics.bands import LOSS_DEVIATIONS, LOSS_SHARE, WARM_UP, WINDOW
+from thalweg.diagnostics.bands import WARM_UP, WINDOW
 from thalweg.diagnostics.warned import Warned
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning, warn
 
 if TYPE_CHECKING:
     from thalweg._core.gradient_stats import GradientStats
 
+# A loss leaves its band if it exceeds the median by the larger of these two margins.
+LOSS_DEVIATIONS, LOSS_SHARE = 8.0, 0.1
 # A gradient norm leaves its band if it exceeds the median by the larger of these, in logarithms.
 NORM_DEVIATIONS, NORM_FACTOR = 8.0, 4.0
 ACTIONS = ("skip", "rollback")
@@ -40,8 +43,9 @@ class SpikeAction(NamedTuple):
     def __str__(self) -> str:
         if self.action == "skip":
             return f"{self.warning}; the step was left out"
-        first, last = self.steps[0], self.steps[-1]
-        return f"{self.warning}; went back before step {first:,}: skip batches {first} to {last}"
+        first_step, last_step = self.steps[0], self.steps[-1]
+        batches = f"{first_step} to {last_step}"
+        return f"{self.warning}; went back before step {first_step:,}: skip batches {batches}"
 
 
 class StepSource(Protocol):
@@ -127,9 +131,9 @@ class SpikeJudge:
         warning = self._departure(norm)
         calls: list[Call] = [partial(vars(self).update, {"step": step, "_loss": None})]
         calls += [
-            partial(values.append, value)
-            for values, value in ((self._losses, self._loss), (self._norms, norm))
-            if value is not None and math.isfinite(value)
+            partial(numbers.append, number)
+            for numbers, number in ((self._losses, self._loss), (self._norms, norm))
+            if number is not None and math.isfinite(number)
         ]
         action = None if warning is None else self._choose(warning)
         if warning is None or action is None:
@@ -140,14 +144,14 @@ class SpikeJudge:
         """Return why the next step leaves its band; None if it does not."""
         step = self.step + 1
         if self._loss is not None:
-            usual, deviation = _measure(self._losses)
-            limit = usual + max(LOSS_DEVIATIONS * deviation, LOSS_SHARE * abs(usual))
+            middle, deviation = _measure(self._losses)
+            limit = middle + max(LOSS_DEVIATIONS * deviation, LOSS_SHARE * abs(middle))
             if not math.isfinite(self._loss) or self._loss > limit:
-                return Warned("", step, "loss left its band", self._loss, usual, "loss")
-        usual, deviation = _measure([math.log(max(value, _TINY)) for value in self._norms])
-        excess = math.log(max(norm, _TINY)) - usual if math.isfinite(norm) else math.inf
+                return Warned("", step, "loss left its band", self._loss, middle, "loss")
+        middle, deviation = _measure([math.log(max(past_norm, _TINY)) for past_norm in self._norms])
+        excess = math.log(max(norm, _TINY)) - middle if math.isfinite(norm) else math.inf
         if excess > max(NORM_DEVIATIONS * deviation, math.log(NORM_FACTOR)):
-            return Warned("", step, "gradients left their band", norm, math.exp(usual), "norm")
+            return Warned("", step, "gradients left their band", norm, math.exp(middle), "norm")
         return None
 
     def _choose(self, warning: Warned) -> str | None:
@@ -178,8 +182,8 @@ class SpikeJudge:
             # The copy is of the state before the next step, too.
             copies = ((warning.step + 1, restore),)
             calls.append(partial(vars(self).update, {"_copies": copies}))
-        taken_back = range(first, warning.step + 1)
-        event = SpikeAction(warning, "rollback" if calls else "skip", taken_back)
+        step_range = range(first, warning.step + 1)
+        event = SpikeAction(warning, "rollback" if calls else "skip", step_range)
         if calls:
             warn(f"Spikes: {event}.", NumericsWarning)
         return [*calls, partial(self.actions.append, event), *self.source.leave_out(str(event))]
@@ -188,14 +192,9 @@ class SpikeJudge:
 _TINY = 5e-324
 
 
-def _measure(values: Sequence[float] | deque[float]) -> tuple[float, float]:
+def _measure(numbers: Sequence[float] | deque[float]) -> tuple[float, float]:
     """Return the median and the deviation; NaN without a history of `WARM_UP` values."""
-    if len(values) < WARM_UP:
+    if len(numbers) < WARM_UP:
         return math.nan, 0.0
-    median = _median_of(values)
-    return median, 1.4826 * _median_of([abs(value - median) for value in values])
-
-
-def _median_of(values: Any) -> float:
-    ordered, middle = sorted(values), len(values) // 2
-    return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    middle = median(numbers)
+    return middle, 1.4826 * median(abs(number - middle) for number in numbers)
