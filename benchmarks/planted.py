@@ -41,9 +41,12 @@ BAND = 0.5  # nats that the loss is above that of the same step without the faul
 class Training:
     """Small training with attributes that faults change."""
 
-    def __init__(self, seed: int, kind: str = "adamw", sinks: Sequence[JsonLines] = ()) -> None:
+    def __init__(
+        self, seed: int, kind: str = "adamw", sinks: Sequence[JsonLines] = (),
+        spikes: Spikes | None = None,
+    ) -> None:  # fmt: skip
         torch.manual_seed(seed)
-        self.sinks = sinks
+        self.sinks, self.spikes = sinks, spikes
         self.model, self.kind, self.step = lm.Transformer(), kind, 0
         self.examples = _examples()
         batch = 2 if kind == "small batches" else BATCH
@@ -51,6 +54,8 @@ class Training:
         count = len(self.examples.inputs)
         self.order = torch.randint(count, (STEPS, batch), generator=generator)
         self.all_tokens: int | None = None
+        self.shuffles = False
+        self.change_grads: Callable[[], object] | None = None
         self.term: Callable[[], Tensor] | None = None  # of the loss that is not logged
         self.groups: dict[str, dict[str, float]] = {}  # what a parameter's group has of its own
 
@@ -64,30 +69,54 @@ class Training:
             {"params": [(name, params_by_name[name])], **self.groups.get(name, {})}
             for name in separate
         ]
-        self.diagnostics = diagnostics = Diagnostics(every=1, sinks=[self._keep_table, *self.sinks])
+        self.diagnostics = Diagnostics(every=1, sinks=[self._keep_table, *self.sinks])
+        has_spikes = self.spikes is not None
+        options = {"spikes": self.spikes} if has_spikes else {"diagnostics": self.diagnostics}
         if self.kind == "sgd":
-            self.optimizer: Any = optim.SGD(groups, rate, momentum=0.9, diagnostics=diagnostics)
+            self.optimizer: Any = optim.SGD(groups, rate, momentum=0.9, **options)
         else:
-            self.optimizer = optim.AdamW(groups, rate, weight_decay=0.01, diagnostics=diagnostics)
+            self.optimizer = optim.AdamW(groups, rate, weight_decay=0.01, **options)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.group = 1 + separate.index(WIDE)
 
     def take_step(self) -> tuple[float, Table]:
-        """Take a step; return the loss and the table of diagnostics."""
+        """Take a measured step; return the loss and the table of diagnostics."""
+        loss = self._compute_gradients()
+        self.diagnostics.log_loss(loss)
+        self.optimizer.step()
+        return loss.item(), self._table
+
+    def take_judged_step(self) -> None:
+        """Take a step that `spikes` may leave out."""
+        loss = self._compute_gradients()
+        if self.spikes is not None:
+            self.spikes.log_loss(loss)
+        self.optimizer.step()
+
+    def evaluate(self) -> float:
+        """Return the mean loss of the last examples, which are the same for all seeds."""
+        inputs, targets = (x[-256:, :CONTEXT] for x in self.examples)
+        with torch.no_grad():
+            return functional.cross_entropy(self.model(inputs), targets).item()
+
+    def _compute_gradients(self) -> Tensor:
+        """Set the gradients and rates of the next step; return the loss."""
         rows = self.order[self.step]
         self.step += 1
         inputs = self.examples.inputs[rows, :CONTEXT]
         targets = self.examples.targets[rows, :CONTEXT]
         if self.all_tokens is not None:
             inputs = torch.full_like(inputs, self.all_tokens)
+        if self.shuffles:
+            targets = targets.flatten()[torch.randperm(targets.numel())].view_as(targets)
         loss = functional.cross_entropy(self.model(inputs), targets)
         self.optimizer.zero_grad()
         (loss if self.term is None else loss + self.term()).backward()
+        if self.change_grads is not None:
+            self.change_grads()
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * self._factor()
-        self.diagnostics.log_loss(loss)
-        self.optimizer.step()
-        return loss.item(), self._table
+        return loss
 
     def _keep_table(self, table: Table) -> None:
         self._table = table

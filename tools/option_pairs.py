@@ -24,7 +24,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,10 +35,24 @@ from torch import Tensor, nn
 import thalweg
 from thalweg import optim, rules
 from thalweg.optim import tensorflow
+from thalweg.optim.diagnostics import Spikes
 from thalweg.optim.rule_names import KINDS
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 STEPS, STEPS_BEFORE_SAVE = 6, 3
+
+
+def take_step(warning: object) -> None:
+    """Take a step in spite of a warning: norms of another optimizer are no usual ones."""
+
+
+def shared_spikes() -> Spikes:
+    """Return a detector that judges the steps of several optimizers one after the other."""
+    spikes = Spikes(take_step)
+    vars(spikes.judge)["attach_to"] = partial(setattr, spikes.judge, "_source")
+    return spikes
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "clip_grad_norm": {"clip_grad_norm": 1.0},
     "clip_grad_value": {"clip_grad_value": 0.25},
@@ -62,6 +76,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "state_device": {"state_device": "cpu"},
     "round": {"round": "stochastic", "seed": 7},
     "diagnostics": {"diagnostics": 1},
+    "spikes": {"spikes": shared_spikes()},
 }
 MATRIX_CLASSES = ("Muon", "NorMuon", "AdaMuon", "MuonH", "SOAP", "KLSOAP")
 # Torch's loader casts float32 numbers of these classes to the dtype of the parameter.

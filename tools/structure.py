@@ -28,7 +28,7 @@ MAX_ACCESSES = {
     "_engines": 13,
     "_graph": 53,
     "checkpoint": 59,
-    "diagnostics": 8,
+    "diagnostics": 12,
     "distribute": 13,
     "integrations": 29,
     "keras": 95,

@@ -320,6 +320,30 @@ def scaled(make: Callable[[Any], Any]) -> Callable[[], Training]:
     return build
 
 
+def judged(make: Callable[..., Any], action: str, **options: Any) -> Callable[[], Training]:
+    """Steps of which every third one leaves its band, and is left out or taken back."""
+
+    def build() -> Training:
+        params = parameters(torch.float32)
+        spikes = diagnostics.Spikes(action, **options)
+        warnings.filterwarnings("ignore", "Spikes: ")
+        opt, judge = make(params, spikes), spikes.judge
+        assert judge is not None
+
+        def ready(number: int) -> None:
+            for param, grad in zip(params, gradients(params, number), strict=True):
+                param.grad = grad
+            if not number % 3:
+                params[0].grad[0, 0] = torch.inf
+
+        def state() -> list[Tensor]:
+            return [*state_of(opt), torch.tensor([judge.step, len(judge.actions)])]
+
+        return Training(lambda _: opt.step(), state, ready)
+
+    return build
+
+
 def clearing() -> Training:
     """Gradients in buffers, which others replace."""
     params = parameters(torch.float32)
@@ -538,6 +562,12 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "optim in backward": in_backward(lambda params: optim.Adam(params, 0.01, in_backward=True)),
     "optim in backward tensorflow": in_backward(
         lambda params: optim.tensorflow.SGD(params, 0.01, momentum=0.9, in_backward=True)
+    ),
+    "optim skip": judged(
+        lambda params, spikes: optim.Adam(params, 0.01, spikes=spikes, clip_grad_norm=1.0), "skip"
+    ),
+    "optim rollback": judged(
+        lambda params, spikes: mixed(params, spikes=spikes, ema_decay=0.9), "rollback", keep=4
     ),
     "optim swapped": swapping,
     "optim flat": clearing,

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError
 from thalweg.optim import tensorflow
+from thalweg.optim.diagnostics import Spikes
 from thalweg.optim.rule_names import KINDS
 from thalweg.optim.step_options import KEYWORDS
 
@@ -33,6 +35,9 @@ TENSORFLOWS = [
     for option in inspect.signature(getattr(tensorflow, name)).parameters
     if option not in ("params", "lr", "capturable", *KEYWORDS)
 ]
+SPIKES = Spikes(print)  # returns None: steps are taken
+# Several optimizers have it, one after the other.
+vars(SPIKES.judge)["attach_to"] = partial(setattr, SPIKES.judge, "_source")
 STEP_OPTIONS: dict[str, Any] = {
     "clip_grad_norm": 1e-6,
     "clip_grad_value": 0.5,
@@ -58,6 +63,7 @@ STEP_OPTIONS: dict[str, Any] = {
     "gradients": "flat",
     "state_device": "cpu",
     "diagnostics": 2,
+    "spikes": SPIKES,
 }
 FACES = {"torch": optim.AdamW, "rule": optim.SGD, "tensorflow": tensorflow.Adam}
 

@@ -72,6 +72,7 @@ class GradientStats:
         direct = [formula for formula in formulas if formula in _STANDARD or not transforms.stages]
         self._pending = tuple(dict.fromkeys((*transforms.measured, *direct)))
         # Sums stay on a device if no decision of the host depends on them.
+        on_host = on_host or transforms.judge is not None
         self._on_device = not (on_host or (transforms.decide and not transforms.decides_there))
         self._sums: dict[Formula, object] = {}
 
@@ -357,6 +358,9 @@ class GradientStats:
         decision = Decision(True, [])
         if transforms.decide is not None:
             decision = transforms.decide(*self._find_extremes(transforms.exact))
+        if transforms.judge is not None and decision.apply_flag:
+            judged = transforms.judge.decide(self)
+            decision = Decision(judged.apply_flag, [*decision.calls, *judged.calls])
         return Decision(decision.apply_flag, [*decision.calls, *transforms.calls])
 
     def _find_extremes(self, exact: bool) -> tuple[Any, Any]:

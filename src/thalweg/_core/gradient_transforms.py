@@ -30,6 +30,7 @@ from thalweg.rules import clipping
 
 if TYPE_CHECKING:
     from thalweg._core.clip_factor import Factor
+    from thalweg._core.gradient_stats import GradientStats
 
 _STAGES: dict[str, Formula] = {
     "unscaling": clipping.unscale,
@@ -75,6 +76,18 @@ class Decision(NamedTuple):
     calls: list[Call]
 
 
+class StepJudge(Protocol):
+    """Decision about a step by the statistics of its gradients, on the host."""
+
+    def is_usual(self, stats: GradientStats) -> bool:
+        """Return True if the step is to be taken without a further look; change nothing."""
+        ...
+
+    def decide(self, stats: GradientStats) -> Decision:
+        """Return whether the step is taken, and the calls that record this; change nothing."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GradientTransforms:
     """Transformations and checks of the gradients of a step.
@@ -102,6 +115,7 @@ class GradientTransforms:
             float64, too; it is given them where that device can tell.
         exact: Whether `decide` uses a finite magnitude; it may be 0 otherwise, which saves a
             sweep.
+        judge: Optional. Decides after `decide` whether the step is taken, with all statistics.
         calls: Functions in C that are called with the writes of the step, or in their place where
             `decide` has it left out.
         watch: Is shown what is known, a `GradientStats`, before `decide`: arrays, or tensors of a
@@ -122,13 +136,14 @@ class GradientTransforms:
     decide: Callable[[Any, Any], Decision] | None = None
     decides_there: bool = False
     exact: bool = False
+    judge: StepJudge | None = None
     calls: Sequence[Call] = ()
     watch: Callable[[Any], None] | None = None
     narrow: bool = False
 
     def __bool__(self) -> bool:
         """Return whether there is any transformation, callback or call."""
-        has_callbacks = self.decide is not None or self.watch is not None
+        has_callbacks = (self.decide, self.judge, self.watch) != (None, None, None)
         return has_callbacks or bool(self.stages) or bool(self.calls)
 
     @lazy
@@ -146,7 +161,8 @@ class GradientTransforms:
             return gradient_squares, variable_squares
         is_open = self.global_clipnorm is not None and self.clip_factor is None
         by_norm = self.clipnorm is not None or is_open
-        return (gradient_squares,) if by_norm or self.decide is not None else ()
+        decides = self.decide is not None or self.judge is not None
+        return (gradient_squares,) if by_norm or decides else ()
 
     @lazy
     def first(self) -> Stages:

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from thalweg._base.lazy import lazy
+from thalweg._core.atomic_section import Call
 from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.plan_cache import CachedPlan
@@ -52,12 +53,13 @@ def is_clipped_in_call(transforms: GradientTransforms) -> bool:
     """Return whether the native call computes all scalars that depend on gradients."""
     if transforms.clipnorm is not None or transforms.trust is not None:
         return False
-    return not transforms.measured or _is_norm_alone(transforms)
+    return not transforms.measured or transforms.judge is not None or _is_norm_alone(transforms)
 
 
 def _is_norm_alone(transforms: GradientTransforms) -> bool:
     """Return whether the global norm is the only measure of gradients."""
-    return transforms.measured == (gradient_squares,) and transforms.global_clipnorm is not None
+    is_norm = transforms.measured == (gradient_squares,)
+    return is_norm and transforms.global_clipnorm is not None and transforms.judge is None
 
 
 class ReplayedTransforms:
@@ -224,6 +226,16 @@ class ReplayedTransforms:
         return {
             dtype: {**shared, **stats.shared(dtype)} for dtype, shared in self._shared.items()
         }, separate
+
+    def judge(self) -> Sequence[Call] | None:
+        """Return the calls of the judge of steps; None if the planned step is to decide.
+
+        Call it after `scalars`.
+        """
+        judge = self._transforms.judge
+        if judge is None:
+            return ()
+        return judge.decide(self._stats).calls if judge.is_usual(self._stats) else None
 
     def set_separate(self, separate: Mapping[str, Any]) -> None:
         """Set the scalars that differ between variables; call it after the shared ones are set."""

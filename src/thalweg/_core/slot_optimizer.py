@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
+from thalweg._core.gradient_transforms import GradientTransforms, StepJudge
 from thalweg._core.graph_update import apply_as_one_update
+from thalweg._core.plan_cache import PlanCaches
 from thalweg._core.trackable import TrackableSlots
 from thalweg._engines import Selection, check_name, current
 from thalweg._engines.engine_selection import EngineName
@@ -13,10 +16,11 @@ from thalweg._engines.engine_selection import EngineName
 class SlotOptimizer(TrackableSlots):
     """Optimizer with slots and a selection of its engine."""
 
-    _NOT_COPIED: ClassVar[tuple[str, ...]] = (*TrackableSlots._NOT_COPIED, "_recorder")
+    _NOT_COPIED: ClassVar[tuple[str, ...]] = (*TrackableSlots._NOT_COPIED, "_recorder", "_spikes")
     _engine: EngineName | None = None
-    # Set by `thalweg.diagnostics` to record steps.
+    # Set by `thalweg.diagnostics` to record steps, and to leave some out.
     _recorder: Any = None
+    _spikes: StepJudge | None = None
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -35,6 +39,14 @@ class SlotOptimizer(TrackableSlots):
     def _selection(self) -> Selection:
         selection = current()
         return selection if self._engine is None else selection._replace(name=self._engine)
+
+    def _judge_by(self, judge: StepJudge) -> None:
+        """Have steps be judged from now on, and forget replays that do not ask the judge."""
+        vars(self).update(_spikes=judge, _plans=PlanCaches())
+
+    def _judged(self, transforms: GradientTransforms) -> GradientTransforms:
+        """Return the transforms of a step with the judge of steps, if there is one."""
+        return transforms if self._spikes is None else replace(transforms, judge=self._spikes)
 
     def _innermost(self) -> SlotOptimizer:
         """Return the optimizer that takes the steps: a wrapper returns the wrapped one."""

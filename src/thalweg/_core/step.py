@@ -391,6 +391,8 @@ def _reduce(
         return columns, Decision(True, []), None
     # User functions receive NumPy arrays, so reductions must be on the host.
     on_host = rule.calls_users or rule.per_optimizer is not None
+    if transforms.judge is not None:
+        on_host = True
     if transforms.decide is not None:
         on_host = on_host or not (is_final and _can_decide_on_device(adapter, request, plan))
     formulas = () if rule.passes else tuple(rule.measures.values())
@@ -600,8 +602,12 @@ def _process_gradients(
 
 
 def _skip_step(adapter: StepAdapter, decision: Decision) -> StepResult:
-    errors = write_step(decision.calls, notes=adapter.begun, message=f"{SKIPPED}.")
-    return StepResult(False, errors)
+    return StepResult(False, skip_step(decision.calls, adapter.begun))
+
+
+def skip_step(calls: Sequence[Call], notes: list[str]) -> list[BaseException]:
+    """Record a step that is left out in one commit; return the exceptions raised after it."""
+    return write_step(calls, notes=notes, message=f"{SKIPPED}.")
 
 
 def _split_slots(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> list[Sequence[Sequence[Tensor]]]:

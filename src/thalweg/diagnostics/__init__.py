@@ -12,7 +12,7 @@ from __future__ import annotations
 from thalweg.diagnostics.attach import attach, detach, to
 from thalweg.diagnostics.config import Diagnostics
 from thalweg.diagnostics.sinks import JsonLines, TensorBoard
-from thalweg.diagnostics.spikes import Spikes, Warned
+from thalweg.diagnostics.spikes import SpikeAction, Spikes, Warned
 from thalweg.diagnostics.table import COLUMNS, NewTables, ParameterRow, Table
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "JsonLines",
     "NewTables",
     "ParameterRow",
+    "SpikeAction",
     "Spikes",
     "Table",
     "TensorBoard",

@@ -53,7 +53,7 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[SinkLike] = ()) -> Di
         >>> recorder.table["w:0"].gradient_norm
         5.0
     """
-    innermost, config = _find_optimizer(optimizer), Diagnostics(every, sinks)
+    innermost, config = find_optimizer(optimizer), Diagnostics(every, sinks)
     with innermost._locked():
         if innermost._recorder is not None:
             raise FailedPreconditionError(
@@ -80,7 +80,7 @@ def detach(optimizer: Any) -> None:
     Raises:
         InvalidTypeError, FailedPreconditionError: The optimizer is not measured by `attach`.
     """
-    innermost = _find_optimizer(optimizer)
+    innermost = find_optimizer(optimizer)
     with innermost._locked():
         if innermost._recorder is None:
             raise FailedPreconditionError(f"{_title(innermost)} is not measured.")
@@ -106,7 +106,7 @@ def to(optimizer: Any, *sinks: SinkLike) -> Diagnostics:
         cache = getattr(optimizer, "step_cache", None)
         recorder, missing = getattr(cache, "diagnosing", None), _MAKE
     else:
-        recorder, missing = _find_optimizer(optimizer)._recorder, "diagnostics.attach(optimizer)"
+        recorder, missing = find_optimizer(optimizer)._recorder, "diagnostics.attach(optimizer)"
     if recorder is None:
         raise FailedPreconditionError(f"{_title(optimizer)} is not measured: {missing}.")
     for sink in sinks:
@@ -130,7 +130,7 @@ def _graph_error(optimizer: object) -> NotImplementedError:
     )
 
 
-def _find_optimizer(optimizer: Any) -> Any:
+def find_optimizer(optimizer: Any) -> Any:
     """Return the innermost slot optimizer of an optimizer, wrapper or train operation.
 
     Raises:

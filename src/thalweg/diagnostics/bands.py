@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+# A loss leaves its band if it exceeds the median by the larger of these two margins.
+LOSS_DEVIATIONS, LOSS_SHARE = 8.0, 0.25
 # Number of rows in the running median.
 WINDOW = 50
 # Number of rows before a layer is judged.

@@ -125,10 +125,7 @@ class Diagnostics:
         """
         if self._source is None:
             raise FailedPreconditionError("These diagnostics are of no optimizer yet: make it.")
-        try:
-            number = float(loss.detach() if isinstance(loss, Tensor) else loss)
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-            raise InvalidTypeError(f"loss must be a number, not {show_value(loss)}.") from error
+        number = as_loss(loss)
         if not self.sinks:
             return
         # Sends the pending table first, so that the lines of a file are sorted by step.
@@ -201,6 +198,18 @@ class Diagnostics:
     def __repr__(self) -> str:
         sinks = f", sinks=[{', '.join(map(_format_sink, self.sinks))}]" if self.sinks else ""
         return f"Diagnostics(every={self.every}{sinks})"
+
+
+def as_loss(loss: Any) -> float:
+    """Return a loss as a number.
+
+    Raises:
+        InvalidTypeError: `loss` is not a number.
+    """
+    try:
+        return float(loss.detach() if isinstance(loss, Tensor) else loss)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InvalidTypeError(f"loss must be a number, not {show_value(loss)}.") from error
 
 
 def _format_sink(sink: SinkLike) -> str:

@@ -10,13 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
+from thalweg._base.showing import show_value
+from thalweg.diagnostics.attached_spikes import attach_spikes
 from thalweg.diagnostics.bands import (
     LASTING_ROWS,
     LASTING_STEPS,
+    LOSS_DEVIATIONS,
+    LOSS_SHARE,
     RECENT_ROWS,
     SPIKE_ROWS,
     WARM_UP,
@@ -25,13 +29,15 @@ from thalweg.diagnostics.bands import (
     Duration,
     RunningMedian,
 )
+from thalweg.diagnostics.config import as_loss
 from thalweg.diagnostics.jsonl_reader import UNMEASURED, JsonLinesReader
+from thalweg.diagnostics.spike_judge import ACTIONS, Action, SpikeAction, SpikeJudge
 from thalweg.diagnostics.table import Table
+from thalweg.diagnostics.warned import Warned
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 
 # Minimum factor above the median at which a number leaves its band.
 FACTORS = {"ratio": 4.0, "gradient_norm": 8.0, "nonzero": 8.0}
-# A loss leaves its band if it exceeds the median by the larger of these two margins.
-LOSS_DEVIATIONS, LOSS_SHARE = 8.0, 0.25
 # If more than this fraction of the measured layers leave in one step, the batch is reported.
 BATCH_SHARE = 0.5
 # Minimum fraction of the layers with momentum that lose it after a resume without moments.
@@ -45,43 +51,27 @@ GROWTH = 2.0
 
 COLUMNS = ("ratio", "gradient_norm", "update_norm", "weight_norm", "unchanged", "cosine", "zero",
            "nonfinite")  # fmt: skip
-KINDS = ("spike", "silent", "loss", "batch")
-
-
-class Warned(NamedTuple):
-    """Warning of an unusual event.
-
-    Attributes:
-        name: The name of the parameter; "" for the loss and for a batch.
-        step: The first step of the event.
-        what: The description of the event.
-        number: The measured number; for a batch, that of the layer farthest from its band.
-        usual: The usual number; NaN if there is none.
-        kind: One of `KINDS`.
-        layers: The parameters that left their band, if the kind is "batch".
-    """
-
-    name: str
-    step: int
-    what: str
-    number: float
-    usual: float
-    kind: str
-    layers: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """Name of the parameter, or "loss" or "batch"."""
-        return self.name or self.kind
-
-    def __str__(self) -> str:
-        number = "" if math.isnan(self.number) else f" {self.number:.3g}"
-        usual = "" if math.isnan(self.usual) else f", usually {self.usual:.3g}"
-        return f"step {self.step:,}: {self.title}: {self.what}{number}{usual}"
 
 
 class Spikes:
     """Detector of unusual events, fed with one step at a time, or with a file by `read`.
+
+    With an action, it is also the option `spikes` of an optimizer, which then leaves out each step
+    whose gradient norm, or loss, leaves its band. All ranks decide alike.
+
+    Args:
+        action: Optional. "skip" leaves the step out. "rollback" also restores the parameters and
+            the state of up to `keep` steps ago, and warns with the numbers of the batches. A
+            function is called with a `Warned` before the step, and returns one of these, or None to
+            take the step.
+        keep: Optional. The largest number of steps that are taken back, 20 if None. Two copies of
+            parameters and state are kept for it. Of a function that may return "rollback", needed.
+
+    Attributes:
+        judge: What decides on steps; None without an action.
+
+    Raises:
+        InvalidTypeError, InvalidArgumentError: An argument is invalid.
 
     Example:
         >>> import numpy as np
@@ -95,11 +85,61 @@ class Spikes:
         b 90 update beside weight
     """
 
-    def __init__(self) -> None:
+    def __init__(self, action: Action | None = None, *, keep: int | None = None) -> None:
         self._names: tuple[str, ...] = ()
         self._layers = _Layers(0)
         self._loss = RunningMedian(1)
         self._is_loss_outside = False
+        if action is None and keep is not None:
+            raise InvalidArgumentError(f"keep is {keep}; expected None without an action.")
+        self.judge = None if action is None else SpikeJudge(action, _check_action(action, keep))
+
+    def __repr__(self) -> str:
+        judge = self.judge
+        return f"Spikes({'' if judge is None else f'{judge.action!r}, keep={judge.keep or None}'})"
+
+    def __reduce__(self) -> Any:
+        # A copy belongs to another optimizer.
+        judge = self.judge
+        keywords = {} if judge is None else {"action": judge.action, "keep": judge.keep or None}
+        return _make, (keywords,)
+
+    def attach(self, optimizer: Any) -> None:
+        """Judge the steps of an optimizer of Keras or TensorFlow 1.
+
+        Args:
+            optimizer: As for `thalweg.diagnostics.attach`.
+
+        Raises:
+            InvalidTypeError: `optimizer` is not such an optimizer.
+            FailedPreconditionError: This object has no action, or other ones judge the optimizer.
+            NotImplementedError: Steps of the optimizer cannot be taken back.
+        """
+        attach_spikes(self, optimizer)
+
+    @property
+    def actions(self) -> list[SpikeAction]:
+        """Steps that were not taken, in their order."""
+        return [] if self.judge is None else list(self.judge.actions)
+
+    def log_loss(self, loss: Any) -> None:
+        """Set the loss of the next step; call this method before `step`, on all ranks.
+
+        Ranks use the mean of their losses. `step(closure)` logs the loss that the closure returns.
+
+        Args:
+            loss: A number, or a tensor with one element, which synchronizes with its device.
+
+        Raises:
+            FailedPreconditionError: This object has no action, or is not the option of an
+                optimizer.
+            InvalidTypeError: `loss` is not a number.
+        """
+        if self.judge is None:
+            raise FailedPreconditionError(
+                "These Spikes have no action: make them with Spikes('skip'), or call feed."
+            )
+        self.judge.log_loss(as_loss(loss))
 
     @staticmethod
     def read(path: str | Path) -> list[Warned]:
@@ -165,6 +205,27 @@ class Spikes:
         if math.isfinite(loss):
             self._loss.add(np.array([loss]))
         return [Warned("", step, "loss left its band", loss, median, "loss")] if is_new else []
+
+
+def _make(keywords: dict[str, Any]) -> Spikes:
+    return Spikes(**keywords)
+
+
+def _check_action(action: object, keep: object) -> int:
+    """Return the number of steps to keep for an action."""
+    if not (action in ACTIONS if isinstance(action, str) else callable(action)):
+        raise InvalidTypeError(
+            f"action must be 'skip', 'rollback' or a function, not {show_value(action)}."
+        )
+    if keep is None:
+        return 20 if action == "rollback" else 0
+    if type(keep) is not int:
+        raise InvalidTypeError(f"keep must be an integer from 1 on, not {show_value(keep)}.")
+    if keep < 1 or action == "skip":
+        raise InvalidArgumentError(
+            f"keep is {keep}; expected 1 or more, and an action other than 'skip'."
+        )
+    return keep
 
 
 class _Layers:

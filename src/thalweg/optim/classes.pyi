@@ -49,6 +49,7 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Adam`.
 
@@ -135,6 +136,9 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
@@ -176,6 +180,7 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `AdamW`.
 
@@ -260,6 +265,9 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class SGD(FusedTorchOptimizer, torch.optim.SGD):
@@ -300,6 +308,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `SGD`.
 
@@ -383,6 +392,9 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
@@ -424,6 +436,7 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `RMSprop`.
 
@@ -508,6 +521,9 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
@@ -548,6 +564,7 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Adagrad`.
 
@@ -631,6 +648,9 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
@@ -670,6 +690,7 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Adadelta`.
 
@@ -752,6 +773,9 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
@@ -791,6 +815,7 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Adamax`.
 
@@ -873,6 +898,9 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
@@ -914,6 +942,7 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `NAdam`.
 
@@ -1000,6 +1029,9 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
@@ -1040,6 +1072,7 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `RAdam`.
 
@@ -1124,6 +1157,9 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
@@ -1159,6 +1195,7 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `SparseAdam`.
 
@@ -1237,6 +1274,9 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
@@ -1277,6 +1317,7 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `ASGD`.
 
@@ -1360,6 +1401,9 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
@@ -1398,6 +1442,7 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Rprop`.
 
@@ -1480,4 +1525,7 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """

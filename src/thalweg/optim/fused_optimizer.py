@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
@@ -42,6 +42,7 @@ from thalweg._core.options.accumulation import (
 from thalweg._core.options.diagnostics import Diagnosed
 from thalweg._core.options.flat_gradients import Flat
 from thalweg._core.options.loss_scale import Unscaling
+from thalweg._core.options.spikes import SpikeActions
 from thalweg._core.options.state_storage import StateCodec
 from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.weight_averaging import Average
@@ -51,7 +52,12 @@ from thalweg._core.sparse_gradients import is_sparse, summed
 from thalweg._core.state.entries import is_cut
 from thalweg._core.step import try_rebind
 from thalweg._engines.guards import is_recorded
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from thalweg.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotFoundError,
+)
 from thalweg.formula import Rule
 from thalweg.optim.custom_op import Operands, forget_gradients, put_in_graph
 from thalweg.optim.dtensor_params import guard_ranks
@@ -81,6 +87,7 @@ if TYPE_CHECKING:
     from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
     from thalweg.optim.flat_gradients import FlatGradients
     from thalweg.optim.global_norm import CommonNorm
+    from thalweg.optim.judged_steps import JudgedSteps
     from thalweg.optim.replay import ReplayedStep
 
 _NOT_IN_GRAPHS = (
@@ -164,6 +171,7 @@ class StepCache:
         self.changes = SetChanges()
         self.diagnosing: Diagnosing | None = None
         self.watch: StepWatch | None = None  # set in a measured step
+        self.judged: JudgedSteps | None = None  # if the option `spikes` judges steps
         # Ranks that exchange messages in the present step, and in the last such step.
         self.team: MatrixProcessGroup | None = None
         self.known_team: MatrixProcessGroup | None = None
@@ -545,6 +553,12 @@ class FusedOptimizer(GradScalerMixin):
             with importing:
                 from thalweg.optim.diagnostics.measuring import diagnose
             diagnose(self, diagnostics, is_copy)
+        if self.step_options.judges and self.step_cache.judged is None:
+            with importing:
+                from thalweg.optim.judged_steps import JudgedSteps
+            self.step_cache.judged = JudgedSteps(self)
+            spikes: Any = self.step_options.of(SpikeActions).spikes
+            spikes.judge.attach_to(self.step_cache.judged)
 
     def record_format(self, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
         """Write the entries that describe the form of a state to its groups and parameters."""
@@ -658,8 +672,8 @@ class FusedOptimizer(GradScalerMixin):
             with enable_grad():
                 loss = closure()
         cache = self.step_cache
-        if loss is not None and cache.diagnosing is not None:
-            cache.diagnosing.note_loss(loss)
+        if loss is not None:
+            self._note_loss(loss)
         with cache._lock:
             may_replay = closure is not None or bool(cache.due_substeps) or cache.changes.needs_plan
             if may_replay and self.step_options.accumulate == 1 and self._try_replay():
@@ -668,6 +682,15 @@ class FusedOptimizer(GradScalerMixin):
             with one_step_at_a_time(cache, type(self).__name__), guard_ranks(self):
                 self._step_carefully()
         return loss
+
+    def _note_loss(self, loss: object) -> None:
+        """Report what a closure returned to the diagnostics and to the judge of steps."""
+        if self.step_cache.diagnosing is not None:
+            self.step_cache.diagnosing.note_loss(loss)
+        spikes: Any = self.step_options.of(SpikeActions).spikes
+        if spikes is not None:
+            with suppress(InvalidTypeError):
+                spikes.log_loss(loss)
 
     def _step_carefully(self) -> None:
         """Take a step that is not the one before in one call; the lock is held."""
@@ -808,8 +831,11 @@ class FusedOptimizer(GradScalerMixin):
         outcome = try_rebind(hooks, part.plans, pairs, transforms)
         if outcome is None:
             return False
-        hooks.settle()
+        if outcome.taken is not False:
+            hooks.settle()
         raise_first(outcome.errors)
+        if outcome.taken is False:
+            return True
         cache.note_repeated(RepeatedSubStep(part, hooks, places))
         return True
 

@@ -25,7 +25,7 @@ from thalweg._core.options.wrappers import Wrapper
 from thalweg._core.param_groups import Group, parameter_names, params_of
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.sparse_gradients import is_sparse
-from thalweg._core.step import run_step, try_rebind
+from thalweg._core.step import run_step, skip_step, try_rebind
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
 from thalweg.optim.fused_optimizer import FusedOptimizer
@@ -279,34 +279,42 @@ class FusedTorchOptimizer(FusedOptimizer):
         make_transforms = partial(
             gradient_transforms, options, self.unscaling(), grad_report=report, is_torchs=True
         )
-        if len(steps) > 1 and options.base_transforms.global_clipnorm is not None:
+        by_norm = options.base_transforms.global_clipnorm is not None or options.judges
+        if len(steps) > 1 and by_norm:
             pairs = [pairs for pairs, _ in update_pairs]
             all_pairs = list(zip([substep.hooks for substep in steps], pairs, strict=True))
             if not self.step_cache.norm.try_rebind(all_pairs) and not self._all_fit(steps):
                 return self._step_of_torch()
             transforms = make_transforms(sum(len(substep.share.pairs) for substep in steps))
             with no_grad():
-                factor = self.step_cache.norm.clip_factor(all_pairs, transforms, report)
+                factor, decision = self.step_cache.norm.clip_factor(all_pairs, transforms)
+            if not decision.apply_flag:
+                return raise_first(skip_step(decision.calls, final.hooks.begun))
+            final.hooks.ending = [*ending, *decision.calls]
             make_transforms = partial(make_transforms, factor=factor)
         outcome = self._write(steps, update_pairs, make_transforms)
         if outcome is None:
             return self._step_of_torch()
-        errors, was_rebound = outcome
-        for substep in steps:
+        errors, was_rebound, is_taken = outcome
+        for substep in steps if is_taken else ():
             substep.hooks.settle()
         raise_first(errors)
-        if single_param is None:
-            if len(steps) == 1:
-                self._keep_rebind_target(final.part, final.share.places)
-            if was_rebound:
-                self.step_cache.note_repeated(
-                    *(RepeatedSubStep(part, hooks, share.places) for share, part, hooks in steps)
-                )
-            else:
-                trainable = sum(param.requires_grad for param in params_of(self.param_groups))
-                gradients = sum(len(substep.share.pairs) for substep in steps)
-                self.step_cache.changes.note_planned(gradients, trainable)
+        if is_taken and single_param is None:
+            self._note_taken(steps, was_rebound)
         return None
+
+    def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
+        """Prepare to take a step again that was taken."""
+        if len(steps) == 1:
+            self._keep_rebind_target(steps[0].part, steps[0].share.places)
+        if was_rebound:
+            self.step_cache.note_repeated(
+                *(RepeatedSubStep(part, hooks, share.places) for share, part, hooks in steps)
+            )
+        else:
+            trainable = sum(param.requires_grad for param in params_of(self.param_groups))
+            gradients = sum(len(substep.share.pairs) for substep in steps)
+            self.step_cache.changes.note_planned(gradients, trainable)
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
         """Return the sub-step of a rule; create its state in `parts` if there is none."""
@@ -340,16 +348,17 @@ class FusedTorchOptimizer(FusedOptimizer):
         steps: Sequence[_SubStep],
         update_pairs: Sequence[UpdatePairs],
         make_transforms: Callable[[int], GradientTransforms],
-    ) -> tuple[list[BaseException], bool] | None:
+    ) -> tuple[list[BaseException], bool, bool] | None:
         """Execute the sub-steps; several of them commit together.
 
         Returns:
-            What was raised after the writes, and whether the step is the one before with other
-            gradients; None if the step is torch's after all, and nothing was written.
+            What was raised after the writes, whether the step is the one before with other
+            gradients, and whether it was taken; None if the step is torch's after all, and nothing
+            was written.
         """
         batch = WriteBatch() if len(steps) > 1 else None
         errors: list[BaseException] = []
-        was_rebound = True
+        was_rebound = is_taken = True
         try:
             for substep, (pairs, copies) in zip(steps, update_pairs, strict=True):
                 hooks, plans = substep.hooks, substep.part.plans
@@ -366,13 +375,14 @@ class FusedTorchOptimizer(FusedOptimizer):
                         return None
                     outcome = run_step(hooks, plans, pairs, transforms, copies, may_rebind=False)
                 errors += outcome.errors
+                is_taken = outcome.taken is not False
             if batch is not None:
                 shared = (substep.hooks.sharing for substep in steps)
                 if (sharing := next(filter(None, shared), None)) is not None:
                     sharing.begin_writing()
                 with writable():
                     errors += batch.write_all()
-            return errors, was_rebound
+            return errors, was_rebound, is_taken
         finally:
             if batch is not None:
                 batch.release_gradients()
@@ -380,6 +390,9 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
         options = self.step_options
         if options.accumulate > 1 or options.in_backward or options.kinds.device is not None:
+            return None
+        # Norms would have squares of absent gradients.
+        if options.judges:
             return None
         if any(map(self.is_torchs_group, self.param_groups)):
             return None

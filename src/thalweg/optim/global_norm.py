@@ -10,12 +10,11 @@ from torch import Tensor
 from thalweg import _engines
 from thalweg._core.clip_factor import Factor
 from thalweg._core.gradient_stats import known_of
-from thalweg._core.gradient_transforms import GradientTransforms, Measures
+from thalweg._core.gradient_transforms import Decision, GradientTransforms, Measures
 from thalweg._engines import Dispatcher, layout
 from thalweg._engines.protocol import StepPlan, StepRequest
 from thalweg.indexed_slices import values_of
 from thalweg.optim.step_adapter import ParamGroupAdapter
-from thalweg.optim.step_options import GradientReport
 from thalweg.rules import torch as rules
 
 Share = tuple[
@@ -42,14 +41,14 @@ class CommonNorm:
         return self._ready is not None
 
     def clip_factor(
-        self, shares: Sequence[Share], transforms: GradientTransforms, grad_report: GradientReport
-    ) -> Factor:
-        """Return the factor that clips all gradients of a step by their common norm.
+        self, shares: Sequence[Share], transforms: GradientTransforms
+    ) -> tuple[Factor, Decision]:
+        """Return the factor that clips all gradients of a step by their common norm, and whether
+        the step is taken.
 
         Args:
             shares: The shares that `try_rebind` was given.
-            transforms: The transforms of all gradients.
-            grad_report: Receives the measured norm and factor.
+            transforms: The transforms of all gradients; `watch` receives the statistics.
 
         Raises:
             Exception: Any error of a step that cannot be taken as a whole.
@@ -63,8 +62,7 @@ class CommonNorm:
             measures = sharing.measure_whole(measures, _asked(shares, (), variables))
         try:
             stats = known_of(transforms, measures, variables)
-            grad_report(stats)
-            return stats.clip_factor
+            return stats.clip_factor, stats.decision()
         finally:
             if self._ready is not None:
                 self._ready.release_gradients()

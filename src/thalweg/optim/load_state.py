@@ -15,6 +15,7 @@ from thalweg._base.context_managers import host_allocations
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
 from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
+from thalweg._core.options.spikes import SpikeActions
 from thalweg._core.options.update_targets import ENCODED_SHAPE, MASTER, StateStorage
 from thalweg._core.param_groups import Group, states_of
 from thalweg._core.state import Item, Loading, mismatch, restore
@@ -62,7 +63,9 @@ def load(
     loaded_state = fitted(optimizer, loaded_state, notes, convert)
     loading, lacking = plan(optimizer, loaded_state)
     warn_of(optimizer, lacking, notes)
-    restore(loading)
+    judge = getattr(optimizer.step_options.of(SpikeActions).spikes, "judge", None)
+    # Copies of another state are of no use.
+    restore(loading, Loading(then=() if judge is None else [judge.forget_copies()]))
     if optimizer.step_cache.diagnosing is not None:
         optimizer.step_cache.diagnosing.count_anew()
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():

@@ -17,6 +17,7 @@ from thalweg._core.options.flat_gradients import Flat
 from thalweg._core.options.lookahead import Lookahead
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.master_weights import Masters, Offload, StateDtype
+from thalweg._core.options.spikes import SpikeActions
 from thalweg._core.options.split_weights import SplitWeights
 from thalweg._core.options.state_storage import StateCodec
 from thalweg._core.options.state_storage import Storage as Storage
@@ -48,6 +49,7 @@ __all__ = [
     "Rounding",
     "RowFloor",
     "Sphere",
+    "SpikeActions",
     "SplitWeights",
     "StateCodec",
     "StateDtype",

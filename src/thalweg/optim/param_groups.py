@@ -14,7 +14,9 @@ from thalweg._core.param_groups import Group
 from thalweg.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from thalweg.optim.rules_by_selector import RulesBySelector
     from thalweg.optim.selectors import ModuleParams
+    from thalweg.optim.width_scale import BaseWidths, WidthScale
 
 Selector = str | type[Module] | int
 RuleSelector = Selector | tuple[str, ...] | EllipsisType
@@ -29,6 +31,8 @@ def groups(
     lr: float | None = None,
     lr_scale: Mapping[Selector, float] | None = None,
     frozen: Iterable[Selector] | Selector = (),
+    width_scale: WidthScale | None = None,
+    scale_decay: bool = True,
 ) -> list[Group]:
     """Return groups of a module's parameters, with their names, for a torch-style optimizer.
 
@@ -51,11 +55,19 @@ def groups(
         lr_scale: Optional. What the learning rate is multiplied by, by selector. Where several
             select a parameter, their product.
         frozen: What is left out.
+        width_scale: Optional. The same model with the widths for which `lr` was tuned, such as one
+            made on the device "meta", or a dict of its shapes by name. Rates and decays follow the
+            widths as those of MuAdam and MuSGD of mup do; see docs/width-scaling.md. A pair of two
+            such models tells which dimensions are widths: those in which they differ. Needs `rules`
+            and `lr`.
+        scale_decay: Whether `width_scale` keeps the product of rate and decay, as mup does unless
+            its `decoupled_wd` is True.
 
     Raises:
-        InvalidTypeError: A selector is of another type.
+        InvalidTypeError: A selector or `width_scale` is of another type.
         InvalidArgumentError: A selector selects nothing, a parameter is selected by no rule or by
-            two, `lr_scale` has no `lr`, or `no_decay` no `decay`.
+            two, `lr_scale` or `width_scale` has no `lr`, `no_decay` no `decay`, or `width_scale`
+            has other names or shapes than the module, or no factor for a rule.
 
     Example:
         >>> from torch import nn
@@ -67,13 +79,11 @@ def groups(
     """
     with importing:
         from thalweg.optim.selectors import ModuleParams
-    params, scales, of_rules = ModuleParams(module), dict(lr_scale or {}), None
-    if rules is not None:
-        with importing:
-            from thalweg.optim.rules_by_selector import RulesBySelector
-        of_rules = RulesBySelector(rules)
+    params, scales = ModuleParams(module), dict(lr_scale or {})
+    of_rules = None if rules is None else _by_selector(rules)
     if scales and lr is None and not (of_rules and of_rules.all_have("lr")):
         raise InvalidArgumentError("lr_scale needs lr, which it is multiplied with.")
+    widths = None if width_scale is None else _base_widths(module, width_scale, of_rules, lr)
     if decay is None and _listed(no_decay) and not of_rules:
         raise InvalidArgumentError("no_decay needs decay, which all other parameters get.")
     frozen_ids = _selected(params, frozen, "frozen")
@@ -88,11 +98,33 @@ def groups(
             _set_decay(options, decay, id(param) in no_decay_ids)
         factors = tuple(factor for members, factor in scaled_ids if id(param) in members)
         scale = _set_rate(options, lr, factors)
+        if widths is not None:
+            scale = scale, widths.scale(name, options, scale_decay)
         key = (place, options.get("weight_decay"), scale)
         group = groups_by_key.setdefault(key, {"params": [], **options})
         group["params"].append((name, param))
     param_groups = list(groups_by_key.values())
     return param_groups if of_rules is None else of_rules.titled(param_groups)
+
+
+def _by_selector(rules: Mapping[RuleSelector, Any]) -> RulesBySelector:
+    with importing:
+        from thalweg.optim.rules_by_selector import RulesBySelector
+    return RulesBySelector(rules)
+
+
+def _base_widths(
+    module: Module, width_scale: WidthScale, of_rules: RulesBySelector | None, lr: float | None
+) -> BaseWidths:
+    """Return the base widths of a module; raise if its rules or their rates are not known."""
+    if of_rules is None or (lr is None and not of_rules.all_have("lr")):
+        raise InvalidArgumentError(
+            "width_scale needs rules and lr, such as rules={...: 'AdamW'}, lr=1e-3: the factor of"
+            " a rate depends on the rule."
+        )
+    with importing:
+        from thalweg.optim.width_scale import BaseWidths
+    return BaseWidths(module, width_scale)
 
 
 def _selected(params: ModuleParams, selectors: object, argument: str) -> set[int]:

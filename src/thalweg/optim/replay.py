@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor
 
 from thalweg._base.execution_context import replicas, thread
+from thalweg._core.atomic_section import Call
 from thalweg._core.commit import TAKEN, add_note
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.plan_cache import CachedPlan
@@ -172,7 +173,7 @@ class ReplayedStep:
             products = () if optimizer.has_torch_numbers else optimizer.product_hypers
             for share, kernels in zip(self.shares, launches.of, strict=True):
                 share.set_launches(kernels, products)
-        if transforms.stages:
+        if transforms.stages or transforms.judge is not None:
             self._gradients = ReplayedTransforms(plans, launches, transforms)
 
     def _finish(
@@ -393,9 +394,10 @@ class ReplayedStep:
         """
         snapshot, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
         try:
-            column_updates = self._prepare(optimizer, step_count, pairs, beyond_range)
-            if column_updates is None:
+            prepared = self._prepare(optimizer, step_count, pairs, beyond_range)
+            if prepared is None:
                 return None
+            column_updates, judge_calls = prepared
             numbers = chain.from_iterable(map(_with_present, column_updates))
             for k, (value, current) in enumerate(numbers):
                 snapshot.set_column(k, value, current)
@@ -403,7 +405,7 @@ class ReplayedStep:
             return None
         self.launches.set_threads(snapshot)
         part = replay_kernel.FULL_STEP if self._gradients is None else self._gradients.part
-        status = snapshot.replay(pairs, step_count, part, end_calls, flags)
+        status = snapshot.replay(pairs, step_count, part, [*end_calls, *judge_calls], flags)
         # Sums of gradients that are not there would be among those that are left to others.
         can_repeat = not (beyond_range or self._gradients is None or self.may_lack)
         if can_repeat and status == replay_kernel.OUT_OF_RANGE:
@@ -414,14 +416,17 @@ class ReplayedStep:
 
     def _prepare(
         self, optimizer: Any, step_count: int, pairs: list[Any] | None, beyond_range: bool
-    ) -> list[ColumnUpdate] | None:
-        """Set the scalars of the step; the numbers that follow, or None if it is another one."""
+    ) -> tuple[list[ColumnUpdate], Sequence[Call]] | None:
+        """Set the scalars of the step; return the numbers that follow and the calls of its judge,
+        or None if it is another one.
+        """
         groups, fields = self.groups, vars(optimizer)
         if self._in_call is None:
             for place, options in self._idle_options:
                 if not hold(options, groups[place]):
                     return None
         of_gradients: Scalars | None = None
+        judge_calls: Sequence[Call] = ()
         if self._gradients is not None or "found_inf" in fields or "grad_scale" in fields:
             transforms = self._transforms(optimizer)
             if transforms is None or (self._gradients is None and transforms.stages):
@@ -430,22 +435,34 @@ class ReplayedStep:
                 arguments = self.snapshot, step_count, pairs, beyond_range
                 if self._gradients.measure(transforms, *arguments):
                     return None
-                report = None
-                if self._gradients.part == replay_kernel.UPDATE:
-                    report = GradientReport()
-                    former_reports = [pair for pair in self._reports if pair[0] == step_count]
-                    self._reports = [*former_reports, (step_count + 1, report)]
-                of_gradients, _ = self._gradients.scalars(report)
+                if (judged := self._judge(self._gradients, step_count)) is None:
+                    return None
+                of_gradients, judge_calls = judged
         if self._in_call is not None:
             self._set_shared(of_gradients)
-            return []
+            return [], judge_calls
         column_updates: list[ColumnUpdate] = []
         for share in self.shares:
             share_updates = share.prepare(groups, of_gradients)
             if share_updates is None:
                 return None
             column_updates += share_updates
-        return column_updates
+        return column_updates, judge_calls
+
+    def _judge(
+        self, gradients: ReplayedTransforms, step_count: int
+    ) -> tuple[Scalars, Sequence[Call]] | None:
+        """Return the scalars of measured gradients and the calls of the judge of steps; None if the
+        planned step is to decide.
+        """
+        report = None
+        if gradients.part == replay_kernel.UPDATE:
+            report = GradientReport()
+            former_reports = [pair for pair in self._reports if pair[0] == step_count]
+            self._reports = [*former_reports, (step_count + 1, report)]
+        scalars, _ = gradients.scalars(report)
+        judge_calls = gradients.judge()
+        return None if judge_calls is None else (scalars, judge_calls)
 
     def _set_shared(self, scalars: Scalars | None) -> None:
         """Give all kernels the scalars of what happens to gradients, if they are others."""

@@ -238,9 +238,10 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         outcome = outcome or run_step(
             hooks, plans, pairs, transforms, copies, is_final=ends_step, may_rebind=False
         )
-        hooks.settle()
+        if outcome.taken is not False:
+            hooks.settle()
         raise_first(outcome.errors)
-        if ends_step:
+        if ends_step and outcome.taken is not False:
             self._keep_rebind_target(part, places if len(members) == len(params) else [])
             if was_rebound:
                 own_places = [places[member] for member in members]

@@ -53,6 +53,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
         **hypers: object,
     ) -> None:
         """Make one; see `RuleOptimizer`.
@@ -134,6 +135,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
             **hypers: The rule's other hyperparameters by name, or as groups call them: `betas` for
                 beta1 and beta2, `eps` for epsilon; and what is done around an update (see
                 `thalweg.optim.step_options`).

@@ -20,6 +20,7 @@ from thalweg._core.options.flat_gradients import Flat
 from thalweg._core.options.lookahead import Lookahead
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.master_weights import Masters, Offload, StateDtype
+from thalweg._core.options.spikes import SpikeActions
 from thalweg._core.options.split_weights import SplitWeights
 from thalweg._core.options.state_storage import StateCodec
 from thalweg._core.options.step_in_backward import InBackward
@@ -72,6 +73,7 @@ OPTIONS: tuple[type[Option], ...] = (
     Offload,
     # diagnostics
     Diagnosed,
+    SpikeActions,
 )
 KEYWORDS = tuple(field.name for kind in OPTIONS for field in kind.keywords())
 # What options keep in the state of a parameter, with the first of their keywords.
@@ -109,7 +111,8 @@ class StepOptions:
     Attributes:
         on: What differs from a constructor that was given nothing, by keyword.
         wrapping: The options that do something beside the rule, in the same pass over memory.
-        clips: Whether gradients are clipped.
+        clips: Whether gradients are clipped, or their norm decides on the step.
+        judges: Whether the norm of the gradients decides on the step.
         accumulate: How many calls of `step` add up gradients for one that is taken.
         in_backward: Whether each gradient is applied as it arrives.
         counts: Whether an option asks for the number of a step.
@@ -134,7 +137,8 @@ class StepOptions:
             option.check_beside(self)
         self.on: dict[str, Any] = {name: x for option in active for name, x in option.on.items()}
         self.wrapping = tuple(option for option in active if type(option).rule is not Option.rule)
-        self.clips = self.of(Clipping) in active
+        self.judges = self.of(SpikeActions) in active
+        self.clips = self.of(Clipping) in active or self.judges
         self.accumulate = self.of(Accumulation).accumulate
         self.in_backward = self.of(InBackward).in_backward
         self.counts = any(option.counts for option in active)
@@ -316,12 +320,14 @@ def gradient_transforms(
         unscale_factors = unscaling.expand(count)
     elif unscaling is not None:
         unscale_factors = np.full(count, unscaling, np.float32)
-    by_norm = options.base_transforms.global_clipnorm is not None
+    by_norm = options.base_transforms.global_clipnorm is not None or options.judges
     return replace(
         options.base_transforms,
         unscaling=unscale_factors,
         nan_if_not_finite=not is_torchs,
         epsilon=EPSILON if is_torchs else None,
         clip_factor=factor,
+        # With a known factor the judge has decided.
+        judge=None if factor is not None else options.base_transforms.judge,
         watch=grad_report if by_norm and factor is None else None,
     )

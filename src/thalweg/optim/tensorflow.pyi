@@ -60,6 +60,7 @@ class SGD(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `SGD`.
 
@@ -137,6 +138,9 @@ class SGD(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class Momentum(RuleOptimizer):
@@ -172,6 +176,7 @@ class Momentum(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Momentum`.
 
@@ -250,6 +255,9 @@ class Momentum(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class MomentumW(RuleOptimizer):
@@ -286,6 +294,7 @@ class MomentumW(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `MomentumW`.
 
@@ -365,6 +374,9 @@ class MomentumW(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class Adam(RuleOptimizer):
@@ -401,6 +413,7 @@ class Adam(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Adam`.
 
@@ -480,6 +493,9 @@ class Adam(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class LazyAdam(RuleOptimizer):
@@ -515,6 +531,7 @@ class LazyAdam(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `LazyAdam`.
 
@@ -593,6 +610,9 @@ class LazyAdam(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class AdamW(RuleOptimizer):
@@ -629,6 +649,7 @@ class AdamW(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `AdamW`.
 
@@ -708,6 +729,9 @@ class AdamW(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class Adamax(RuleOptimizer):
@@ -743,6 +767,7 @@ class Adamax(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Adamax`.
 
@@ -821,6 +846,9 @@ class Adamax(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class Nadam(RuleOptimizer):
@@ -857,6 +885,7 @@ class Nadam(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Nadam`.
 
@@ -936,6 +965,9 @@ class Nadam(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class Adagrad(RuleOptimizer):
@@ -971,6 +1003,7 @@ class Adagrad(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Adagrad`.
 
@@ -1049,6 +1082,9 @@ class Adagrad(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class AdagradDA(RuleOptimizer):
@@ -1085,6 +1121,7 @@ class AdagradDA(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `AdagradDA`.
 
@@ -1164,6 +1201,9 @@ class AdagradDA(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class Adadelta(RuleOptimizer):
@@ -1199,6 +1239,7 @@ class Adadelta(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Adadelta`.
 
@@ -1277,6 +1318,9 @@ class Adadelta(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class RMSprop(RuleOptimizer):
@@ -1314,6 +1358,7 @@ class RMSprop(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `RMSprop`.
 
@@ -1393,6 +1438,9 @@ class RMSprop(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class Ftrl(RuleOptimizer):
@@ -1432,6 +1480,7 @@ class Ftrl(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Ftrl`.
 
@@ -1514,6 +1563,9 @@ class Ftrl(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class ProximalAdagrad(RuleOptimizer):
@@ -1550,6 +1602,7 @@ class ProximalAdagrad(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `ProximalAdagrad`.
 
@@ -1629,6 +1682,9 @@ class ProximalAdagrad(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class ProximalGradientDescent(RuleOptimizer):
@@ -1664,6 +1720,7 @@ class ProximalGradientDescent(RuleOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `ProximalGradientDescent`.
 
@@ -1742,4 +1799,7 @@ class ProximalGradientDescent(RuleOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """

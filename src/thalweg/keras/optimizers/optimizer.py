@@ -259,12 +259,13 @@ class Optimizer(
         transforms = (
             NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
         )
+        transforms = self._judged(transforms)
         cache, recorder = self._plans.now(), self._recorder
         with contextlib.nullcontext() if recorder is None else recorder.around(hooks):
             if executing_eagerly():
                 outcome = try_rebind(hooks, cache, pairs, transforms)
                 if outcome is not None:
-                    if hooks.watch is None:
+                    if hooks.watch is None and transforms.judge is None:
                         note_repeated(cache, _make_replay)
                     return outcome
             if is_deferred(*(part for pair in as_pairs(pairs) for part in pair)):

@@ -42,6 +42,7 @@ class LaProp(ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `LaProp`.
 
@@ -120,6 +121,9 @@ class LaProp(ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class AdEMAMix(ModernOptimizer):
@@ -158,6 +162,7 @@ class AdEMAMix(ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `AdEMAMix`.
 
@@ -240,6 +245,9 @@ class AdEMAMix(ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class ADOPT(ModernOptimizer):
@@ -277,6 +285,7 @@ class ADOPT(ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `ADOPT`.
 
@@ -357,6 +366,9 @@ class ADOPT(ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class Adan(ModernOptimizer):
@@ -393,6 +405,7 @@ class Adan(ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Adan`.
 
@@ -472,6 +485,9 @@ class Adan(ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class LAMB(ModernOptimizer):
@@ -509,6 +525,7 @@ class LAMB(ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `LAMB`.
 
@@ -589,6 +606,9 @@ class LAMB(ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class AdamH(ModernOptimizer):
@@ -623,6 +643,7 @@ class AdamH(ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `AdamH`.
 
@@ -700,6 +721,9 @@ class AdamH(ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class SM3(ModernOptimizer):
@@ -735,6 +759,7 @@ class SM3(ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `SM3`.
 
@@ -813,4 +838,7 @@ class SM3(ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """

@@ -48,6 +48,7 @@ class MARS(ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `MARS`.
 
@@ -132,4 +133,7 @@ class MARS(ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """

@@ -71,6 +71,7 @@ class Muon(OfMatrices, ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Muon`.
 
@@ -161,6 +162,9 @@ class Muon(OfMatrices, ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class NorMuon(OfMatrices, ModernOptimizer):
@@ -207,6 +211,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `NorMuon`.
 
@@ -299,6 +304,9 @@ class NorMuon(OfMatrices, ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class AdaMuon(OfMatrices, ModernOptimizer):
@@ -342,6 +350,7 @@ class AdaMuon(OfMatrices, ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `AdaMuon`.
 
@@ -430,6 +439,9 @@ class AdaMuon(OfMatrices, ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class MuonH(OfMatrices, ModernOptimizer):
@@ -472,6 +484,7 @@ class MuonH(OfMatrices, ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `MuonH`.
 
@@ -559,6 +572,9 @@ class MuonH(OfMatrices, ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class SOAP(OfMatrices, ModernOptimizer):
@@ -599,6 +615,7 @@ class SOAP(OfMatrices, ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `SOAP`.
 
@@ -685,6 +702,9 @@ class SOAP(OfMatrices, ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """
 
 class KLSOAP(OfMatrices, ModernOptimizer):
@@ -725,6 +745,7 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `KLSOAP`.
 
@@ -811,4 +832,7 @@ class KLSOAP(OfMatrices, ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """

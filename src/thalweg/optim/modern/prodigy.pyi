@@ -51,6 +51,7 @@ class Prodigy(ModernOptimizer):
         seed: int = 0,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
+        spikes: Any | None = None,
     ) -> None:
         """Make one; see `Prodigy`.
 
@@ -138,4 +139,7 @@ class Prodigy(ModernOptimizer):
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
+            spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
+                which leaves out the step. The host waits for the gradient norm of each step. Not
+                with `in_backward`.
         """

@@ -492,14 +492,15 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
     ) -> StepResult:
         """Take a step that is rebound or planned; prepare its replay if it is `is_simple`."""
         sharing: Any = hooks.sharing
+        transforms = self._judged(transforms)
         no_context, recorder = contextlib.nullcontext(), self._recorder
         shared = no_context if sharing is None else distribute.enter_shared_step(sharing)
         with shared, no_context if recorder is None else recorder.around(hooks):
             outcome = try_rebind(hooks, cache, pairs, transforms, copies)
             if outcome is None:
                 return run_step(hooks, cache, pairs, transforms, copies, may_rebind=False)
-            watches = transforms.decide, transforms.watch, hooks.watch
-            if is_simple and watches == (None,) * 3:
+            watches = transforms.decide, transforms.judge, transforms.watch, hooks.watch
+            if is_simple and watches == (None,) * 4:
                 note_repeated(cache, _make_replay)
             return outcome
 

@@ -1,0 +1,220 @@
+"""`spikes=Spikes(action)`: steps that are left out or taken back, exactly; arguments; ranks."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any, cast
+
+import pytest
+import torch
+
+from thalweg import optim
+from thalweg.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NumericsWarning,
+)
+from thalweg.optim.diagnostics import Spikes, Warned
+
+STEPS, BAD = 32, 30
+
+
+def make_params() -> list[Any]:
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in ((6, 4), (4,))]
+
+
+def set_grads(params: list[Any], step: int, factor: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for param in params:
+        param.grad = factor * torch.randn(param.shape, generator=generator)
+
+
+def mixed(params: list[Any], **options: Any) -> Any:
+    groups = [{"params": params[:1], "rule": "SGD"}, {"params": params[1:], "rule": "AdamW"}]
+    return optim.Mixed([{"lr": 0.01, **group} for group in groups], **options)
+
+
+MAKERS: dict[str, Any] = {
+    "plain": lambda params, **options: optim.AdamW(params, 0.01, **options),
+    "clipped": lambda params, **options: optim.AdamW(params, 0.01, clip_grad_norm=1.0, **options),
+    "averaged": lambda params, **options: optim.SGD(params, 0.01, ema_decay=0.9, **options),
+    "8 bits": lambda params, **options: optim.AdamW(params, state_storage="8bit", **options),
+    "rules": mixed,
+    "rules clipped": lambda params, **options: mixed(params, clip_grad_norm=1.0, **options),
+    "tensorflow": lambda params, **options: optim.tensorflow.Adam(params, 0.01, **options),
+}
+
+
+def bits_of(optimizer: Any, params: list[Any]) -> list[torch.Tensor]:
+    tensors = [entry for param in params for entry in optimizer.state[param].values()]
+    return [x.detach().clone() for x in (*params, *map(torch.as_tensor, tensors))]
+
+
+def train(name: str, action: Any, steps: range, bad: float = 1e4, **options: Any) -> Any:
+    """Return the optimizer, the detector and the bits before each step and after the last one."""
+    params, spikes = make_params(), Spikes(action, **options)
+    optimizer = MAKERS[name](params, spikes=spikes)
+    bits = []
+    for step in steps:
+        bits.append(bits_of(optimizer, params))
+        set_grads(params, step, bad if step == BAD else 1.0)
+        optimizer.step()
+    return optimizer, spikes, [*bits, bits_of(optimizer, params)]
+
+
+def assert_equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
+    assert all(torch.equal(x, y) for x, y in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_skipped_step_changes_nothing_and_the_next_is_as_without_it(name: str) -> None:
+    optimizer, spikes, bits = train(name, "skip", range(1, STEPS + 1))
+    assert_equal(bits[BAD], bits[BAD - 1])
+    assert [action.steps for action in spikes.actions] == [range(BAD, BAD + 1)]
+    assert (optimizer.last_step.taken, optimizer.last_step.count) == (True, STEPS - 1)
+    params = make_params()
+    twin = MAKERS[name](params)
+    for step in (step for step in range(1, STEPS + 1) if step != BAD):
+        set_grads(params, step)
+        twin.step()
+    assert_equal(bits[-1], bits_of(twin, params))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_rollback_restores_the_bits_of_an_earlier_step(name: str) -> None:
+    with pytest.warns(NumericsWarning, match="skip batches 25 to 30"):
+        optimizer, spikes, bits = train(name, "rollback", range(1, BAD + 1), keep=5)
+    assert_equal(bits[-1], bits[24])
+    assert str(spikes.actions[0]).endswith("went back before step 25: skip batches 25 to 30")
+    assert optimizer.last_step.reason == str(spikes.actions[0])
+    params = make_params()
+    twin = MAKERS[name](params)
+    for step in (*range(1, 25), 31, 32):
+        set_grads(params, step)
+        twin.step()
+    for step in (31, 32):
+        set_grads(list(optimizer.state), step)
+        optimizer.step()
+    assert_equal(bits_of(optimizer, list(optimizer.state)), bits_of(twin, params))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_gradients_that_are_not_finite_are_left_out_from_the_first_step(bad: float) -> None:
+    params, spikes = make_params(), Spikes("rollback", keep=1)
+    optimizer = optim.AdamW(params, spikes=spikes)
+    set_grads(params, 1, bad)
+    optimizer.step()
+    assert not any(optimizer.state.values())
+    assert spikes.actions[0].action == "skip"
+    assert optimizer.last_step is not None
+    assert not optimizer.last_step.taken
+
+
+def test_loss_decides_like_the_norm_and_a_function_on_each_step() -> None:
+    warnings: list[Warned] = []
+    answers = iter(["skip", None, "rollback", "stay"])
+
+    def choose(warning: Warned) -> str | None:
+        warnings.append(warning)
+        return next(answers)
+
+    params, spikes = make_params(), Spikes(choose, keep=4)
+    optimizer = optim.AdamW(params, spikes=spikes)
+    for step in range(1, 25):
+        set_grads(params, step)
+        loss = torch.tensor(2.0 if step > 21 else 1.0)
+        if step == 23:
+            spikes.log_loss(loss)
+            optimizer.step()
+        elif step == 24:
+            spikes.log_loss(loss)
+            with pytest.warns(NumericsWarning, match="went back before step 21"):
+                optimizer.step()
+        else:
+            optimizer.step(lambda loss=loss: loss)
+    assert [(w.step, w.kind, w.number) for w in warnings] == [
+        (22 + i, "loss", 2.0) for i in range(3)
+    ]
+    assert [action.action for action in spikes.actions] == ["skip", "rollback"]
+    assert optimizer.state[params[0]]["step"].item() == 20
+    spikes.log_loss(math.nan)
+    before = bits_of(optimizer, params)
+    with pytest.raises(
+        InvalidTypeError, match="must return 'skip', 'rollback' or None, not 'stay'"
+    ):
+        optimizer.step()
+    assert_equal(before, bits_of(optimizer, params))
+
+
+def test_skipped_step_clears_accumulated_gradients() -> None:
+    params, spikes = make_params(), Spikes("skip")
+    optimizer = optim.AdamW(params, accumulate=2, spikes=spikes)
+    for step in range(1, 5):
+        set_grads(params, step, math.nan if step == 1 else 1.0)
+        optimizer.step()
+    twin_params = make_params()
+    twin = optim.AdamW(twin_params, accumulate=2)
+    for step in (3, 4):
+        set_grads(twin_params, step)
+        twin.step()
+    assert_equal(list(params), list(twin_params))
+
+
+def test_a_loaded_state_is_not_taken_back() -> None:
+    params, spikes = make_params(), Spikes("rollback", keep=3)
+    optimizer = optim.AdamW(params, spikes=spikes)
+    for step in range(1, 4):
+        set_grads(params, step)
+        optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    set_grads(params, 4, math.nan)
+    optimizer.step()
+    assert spikes.actions[0].action == "skip"
+
+
+def test_steps_are_replayed_in_one_call() -> None:
+    optimizer, _, _ = train("clipped", "skip", range(1, 10))
+    assert optimizer.step_cache.replay is not None
+    assert optimizer.step_cache.replay.taken > 3
+
+
+def test_copies_have_detectors_of_their_own() -> None:
+    optimizer, spikes, _ = train("plain", "rollback", range(1, 4), keep=3)
+    for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        judge = twin.step_options.spikes.judge
+        assert judge is not spikes.judge
+        assert (judge.action, judge.keep) == ("rollback", 3)
+    with pytest.raises(FailedPreconditionError, match="another optimizer"):
+        optim.AdamW(make_params(), spikes=spikes)
+
+
+ERRORS = [
+    (lambda: Spikes("stop"), InvalidTypeError, "action must be 'skip', 'rollback'"),
+    (lambda: Spikes("skip", keep=2), InvalidArgumentError, "keep is 2"),
+    (lambda: Spikes("rollback", keep=0), InvalidArgumentError, "keep is 0"),
+    (
+        lambda: Spikes("rollback", keep=cast("Any", 2.0)),
+        InvalidTypeError,
+        "keep must be an integer",
+    ),
+    (lambda: Spikes(keep=2), InvalidArgumentError, "keep is 2"),
+    (lambda: Spikes().log_loss(1.0), FailedPreconditionError, "have no action"),
+    (lambda: Spikes("skip").log_loss(1.0), FailedPreconditionError, "of no optimizer"),
+    (lambda: optim.SGD(make_params(), spikes=Spikes()), InvalidTypeError, "with an action"),
+    (lambda: optim.SGD(make_params(), spikes="skip"), InvalidTypeError, "spikes must be a Spikes"),
+    (
+        lambda: optim.SGD(make_params(), spikes=Spikes("skip"), in_backward=True),
+        InvalidArgumentError,
+        "choose one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ERRORS)
+def test_invalid_arguments_are_rejected(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
