@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from thalweg._engines.formula_graph import INFIX, FormulaGraph, Node
@@ -223,9 +223,16 @@ class Update:
         values = {**self.scalar, **(read_vectors(self.vectors) if vectors is None else vectors)}
         return [f"{LOCAL_PREFIX}{name} = {values[name]}" for name in self.formula.scalars]
 
-    def compute_results(self, writer: FormulaWriter) -> list[str]:
-        """Return lines that compute the formula and name its results `out0`, `out1`, ..."""
-        lines, results = writer.write_formula(self.formula)
+    def compute_results(self, writer: FormulaWriter, more: Sequence[Node] = ()) -> list[str]:
+        """Return lines that compute the formula and name its results `out0`, `out1`, ...
+
+        Args:
+            writer: The writer.
+            more: Further nodes, which are named like results behind the last one.
+        """
+        outputs = (*self.formula.outputs, *more)
+        graph = FormulaGraph(self.formula.positional, self.formula.scalars, outputs)
+        lines, results = writer.write_formula(graph)
         return [*lines, *(f"out{index} = {result}" for index, result in enumerate(results))]
 
     def written_results(self) -> Iterator[tuple[int, int]]:

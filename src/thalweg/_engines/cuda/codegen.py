@@ -12,7 +12,8 @@ import numpy as np
 
 from thalweg._engines import codegen
 from thalweg._engines.codegen import LARGEST, FormulaWriter, Update, digest, indent_by
-from thalweg._engines.formula_graph import ROUNDED
+from thalweg._engines.cuda.fused_roots import BY_CORRECTED_ROOT, BY_ROOT, ITEMS, fuse_roots
+from thalweg._engines.formula_graph import ROUNDED, FormulaGraph, Node
 from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL
 
 CHUNK = 4096  # elements of a program over a dense gradient
@@ -158,7 +159,19 @@ class Writer(FormulaWriter):
         text = repr(float(number)) if np.isfinite(number) else f"float('{float(number)}')"
         return f"{self.literal}({text})"
 
+    def write_formula(
+        self, formula_graph: FormulaGraph, name: str = "node"
+    ) -> tuple[list[str], list[str]]:
+        """See `FormulaWriter`; quotients by roots are one operation, if denormals are kept."""
+        if self.compute == "float32" and not (self.flush or self.fast):
+            formula_graph = fuse_roots(formula_graph)
+        return super().write_formula(formula_graph, name)
+
     def write_operation(self, operation: str, operands: list[str]) -> str:
+        if operation.startswith(BY_ROOT):
+            return f"divide_by_root({', '.join(operands)}, {operation == BY_CORRECTED_ROOT})"
+        if operation in ITEMS:
+            return f"{operands[0]}[{ITEMS.index(operation)}]"
         text = (
             f"divide({', '.join(operands)})"
             if operation == "/"
@@ -314,9 +327,13 @@ class Element:
             *update.staged_gradient(),
             *self._read_vectors(),
             *update.local_scalars(vectors),
-            *update.compute_results(self.writer),
+            *update.compute_results(self.writer, self.more_results()),
             *writes,
         ]
+
+    def more_results(self) -> list[Node]:
+        """Return nodes that `update_element` computes beside the results of the formula."""
+        return []
 
     def read_value(self, stream: int) -> list[str]:
         """Return lines that load a stream in the compute dtype; a variable from its copy."""

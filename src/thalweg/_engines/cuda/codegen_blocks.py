@@ -23,6 +23,7 @@ from thalweg._engines.cuda.codegen import (
     share_of,
     write_dense,
 )
+from thalweg._engines.formula_graph import Node
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import FUNCTION_PREFIX
 from thalweg._engines.random_bits import GROUP, NARROW, SCALARS
@@ -32,7 +33,7 @@ _NUMBERS = "float32"  # dtype of decoded slots and of the arithmetic
 _PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 
 _NUMBER = "number = tl.load(places + 2 * tensor).to(tl.uint32)"
-_POSITION = "position = tl.load(places + 2 * tensor + 1) + offset"
+_POSITION = "position = whole_position(tl.load(places + 2 * tensor + 1) + offset, ALIGNED)"
 
 # Of a tile: the first element of each row in the chunk, the index of its record, and the offsets of
 # its codes. A record is inside the tensor, as a whole, if its first element is.
@@ -53,14 +54,20 @@ stored{stream} = load_where(c{stream}, codes{block}, there{block}, MASKED).to(tl
 """
 
 _WRITE = """
-prepared{stream} = tile_of({prepare}({value}), at, length, MASKED)
+prepared{stream} = tile_of({prepared}, at, length, MASKED)
 peak{stream} = peaks_of(prepared{stream}, {parts})
-scale{stream} = scale_of(peak{stream})
-real{stream} = {encode}(usual(prepared{stream}, peak{stream}), scale{stream})
+real{stream} = {encoded}
 code{stream} = {round_to}(real{stream}, dithers{least})
 store_where(w{stream}, record{block} * {words}, kept_of(peak{stream}), there{block}, MASKED)
 store_where(c{stream}, codes{block}, code{stream}, there{block}, MASKED)
 """
+
+# Of codecs without functions of their own.
+_ENCODED = "{encode}(usual(prepared{stream}, peak{stream}), scale_of(peak{stream}))"
+_OWN_ENCODED = "encode_{name}(prepared{stream}, peak{stream})"
+
+# Codecs with functions in `blockwise_functions` in place of their formulas.
+_OWN = {"encode": ("linear8", "root8", "softsign8"), "decode": ("softsign8",)}
 
 Coded = Mapping[int, Codec]  # by stream
 
@@ -119,12 +126,14 @@ class _Element(Element):
         self._lower = next((k for k, codec in codecs.items() if codec.is_beside), None)
         self._random_streams = random_streams
         # With random bits each thread updates the elements of one Philox call.
-        self.block = THREADS * (GROUP if random_streams else share_of(update.storage))
+        plain = [name for k, name in enumerate(update.storage) if k not in codecs]
+        self.block = THREADS * (GROUP if random_streams else share_of(plain))
         super().__init__(update, writer)
         records = [f"{kind}{stream}" for stream in self._coded for kind in "wc"]
         self.arguments = [*records, *self.arguments]
         blocks = {codec.block: codec for codec in self._coded.values()}
         self._blocks, self._row = list(blocks.values()), min(blocks, default=1)
+        self._prepared = dict[int, str]()  # names of prepared numbers, by stream
         self.extra_parameters = ["begin", "origin"] if self._coded else []
         self.extra_parameters += (
             ["number", "position", "WHOLE: tl.constexpr"] if random_streams else []
@@ -178,6 +187,18 @@ class _Element(Element):
                 functions[name] = self.writer.define_function(name, formula)
         return functions
 
+    def more_results(self) -> list[Node]:
+        """Return the prepared numbers of coded streams: the update may have computed them."""
+        nodes: list[Node] = []
+        formula = self.update.formula
+        for result, stream in self.update.written_results():
+            # A number that is flushed first is prepared afterwards.
+            if stream in self._coded and (formula.is_rounded(result) or not self.writer.flush):
+                prepare = trace_formula(self._coded[stream].prepare)
+                self._prepared[stream] = f"out{len(formula.results) + len(nodes)}"
+                nodes += prepare.apply([formula.results[result]])
+        return nodes
+
     def update_element(self) -> list[str]:
         lines: list[str] = []
         if self._coded:
@@ -216,8 +237,13 @@ class _Element(Element):
         """See `Element`; encodes slots, and rounds with random bits."""
         codec, lines = self._coded.get(stream), list[str]()
         if codec is not None:
-            parts = codec.block // self._row
-            return _fill_template(_WRITE, codec, stream=stream, value=value, parts=parts)
+            fields = {"stream": stream, "parts": codec.block // self._row}
+            encoded = _OWN_ENCODED if codec.name in _OWN["encode"] else _ENCODED
+            (encoded,) = _fill_template(encoded, codec, **fields)
+            fields["prepared"] = self._prepared.get(stream) or (
+                f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"
+            )
+            return _fill_template(_WRITE, codec, encoded=encoded, **fields)
         # Bits are drawn just before the store, which keeps fewer registers busy.
         if stream in self._random_streams:
             lines.append(f"drawn{stream} = {self._draw_bits(stream)}")
@@ -243,7 +269,10 @@ class _Element(Element):
 def _fill_template(template: str, codec: Codec | None = None, **fields: object) -> list[str]:
     """Return the lines of a template, filled with fields of a codec and with `fields`."""
     if codec is not None:
+        fields |= {"name": codec.name} if "name" not in fields else {}
         fields |= {part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in _PARTS}
+        if codec.name in _OWN["decode"]:
+            fields["decode"] = f"decode_{codec.name}"
         fields |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}
         fields["round_to"] = "positive_code" if codec.positive else "signed_code"
         fields["least"] = f", {codec.least}" if codec.positive else ""

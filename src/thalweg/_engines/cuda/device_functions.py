@@ -46,6 +46,125 @@ def square_root(x):
         )
 
 
+# Quotients by a corrected root, the last operations of most rules that divide by mean squares.
+# Division and root each begin with a test of their operands and a branch. Here a group of elements
+# has one test and one branch. The instructions are those that the assembler uses for usual numbers:
+#
+# root of v:   y ~ 1/sqrt(v), g = v * y, sqrt(v) = g + (v - g * g) * (y / 2)
+# a / b:       y ~ 1/b, y = y + y * (1 - b * y), q = a * y, a / b = q + y * (a - b * q)
+#
+# With the nearest number to 1/b as y, `a / b` is correctly rounded for all a and b, if no part
+# overflows or underflows: `tests/cuda/test_exact_quotients.py`.
+GROUP = 4
+_LEAST_SQUARE = "0f0D800000"  # 2**-100: above, the parts of a root are normal
+
+
+def _operands(kind: int, index: int) -> str:
+    """Return the name of an operand in assembly: kinds are arguments, of a group of elements."""
+    return f"${kind * GROUP + index}"
+
+
+def _write_division(numerator: str, denominator: str, quotient: str) -> str:
+    """Return assembly for a quotient in the usual range."""
+    return f"""
+rcp.approx.ftz.f32 y, {denominator}; neg.f32 n, {denominator};
+fma.rn.f32 e, n, y, 0f3F800000; fma.rn.f32 y, y, e, y;
+mul.rn.f32 q, {numerator}, y; fma.rn.f32 e, n, q, {numerator}; fma.rn.f32 {quotient}, e, y, q;"""
+
+
+def _write_quotient_by_root(corrected: bool) -> str:
+    """Return assembly of `divide_by_root`: results are quotients and roots."""
+    registers = ", ".join(f"quotient{k}, root{k}" for k in range(GROUP))
+    usual, rare, results = "", "", ""
+    for k in range(GROUP):
+        a, v, c, r, epsilon, least = (_operands(kind, k) for kind in range(2, 8))
+        quotient, root = f"quotient{k}", f"root{k}"
+        join = ".and" if k else ""
+        ending = ", usual" if k else ""
+        usual += f"""
+rsqrt.approx.ftz.f32 y, {v}; mul.rn.f32 g, {v}, y; mul.rn.f32 h, y, 0f3F000000;
+neg.f32 n, g; fma.rn.f32 e, n, g, {v}; fma.rn.f32 {root}, e, h, g;
+setp.ge{join}.f32 usual, {v}, {_LEAST_SQUARE}{ending};"""
+        usual += f"""
+mul.rn.f32 q, {root}, {r}; neg.f32 n, {c};
+fma.rn.f32 e, n, q, {root}; fma.rn.f32 d, e, {r}, q;""" * corrected
+        usual += f"add.rn.f32 d, {'d' if corrected else root}, {epsilon};"
+        usual += _write_division(a, "d", quotient)
+        usual += f"abs.f32 e, {quotient}; setp.ge.and.f32 usual, e, {least}, usual;"
+        rare += f"sqrt.rn.f32 {root}, {v};"
+        rare += f"div.rn.f32 d, {root}, {c};" if corrected else f"mov.f32 d, {root};"
+        rare += f"add.rn.f32 d, d, {epsilon}; div.rn.f32 {quotient}, {a}, d;"
+        results += f"mov.f32 {_operands(0, k)}, {quotient}; mov.f32 {_operands(1, k)}, {root};"
+    return f"""{{
+.reg .pred usual; .reg .f32 y, g, h, n, e, q, d, {registers};
+{usual}
+@usual bra DONE;
+{rare}
+DONE:
+{results}
+}}"""
+
+
+_WITHIN = tl.constexpr(f"{{.reg .f32 n, e, y, q;{_write_division('$1', '$2', '$0')} }}")
+_BY_CORRECTED_ROOT = tl.constexpr(_write_quotient_by_root(True))
+_BY_ROOT = tl.constexpr(_write_quotient_by_root(False))
+_OPERANDS = tl.constexpr(",".join(["=f"] * 2 * GROUP + ["f"] * 6 * GROUP))
+_GROUP = tl.constexpr(GROUP)
+
+
+@triton.jit
+def divide_within(a, b):
+    """Return a quotient, correctly rounded where no part of the calculation leaves the range.
+
+    `b` is normal and at most 2**125, and |a|, |a| / |b| are at least 2**-100; the quotient of a
+    smaller `a` is small.
+    """
+    if INTERPRETED:
+        return tl.div_rn(a, b)
+    else:
+        return tl.inline_asm_elementwise(
+            _WITHIN, "=f,f,f", [a, b], tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def _least_quotient(correction, reciprocal, epsilon):
+    """Return the least magnitude of a usual quotient by a root; NaN if there is none."""
+    least_divisor = maximum(epsilon, reciprocal * 2.0**-50)
+    least = maximum(divide(tl.full((), 2.0**-100, tl.float32), least_divisor), 2.0**-120)
+    is_usual = (correction >= 2.0**-30) & (correction <= 2.0**30)
+    is_usual &= (epsilon >= 0.0) & (epsilon <= 2.0**60)
+    return tl.where(is_usual, least, float("nan"))
+
+
+@triton.jit
+def divide_by_root(a, v, correction, epsilon, CORRECTED: tl.constexpr):
+    """Return a / (sqrt(v) / correction + epsilon) and sqrt(v), each operation correctly rounded.
+
+    Args:
+        a, v: float32.
+        correction, epsilon: float32; one number for all elements lets the fast form be used.
+        CORRECTED: Whether the root is divided by `correction`.
+    """
+    if INTERPRETED or (correction.type.is_block() or epsilon.type.is_block()):
+        root = square_root(v)
+        divisor = root
+        if CORRECTED:
+            divisor = divide(root, correction)
+        return divide(a, divisor + epsilon), root
+    else:
+        reciprocal = divide(tl.full((), 1, tl.float32), correction)
+        least = _least_quotient(correction, reciprocal, epsilon)
+        return tl.inline_asm_elementwise(
+            _BY_CORRECTED_ROOT if CORRECTED else _BY_ROOT,
+            _OPERANDS,
+            [a, v, correction, reciprocal, epsilon, least],
+            (tl.float32, tl.float32),
+            is_pure=True,
+            pack=_GROUP,
+        )
+
+
 @triton.jit
 def divide_nearly(a, b):
     """Return a quotient, in float32 within 2 ulp."""
