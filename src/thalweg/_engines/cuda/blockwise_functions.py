@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.random import philox_impl
 
-from thalweg._engines.codecs import codec, dither
+from thalweg._engines.codecs import codec, dither, root8
 from thalweg._engines.cuda.device_functions import (
     INTERPRETED,
     divide,
@@ -291,6 +291,8 @@ def dithers_of(element, step):
     return (((total >> 9) & fraction) | begin).to(tl.float32, bitcast=True) - 1.0
 
 
+ROOT8_STEP = tl.constexpr(root8.STEP)
+
 # Codes in fewer instructions than the formulas of codecs have, with the same bits
 
 
@@ -309,7 +311,43 @@ def encode_linear8(x, peaks):
 @triton.jit
 def encode_root8(x, peaks):
     """Return reals between codes of `root8`; zeros and NaN in blocks without a scale."""
-    return x * _scaled_inverse(peaks, 255.0)
+    # A root is from 2**-75 to 2**64.
+    return x * tl.where(_has_scale(peaks), divide_within(255.0, scale_of(peaks)), 0.0)
+
+
+@triton.jit
+def number_of(code):
+    """Return codes as float32."""
+    return code.to(tl.float32)
+
+
+@triton.jit
+def code_of(code):
+    """Return codes unchanged."""
+    return code
+
+
+# The float 2**23 + code times the step, less 2**23 steps, is rounded once, as code * step.
+_ROOT8 = tl.constexpr(
+    "{.reg .b32 x; .reg .f32 s, t; mov.f32 s, 0f3B808081; mov.f32 t, 0fC7008081;"
+    + "".join(
+        f"prmt.b32 x, $4, 0x4B000000, 0x744{k}; fma.rn.f32 ${k}, x, s, t;" for k in range(4)
+    )
+    + "}"
+)
+
+
+@triton.jit
+def decode_root8(code, scale):
+    """Return the number of a code of `root8`, a uint8."""
+    if INTERPRETED:
+        root = code.to(tl.float32) * tl.full((), ROOT8_STEP, tl.float32)
+    else:
+        root = tl.inline_asm_elementwise(
+            _ROOT8, "=f,=f,=f,=f,r", [code], tl.float32, is_pure=True, pack=4
+        )
+    root = root * scale
+    return root * root
 
 
 @triton.jit

@@ -49,7 +49,7 @@ there{block} = (record{block} << {shift}) < length
 _READ = """
 scale{stream} = load_where(w{stream}, record{block} * {words}, there{block}, MASKED)
 scale{stream} = {scale}
-stored{stream} = load_where(c{stream}, codes{block}, there{block}, MASKED).to(tl.float32)
+stored{stream} = {number}(load_where(c{stream}, codes{block}, there{block}, MASKED))
 {name} = {decode}(stored{stream}, scale{stream})
 """
 
@@ -67,7 +67,7 @@ _ENCODED = "{encode}(usual(prepared{stream}, peak{stream}), scale_of(peak{stream
 _OWN_ENCODED = "encode_{name}(prepared{stream}, peak{stream})"
 
 # Codecs with functions in `blockwise_functions` in place of their formulas.
-_OWN = {"encode": ("linear8", "root8", "softsign8"), "decode": ("softsign8",)}
+_OWN = {"encode": ("linear8", "root8", "softsign8"), "decode": ("root8", "softsign8")}
 
 Coded = Mapping[int, Codec]  # by stream
 
@@ -133,7 +133,7 @@ class _Element(Element):
         self.arguments = [*records, *self.arguments]
         blocks = {codec.block: codec for codec in self._coded.values()}
         self._blocks, self._row = list(blocks.values()), min(blocks, default=1)
-        self._prepared = dict[int, str]()  # names of prepared numbers, by stream
+        self._prepared = self._prepare_results()
         self.extra_parameters = ["begin", "origin"] if self._coded else []
         self.extra_parameters += (
             ["number", "position", "WHOLE: tl.constexpr"] if random_streams else []
@@ -187,17 +187,20 @@ class _Element(Element):
                 functions[name] = self.writer.define_function(name, formula)
         return functions
 
-    def more_results(self) -> list[Node]:
-        """Return the prepared numbers of coded streams: the update may have computed them."""
-        nodes: list[Node] = []
+    def _prepare_results(self) -> dict[int, Node]:
+        """Return the nodes of prepared numbers by stream: the update may have computed them.
+
+        A number that is flushed first is prepared afterwards.
+        """
         formula = self.update.formula
-        for result, stream in self.update.written_results():
-            # A number that is flushed first is prepared afterwards.
-            if stream in self._coded and (formula.is_rounded(result) or not self.writer.flush):
-                prepare = trace_formula(self._coded[stream].prepare)
-                self._prepared[stream] = f"out{len(formula.results) + len(nodes)}"
-                nodes += prepare.apply([formula.results[result]])
-        return nodes
+        return {
+            stream: trace_formula(self._coded[stream].prepare).apply([formula.results[result]])[0]
+            for result, stream in self.update.written_results()
+            if stream in self._coded and (formula.is_rounded(result) or not self.writer.flush)
+        }
+
+    def more_results(self) -> list[Node]:
+        return list(self._prepared.values())
 
     def update_element(self) -> list[str]:
         lines: list[str] = []
@@ -240,9 +243,10 @@ class _Element(Element):
             fields = {"stream": stream, "parts": codec.block // self._row}
             encoded = _OWN_ENCODED if codec.name in _OWN["encode"] else _ENCODED
             (encoded,) = _fill_template(encoded, codec, **fields)
-            fields["prepared"] = self._prepared.get(stream) or (
-                f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"
-            )
+            fields["prepared"] = f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"
+            if stream in self._prepared:
+                place = len(self.update.formula.results) + list(self._prepared).index(stream)
+                fields["prepared"] = f"out{place}"
             return _fill_template(_WRITE, codec, encoded=encoded, **fields)
         # Bits are drawn just before the store, which keeps fewer registers busy.
         if stream in self._random_streams:
@@ -273,6 +277,7 @@ def _fill_template(template: str, codec: Codec | None = None, **fields: object) 
         fields |= {part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in _PARTS}
         if codec.name in _OWN["decode"]:
             fields["decode"] = f"decode_{codec.name}"
+        fields["number"] = "code_of" if codec.name == "root8" else "number_of"
         fields |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}
         fields["round_to"] = "positive_code" if codec.positive else "signed_code"
         fields["least"] = f", {codec.least}" if codec.positive else ""
