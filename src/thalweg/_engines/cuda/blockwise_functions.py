@@ -225,6 +225,58 @@ def store_where(start, offsets, values, mask, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _store_words(addresses, words):
+    """Store 32-bit integers at int64 addresses by the threads that have them.
+
+    `tl.store` moves them between threads first, in shared memory.
+    """
+    tl.inline_asm_elementwise(
+        "st.global.b32 [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [addresses, words],
+        tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def store_scales(start, offsets, values, mask, MASKED: tl.constexpr):
+    """Store the bits of the scales of records; only where `mask` if MASKED."""
+    if MASKED or INTERPRETED:
+        store_where(start, offsets, values, mask, MASKED)
+    else:
+        _store_words((start + offsets).to(tl.int64), values)
+
+
+@triton.jit
+def store_codes(start, offsets, fours, codes, mask, MASKED: tl.constexpr):
+    """Store codes at offsets; only where `mask` if MASKED.
+
+    `fours` has the offsets of the first of each four codes in a row.
+    """
+    if MASKED or INTERPRETED:
+        store_where(start, offsets, codes, mask, MASKED)
+    else:
+        ROWS: tl.constexpr = codes.shape[0]
+        WORDS: tl.constexpr = codes.shape[1] // 4
+        parts = tl.reshape(codes.to(tl.int32), (ROWS, WORDS, 2, 2))
+        even_codes, odd_codes = tl.split(parts)
+        code0, code2 = tl.split(even_codes)
+        code1, code3 = tl.split(odd_codes)
+        words = tl.inline_asm_elementwise(
+            "{.reg .b32 x, y; prmt.b32 x, $1, $2, 0x0040; prmt.b32 y, $3, $4, 0x0040;"
+            "prmt.b32 $0, x, y, 0x5410;}",
+            "=r,r,r,r,r",
+            [code0, code1, code2, code3],
+            tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+        _store_words((start + fours).to(tl.int64), words)
+
+
+@triton.jit
 def tile_of(x, offsets, length, MASKED: tl.constexpr):
     """Broadcast a number to the shape of a tile, with zeros from `length` on if MASKED."""
     x = tl.broadcast_to(x, offsets.shape)

@@ -42,7 +42,9 @@ first = begin + tl.arange(0, {rows})[:, None] * {row}
 """
 _RECORDS = """
 record{block} = first >> {shift}
-codes{block} = record{block} * {bytes} + {header} + first % {block} + tl.arange(0, {row})[None, :]
+begin{block} = record{block} * {bytes} + {header} + first % {block}
+codes{block} = begin{block} + tl.arange(0, {row})[None, :]
+fours{block} = begin{block} + tl.arange(0, {row} // 4)[None, :] * 4
 there{block} = (record{block} << {shift}) < length
 """
 
@@ -58,8 +60,8 @@ prepared{stream} = tile_of({prepared}, at, length, MASKED)
 peak{stream} = peaks_of(prepared{stream}, {parts})
 real{stream} = {encoded}
 code{stream} = {round_to}(real{stream}, dithers{least})
-store_where(w{stream}, record{block} * {words}, kept_of(peak{stream}), there{block}, MASKED)
-store_where(c{stream}, codes{block}, code{stream}, there{block}, MASKED)
+store_scales(w{stream}, record{block} * {words}, kept_of(peak{stream}), there{block}, MASKED)
+store_codes(c{stream}, codes{block}, fours{block}, code{stream}, there{block}, MASKED)
 """
 
 # Of codecs without functions of their own.
