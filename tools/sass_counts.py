@@ -42,7 +42,7 @@ SLOTS = {
 _LABEL = re.compile(r"^(\.L\w+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+([^;]+?)\s*;")
 _BRANCH = re.compile(r"\bBRA\b.*`\((\.L\w+)\)")
-_TILE = re.compile(r"for start in range\(0, \d+, (\d+)\)")
+_TILE = re.compile(r"start = opaque\(tile\) \* (\d+)")
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def trace_loop(instructions: list[str], labels: dict[str, int]) -> list[str]:
     for index in range(end - 1, start - 1, -1):
         text = instructions[index]
         followers = [targets[index]] if index in targets else []
-        if not (text.startswith("BRA") or "EXIT" in text):
+        if not text.startswith(("BRA", "EXIT")):
             followers.append(index + 1)
         reachable = [follower for follower in followers if index < follower <= end]
         next_index[index] = min(reachable, key=lambda follower: lengths[follower], default=end)

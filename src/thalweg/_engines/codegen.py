@@ -106,15 +106,26 @@ class FormulaWriter:
         """
         texts, lines = dict[Node, str](), list[str]()
         for node in formula_graph.nodes:
-            if node.op in ("stream", "scalar"):
-                texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"
-            elif node.op == "const":
-                texts[node] = self.write_number(node.args[0])
-            else:
-                operands = [texts[arg] for arg in node.inputs]
-                texts[node] = f"{name}{len(lines)}"
-                lines.append(f"{texts[node]} = {self.write_operation(node.op, operands)}")
+            self.write_node(node, texts, lines, name)
         return lines, [texts[result] for result in formula_graph.results]
+
+    def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
+        """Add the expression of a node to `texts`, and the assignment of an operation to `lines`.
+
+        Args:
+            node: The node.
+            texts: Expressions of nodes, with those of its inputs.
+            lines: Assignments before it.
+            name: The beginning of the names of intermediate values.
+        """
+        if node.op in ("stream", "scalar"):
+            texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"
+        elif node.op == "const":
+            texts[node] = self.write_number(node.args[0])
+        else:
+            operands = [texts[arg] for arg in node.inputs]
+            texts[node] = f"{name}{len(lines)}"
+            lines.append(f"{texts[node]} = {self.write_operation(node.op, operands)}")
 
     def define_function(self, name: str, formula_graph: FormulaGraph) -> str:
         """Return the definition of a function that computes a formula of one result."""

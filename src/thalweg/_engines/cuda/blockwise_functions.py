@@ -405,7 +405,27 @@ def decode_root8(code, scale):
 @triton.jit
 def decode_softsign8(code, scale):
     """Return the number of a code of `softsign8`."""
-    return divide_within(code, 254.0 - tl.abs(code)) * scale
+    return _divide_codes(code, 254.0 - tl.abs(code)) * scale
+
+
+@triton.jit
+def _divide_codes(code, divisor):
+    """Return the quotient of a code and a divisor of `softsign8`, correctly rounded.
+
+    One correction is enough for all codes, with any reciprocal that is 3 units or less away.
+    """
+    if INTERPRETED:
+        return tl.div_rn(code, divisor)
+    else:
+        return tl.inline_asm_elementwise(
+            "{.reg .f32 n, e, y, q; rcp.approx.ftz.f32 y, $2; mul.rn.f32 q, $1, y;"
+            "neg.f32 n, $2; fma.rn.f32 e, n, q, $1; fma.rn.f32 $0, e, y, q;}",
+            "=f,f,f",
+            [code, divisor],
+            tl.float32,
+            is_pure=True,
+            pack=1,
+        )
 
 
 @triton.jit

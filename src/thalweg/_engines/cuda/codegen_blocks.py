@@ -101,6 +101,7 @@ def generate_blocks(
         k: k and k - 1 for k in sorted(written_streams) if draws and storage[k] in NARROW
     }
     element = _Element(update, Writer(_NUMBERS, flush, fast and not codecs), codecs, random_streams)
+    element.writer.has_scalar_branches = not update.vectors
     parameters = ["places"] * (draws or dithers)
     program = write_dense(element, element.block, element.places_of_tile(), *parameters)
     return assemble_kernel(

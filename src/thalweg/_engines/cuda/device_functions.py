@@ -363,6 +363,20 @@ def pointer(addresses, element: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def opaque(index):
+    """Return the index of a loop, as a number that the compiler knows nothing of.
+
+    Otherwise it keeps and increments the addresses of all streams.
+    """
+    if INTERPRETED:
+        return index
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [index], tl.int32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def load(start, offsets, length, MASKED: tl.constexpr):
     """Load elements at offsets, in their storage dtype; 0 from `length` on if MASKED."""
     if MASKED:
