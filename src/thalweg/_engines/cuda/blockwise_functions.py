@@ -169,14 +169,41 @@ def to_float16_by(x, random_bits):
 # float32 split into a bfloat16 and a correction code
 
 
+def _write_joining() -> str:
+    """Return assembly of `joined` for four elements: a code is moved with its sign by one word."""
+    lines = ["{.reg .pred p; .reg .b32 code; .reg .f32 size;"]
+    for k in range(4):
+        word = f"${4 + k // 2}"
+        lines += [
+            f"and.b32 ${k}, {word}, 0xFFFF0000;" if k % 2 else f"shl.b32 ${k}, {word}, 16;",
+            f"prmt.b32 code, $6, 0, 0x{8 + k}{8 + k}{k}4; abs.f32 size, ${k};",
+            "setp.gt.f32 p, size, 0f00000000; setp.lt.and.f32 p, size, 0f7F800000, p;",
+            f"@p add.s32 ${k}, ${k}, code;",
+        ]
+    return "\n".join([*lines, "}"])
+
+
+_JOINING = tl.constexpr(_write_joining())
+# The second byte of each of four words.
+_LOWER = tl.constexpr(
+    "{.reg .b32 x, y; prmt.b32 x, $1, $2, 0x0051; prmt.b32 y, $3, $4, 0x0051;"
+    "prmt.b32 $0, x, y, 0x5410;}"
+)
+
+
 @triton.jit
 def joined(upper, code):
     """Return the float32 whose upper 16 bits are a bfloat16, corrected by an 8-bit code."""
-    upper_bits = upper.to(tl.int16, bitcast=True).to(tl.int32) << 16
-    magnitude = tl.abs(upper_bits.to(tl.float32, bitcast=True))
-    is_corrected = (magnitude > 0.0) & (magnitude < float("inf"))
-    corrected_bits = upper_bits + (code.to(tl.int32) << 8)
-    return tl.where(is_corrected, corrected_bits, upper_bits).to(tl.float32, bitcast=True)
+    if INTERPRETED:
+        upper_bits = upper.to(tl.int16, bitcast=True).to(tl.int32) << 16
+        magnitude = tl.abs(upper_bits.to(tl.float32, bitcast=True))
+        is_corrected = (magnitude > 0.0) & (magnitude < float("inf"))
+        corrected_bits = upper_bits + (code.to(tl.int32) << 8)
+        return tl.where(is_corrected, corrected_bits, upper_bits).to(tl.float32, bitcast=True)
+    else:
+        return tl.inline_asm_elementwise(
+            _JOINING, "=&f,=&f,=&f,=&f,r,r,r", [upper, code], tl.float32, is_pure=True, pack=4
+        )
 
 
 @triton.jit
@@ -196,7 +223,13 @@ def upper_of(x, random_bits):
 @triton.jit
 def lower_of(x, random_bits):
     """Return the int8 correction code of a float32 beside its `upper_of`."""
-    return (_word_of(x, random_bits) >> 8).to(tl.int8)
+    word = _word_of(x, random_bits)
+    if INTERPRETED:
+        return (word >> 8).to(tl.int8)
+    else:
+        return tl.inline_asm_elementwise(
+            _LOWER, "=r,r,r,r,r", [word], tl.int8, is_pure=True, pack=4
+        )
 
 
 # Records of codecs
@@ -449,6 +482,20 @@ def positive_code(x, dithers, SMALLEST_CODE: tl.constexpr):
     """Return the codes of dithered positive reals, at least SMALLEST_CODE; 0 for others."""
     dithered = tl.where(x > SMALLEST_CODE, x, SMALLEST_CODE * 1.0) + dithers
     return tl.where(x > 0.0, dithered, 0.0).to(tl.int32)
+
+
+@triton.jit
+def root_code(x, root, dithers, SMALLEST_CODE: tl.constexpr):
+    """Return what `positive_code` does for a real that is positive if a root is."""
+    if INTERPRETED:
+        return positive_code(x, dithers, SMALLEST_CODE)
+    else:
+        # 1 for all roots but zeros and NaN: the least is 2**-75.
+        is_positive = tl.inline_asm_elementwise(
+            "mul.rn.sat.f32 $0, $1, 0f71800000;", "=f,f", [root], tl.float32, is_pure=True, pack=1
+        )
+        least = tl.where(x > SMALLEST_CODE, x, SMALLEST_CODE * 1.0)
+        return tl.fma(least, is_positive, dithers).to(tl.int32)
 
 
 @triton.jit

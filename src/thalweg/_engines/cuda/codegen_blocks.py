@@ -11,6 +11,7 @@ from typing import Any
 
 from thalweg._engines.codecs import CODECS
 from thalweg._engines.codecs.codec import SCALE_BYTES, Codec
+from thalweg._engines.codecs.root8 import ROOT8
 from thalweg._engines.codecs.split8 import HALF
 from thalweg._engines.codegen import Update
 from thalweg._engines.cuda.codegen import (
@@ -59,7 +60,7 @@ _WRITE = """
 prepared{stream} = tile_of({prepared}, at, length, MASKED)
 peak{stream} = peaks_of(prepared{stream}, {parts})
 real{stream} = {encoded}
-code{stream} = {round_to}(real{stream}, dithers{least})
+code{stream} = {round_to}(real{stream}, {more}dithers{least})
 store_scales(w{stream}, record{block} * {words}, kept_of(peak{stream}), there{block}, MASKED)
 store_codes(c{stream}, codes{block}, fours{block}, code{stream}, there{block}, MASKED)
 """
@@ -283,6 +284,9 @@ def _fill_template(template: str, codec: Codec | None = None, **fields: object) 
         fields["number"] = "code_of" if codec.name == "root8" else "number_of"
         fields |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}
         fields["round_to"] = "positive_code" if codec.positive else "signed_code"
+        fields["more"] = ""
+        if codec is ROOT8:
+            fields |= {"round_to": "root_code", "more": f"prepared{fields.get('stream')}, "}
         fields["least"] = f", {codec.least}" if codec.positive else ""
         fields |= {"bytes": codec.record_bytes, "words": _words_of(codec)}
     return template.format(**fields).strip().splitlines()

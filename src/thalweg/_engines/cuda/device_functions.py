@@ -56,7 +56,7 @@ def square_root(x):
 # With the nearest number to 1/b as y, `a / b` is correctly rounded for all a and b, if no part
 # overflows or underflows: `tests/cuda/test_exact_quotients.py`.
 GROUP = 4
-_LEAST_SQUARE = "0f0D800000"  # 2**-100: above, the parts of a root are normal
+_LEAST_SQUARE = "0x0D800000"  # 2**-100: above, the parts of a root are normal
 
 
 def _operands(kind: int, index: int) -> str:
@@ -79,25 +79,25 @@ def _write_quotient_by_root(corrected: bool) -> str:
     for k in range(GROUP):
         a, v, c, r, epsilon, least = (_operands(kind, k) for kind in range(2, 8))
         quotient, root = f"quotient{k}", f"root{k}"
-        join = ".and" if k else ""
-        ending = ", usual" if k else ""
+        smaller = f"min.s32 m, m, {v};" if k else f"mov.b32 m, {v};"
         usual += f"""
 rsqrt.approx.ftz.f32 y, {v}; mul.rn.f32 g, {v}, y; mul.rn.f32 h, y, 0f3F000000;
-neg.f32 n, g; fma.rn.f32 e, n, g, {v}; fma.rn.f32 {root}, e, h, g;
-setp.ge{join}.f32 usual, {v}, {_LEAST_SQUARE}{ending};"""
+neg.f32 n, g; fma.rn.f32 e, n, g, {v}; fma.rn.f32 {root}, e, h, g; {smaller}"""
         usual += f"""
 mul.rn.f32 q, {root}, {r}; neg.f32 n, {c};
 fma.rn.f32 e, n, q, {root}; fma.rn.f32 d, e, {r}, q;""" * corrected
         usual += f"add.rn.f32 d, {'d' if corrected else root}, {epsilon};"
         usual += _write_division(a, "d", quotient)
-        usual += f"abs.f32 e, {quotient}; setp.ge.and.f32 usual, e, {least}, usual;"
+        usual += f"abs.f32 e, {quotient}; setp.ge{'.and' * (k > 0)}.f32 usual, e, {least}"
+        usual += ", usual;" if k else ";"
         rare += f"sqrt.rn.f32 {root}, {v};"
         rare += f"div.rn.f32 d, {root}, {c};" if corrected else f"mov.f32 d, {root};"
         rare += f"add.rn.f32 d, d, {epsilon}; div.rn.f32 {quotient}, {a}, d;"
         results += f"mov.f32 {_operands(0, k)}, {quotient}; mov.f32 {_operands(1, k)}, {root};"
     return f"""{{
-.reg .pred usual; .reg .f32 y, g, h, n, e, q, d, {registers};
+.reg .pred usual; .reg .b32 m; .reg .f32 y, g, h, n, e, q, d, {registers};
 {usual}
+setp.ge.and.s32 usual, m, {_LEAST_SQUARE}, usual;
 @usual bra DONE;
 {rare}
 DONE:
