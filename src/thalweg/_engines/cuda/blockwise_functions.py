@@ -400,10 +400,32 @@ def encode_root8(x, peaks):
     return x * tl.where(_has_scale(peaks), divide_within(255.0, scale_of(peaks)), 0.0)
 
 
+def _write_conversion(kind: str) -> str:
+    """Return assembly of `number_of` for four codes, signed (s32) or not (u32)."""
+    lines = (
+        f"bfe.{kind} x, $4, {8 * k}, 8; cvt.rn.f32.{kind} ${k}, x;" for k in range(4)
+    )
+    return "{.reg .b32 x;" + "".join(lines) + "}"
+
+
+_FROM_INT8 = tl.constexpr(_write_conversion("s32"))
+_FROM_UINT8 = tl.constexpr(_write_conversion("u32"))
+
+
 @triton.jit
 def number_of(code):
-    """Return codes as float32."""
-    return code.to(tl.float32)
+    """Return int8 or uint8 codes as float32."""
+    if INTERPRETED:
+        return code.to(tl.float32)
+    else:
+        return tl.inline_asm_elementwise(
+            _FROM_INT8 if code.dtype == tl.int8 else _FROM_UINT8,
+            "=&f,=&f,=&f,=&f,r",
+            [code],
+            tl.float32,
+            is_pure=True,
+            pack=4,
+        )
 
 
 @triton.jit
@@ -429,7 +451,7 @@ def decode_root8(code, scale):
         root = code.to(tl.float32) * tl.full((), ROOT8_STEP, tl.float32)
     else:
         root = tl.inline_asm_elementwise(
-            _ROOT8, "=f,=f,=f,=f,r", [code], tl.float32, is_pure=True, pack=4
+            _ROOT8, "=&f,=&f,=&f,=&f,r", [code], tl.float32, is_pure=True, pack=4
         )
     root = root * scale
     return root * root

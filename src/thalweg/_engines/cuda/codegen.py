@@ -146,6 +146,7 @@ class Writer(FormulaWriter):
     Attributes:
         has_scalar_branches: Whether `where` with a condition of scalars is a branch; scalars are
             the same for all elements then.
+        group: Elements of a thread.
     """
 
     decorator = "@triton.jit\n"
@@ -156,7 +157,7 @@ class Writer(FormulaWriter):
         super().__init__(literal)
         self.compute, self.flush, self.fast = compute, flush, fast
         self._flushes_operations = flush and not fast
-        self.has_scalar_branches = False
+        self.has_scalar_branches, self.group = False, 1
         self._branches, self._inner = dict[Node, set[Node]](), set[Node]()
 
     def write_number(self, value: float) -> str:
@@ -197,7 +198,8 @@ class Writer(FormulaWriter):
 
     def write_operation(self, operation: str, operands: list[str]) -> str:
         if operation.startswith(BY_ROOT):
-            return f"divide_by_root({', '.join(operands)}, {operation == BY_CORRECTED_ROOT})"
+            options = f"{operation == BY_CORRECTED_ROOT}, {self.group}"
+            return f"divide_by_root({', '.join(operands)}, {options})"
         if operation in ITEMS:
             return f"{operands[0]}[{ITEMS.index(operation)}]"
         text = (
@@ -410,7 +412,8 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
     """
     element = Element(update, Writer(compute, flush, fast))
     element.writer.has_scalar_branches = not update.vectors
-    block = THREADS * share_of(update.storage)
+    element.writer.group = share_of(update.storage)
+    block = THREADS * element.writer.group
     text = write_dense(element, block, f"tl.arange(0, {block})")
     return assemble_kernel(element, element.define_functions() + text)
 

@@ -43,7 +43,7 @@ first = begin + tl.arange(0, {rows})[:, None] * {row}
 """
 _RECORDS = """
 record{block} = first >> {shift}
-begin{block} = record{block} * {bytes} + {header} + first % {block}
+begin{block} = first + record{block} * {header} + {header}
 codes{block} = begin{block} + tl.arange(0, {row})[None, :]
 fours{block} = begin{block} + tl.arange(0, {row} // 4)[None, :] * 4
 there{block} = (record{block} << {shift}) < length
@@ -103,6 +103,7 @@ def generate_blocks(
     }
     element = _Element(update, Writer(_NUMBERS, flush, fast and not codecs), codecs, random_streams)
     element.writer.has_scalar_branches = not update.vectors
+    element.writer.group = element.block // THREADS
     parameters = ["places"] * (draws or dithers)
     program = write_dense(element, element.block, element.places_of_tile(), *parameters)
     return assemble_kernel(
@@ -281,7 +282,7 @@ def _fill_template(template: str, codec: Codec | None = None, **fields: object) 
         fields |= {part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in _PARTS}
         if codec.name in _OWN["decode"]:
             fields["decode"] = f"decode_{codec.name}"
-        fields["number"] = "code_of" if codec.name == "root8" else "number_of"
+        fields["number"] = "code_of" if codec is ROOT8 else "number_of"
         fields |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}
         fields["round_to"] = "positive_code" if codec.positive else "signed_code"
         fields["more"] = ""

@@ -55,13 +55,7 @@ def square_root(x):
 #
 # With the nearest number to 1/b as y, `a / b` is correctly rounded for all a and b, if no part
 # overflows or underflows: `tests/cuda/test_exact_quotients.py`.
-GROUP = 4
 _LEAST_SQUARE = "0x0D800000"  # 2**-100: above, the parts of a root are normal
-
-
-def _operands(kind: int, index: int) -> str:
-    """Return the name of an operand in assembly: kinds are arguments, of a group of elements."""
-    return f"${kind * GROUP + index}"
 
 
 def _write_division(numerator: str, denominator: str, quotient: str) -> str:
@@ -72,12 +66,12 @@ fma.rn.f32 e, n, y, 0f3F800000; fma.rn.f32 y, y, e, y;
 mul.rn.f32 q, {numerator}, y; fma.rn.f32 e, n, q, {numerator}; fma.rn.f32 {quotient}, e, y, q;"""
 
 
-def _write_quotient_by_root(corrected: bool) -> str:
-    """Return assembly of `divide_by_root`: results are quotients and roots."""
-    registers = ", ".join(f"quotient{k}, root{k}" for k in range(GROUP))
+def _write_quotient_by_root(corrected: bool, group: int) -> str:
+    """Return assembly of `divide_by_root` for a group of elements."""
+    registers = ", ".join(f"quotient{k}, root{k}" for k in range(group))
     usual, rare, results = "", "", ""
-    for k in range(GROUP):
-        a, v, c, r, epsilon, least = (_operands(kind, k) for kind in range(2, 8))
+    for k in range(group):
+        a, v, c, r, epsilon, least = (f"${kind * group + k}" for kind in range(2, 8))
         quotient, root = f"quotient{k}", f"root{k}"
         smaller = f"min.s32 m, m, {v};" if k else f"mov.b32 m, {v};"
         usual += f"""
@@ -93,7 +87,7 @@ fma.rn.f32 e, n, q, {root}; fma.rn.f32 d, e, {r}, q;""" * corrected
         rare += f"sqrt.rn.f32 {root}, {v};"
         rare += f"div.rn.f32 d, {root}, {c};" if corrected else f"mov.f32 d, {root};"
         rare += f"add.rn.f32 d, d, {epsilon}; div.rn.f32 {quotient}, {a}, d;"
-        results += f"mov.f32 {_operands(0, k)}, {quotient}; mov.f32 {_operands(1, k)}, {root};"
+        results += f"mov.f32 ${k}, {quotient}; mov.f32 ${group + k}, {root};"
     return f"""{{
 .reg .pred usual; .reg .b32 m; .reg .f32 y, g, h, n, e, q, d, {registers};
 {usual}
@@ -106,10 +100,15 @@ DONE:
 
 
 _WITHIN = tl.constexpr(f"{{.reg .f32 n, e, y, q;{_write_division('$1', '$2', '$0')} }}")
-_BY_CORRECTED_ROOT = tl.constexpr(_write_quotient_by_root(True))
-_BY_ROOT = tl.constexpr(_write_quotient_by_root(False))
-_OPERANDS = tl.constexpr(",".join(["=f"] * 2 * GROUP + ["f"] * 6 * GROUP))
-_GROUP = tl.constexpr(GROUP)
+_OPERANDS = tl.constexpr("=f,=f" + ",f" * 6)
+_OPERANDS4 = tl.constexpr("=f" + ",=f" * 7 + ",f" * 24)
+_OPERANDS8 = tl.constexpr("=f" + ",=f" * 15 + ",f" * 48)
+_BY_ROOT = tl.constexpr(_write_quotient_by_root(False, 1))
+_BY_ROOT4 = tl.constexpr(_write_quotient_by_root(False, 4))
+_BY_ROOT8 = tl.constexpr(_write_quotient_by_root(False, 8))
+_BY_CORRECTED_ROOT = tl.constexpr(_write_quotient_by_root(True, 1))
+_BY_CORRECTED_ROOT4 = tl.constexpr(_write_quotient_by_root(True, 4))
+_BY_CORRECTED_ROOT8 = tl.constexpr(_write_quotient_by_root(True, 8))
 
 
 @triton.jit
@@ -138,13 +137,16 @@ def _least_quotient(correction, reciprocal, epsilon):
 
 
 @triton.jit
-def divide_by_root(a, v, correction, epsilon, CORRECTED: tl.constexpr):
+def divide_by_root(
+    a, v, correction, epsilon, CORRECTED: tl.constexpr, GROUP: tl.constexpr
+):
     """Return a / (sqrt(v) / correction + epsilon) and sqrt(v), each operation correctly rounded.
 
     Args:
         a, v: float32.
         correction, epsilon: float32; one number for all elements lets the fast form be used.
         CORRECTED: Whether the root is divided by `correction`.
+        GROUP: Elements of a thread; groups of 8 or 4 have one test and branch.
     """
     if INTERPRETED or (correction.type.is_block() or epsilon.type.is_block()):
         root = square_root(v)
@@ -155,14 +157,22 @@ def divide_by_root(a, v, correction, epsilon, CORRECTED: tl.constexpr):
     else:
         reciprocal = divide(tl.full((), 1, tl.float32), correction)
         least = _least_quotient(correction, reciprocal, epsilon)
-        return tl.inline_asm_elementwise(
-            _BY_CORRECTED_ROOT if CORRECTED else _BY_ROOT,
-            _OPERANDS,
-            [a, v, correction, reciprocal, epsilon, least],
-            (tl.float32, tl.float32),
-            is_pure=True,
-            pack=_GROUP,
-        )
+        operands = [a, v, correction, reciprocal, epsilon, least]
+        if GROUP == 8:
+            text: tl.constexpr = _BY_CORRECTED_ROOT8 if CORRECTED else _BY_ROOT8
+            return tl.inline_asm_elementwise(
+                text, _OPERANDS8, operands, (tl.float32, tl.float32), True, 8
+            )
+        elif GROUP == 4:
+            text: tl.constexpr = _BY_CORRECTED_ROOT4 if CORRECTED else _BY_ROOT4
+            return tl.inline_asm_elementwise(
+                text, _OPERANDS4, operands, (tl.float32, tl.float32), True, 4
+            )
+        else:
+            text: tl.constexpr = _BY_CORRECTED_ROOT if CORRECTED else _BY_ROOT
+            return tl.inline_asm_elementwise(
+                text, _OPERANDS, operands, (tl.float32, tl.float32), True, 1
+            )
 
 
 @triton.jit
