@@ -176,7 +176,7 @@ def _write_joining() -> str:
         word = f"${4 + k // 2}"
         lines += [
             f"and.b32 ${k}, {word}, 0xFFFF0000;" if k % 2 else f"shl.b32 ${k}, {word}, 16;",
-            f"prmt.b32 code, $6, 0, 0x{8 + k}{8 + k}{k}4; abs.f32 size, ${k};",
+            f"prmt.b32 code, $6, 0, 0x{8 + k:x}{8 + k:x}{k}4; abs.f32 size, ${k};",
             "setp.gt.f32 p, size, 0f00000000; setp.lt.and.f32 p, size, 0f7F800000, p;",
             f"@p add.s32 ${k}, ${k}, code;",
         ]
@@ -282,6 +282,13 @@ def store_scales(start, offsets, values, mask, MASKED: tl.constexpr):
         _store_words((start + offsets).to(tl.int64), values)
 
 
+# The first byte of each of four words.
+_PACKING = tl.constexpr(
+    "{.reg .b32 x, y; prmt.b32 x, $1, $2, 0x0040; prmt.b32 y, $3, $4, 0x0040;"
+    "prmt.b32 $0, x, y, 0x5410;}"
+)
+
+
 @triton.jit
 def store_codes(start, offsets, fours, codes, mask, MASKED: tl.constexpr):
     """Store codes at offsets; only where `mask` if MASKED.
@@ -298,8 +305,7 @@ def store_codes(start, offsets, fours, codes, mask, MASKED: tl.constexpr):
         code0, code2 = tl.split(even_codes)
         code1, code3 = tl.split(odd_codes)
         words = tl.inline_asm_elementwise(
-            "{.reg .b32 x, y; prmt.b32 x, $1, $2, 0x0040; prmt.b32 y, $3, $4, 0x0040;"
-            "prmt.b32 $0, x, y, 0x5410;}",
+            _PACKING,
             "=r,r,r,r,r",
             [code0, code1, code2, code3],
             tl.int32,
@@ -463,6 +469,12 @@ def decode_softsign8(code, scale):
     return _divide_codes(code, 254.0 - tl.abs(code)) * scale
 
 
+_SOFTSIGN8 = tl.constexpr(
+    "{.reg .f32 n, e, y, q; rcp.approx.ftz.f32 y, $2; mul.rn.f32 q, $1, y;"
+    "neg.f32 n, $2; fma.rn.f32 e, n, q, $1; fma.rn.f32 $0, e, y, q;}"
+)
+
+
 @triton.jit
 def _divide_codes(code, divisor):
     """Return the quotient of a code and a divisor of `softsign8`, correctly rounded.
@@ -473,8 +485,7 @@ def _divide_codes(code, divisor):
         return tl.div_rn(code, divisor)
     else:
         return tl.inline_asm_elementwise(
-            "{.reg .f32 n, e, y, q; rcp.approx.ftz.f32 y, $2; mul.rn.f32 q, $1, y;"
-            "neg.f32 n, $2; fma.rn.f32 e, n, q, $1; fma.rn.f32 $0, e, y, q;}",
+            _SOFTSIGN8,
             "=f,f,f",
             [code, divisor],
             tl.float32,

@@ -103,7 +103,9 @@ def generate_blocks(
     }
     element = _Element(update, Writer(_NUMBERS, flush, fast and not codecs), codecs, random_streams)
     element.writer.has_scalar_branches = not update.vectors
-    element.writer.group = element.block // THREADS
+    # A test of eight needs more registers, which kernels of long blocks have anyway.
+    group_limit = 8 if any(codec.block > 32 for codec in codecs.values()) else 4
+    element.writer.group = min(element.block // THREADS, group_limit)
     parameters = ["places"] * (draws or dithers)
     program = write_dense(element, element.block, element.places_of_tile(), *parameters)
     return assemble_kernel(

@@ -315,18 +315,14 @@ if INTERPRETED:
         return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 else:
+    _FROM_BFLOAT16 = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;")
 
     @triton.jit
     def from_bfloat16(x):
         """Return a bfloat16 as float32."""
         # Each half of a word is moved by one instruction.
         return tl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;",
-            "=f,=f,r",
-            [x],
-            tl.float32,
-            is_pure=True,
-            pack=2,
+            _FROM_BFLOAT16, "=&f,=f,r", [x], tl.float32, is_pure=True, pack=2
         )
 
     @triton.jit
