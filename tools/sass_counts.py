@@ -151,7 +151,7 @@ def count_instructions(kernel: Kernel, capability: int, folder: Path | None = No
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Count instructions of kernels.")
     parser.add_argument("--kernels", nargs="+", choices=SLOTS, default=list(SLOTS))
     parser.add_argument("--capabilities", nargs="+", type=int, default=CAPABILITIES)
     parser.add_argument("--save", type=Path, help="a folder for disassemblies and hot paths")

@@ -97,7 +97,9 @@ class Machine:
                 kind = SIGNED if parts[0] == "s32" else WORD
                 return (field.view(kind) >> kind(32 - length)).view(WORD)
             if name == "cvt":
-                return words[0].view(SIGNED if parts[-1] == "s32" else WORD).astype(FLOAT).view(WORD)
+                return (
+                    words[0].view(SIGNED if parts[-1] == "s32" else WORD).astype(FLOAT).view(WORD)
+                )
             if parts[-1] == "f32":
                 result = FLOATS[name](*(word.view(FLOAT) for word in words)).astype(FLOAT)
                 if "sat" in parts:

@@ -126,6 +126,13 @@ def test_codes_are_converted():
     same(roots, codes.astype(FLOAT) * FLOAT(root8.STEP))
 
 
+def test_only_positive_roots_have_codes():
+    roots = np.array([0, 2**-75, 1, 2**64, np.nan], FLOAT)
+    reals, dithers = np.array([3, 3, 4.5, 255, 3], FLOAT), np.full(5, 0.75, FLOAT)
+    dithered = run(blockwise._POSITIVE, 1, roots, reals, dithers)[0]
+    same(dithered, np.where(roots > 0, reals, 0) + dithers)
+
+
 def all_halves():
     return np.arange(1 << 16).astype(np.uint16)
 

@@ -108,9 +108,7 @@ def _write_rounding(count: int) -> str:
 and.b32 y, {x}, 0x7FFFFFFF; bfe.u32 m, {x}, 16, 1; add.u32 m, m, 0x7FFF; add.u32 m, m, {x};
 setp.ge.u32 p, y, 0x7F7F0000; @p mov.u32 x{k}, m;
 setp.gt.u32 p, y, 0x7F800000; @p mov.u32 x{k}, 0x7FC00000;"""
-    results = "".join(
-        f"prmt.b32 ${k}, x{2 * k}, x{2 * k + 1}, 0x7632;" for k in range(half)
-    )
+    results = "".join(f"prmt.b32 ${k}, x{2 * k}, x{2 * k + 1}, 0x7632;" for k in range(half))
     return f"""{{
 .reg .pred p; .reg .b32 y, m, {", ".join(f"x{k}" for k in range(count))};
 {usual}
@@ -408,9 +406,7 @@ def encode_root8(x, peaks):
 
 def _write_conversion(kind: str) -> str:
     """Return assembly of `number_of` for four codes, signed (s32) or not (u32)."""
-    lines = (
-        f"bfe.{kind} x, $4, {8 * k}, 8; cvt.rn.f32.{kind} ${k}, x;" for k in range(4)
-    )
+    lines = (f"bfe.{kind} x, $4, {8 * k}, 8; cvt.rn.f32.{kind} ${k}, x;" for k in range(4))
     return "{.reg .b32 x;" + "".join(lines) + "}"
 
 
@@ -443,9 +439,7 @@ def code_of(code):
 # The float 2**23 + code times the step, less 2**23 steps, is rounded once, as code * step.
 _ROOT8 = tl.constexpr(
     "{.reg .b32 x; .reg .f32 s, t; mov.f32 s, 0f3B808081; mov.f32 t, 0fC7008081;"
-    + "".join(
-        f"prmt.b32 x, $4, 0x4B000000, 0x744{k}; fma.rn.f32 ${k}, x, s, t;" for k in range(4)
-    )
+    + "".join(f"prmt.b32 x, $4, 0x4B000000, 0x744{k}; fma.rn.f32 ${k}, x, s, t;" for k in range(4))
     + "}"
 )
 
@@ -517,18 +511,23 @@ def positive_code(x, dithers, SMALLEST_CODE: tl.constexpr):
     return tl.where(x > 0.0, dithered, 0.0).to(tl.int32)
 
 
+# The factor is 1 for all roots but zeros and NaN: the least is 2**-75.
+_POSITIVE = tl.constexpr(
+    "{.reg .f32 s; mul.rn.sat.f32 s, $1, 0f71800000; fma.rn.f32 $0, $2, s, $3;}"
+)
+
+
 @triton.jit
 def root_code(x, root, dithers, SMALLEST_CODE: tl.constexpr):
     """Return what `positive_code` does for a real that is positive if a root is."""
     if INTERPRETED:
         return positive_code(x, dithers, SMALLEST_CODE)
     else:
-        # 1 for all roots but zeros and NaN: the least is 2**-75.
-        is_positive = tl.inline_asm_elementwise(
-            "mul.rn.sat.f32 $0, $1, 0f71800000;", "=f,f", [root], tl.float32, is_pure=True, pack=1
-        )
         least = tl.where(x > SMALLEST_CODE, x, SMALLEST_CODE * 1.0)
-        return tl.fma(least, is_positive, dithers).to(tl.int32)
+        dithered = tl.inline_asm_elementwise(
+            _POSITIVE, "=f,f,f,f", [root, least, dithers], tl.float32, is_pure=True, pack=1
+        )
+        return dithered.to(tl.int32)
 
 
 @triton.jit

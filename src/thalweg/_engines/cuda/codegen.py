@@ -193,7 +193,10 @@ class Writer(FormulaWriter):
             for inner in in_order([choice]):
                 if inner in self._branches[node] and inner not in texts:
                     super().write_node(inner, texts, inner_lines, f"{texts[node]}_{name}")
-            lines += [*(f"    {line}" for line in inner_lines), f"    {texts[node]} = {texts[choice]}"]
+            lines += [
+                *(f"    {line}" for line in inner_lines),
+                f"    {texts[node]} = {texts[choice]}",
+            ]
             lines += ["else:"] * (choice is choices[0])
 
     def write_operation(self, operation: str, operands: list[str]) -> str:

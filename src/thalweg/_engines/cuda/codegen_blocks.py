@@ -11,6 +11,7 @@ from typing import Any
 
 from thalweg._engines.codecs import CODECS
 from thalweg._engines.codecs.codec import SCALE_BYTES, Codec
+from thalweg._engines.codecs.linear8 import LINEAR8
 from thalweg._engines.codecs.root8 import ROOT8
 from thalweg._engines.codecs.split8 import HALF
 from thalweg._engines.codegen import Update
@@ -103,8 +104,8 @@ def generate_blocks(
     }
     element = _Element(update, Writer(_NUMBERS, flush, fast and not codecs), codecs, random_streams)
     element.writer.has_scalar_branches = not update.vectors
-    # A test of eight needs more registers, which kernels of long blocks have anyway.
-    group_limit = 8 if any(codec.block > 32 for codec in codecs.values()) else 4
+    # A test of eight needs more registers.
+    group_limit = 8 if LINEAR8 in codecs.values() else 4
     element.writer.group = min(element.block // THREADS, group_limit)
     parameters = ["places"] * (draws or dithers)
     program = write_dense(element, element.block, element.places_of_tile(), *parameters)
@@ -247,7 +248,7 @@ class _Element(Element):
         """See `Element`; encodes slots, and rounds with random bits."""
         codec, lines = self._coded.get(stream), list[str]()
         if codec is not None:
-            fields = {"stream": stream, "parts": codec.block // self._row}
+            fields: dict[str, Any] = {"stream": stream, "parts": codec.block // self._row}
             encoded = _OWN_ENCODED if codec.name in _OWN["encode"] else _ENCODED
             (encoded,) = _fill_template(encoded, codec, **fields)
             fields["prepared"] = f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"

@@ -77,9 +77,12 @@ def _write_quotient_by_root(corrected: bool, group: int) -> str:
         usual += f"""
 rsqrt.approx.ftz.f32 y, {v}; mul.rn.f32 g, {v}, y; mul.rn.f32 h, y, 0f3F000000;
 neg.f32 n, g; fma.rn.f32 e, n, g, {v}; fma.rn.f32 {root}, e, h, g; {smaller}"""
-        usual += f"""
+        usual += (
+            f"""
 mul.rn.f32 q, {root}, {r}; neg.f32 n, {c};
-fma.rn.f32 e, n, q, {root}; fma.rn.f32 d, e, {r}, q;""" * corrected
+fma.rn.f32 e, n, q, {root}; fma.rn.f32 d, e, {r}, q;"""
+            * corrected
+        )
         usual += f"add.rn.f32 d, {'d' if corrected else root}, {epsilon};"
         usual += _write_division(a, "d", quotient)
         usual += f"abs.f32 e, {quotient}; setp.ge{'.and' * (k > 0)}.f32 usual, e, {least}"
@@ -137,9 +140,7 @@ def _least_quotient(correction, reciprocal, epsilon):
 
 
 @triton.jit
-def divide_by_root(
-    a, v, correction, epsilon, CORRECTED: tl.constexpr, GROUP: tl.constexpr
-):
+def divide_by_root(a, v, correction, epsilon, CORRECTED: tl.constexpr, GROUP: tl.constexpr):
     """Return a / (sqrt(v) / correction + epsilon) and sqrt(v), each operation correctly rounded.
 
     Args:
