@@ -234,14 +234,14 @@ class Update:
         values = {**self.scalar, **(read_vectors(self.vectors) if vectors is None else vectors)}
         return [f"{LOCAL_PREFIX}{name} = {values[name]}" for name in self.formula.scalars]
 
-    def compute_results(self, writer: FormulaWriter, more: Sequence[Node] = ()) -> list[str]:
+    def compute_results(self, writer: FormulaWriter, extra_nodes: Sequence[Node] = ()) -> list[str]:
         """Return lines that compute the formula and name its results `out0`, `out1`, ...
 
         Args:
             writer: The writer.
-            more: Further nodes, which are named like results behind the last one.
+            extra_nodes: Nodes, which are named like results behind the last one.
         """
-        outputs = (*self.formula.outputs, *more)
+        outputs = (*self.formula.outputs, *extra_nodes)
         graph = FormulaGraph(self.formula.positional, self.formula.scalars, outputs)
         lines, results = writer.write_formula(graph)
         return [*lines, *(f"out{index} = {result}" for index, result in enumerate(results))]

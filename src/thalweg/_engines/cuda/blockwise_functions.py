@@ -88,7 +88,7 @@ def to_bfloat16_by(x, random_bits):
         return _to_bfloat16_by(x, random_bits)
     else:
         return tl.inline_asm_elementwise(
-            _ROUNDING, _ROUNDED, [x, random_bits], tl.bfloat16, is_pure=True, pack=_PACK
+            _ROUNDING, _ROUNDING_OPERANDS, [x, random_bits], tl.bfloat16, is_pure=True, pack=_PACK
         )
 
 
@@ -99,22 +99,22 @@ def _write_rounding(count: int) -> str:
     and NaN: these take the branch.
     """
     half = count // 2
-    usual, rare = "", ""
+    fast_code, slow_code = "", ""
     for k in range(count):
         x, drawn = f"${half + k}", f"${half + count + k}"
-        usual += f"add.u32 x{k}, {x}, {drawn}; and.b32 y, {x}, 0x7FFFFFFF;"
-        usual += "max.u32 m, m, y;" if k else "mov.u32 m, y;"
-        rare += f"""
+        fast_code += f"add.u32 x{k}, {x}, {drawn}; and.b32 y, {x}, 0x7FFFFFFF;"
+        fast_code += "max.u32 m, m, y;" if k else "mov.u32 m, y;"
+        slow_code += f"""
 and.b32 y, {x}, 0x7FFFFFFF; bfe.u32 m, {x}, 16, 1; add.u32 m, m, 0x7FFF; add.u32 m, m, {x};
 setp.ge.u32 p, y, 0x7F7F0000; @p mov.u32 x{k}, m;
 setp.gt.u32 p, y, 0x7F800000; @p mov.u32 x{k}, 0x7FC00000;"""
     results = "".join(f"prmt.b32 ${k}, x{2 * k}, x{2 * k + 1}, 0x7632;" for k in range(half))
     return f"""{{
 .reg .pred p; .reg .b32 y, m, {", ".join(f"x{k}" for k in range(count))};
-{usual}
+{fast_code}
 setp.lt.u32 p, m, 0x7F7F0000;
 @p bra DONE;
-{rare}
+{slow_code}
 DONE:
 {results}
 }}"""
@@ -123,7 +123,7 @@ DONE:
 PACK = 8
 _PACK = tl.constexpr(PACK)
 _ROUNDING = tl.constexpr(_write_rounding(PACK))
-_ROUNDED = tl.constexpr(",".join(["=r"] * (PACK // 2) + ["r"] * 2 * PACK))
+_ROUNDING_OPERANDS = tl.constexpr(",".join(["=r"] * (PACK // 2) + ["r"] * 2 * PACK))
 
 
 @triton.jit
@@ -523,9 +523,9 @@ def root_code(x, root, dithers, SMALLEST_CODE: tl.constexpr):
     if INTERPRETED:
         return positive_code(x, dithers, SMALLEST_CODE)
     else:
-        least = tl.where(x > SMALLEST_CODE, x, SMALLEST_CODE * 1.0)
+        codes = tl.where(x > SMALLEST_CODE, x, SMALLEST_CODE * 1.0)
         dithered = tl.inline_asm_elementwise(
-            _POSITIVE, "=f,f,f,f", [root, least, dithers], tl.float32, is_pure=True, pack=1
+            _POSITIVE, "=f,f,f,f", [root, codes, dithers], tl.float32, is_pure=True, pack=1
         )
         return dithered.to(tl.int32)
 

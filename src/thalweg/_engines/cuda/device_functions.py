@@ -69,34 +69,36 @@ mul.rn.f32 q, {numerator}, y; fma.rn.f32 e, n, q, {numerator}; fma.rn.f32 {quoti
 def _write_quotient_by_root(corrected: bool, group: int) -> str:
     """Return assembly of `divide_by_root` for a group of elements."""
     registers = ", ".join(f"quotient{k}, root{k}" for k in range(group))
-    usual, rare, results = "", "", ""
+    fast_code, slow_code, results = "", "", ""
     for k in range(group):
-        a, v, c, r, epsilon, least = (f"${kind * group + k}" for kind in range(2, 8))
+        a, v, c, r, epsilon, least_quotient = (f"${kind * group + k}" for kind in range(2, 8))
         quotient, root = f"quotient{k}", f"root{k}"
         smaller = f"min.s32 m, m, {v};" if k else f"mov.b32 m, {v};"
-        usual += f"""
+        fast_code += f"""
 rsqrt.approx.ftz.f32 y, {v}; mul.rn.f32 g, {v}, y; mul.rn.f32 h, y, 0f3F000000;
 neg.f32 n, g; fma.rn.f32 e, n, g, {v}; fma.rn.f32 {root}, e, h, g; {smaller}"""
-        usual += (
+        fast_code += (
             f"""
 mul.rn.f32 q, {root}, {r}; neg.f32 n, {c};
 fma.rn.f32 e, n, q, {root}; fma.rn.f32 d, e, {r}, q;"""
             * corrected
         )
-        usual += f"add.rn.f32 d, {'d' if corrected else root}, {epsilon};"
-        usual += _write_division(a, "d", quotient)
-        usual += f"abs.f32 e, {quotient}; setp.ge{'.and' * (k > 0)}.f32 usual, e, {least}"
-        usual += ", usual;" if k else ";"
-        rare += f"sqrt.rn.f32 {root}, {v};"
-        rare += f"div.rn.f32 d, {root}, {c};" if corrected else f"mov.f32 d, {root};"
-        rare += f"add.rn.f32 d, d, {epsilon}; div.rn.f32 {quotient}, {a}, d;"
+        fast_code += f"add.rn.f32 d, {'d' if corrected else root}, {epsilon};"
+        fast_code += _write_division(a, "d", quotient)
+        fast_code += (
+            f"abs.f32 e, {quotient}; setp.ge{'.and' * (k > 0)}.f32 usual, e, {least_quotient}"
+        )
+        fast_code += ", usual;" if k else ";"
+        slow_code += f"sqrt.rn.f32 {root}, {v};"
+        slow_code += f"div.rn.f32 d, {root}, {c};" if corrected else f"mov.f32 d, {root};"
+        slow_code += f"add.rn.f32 d, d, {epsilon}; div.rn.f32 {quotient}, {a}, d;"
         results += f"mov.f32 ${k}, {quotient}; mov.f32 ${group + k}, {root};"
     return f"""{{
 .reg .pred usual; .reg .b32 m; .reg .f32 y, g, h, n, e, q, d, {registers};
-{usual}
+{fast_code}
 setp.ge.and.s32 usual, m, {_LEAST_SQUARE}, usual;
 @usual bra DONE;
-{rare}
+{slow_code}
 DONE:
 {results}
 }}"""
@@ -132,11 +134,11 @@ def divide_within(a, b):
 @triton.jit
 def _least_quotient(correction, reciprocal, epsilon):
     """Return the least magnitude of a usual quotient by a root; NaN if there is none."""
-    least_divisor = maximum(epsilon, reciprocal * 2.0**-50)
-    least = maximum(divide(tl.full((), 2.0**-100, tl.float32), least_divisor), 2.0**-120)
+    smallest_divisor = maximum(epsilon, reciprocal * 2.0**-50)
+    quotient = maximum(divide(tl.full((), 2.0**-100, tl.float32), smallest_divisor), 2.0**-120)
     is_usual = (correction >= 2.0**-30) & (correction <= 2.0**30)
     is_usual &= (epsilon >= 0.0) & (epsilon <= 2.0**60)
-    return tl.where(is_usual, least, float("nan"))
+    return tl.where(is_usual, quotient, float("nan"))
 
 
 @triton.jit
@@ -157,8 +159,8 @@ def divide_by_root(a, v, correction, epsilon, CORRECTED: tl.constexpr, GROUP: tl
         return divide(a, divisor + epsilon), root
     else:
         reciprocal = divide(tl.full((), 1, tl.float32), correction)
-        least = _least_quotient(correction, reciprocal, epsilon)
-        operands = [a, v, correction, reciprocal, epsilon, least]
+        least_quotient = _least_quotient(correction, reciprocal, epsilon)
+        operands = [a, v, correction, reciprocal, epsilon, least_quotient]
         if GROUP == 8:
             text: tl.constexpr = _BY_CORRECTED_ROOT8 if CORRECTED else _BY_ROOT8
             return tl.inline_asm_elementwise(

@@ -12,26 +12,26 @@ def find_branches(graph: FormulaGraph) -> dict[Node, set[Node]]:
 
     A choice is listed if it alone needs operations on elements.
     """
-    varying: set[Node] = set()
+    element_nodes: set[Node] = set()
     users: dict[Node, set[Node]] = {}
     for node in graph.nodes:
-        if node.op == "stream" or any(arg in varying for arg in node.inputs):
-            varying.add(node)
+        if node.op == "stream" or any(arg in element_nodes for arg in node.inputs):
+            element_nodes.add(node)
         for arg in node.inputs:
             users.setdefault(arg, set()).add(node)
-    results, taken = set(graph.results), set[Node]()
+    results, branch_nodes = set(graph.results), set[Node]()
     branches: dict[Node, set[Node]] = {}
     for node in reversed(graph.nodes):
-        if node.op != "where" or node.args[0] in varying or node in taken:
+        if node.op != "where" or node.args[0] in element_nodes or node in branch_nodes:
             continue
-        needed, needed_otherwise = (set(in_order([choice])) for choice in node.args[1:])
-        candidates = (needed ^ needed_otherwise) & varying - results
-        inner = set[Node]()
+        true_nodes, false_nodes = (set(in_order([choice])) for choice in node.args[1:])
+        candidates = (true_nodes ^ false_nodes) & element_nodes - results
+        inner_nodes = set[Node]()
         for candidate in reversed(graph.nodes):
             is_operation = candidate in candidates and candidate.op not in _LEAVES
-            if is_operation and users[candidate] <= {node, *inner}:
-                inner.add(candidate)
-        if inner and varying.issuperset(node.args[1:]):
-            branches[node] = inner
-            taken |= inner
+            if is_operation and users[candidate] <= {node, *inner_nodes}:
+                inner_nodes.add(candidate)
+        if inner_nodes and element_nodes.issuperset(node.args[1:]):
+            branches[node] = inner_nodes
+            branch_nodes |= inner_nodes
     return branches
