@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from thalweg._engines.formula_graph import INFIX, FormulaGraph, Node
@@ -106,15 +106,26 @@ class FormulaWriter:
         """
         texts, lines = dict[Node, str](), list[str]()
         for node in formula_graph.nodes:
-            if node.op in ("stream", "scalar"):
-                texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"
-            elif node.op == "const":
-                texts[node] = self.write_number(node.args[0])
-            else:
-                operands = [texts[arg] for arg in node.inputs]
-                texts[node] = f"{name}{len(lines)}"
-                lines.append(f"{texts[node]} = {self.write_operation(node.op, operands)}")
+            self.write_node(node, texts, lines, name)
         return lines, [texts[result] for result in formula_graph.results]
+
+    def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
+        """Add the expression of a node to `texts`, and the assignment of an operation to `lines`.
+
+        Args:
+            node: The node.
+            texts: Expressions of nodes, with those of its inputs.
+            lines: Assignments before it.
+            name: The beginning of the names of intermediate values.
+        """
+        if node.op in ("stream", "scalar"):
+            texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"
+        elif node.op == "const":
+            texts[node] = self.write_number(node.args[0])
+        else:
+            operands = [texts[arg] for arg in node.inputs]
+            texts[node] = f"{name}{len(lines)}"
+            lines.append(f"{texts[node]} = {self.write_operation(node.op, operands)}")
 
     def define_function(self, name: str, formula_graph: FormulaGraph) -> str:
         """Return the definition of a function that computes a formula of one result."""
@@ -223,9 +234,16 @@ class Update:
         values = {**self.scalar, **(read_vectors(self.vectors) if vectors is None else vectors)}
         return [f"{LOCAL_PREFIX}{name} = {values[name]}" for name in self.formula.scalars]
 
-    def compute_results(self, writer: FormulaWriter) -> list[str]:
-        """Return lines that compute the formula and name its results `out0`, `out1`, ..."""
-        lines, results = writer.write_formula(self.formula)
+    def compute_results(self, writer: FormulaWriter, extra_nodes: Sequence[Node] = ()) -> list[str]:
+        """Return lines that compute the formula and name its results `out0`, `out1`, ...
+
+        Args:
+            writer: The writer.
+            extra_nodes: Nodes, which are named like results behind the last one.
+        """
+        outputs = (*self.formula.outputs, *extra_nodes)
+        graph = FormulaGraph(self.formula.positional, self.formula.scalars, outputs)
+        lines, results = writer.write_formula(graph)
         return [*lines, *(f"out{index} = {result}" for index, result in enumerate(results))]
 
     def written_results(self) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,9 @@ import numpy as np
 
 from thalweg._engines import codegen
 from thalweg._engines.codegen import LARGEST, FormulaWriter, Update, digest, indent_by
-from thalweg._engines.formula_graph import ROUNDED
+from thalweg._engines.cuda.fused_roots import BY_CORRECTED_ROOT, BY_ROOT, ITEMS, fuse_roots
+from thalweg._engines.cuda.scalar_branches import find_branches
+from thalweg._engines.formula_graph import ROUNDED, FormulaGraph, Node, in_order
 from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL
 
 CHUNK = 4096  # elements of a program over a dense gradient
@@ -51,7 +53,8 @@ def KERNEL_NAME({parameters}, ALIGNED: tl.constexpr):
 {scalars}
 {pointers}
     if length >= {chunk}:
-        for start in range(0, {chunk}, {block}):
+        for tile in range(0, {chunk} // {block}):
+            start = opaque(tile) * {block}
             {whole}
     else:
         for begin in range(0, length, {block}):
@@ -139,6 +142,11 @@ class Writer(FormulaWriter):
         fast: Whether operations inside a formula do not flush: fused products and sums have no
             intermediate number to flush.
         literal: As for `FormulaWriter`.
+
+    Attributes:
+        has_scalar_branches: Whether `where` with a condition of scalars is a branch; scalars are
+            the same for all elements then.
+        group: Elements of a thread.
     """
 
     decorator = "@triton.jit\n"
@@ -149,6 +157,8 @@ class Writer(FormulaWriter):
         super().__init__(literal)
         self.compute, self.flush, self.fast = compute, flush, fast
         self._flushes_operations = flush and not fast
+        self.has_scalar_branches, self.group = False, 1
+        self._branches, self._inner = dict[Node, set[Node]](), set[Node]()
 
     def write_number(self, value: float) -> str:
         kind = np.dtype(self.compute).type
@@ -158,7 +168,43 @@ class Writer(FormulaWriter):
         text = repr(float(number)) if np.isfinite(number) else f"float('{float(number)}')"
         return f"{self.literal}({text})"
 
+    def write_formula(
+        self, formula_graph: FormulaGraph, name: str = "node"
+    ) -> tuple[list[str], list[str]]:
+        """See `FormulaWriter`; quotients by roots are one operation, if denormals are kept."""
+        if self.compute == "float32" and not (self.flush or self.fast):
+            formula_graph = fuse_roots(formula_graph)
+        self._branches = find_branches(formula_graph) if self.has_scalar_branches else {}
+        self._inner = {node for inner in self._branches.values() for node in inner}
+        return super().write_formula(formula_graph, name)
+
+    def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
+        """See `FormulaWriter`; what only one result of a choice by scalars needs is in a branch."""
+        if node in self._inner:
+            return
+        if node not in self._branches:
+            super().write_node(node, texts, lines, name)
+            return
+        condition, *choices = node.args
+        texts[node] = f"{name}{len(lines)}"
+        lines.append(f"if {texts[condition]}:")
+        for choice in choices:
+            inner_lines: list[str] = []
+            for inner in in_order([choice]):
+                if inner in self._branches[node] and inner not in texts:
+                    super().write_node(inner, texts, inner_lines, f"{texts[node]}_{name}")
+            lines += [
+                *(f"    {line}" for line in inner_lines),
+                f"    {texts[node]} = {texts[choice]}",
+            ]
+            lines += ["else:"] * (choice is choices[0])
+
     def write_operation(self, operation: str, operands: list[str]) -> str:
+        if operation.startswith(BY_ROOT):
+            options = f"{operation == BY_CORRECTED_ROOT}, {self.group}"
+            return f"divide_by_root({', '.join(operands)}, {options})"
+        if operation in ITEMS:
+            return f"{operands[0]}[{ITEMS.index(operation)}]"
         text = (
             f"divide({', '.join(operands)})"
             if operation == "/"
@@ -314,9 +360,13 @@ class Element:
             *update.staged_gradient(),
             *self._read_vectors(),
             *update.local_scalars(vectors),
-            *update.compute_results(self.writer),
+            *update.compute_results(self.writer, self.more_results()),
             *writes,
         ]
+
+    def more_results(self) -> list[Node]:
+        """Return nodes that `update_element` computes beside the results of the formula."""
+        return []
 
     def read_value(self, stream: int) -> list[str]:
         """Return lines that load a stream in the compute dtype; a variable from its copy."""
@@ -364,7 +414,9 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
         fast: Whether products and sums may be fused, and quotients and roots be approximate.
     """
     element = Element(update, Writer(compute, flush, fast))
-    block = THREADS * share_of(update.storage)
+    element.writer.has_scalar_branches = not update.vectors
+    element.writer.group = share_of(update.storage)
+    block = THREADS * element.writer.group
     text = write_dense(element, block, f"tl.arange(0, {block})")
     return assemble_kernel(element, element.define_functions() + text)
 

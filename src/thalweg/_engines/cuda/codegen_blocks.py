@@ -11,6 +11,8 @@ from typing import Any
 
 from thalweg._engines.codecs import CODECS
 from thalweg._engines.codecs.codec import SCALE_BYTES, Codec
+from thalweg._engines.codecs.linear8 import LINEAR8
+from thalweg._engines.codecs.root8 import ROOT8
 from thalweg._engines.codecs.split8 import HALF
 from thalweg._engines.codegen import Update
 from thalweg._engines.cuda.codegen import (
@@ -23,6 +25,7 @@ from thalweg._engines.cuda.codegen import (
     share_of,
     write_dense,
 )
+from thalweg._engines.formula_graph import Node
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import FUNCTION_PREFIX
 from thalweg._engines.random_bits import GROUP, NARROW, SCALARS
@@ -32,7 +35,7 @@ _NUMBERS = "float32"  # dtype of decoded slots and of the arithmetic
 _PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 
 _NUMBER = "number = tl.load(places + 2 * tensor).to(tl.uint32)"
-_POSITION = "position = tl.load(places + 2 * tensor + 1) + offset"
+_POSITION = "position = whole_position(tl.load(places + 2 * tensor + 1) + offset, ALIGNED)"
 
 # Of a tile: the first element of each row in the chunk, the index of its record, and the offsets of
 # its codes. A record is inside the tensor, as a whole, if its first element is.
@@ -41,26 +44,34 @@ first = begin + tl.arange(0, {rows})[:, None] * {row}
 """
 _RECORDS = """
 record{block} = first >> {shift}
-codes{block} = record{block} * {bytes} + {header} + first % {block} + tl.arange(0, {row})[None, :]
+begin{block} = first + record{block} * {header} + {header}
+codes{block} = begin{block} + tl.arange(0, {row})[None, :]
+fours{block} = begin{block} + tl.arange(0, {row} // 4)[None, :] * 4
 there{block} = (record{block} << {shift}) < length
 """
 
 _READ = """
 scale{stream} = load_where(w{stream}, record{block} * {words}, there{block}, MASKED)
 scale{stream} = {scale}
-stored{stream} = load_where(c{stream}, codes{block}, there{block}, MASKED).to(tl.float32)
+stored{stream} = {number}(load_where(c{stream}, codes{block}, there{block}, MASKED))
 {name} = {decode}(stored{stream}, scale{stream})
 """
 
 _WRITE = """
-prepared{stream} = tile_of({prepare}({value}), at, length, MASKED)
+prepared{stream} = tile_of({prepared}, at, length, MASKED)
 peak{stream} = peaks_of(prepared{stream}, {parts})
-scale{stream} = scale_of(peak{stream})
-real{stream} = {encode}(usual(prepared{stream}, peak{stream}), scale{stream})
-code{stream} = {round_to}(real{stream}, dithers{least})
-store_where(w{stream}, record{block} * {words}, kept_of(peak{stream}), there{block}, MASKED)
-store_where(c{stream}, codes{block}, code{stream}, there{block}, MASKED)
+real{stream} = {encoded}
+code{stream} = {round_to}(real{stream}, {more}dithers{least})
+store_scales(w{stream}, record{block} * {words}, kept_of(peak{stream}), there{block}, MASKED)
+store_codes(c{stream}, codes{block}, fours{block}, code{stream}, there{block}, MASKED)
 """
+
+# Of codecs without functions of their own.
+_ENCODED = "{encode}(usual(prepared{stream}, peak{stream}), scale_of(peak{stream}))"
+_OWN_ENCODED = "encode_{name}(prepared{stream}, peak{stream})"
+
+# Codecs with functions in `blockwise_functions` in place of their formulas.
+_OWN = {"encode": ("linear8", "root8", "softsign8"), "decode": ("root8", "softsign8")}
 
 Coded = Mapping[int, Codec]  # by stream
 
@@ -92,6 +103,10 @@ def generate_blocks(
         k: k and k - 1 for k in sorted(written_streams) if draws and storage[k] in NARROW
     }
     element = _Element(update, Writer(_NUMBERS, flush, fast and not codecs), codecs, random_streams)
+    element.writer.has_scalar_branches = not update.vectors
+    # A test of eight needs more registers.
+    group_limit = 8 if LINEAR8 in codecs.values() else 4
+    element.writer.group = min(element.block // THREADS, group_limit)
     parameters = ["places"] * (draws or dithers)
     program = write_dense(element, element.block, element.places_of_tile(), *parameters)
     return assemble_kernel(
@@ -119,12 +134,14 @@ class _Element(Element):
         self._lower = next((k for k, codec in codecs.items() if codec.is_beside), None)
         self._random_streams = random_streams
         # With random bits each thread updates the elements of one Philox call.
-        self.block = THREADS * (GROUP if random_streams else share_of(update.storage))
+        plain = [name for k, name in enumerate(update.storage) if k not in codecs]
+        self.block = THREADS * (GROUP if random_streams else share_of(plain))
         super().__init__(update, writer)
         records = [f"{kind}{stream}" for stream in self._coded for kind in "wc"]
         self.arguments = [*records, *self.arguments]
         blocks = {codec.block: codec for codec in self._coded.values()}
         self._blocks, self._row = list(blocks.values()), min(blocks, default=1)
+        self._prepared = self._prepare_results()
         self.extra_parameters = ["begin", "origin"] if self._coded else []
         self.extra_parameters += (
             ["number", "position", "WHOLE: tl.constexpr"] if random_streams else []
@@ -178,6 +195,21 @@ class _Element(Element):
                 functions[name] = self.writer.define_function(name, formula)
         return functions
 
+    def _prepare_results(self) -> dict[int, Node]:
+        """Return the nodes of prepared numbers by stream: the update may have computed them.
+
+        A number that is flushed first is prepared afterwards.
+        """
+        formula = self.update.formula
+        return {
+            stream: trace_formula(self._coded[stream].prepare).apply([formula.results[result]])[0]
+            for result, stream in self.update.written_results()
+            if stream in self._coded and (formula.is_rounded(result) or not self.writer.flush)
+        }
+
+    def more_results(self) -> list[Node]:
+        return list(self._prepared.values())
+
     def update_element(self) -> list[str]:
         lines: list[str] = []
         if self._coded:
@@ -216,8 +248,14 @@ class _Element(Element):
         """See `Element`; encodes slots, and rounds with random bits."""
         codec, lines = self._coded.get(stream), list[str]()
         if codec is not None:
-            parts = codec.block // self._row
-            return _fill_template(_WRITE, codec, stream=stream, value=value, parts=parts)
+            fields: dict[str, Any] = {"stream": stream, "parts": codec.block // self._row}
+            encoded = _OWN_ENCODED if codec.name in _OWN["encode"] else _ENCODED
+            (encoded,) = _fill_template(encoded, codec, **fields)
+            fields["prepared"] = f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"
+            if stream in self._prepared:
+                place = len(self.update.formula.results) + list(self._prepared).index(stream)
+                fields["prepared"] = f"out{place}"
+            return _fill_template(_WRITE, codec, encoded=encoded, **fields)
         # Bits are drawn just before the store, which keeps fewer registers busy.
         if stream in self._random_streams:
             lines.append(f"drawn{stream} = {self._draw_bits(stream)}")
@@ -243,9 +281,16 @@ class _Element(Element):
 def _fill_template(template: str, codec: Codec | None = None, **fields: object) -> list[str]:
     """Return the lines of a template, filled with fields of a codec and with `fields`."""
     if codec is not None:
+        fields |= {"name": codec.name} if "name" not in fields else {}
         fields |= {part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in _PARTS}
+        if codec.name in _OWN["decode"]:
+            fields["decode"] = f"decode_{codec.name}"
+        fields["number"] = "code_of" if codec is ROOT8 else "number_of"
         fields |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}
         fields["round_to"] = "positive_code" if codec.positive else "signed_code"
+        fields["more"] = ""
+        if codec is ROOT8:
+            fields |= {"round_to": "root_code", "more": f"prepared{fields.get('stream')}, "}
         fields["least"] = f", {codec.least}" if codec.positive else ""
         fields |= {"bytes": codec.record_bytes, "words": _words_of(codec)}
     return template.format(**fields).strip().splitlines()

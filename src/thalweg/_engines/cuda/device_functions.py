@@ -46,6 +46,138 @@ def square_root(x):
         )
 
 
+# Quotients by a corrected root, the last operations of most rules that divide by mean squares.
+# Division and root each begin with a test of their operands and a branch. Here a group of elements
+# has one test and one branch. The instructions are those that the assembler uses for usual numbers:
+#
+# root of v:   y ~ 1/sqrt(v), g = v * y, sqrt(v) = g + (v - g * g) * (y / 2)
+# a / b:       y ~ 1/b, y = y + y * (1 - b * y), q = a * y, a / b = q + y * (a - b * q)
+#
+# With the nearest number to 1/b as y, `a / b` is correctly rounded for all a and b, if no part
+# overflows or underflows: `tests/cuda/test_exact_quotients.py`.
+_LEAST_SQUARE = "0x0D800000"  # 2**-100: above, the parts of a root are normal
+
+
+def _write_division(numerator: str, denominator: str, quotient: str) -> str:
+    """Return assembly for a quotient in the usual range."""
+    return f"""
+rcp.approx.ftz.f32 y, {denominator}; neg.f32 n, {denominator};
+fma.rn.f32 e, n, y, 0f3F800000; fma.rn.f32 y, y, e, y;
+mul.rn.f32 q, {numerator}, y; fma.rn.f32 e, n, q, {numerator}; fma.rn.f32 {quotient}, e, y, q;"""
+
+
+def _write_quotient_by_root(corrected: bool, group: int) -> str:
+    """Return assembly of `divide_by_root` for a group of elements."""
+    registers = ", ".join(f"quotient{k}, root{k}" for k in range(group))
+    fast_code, slow_code, results = "", "", ""
+    for k in range(group):
+        a, v, c, r, epsilon, least_quotient = (f"${kind * group + k}" for kind in range(2, 8))
+        quotient, root = f"quotient{k}", f"root{k}"
+        smaller = f"min.s32 m, m, {v};" if k else f"mov.b32 m, {v};"
+        fast_code += f"""
+rsqrt.approx.ftz.f32 y, {v}; mul.rn.f32 g, {v}, y; mul.rn.f32 h, y, 0f3F000000;
+neg.f32 n, g; fma.rn.f32 e, n, g, {v}; fma.rn.f32 {root}, e, h, g; {smaller}"""
+        fast_code += (
+            f"""
+mul.rn.f32 q, {root}, {r}; neg.f32 n, {c};
+fma.rn.f32 e, n, q, {root}; fma.rn.f32 d, e, {r}, q;"""
+            * corrected
+        )
+        fast_code += f"add.rn.f32 d, {'d' if corrected else root}, {epsilon};"
+        fast_code += _write_division(a, "d", quotient)
+        fast_code += (
+            f"abs.f32 e, {quotient}; setp.ge{'.and' * (k > 0)}.f32 usual, e, {least_quotient}"
+        )
+        fast_code += ", usual;" if k else ";"
+        slow_code += f"sqrt.rn.f32 {root}, {v};"
+        slow_code += f"div.rn.f32 d, {root}, {c};" if corrected else f"mov.f32 d, {root};"
+        slow_code += f"add.rn.f32 d, d, {epsilon}; div.rn.f32 {quotient}, {a}, d;"
+        results += f"mov.f32 ${k}, {quotient}; mov.f32 ${group + k}, {root};"
+    return f"""{{
+.reg .pred usual; .reg .b32 m; .reg .f32 y, g, h, n, e, q, d, {registers};
+{fast_code}
+setp.ge.and.s32 usual, m, {_LEAST_SQUARE}, usual;
+@usual bra DONE;
+{slow_code}
+DONE:
+{results}
+}}"""
+
+
+_WITHIN = tl.constexpr(f"{{.reg .f32 n, e, y, q;{_write_division('$1', '$2', '$0')} }}")
+_OPERANDS = tl.constexpr("=f,=f" + ",f" * 6)
+_OPERANDS4 = tl.constexpr("=f" + ",=f" * 7 + ",f" * 24)
+_OPERANDS8 = tl.constexpr("=f" + ",=f" * 15 + ",f" * 48)
+_BY_ROOT = tl.constexpr(_write_quotient_by_root(False, 1))
+_BY_ROOT4 = tl.constexpr(_write_quotient_by_root(False, 4))
+_BY_ROOT8 = tl.constexpr(_write_quotient_by_root(False, 8))
+_BY_CORRECTED_ROOT = tl.constexpr(_write_quotient_by_root(True, 1))
+_BY_CORRECTED_ROOT4 = tl.constexpr(_write_quotient_by_root(True, 4))
+_BY_CORRECTED_ROOT8 = tl.constexpr(_write_quotient_by_root(True, 8))
+
+
+@triton.jit
+def divide_within(a, b):
+    """Return a quotient, correctly rounded where no part of the calculation leaves the range.
+
+    `b` is normal and at most 2**125, and |a|, |a| / |b| are at least 2**-100; the quotient of a
+    smaller `a` is small.
+    """
+    if INTERPRETED:
+        return tl.div_rn(a, b)
+    else:
+        return tl.inline_asm_elementwise(
+            _WITHIN, "=f,f,f", [a, b], tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def _least_quotient(correction, reciprocal, epsilon):
+    """Return the least magnitude of a usual quotient by a root; NaN if there is none."""
+    smallest_divisor = maximum(epsilon, reciprocal * 2.0**-50)
+    quotient = maximum(divide(tl.full((), 2.0**-100, tl.float32), smallest_divisor), 2.0**-120)
+    is_usual = (correction >= 2.0**-30) & (correction <= 2.0**30)
+    is_usual &= (epsilon >= 0.0) & (epsilon <= 2.0**60)
+    return tl.where(is_usual, quotient, float("nan"))
+
+
+@triton.jit
+def divide_by_root(a, v, correction, epsilon, CORRECTED: tl.constexpr, GROUP: tl.constexpr):
+    """Return a / (sqrt(v) / correction + epsilon) and sqrt(v), each operation correctly rounded.
+
+    Args:
+        a, v: float32.
+        correction, epsilon: float32; one number for all elements lets the fast form be used.
+        CORRECTED: Whether the root is divided by `correction`.
+        GROUP: Elements of a thread; groups of 8 or 4 have one test and branch.
+    """
+    if INTERPRETED or (correction.type.is_block() or epsilon.type.is_block()):
+        root = square_root(v)
+        divisor = root
+        if CORRECTED:
+            divisor = divide(root, correction)
+        return divide(a, divisor + epsilon), root
+    else:
+        reciprocal = divide(tl.full((), 1, tl.float32), correction)
+        least_quotient = _least_quotient(correction, reciprocal, epsilon)
+        operands = [a, v, correction, reciprocal, epsilon, least_quotient]
+        if GROUP == 8:
+            text: tl.constexpr = _BY_CORRECTED_ROOT8 if CORRECTED else _BY_ROOT8
+            return tl.inline_asm_elementwise(
+                text, _OPERANDS8, operands, (tl.float32, tl.float32), True, 8
+            )
+        elif GROUP == 4:
+            text: tl.constexpr = _BY_CORRECTED_ROOT4 if CORRECTED else _BY_ROOT4
+            return tl.inline_asm_elementwise(
+                text, _OPERANDS4, operands, (tl.float32, tl.float32), True, 4
+            )
+        else:
+            text: tl.constexpr = _BY_CORRECTED_ROOT if CORRECTED else _BY_ROOT
+            return tl.inline_asm_elementwise(
+                text, _OPERANDS, operands, (tl.float32, tl.float32), True, 1
+            )
+
+
 @triton.jit
 def divide_nearly(a, b):
     """Return a quotient, in float32 within 2 ulp."""
@@ -186,11 +318,15 @@ if INTERPRETED:
         return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 else:
+    _FROM_BFLOAT16 = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;")
 
     @triton.jit
     def from_bfloat16(x):
         """Return a bfloat16 as float32."""
-        return x.to(tl.float32)
+        # Each half of a word is moved by one instruction.
+        return tl.inline_asm_elementwise(
+            _FROM_BFLOAT16, "=&f,=f,r", [x], tl.float32, is_pure=True, pack=2
+        )
 
     @triton.jit
     def to_bfloat16(x):
@@ -233,6 +369,20 @@ def pointer(addresses, element: tl.constexpr, ALIGNED: tl.constexpr):
     if ALIGNED:
         address = tl.multiple_of(address, 16)
     return address
+
+
+@triton.jit
+def opaque(index):
+    """Return the index of a loop, as a number that the compiler knows nothing of.
+
+    Otherwise it keeps and increments the addresses of all streams.
+    """
+    if INTERPRETED:
+        return index
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [index], tl.int32, is_pure=True, pack=1
+        )
 
 
 @triton.jit

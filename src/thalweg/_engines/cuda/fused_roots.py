@@ -1,0 +1,63 @@
+"""Graph pass for quotients by roots, which have fewer instructions than their operations."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from thalweg._engines.formula_graph import FormulaGraph, Node, in_order, make_const, make_node
+
+BY_ROOT = "by_root"  # a / (sqrt(v) + epsilon)
+BY_CORRECTED_ROOT = "by_root_corrected"  # a / (sqrt(v) / correction + epsilon)
+ITEMS = ("quotient", "root")  # the two results
+
+
+def fuse_roots(graph: FormulaGraph) -> FormulaGraph:
+    """Return a graph with one operation for each quotient by a root plus a scalar.
+
+    The operation returns the quotient and the root.
+    """
+    uses = Counter(arg for node in graph.nodes for arg in node.inputs)
+    matches: dict[Node, tuple[str, list[Node]]] = {}
+    by_root: dict[Node, Node] = {}
+    for node in graph.nodes:
+        match = _match(node, uses)
+        if match and match[2] not in by_root:
+            matches[node], by_root[match[2]] = match[:2], node
+    rewritten: dict[Node, Node] = {}
+
+    def replace(node: Node) -> Node:
+        if node not in rewritten:
+            quotient = by_root.get(node, node)
+            if quotient in matches:
+                operation, operands = matches[quotient]
+                fused = make_node(operation, *map(replace, operands))
+                rewritten[node] = make_node(ITEMS[quotient is not node], fused)
+            else:
+                args = [replace(arg) if isinstance(arg, Node) else arg for arg in node.args]
+                rewritten[node] = make_node(node.op, *args)
+        return rewritten[node]
+
+    results = tuple(map(replace, graph.results)) if matches else graph.outputs
+    return FormulaGraph(graph.positional, graph.scalars, results)
+
+
+def _match(node: Node, uses: Counter[Node]) -> tuple[str, list[Node], Node] | None:
+    """Return the fused operation of a quotient by a root, its operands, and the root; else None."""
+    if node.op != "/" or not (isinstance(node.args[1], Node) and node.args[1].op == "+"):
+        return None
+    numerator, divisor = node.args
+    scalars = [arg for arg in divisor.args if _is_scalar(arg)]
+    if len(scalars) != 1 or uses[divisor] != 1:
+        return None
+    (root,) = (arg for arg in divisor.args if arg is not scalars[0])
+    correction, operation = make_const(1.0), BY_ROOT
+    if root.op == "/" and uses[root] == 1 and _is_scalar(root.args[1]):
+        (root, correction), operation = root.args, BY_CORRECTED_ROOT
+    if root.op != "sqrt" or root in {*in_order([numerator])}:
+        return None
+    return operation, [numerator, root.args[0], correction, scalars[0]], root
+
+
+def _is_scalar(node: Node) -> bool:
+    """Return whether a node is one number for all elements, or a vector's."""
+    return node.op in ("scalar", "const")
