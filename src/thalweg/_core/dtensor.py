@@ -68,6 +68,9 @@ def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: A
 
     mesh, full = cast("Any", param), cast("Any", dtensors).full
     placements = slot_placements(mesh.placements, len(shape))
+    if param.is_meta:  # `full` allocates on the device of the mesh
+        empty = torch.empty(shape, dtype=dtype, device="meta")
+        return dtensors.distribute_tensor(empty, mesh.device_mesh, placements, src_data_rank=None)
     return full(shape, number, dtype=dtype, device_mesh=mesh.device_mesh, placements=placements)
 
 
