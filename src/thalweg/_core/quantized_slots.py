@@ -103,6 +103,7 @@ def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
     shape = likeness_of(codec, param).shape
     shapes = (codec.bytes_of(param.numel()),), codec.shape_of_rows(param.shape)
     is_other = records.shape != shape and tuple(records.shape) in shapes and records.is_contiguous()
+    is_other = is_other and records.numel() == shape.numel()
     return records.detach().view(shape) if is_other and not is_on_mesh(records) else records
 
 
