@@ -90,17 +90,16 @@ def files(count: int, folder: Path) -> dict[str, bool]:
         grads = [turn(module, optimizer) for _ in range(2)][-1]
         path = folder / f"{rule}.safetensors"
         checkpoint.save(path, optimizer=optimizer, module=module)
-        state = None
         for is_sharded in (True, False):
             resumed = training(rule, is_sharded)
             checkpoint.restore(path, optimizer=resumed[1], module=resumed[0])
             report[f"{rule} restored, {is_sharded}"] = are_equal(
                 values(module, optimizer), values(*resumed)
             )
-            state = deepcopy(resumed[1].state_dict())
+        state = deepcopy(resumed[1].state_dict())  # of one process
         loaded = training(rule, is_sharded=True)
         checkpoint.restore(path, optimizer=False, module=loaded[0])
-        loaded[1].load_state_dict(state)  # of one process
+        loaded[1].load_state_dict(state)
         grads = turn(module, optimizer)
         turn(*loaded)
         turn(*resumed, grads)

@@ -50,14 +50,14 @@ def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> T
 
     mesh: Any = param
     full = param if like is None else like
-    return DTensor.from_local(
-        local_tensor,
-        mesh.device_mesh,
-        mesh.placements,
-        run_check=False,
-        shape=full.shape,
-        stride=full.stride(),
-    )
+    options: Any = {"run_check": False, "shape": full.shape, "stride": full.stride()}
+    place = mesh.device_mesh, mesh.placements
+    if local_tensor.is_meta or local_tensor.device.type == mesh.device_mesh.device_type:
+        return DTensor.from_local(local_tensor, *place, **options)
+    # Offloaded: `from_local` would move the part to the device of the mesh.
+    template: Any = torch.empty_like(local_tensor, device="meta")
+    spec: Any = DTensor.from_local(template, *place, **options)
+    return DTensor(local_tensor, spec._spec, requires_grad=False)  # pyright: ignore
 
 
 def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: Any) -> Tensor:
