@@ -30,7 +30,10 @@ def mixed(module: nn.Module) -> Any:
     """Return 8-bit Muon and AdamW."""
     matrices = [param for param in module.parameters() if param.dim() == 2]
     vectors = [param for param in module.parameters() if param.dim() == 1]
-    groups = [{"params": matrices, "rule": "Muon", "lr": 0.02}, {"params": vectors, "rule": "AdamW"}]
+    groups = [
+        {"params": matrices, "rule": "Muon", "lr": 0.02},
+        {"params": vectors, "rule": "AdamW"},
+    ]
     return optim.Mixed(groups, state_storage="8bit")
 
 
