@@ -162,7 +162,7 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     names = sys.argv[5:] or list(CASES)
-    print(json.dumps({name: CASES[name](count, Path(folder)) for name in names}))
+    print(json.dumps({name: CASES[name](count, Path(folder)) for name in names}))  # noqa: T201
     distributed.destroy_process_group()
 
 

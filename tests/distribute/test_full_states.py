@@ -184,4 +184,5 @@ def test_offloaded_dtensors_have_the_bits_of_others(
 def test_files_offload_and_memory_on_ranks(count: int, tmp_path: Path) -> None:
     for report in run_ranks(SCRIPT, tmp_path, count, str(tmp_path)):
         for case, results in report.items():
-            assert results and all(results.values()), (case, results)
+            assert results, case
+            assert all(results.values()), (case, results)
