@@ -108,6 +108,13 @@ def test_an_offloaded_state_is_on_the_cpu_beside_copies() -> None:
     assert here["weights"] == 2 * size
 
 
+def test_a_trillion_parameters_take_no_memory() -> None:
+    param = nn.Parameter(torch.empty(10**6, 10**6, dtype=BFLOAT, device="meta"))
+    use = optim.memory([param], "AdamW", weights="split", state_storage="8bit")
+    assert round(use.per_parameter, 6) == 7.25
+    assert optim.memory([param], "SOAP", state_dtype=FLOAT).total > 10**13
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "match"),
     [

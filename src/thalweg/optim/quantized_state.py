@@ -34,6 +34,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim import state_mismatch
 from thalweg.optim.dtensor_params import cuts_blocks, has_positions, locals_of, positions_of
+from thalweg.optim.state_mismatch import members_here
 from thalweg.variable import TRAINED, dtype_name
 
 _RESTS = (CORRECTION, MASTER)  # what there may be of a weight beside the parameter
@@ -244,8 +245,7 @@ def fit_storage(
         return saved_state
     problems, states, unrecorded = list[str](), dict(saved_state["state"]), list[object]()
     for place, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
-        members = state_mismatch.members_here(optimizer, group, saved_group)
-        saved_storage = saved_storages[place]
+        members, saved_storage = members_here(optimizer, group, saved_group), saved_storages[place]
         for param, key, title in members:
             if isinstance(entries := states.get(key), Mapping):
                 arguments = param, title, saved_storage, problems, unrecorded

@@ -61,9 +61,10 @@ def _fetch(optimizer: Any, param: Tensor) -> None:
     with importing:
         from thalweg._engines.offload import Prefetch
     grad: Any = param.grad
-    param.grad = None
     waiting = optimizer.step_cache.fetching
+    # An interruption here loses no gradient.
     waiting.append((param, grad, Prefetch(grad, param)))
+    param.grad = None
     Variable._execution_engine.queue_callback(partial(apply_fetched, optimizer))  # pyright: ignore
     while waiting and waiting[0][2].has_arrived():
         _apply_first(optimizer)
@@ -77,7 +78,9 @@ def apply_fetched(optimizer: Any) -> None:
 
 def _apply_first(optimizer: Any) -> None:
     """Apply the gradient that was fetched first; if that fails, it becomes `param.grad` again."""
-    param, param.grad, _ = optimizer.step_cache.fetching.popleft()
+    waiting = optimizer.step_cache.fetching
+    param, param.grad, _ = waiting[0]
+    waiting.popleft()
     optimizer._apply_alone(param)
 
 
