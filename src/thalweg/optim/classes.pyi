@@ -129,8 +129,9 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -254,8 +255,9 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -377,8 +379,9 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -502,8 +505,9 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -625,8 +629,9 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -746,8 +751,9 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -867,8 +873,9 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -994,8 +1001,9 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1118,8 +1126,9 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1231,8 +1240,9 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1354,8 +1364,9 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1474,8 +1485,9 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with

@@ -310,14 +310,14 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
         """Return the sub-step of a rule."""
-        part = self._part_of(rule, share.places[0], parts)
+        part = self.part_of(rule, share.places[0], parts)
         return _SubStep(
             share,
             part,
             TorchStepAdapter(self, part, [param for _, param in share.pairs], share.places),
         )
 
-    def _part_of(self, rule: Rule, place: int, parts: dict[Rule, ParamState]) -> ParamState:
+    def part_of(self, rule: Rule, place: int, parts: dict[Rule, ParamState]) -> ParamState:
         """Return the state of a rule, for the class of a group; create it in `parts` if missing."""
         if rule not in parts:
             # Options may have chosen other rules since the last step.

@@ -229,14 +229,14 @@ def _make_state(optimizer: Any) -> dict[Tensor, dict[str, Any]]:
     """Return the state of trainable parameters on the device "meta" after their first step."""
     shares: list[tuple[ParamState, list[Tensor]]] = []
     if isinstance(optimizer, RuleOptimizer):
-        part, params, _ = cast("Any", optimizer)._whole()
+        part, params, _ = cast("Any", optimizer).whole_state()
         shares.append((part, params))
     else:
         trainable = [param for param in params_of(optimizer.param_groups) if param.requires_grad]
         gradients = {id(param): param for param in trainable}
         for rule, share in optimizer._shares(gradients).items():
             params = [param for _, param in share.pairs]
-            shares.append((optimizer._part_of(rule, share.places[0], {}), params))
+            shares.append((optimizer.part_of(rule, share.places[0], {}), params))
     state: dict[Tensor, dict[str, Any]] = defaultdict(dict)
     for part, params in shares:
         part.targets(state, params, False)

@@ -131,8 +131,9 @@ class SGD(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -244,8 +245,9 @@ class Momentum(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -359,8 +361,9 @@ class MomentumW(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -474,8 +477,9 @@ class Adam(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -587,8 +591,9 @@ class LazyAdam(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -702,8 +707,9 @@ class AdamW(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -815,8 +821,9 @@ class Adamax(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -930,8 +937,9 @@ class Nadam(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1043,8 +1051,9 @@ class Adagrad(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1158,8 +1167,9 @@ class AdagradDA(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1271,8 +1281,9 @@ class Adadelta(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1387,8 +1398,9 @@ class RMSprop(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1508,8 +1520,9 @@ class Ftrl(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1623,8 +1636,9 @@ class ProximalAdagrad(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1736,8 +1750,9 @@ class ProximalGradientDescent(RuleOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with

@@ -114,8 +114,9 @@ class AdamWKin(ModernOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -227,8 +228,9 @@ class AdamWCoupled(AdamWKin):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -340,8 +342,9 @@ class AdamWDecoupled(AdamWKin):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -453,8 +456,9 @@ class AdamWIndependent(AdamWKin):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -566,8 +570,9 @@ class AdamWCautiousDecay(AdamWKin):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -679,8 +684,9 @@ class NAdamW(AdamWKin):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -792,8 +798,9 @@ class CautiousAdamW(AdamWKin):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -905,8 +912,9 @@ class StableAdamW(ModernOptimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
