@@ -51,12 +51,12 @@ def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> T
     mesh: Any = param
     full = param if like is None else like
     options: Any = {"run_check": False, "shape": full.shape, "stride": full.stride()}
-    place = mesh.device_mesh, mesh.placements
+    mesh_placements = mesh.device_mesh, mesh.placements
     if local_tensor.is_meta or local_tensor.device.type == mesh.device_mesh.device_type:
-        return DTensor.from_local(local_tensor, *place, **options)
+        return DTensor.from_local(local_tensor, *mesh_placements, **options)
     # Offloaded: `from_local` would move the part to the device of the mesh.
     template: Any = torch.empty_like(local_tensor, device="meta")
-    spec: Any = DTensor.from_local(template, *place, **options)
+    spec: Any = DTensor.from_local(template, *mesh_placements, **options)
     return DTensor(local_tensor, spec._spec, requires_grad=False)  # pyright: ignore
 
 

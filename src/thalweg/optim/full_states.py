@@ -98,15 +98,15 @@ def _cut(full: Tensor, param: Any, slot: Slot) -> Tensor:
     return _part_of(full, param, param)
 
 
-def _part_of(full: Tensor, param: Any, like: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, placed as a parameter, with the shape of `like`."""
-    if full.shape != like.shape:
+def _part_of(full: Tensor, param: Any, template: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, placed as a parameter, with the shape of `template`."""
+    if full.shape != template.shape:
         return full
     from thalweg.distribute.sharding.shard_index import sharded_tensor
 
-    index = sharded_tensor(param)._replace(shape=like.shape).shard(_coordinate(param))
+    index = sharded_tensor(param)._replace(shape=template.shape).shard(_coordinate(param))
     part = index.read(full.detach()).to(local(param).device, copy=True)
-    return beside(part.contiguous(), param, like)
+    return beside(part.contiguous(), param, template)
 
 
 def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
