@@ -27,12 +27,12 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 import thalweg
 from attack import clock
@@ -42,6 +42,7 @@ from attack.torch_trainings import encode_all
 from failing_callable import NOT_TAKEN
 from interruptions import block_switches, outcome
 from thalweg import IndexedSlices, Pass, Rule, Stage, Variable, _graph, diagnostics, optim
+from thalweg._core.dtensor import local
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
 
@@ -233,11 +234,36 @@ def swapping() -> Training:
     return Training(step, lambda: state_of(opt))
 
 
-def loading(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> Any:
-    """States of two moments of a training, one after the other."""
+@cache
+def one_rank() -> Any:
+    """Return a mesh of this process alone."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    return init_device_mesh("cpu", (1,))
+
+
+def on_mesh(param: Tensor) -> Any:
+    """Return a parameter as a DTensor with its dtype and shape."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    return DTensor.from_local(param.detach(), one_rank(), [Shard(0)]).requires_grad_()
+
+
+def loading(
+    make: Callable[[Any], Any], dtype: torch.dtype = torch.float32, is_cut: bool = False
+) -> Any:
+    """States of two moments of a training, one after the other.
+
+    Args:
+        make: Returns the optimizer of parameters.
+        dtype: The dtype of the parameters.
+        is_cut: Whether they are loaded into an optimizer of DTensors.
+    """
 
     def build() -> Training:
-        params = parameters(dtype)
+        params = parameters(dtype)[: 3 if is_cut else None]
         opt = make(params)
         checkpoints: list[Any] = []
         for number in range(5):
@@ -246,6 +272,9 @@ def loading(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> A
             opt.step()
             opt.param_groups[0]["lr"] = 0.01 * (number + 1)
             checkpoints.append(copy.deepcopy(opt.state_dict()))
+        if is_cut:
+            params = list(map(on_mesh, params))
+            opt = make(params)
 
         def state() -> list[Tensor]:
             states = [dict(sorted(opt.state[param].items())) for param in params]
@@ -253,7 +282,7 @@ def loading(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> A
             numbers = torch.tensor([group["lr"], group.get("folded", 0)])
             # Between two sums of gradients, their entry is the number 0.
             values = [torch.as_tensor(value) for slots in states for value in slots.values()]
-            return [*params, *values, numbers]
+            return [*map(local, [*params, *values]), numbers]
 
         return Training(lambda number: opt.load_state_dict(checkpoints[2 + number % 3]), state)
 
@@ -574,6 +603,11 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "optim load": loading(
         lambda params: optim.Adam(params, 0.01, masters=True, ema_decay=0.9, accumulate=2),
         torch.bfloat16,
+    ),
+    "optim load parts": loading(
+        lambda params: optim.AdamW(params, 0.01, state_storage="8bit", weights="split"),
+        torch.bfloat16,
+        is_cut=True,
     ),
     "optim load tensorflow": loading(
         lambda params: optim.tensorflow.Adam(params, 0.01, ema_decay=0.9, accumulate=2)

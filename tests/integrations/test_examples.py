@@ -38,21 +38,18 @@ def test_example_script_learns(name: str, package: str) -> None:
     assert final < first / 2
 
 
-def losses_of_ranks(count: int, folder: Path) -> list[float]:
-    """Return the losses that the example prints on some ranks; they begin at a checkpoint."""
-    script = EXAMPLES / "gpt_torchrun.py"
-    launch = (
-        "-m torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(count),
-        str(script),
-        str(folder),
-    )
-    options = "--steps", "12", "--save-every", "6"
-    process = run(*launch, *options, timeout=240, OMP_NUM_THREADS="1")
+def run_ranks(count: int, script: str, *arguments: str) -> list[str]:
+    """Run an example on some ranks and return the lines that it prints."""
+    launch = "-m torch.distributed.run", "--standalone", "--nproc-per-node", str(count)
+    process = run(*launch, str(EXAMPLES / script), *arguments, timeout=280, OMP_NUM_THREADS="1")
     assert process.returncode == 0, process.stderr
-    return [float(line.rpartition(" ")[2]) for line in process.stdout.splitlines()]
+    return process.stdout.splitlines()
+
+
+def losses_of_ranks(count: int, folder: Path) -> list[float]:
+    """Return the losses that the GPT prints on some ranks; they begin at a checkpoint."""
+    lines = run_ranks(count, "gpt_torchrun.py", str(folder), "--steps", "12", "--save-every", "6")
+    return [float(line.rpartition(" ")[2]) for line in lines]
 
 
 @pytest.mark.slow
@@ -66,3 +63,15 @@ def test_gpt_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
     page = run("-m thalweg", "report", str(tmp_path / "resumed-1" / "run.jsonl"))
     assert page.returncode == 0, page.stderr
     assert "blocks.1.qkv.weight" in (tmp_path / "resumed-1" / "run.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_training_in_half_the_memory_resumes_on_one_rank_to_the_bit(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    lines = [
+        run_ranks(count, "half_the_memory.py", str(tmp_path / name), str(steps))[-1]
+        for count, name, steps in ((2, "straight", 4), (2, "stopped", 2), (1, "stopped", 4))
+    ]
+    straight, _, resumed = (line.partition(": ")[2] for line in lines)
+    assert straight == resumed
+    assert lines[2].startswith("steps 2 to 4")

@@ -52,6 +52,10 @@ class Device:
         self._memory += [tensor.untyped_storage() for tensor in _tensors_of(remote)]
         return remote
 
+    def adopt(self, tensor: Tensor) -> None:
+        """Have a tensor count as remote."""
+        self._memory.append(tensor.untyped_storage())
+
     def has(self, tensor: Any, device: torch.device) -> bool:
         """Return whether a tensor is remote; replaces `layout.is_far`."""
         addresses = {storage.data_ptr() for storage in self._memory} - {0}
@@ -504,12 +508,56 @@ def test_state_is_loaded_to_its_device() -> None:
     ("options", "error", "message"),
     [
         ({"state_device": "cuda"}, InvalidArgumentError, "state_device must be None or 'cpu'"),
-        ({**ON_CPU, "in_backward": True}, InvalidArgumentError, "choose one"),
     ],
 )
 def test_bad_arguments_raise(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         optim.Adam(params_of(torch.float32), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"masters": True}, {"ema_decay": 0.9}], ids=str)
+@pytest.mark.parametrize("name", ["Adam", "tensorflow"])
+def test_gradients_are_applied_while_others_are_computed(
+    device: Device, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transfer of a gradient ends when that of the third one after it has begun."""
+    dtype = torch.bfloat16 if "masters" in options else torch.float32
+    host = [torch.nn.Parameter(torch.linspace(-1, 1, 24).to(dtype)) for _ in range(6)]
+    remote = [torch.nn.Parameter(device.take(param)) for param in host]
+    begun: list[far.Prefetch] = []
+    init = far.Prefetch.__init__
+
+    def begin(self: far.Prefetch, grad: Tensor, param: Tensor) -> None:
+        init(self, grad, param)
+        device.adopt(grad)
+        grad.untyped_storage().fill_(255)  # NaN, for the step is to read the copy
+        begun.append(self)
+
+    monkeypatch.setattr(far.Prefetch, "__init__", begin)
+    most_waiting = 0
+
+    def has_arrived(self: far.Prefetch) -> bool:
+        nonlocal most_waiting
+        most_waiting = max(most_waiting, len(optimizers[1].step_cache.fetching))
+        return begun.index(self) + 3 < len(begun)
+
+    monkeypatch.setattr(far.Prefetch, "has_arrived", has_arrived)
+    optimizers = [
+        MAKERS[name](host, in_backward=True, **options),
+        MAKERS[name](remote, in_backward=True, **ON_CPU, **options),
+    ]
+    for number in range(3):
+        for values in (host, remote):
+            # A second backward pass before a step adds another update.
+            for _ in range(2 if number == 1 else 1):
+                sum(((x * (number + 1)).sin().sum() for x in values), torch.zeros(())).backward()
+            assert not any(param.grad is not None for param in values)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert len(begun) == 4 * 6
+    assert most_waiting == 4
+    for tensors_of in (params, slots):
+        assert_same(*([tensor.detach() for tensor in tensors_of(opt)] for opt in optimizers))
 
 
 def test_unsupported_steps_raise(device: Device) -> None:

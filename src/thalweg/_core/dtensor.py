@@ -50,14 +50,14 @@ def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> T
 
     mesh: Any = param
     full = param if like is None else like
-    return DTensor.from_local(
-        local_tensor,
-        mesh.device_mesh,
-        mesh.placements,
-        run_check=False,
-        shape=full.shape,
-        stride=full.stride(),
-    )
+    options: Any = {"run_check": False, "shape": full.shape, "stride": full.stride()}
+    mesh_placements = mesh.device_mesh, mesh.placements
+    if local_tensor.is_meta or local_tensor.device.type == mesh.device_mesh.device_type:
+        return DTensor.from_local(local_tensor, *mesh_placements, **options)
+    # Offloaded: `from_local` would move the part to the device of the mesh.
+    template: Any = torch.empty_like(local_tensor, device="meta")
+    spec: Any = DTensor.from_local(template, *mesh_placements, **options)
+    return DTensor(local_tensor, spec._spec, requires_grad=False)  # pyright: ignore
 
 
 def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: Any) -> Tensor:
@@ -68,6 +68,9 @@ def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: A
 
     mesh, full = cast("Any", param), cast("Any", dtensors).full
     placements = slot_placements(mesh.placements, len(shape))
+    if param.is_meta:  # `full` allocates on the device of the mesh
+        empty = torch.empty(shape, dtype=dtype, device="meta")
+        return dtensors.distribute_tensor(empty, mesh.device_mesh, placements, src_data_rank=None)
     return full(shape, number, dtype=dtype, device_mesh=mesh.device_mesh, placements=placements)
 
 

@@ -104,8 +104,10 @@ def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
     """
     shape = likeness_of(codec, param).shape
     shapes = (codec.bytes_of(param.numel()),), codec.shape_of_rows(param.shape)
-    is_other = records.shape != shape and tuple(records.shape) in shapes and records.is_contiguous()
-    return records.detach().view(shape) if is_other and not is_on_mesh(records) else records
+    is_known = records.shape != shape and tuple(records.shape) in shapes
+    has_bytes = records.numel() == shape.numel() and records.is_contiguous()
+    can_view = is_known and has_bytes and not is_on_mesh(records)
+    return records.detach().view(shape) if can_view else records
 
 
 def shape_entry(param: Tensor) -> Tensor:

@@ -24,6 +24,47 @@ from thalweg.indexed_slices import IndexedSlices, values_of
 RUN = 1 << 25  # bytes of the variables of a run
 
 
+class Prefetch:
+    """Transfer of a gradient to the CPU that starts before the step.
+
+    The gradient keeps it as an attribute, and the step uses it if the gradient has not changed.
+
+    Args:
+        grad: A dense gradient.
+        param: The parameter, whose strides the copy has.
+
+    Attributes:
+        buffer: The copy on the CPU.
+        event: The CUDA event of the transfer; None for a gradient that is not on a GPU.
+    """
+
+    def __init__(self, grad: Tensor, param: Tensor) -> None:
+        source, self.event = grad.detach(), None
+        options: Any = {"dtype": grad.dtype, "device": "cpu", "pin_memory": grad.is_cuda}
+        self.buffer = torch.empty_like(param.detach(), **options)
+        self._version = grad._version
+        if grad.is_cuda:
+            stream = _transfer_stream(grad.device)
+            stream.wait_stream(torch.cuda.current_stream(grad.device))
+            with torch.cuda.stream(stream):
+                self.buffer.copy_(source, non_blocking=True)
+                self.event = stream.record_event()
+            source.record_stream(stream)
+        else:
+            self.buffer.copy_(source)
+        grad._thalweg_prefetch = self  # pyright: ignore[reportAttributeAccessIssue]
+
+    def has_arrived(self) -> bool:
+        """Return whether the transfer is complete."""
+        return self.event is None or self.event.query()
+
+    @staticmethod
+    def of(grad: Any) -> Prefetch | None:
+        """Return the transfer of an unchanged gradient, or None."""
+        prefetch = getattr(grad, "_thalweg_prefetch", None)
+        return prefetch if prefetch and prefetch._version == grad._version else None
+
+
 class OffloadLink:
     """Memory on the variable's device for transfers between a variable and its copy.
 
@@ -54,6 +95,8 @@ class OffloadLink:
         """
         if isinstance(grad, IndexedSlices) or not layout.is_far(grad, self._var.device):
             return grad
+        if (prefetch := Prefetch.of(grad)) is not None:
+            return prefetch.buffer
         if self._gradient is None or self._gradient.dtype != grad.dtype:
             self._gradient = empty_transfer_tensor(self._var, grad)
         return self._gradient.copy_(grad.detach(), non_blocking=grad.is_cuda)
@@ -129,8 +172,12 @@ class OffloadTransfers:
     def _fetch_gradients(self, gradients: list[Any]) -> None:
         """Start the transfers, run by run; replace the gradients, and record an event per run."""
         streams: dict[torch.device, Any] = {}
+        arrivals: list[Any] = []
         for index, link in self._links.items():
-            device = values_of(gradients[index]).device
+            prefetch, device = Prefetch.of(gradients[index]), values_of(gradients[index]).device
+            if prefetch is not None:
+                device = prefetch.buffer.device
+                arrivals += [] if prefetch.event is None else [prefetch.event]
             if device.type == "cuda" and device not in streams:
                 streams[device] = _transfer_stream(device)
                 streams[device].wait_stream(torch.cuda.current_stream(device))
@@ -138,7 +185,7 @@ class OffloadTransfers:
                 gradients[index] = link.fetch_gradient(gradients[index])
             if index in self.runs and self.runs[index] != self.runs.get(index + 1):
                 events = [stream.record_event() for stream in streams.values()]
-                self._events[self.runs[index]] = events
+                self._events[self.runs[index]], arrivals = [*arrivals, *events], []
 
     def take_share(self, request: StepRequest, members: Sequence[int]) -> StepRequest:
         """Return the request of some variables, which reads no copies of other devices."""

@@ -155,7 +155,7 @@ def _copy_training(
     slots = slots_of(optimizer)
     shards = None if slots is None else slots.parts
     ranks = None if shards is None else shards.ranks
-    if any_on_mesh(named_tensors.values()):
+    if any_on_mesh(named_tensors.values()) or getattr(optimizer, "is_on_mesh", False):
         # DTensors exist only if torch.distributed is available.
         from thalweg.distribute.process_group import Ranks
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import writable
+from thalweg._base.locks import importing
 from thalweg._core import state
 from thalweg._core.atomic_section import Call
+from thalweg._core.dtensor import any_on_mesh, is_on_mesh
 from thalweg._core.options.master_weights import Masters
 from thalweg._core.options.split_weights import SplitWeights
 from thalweg._core.options.state_storage import StateCodec
@@ -96,6 +98,11 @@ class TorchOptimizerAdapter:
                 Parameters that are missing here keep their values.
         """
         self._converts, self._file_values = True, values
+
+    @property
+    def is_on_mesh(self) -> bool:
+        """True if parameters are DTensors, so that all ranks save and restore together."""
+        return any_on_mesh(params_of(self.optimizer.param_groups))
 
     def _locked(self) -> AbstractContextManager[Any]:
         if not self._is_fused:
@@ -386,6 +393,11 @@ def _is_number(option: object) -> bool:
 
 
 def _copy_value(entry: object, name: str) -> Any:
+    """Return a copy of a value, or an alias in `uncopied`; of a DTensor the full tensor."""
+    if is_on_mesh(entry):
+        with importing:
+            from thalweg.optim.full_states import gathered
+        return gathered(cast("Tensor", entry))
     return (
         state.taken(entry, name) if isinstance(entry, Tensor) else _map_tensors(entry, state.taken)
     )

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from thalweg.optim.layout_decisions import MatrixLayouts, ParamLayout, matrix_layouts
     from thalweg.optim.lion import Lion
     from thalweg.optim.matrix_selection import hidden_matrices
+    from thalweg.optim.memory_use import MemoryRow, MemoryUse, memory
     from thalweg.optim.mixed import Mixed
     from thalweg.optim.modern.adafactor_hf import AdafactorHF
     from thalweg.optim.modern.adamw import (
@@ -93,6 +94,8 @@ __all__ = [
     "Lion",
     "MatrixLayout",
     "MatrixLayouts",
+    "MemoryRow",
+    "MemoryUse",
     "Mixed",
     "Muon",
     "MuonH",
@@ -116,12 +119,16 @@ __all__ = [
     "hidden_matrices",
     "lr_scheduler",
     "matrix_layouts",
+    "memory",
     "swa_utils",
     "tensorflow",
 ]
 _HOMES = {
     **HOMES,
+    "MemoryRow": "memory_use",
+    "MemoryUse": "memory_use",
     "Mixed": "mixed",
+    "memory": "memory_use",
     "full_precision": "precision_conversion",
     "RuleOptimizer": "rule_optimizer",
     "hidden_matrices": "matrix_selection",

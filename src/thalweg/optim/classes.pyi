@@ -130,8 +130,9 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -259,8 +260,9 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -386,8 +388,9 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -515,8 +518,9 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -642,8 +646,9 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -767,8 +772,9 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -892,8 +898,9 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1023,8 +1030,9 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1151,8 +1159,9 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1268,8 +1277,9 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1395,8 +1405,9 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -1519,8 +1530,9 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with

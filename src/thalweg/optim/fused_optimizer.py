@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
@@ -159,6 +160,8 @@ class StepCache:
         self.heard: dict[int, Any] = {}
         self.places: dict[int, int] = {}
         self.single_param_states: dict[int, dict[Rule, ParamState]] = {}
+        # Parameters, and gradients whose transfers have started in a backward pass.
+        self.fetching: deque[tuple[Tensor, Tensor, Any]] = deque()
         self.has_applied_grads = False  # True if a backward pass applied gradients since the step
         self.progress: Sequence[str] = ()  # notes about the present step, for its errors
         self.is_folded = False  # True if the present step added its gradients to the sums
@@ -674,6 +677,10 @@ class FusedOptimizer(GradScalerMixin):
         cache = self.step_cache
         if loss is not None:
             self._note_loss(loss)
+        if cache.fetching:
+            with importing:
+                from thalweg.optim.step_in_backward import apply_fetched
+            apply_fetched(self)
         with cache._lock:
             may_replay = closure is not None or bool(cache.due_substeps) or cache.changes.needs_plan
             if may_replay and self.step_options.accumulate == 1 and self._try_replay():

@@ -317,21 +317,25 @@ class FusedTorchOptimizer(FusedOptimizer):
             self.step_cache.changes.note_planned(gradients, trainable)
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
-        """Return the sub-step of a rule; create its state in `parts` if there is none."""
-        if rule not in parts:
-            # Options may have chosen other rules since the last step.
-            for stale_rule in parts.keys() - self._rules():
-                del parts[stale_rule]
-            kinds, blocks = self.step_options.kinds, self.step_cache.blocks
-            kind = self._kind_of(self.param_groups[share.places[0]])
-            numbers = self._numbers(rule, kind)
-            parts[rule] = ParamState(rule, numbers, kind._has_python_scalars, kinds, blocks)
-        part = parts[rule]
+        """Return the sub-step of a rule."""
+        part = self.part_of(rule, share.places[0], parts)
         return _SubStep(
             share,
             part,
             TorchStepAdapter(self, part, [param for _, param in share.pairs], share.places),
         )
+
+    def part_of(self, rule: Rule, place: int, parts: dict[Rule, ParamState]) -> ParamState:
+        """Return the state of a rule, for the class of a group; create it in `parts` if missing."""
+        if rule not in parts:
+            # Options may have chosen other rules since the last step.
+            for stale_rule in parts.keys() - self._rules():
+                del parts[stale_rule]
+            kinds, blocks = self.step_options.kinds, self.step_cache.blocks
+            kind = self._kind_of(self.param_groups[place])
+            numbers = self._numbers(rule, kind)
+            parts[rule] = ParamState(rule, numbers, kind._has_python_scalars, kinds, blocks)
+        return parts[rule]
 
     def _are_ours(self, steps: Sequence[_SubStep]) -> bool:
         """Return whether the engines support the whole step."""

@@ -14,10 +14,11 @@ from torch import Tensor
 from thalweg._base.context_managers import host_allocations
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
+from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
 from thalweg._core.options.spikes import SpikeActions
 from thalweg._core.options.update_targets import ENCODED_SHAPE, MASTER, StateStorage
-from thalweg._core.param_groups import Group, states_of
+from thalweg._core.param_groups import Group, params_of, states_of
 from thalweg._core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.optim import state_mismatch
@@ -134,7 +135,7 @@ def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
             for param in group["params"]:
                 slots = optimizer.base_rule(group, param).slots
                 kinds.widen_slots(twin.state.get(param, {}), slots, param)
-    _give_back_numbers(twin, saved_state)
+    _give_back_numbers(twin, optimizer, saved_state)
     for group in twin.param_groups:
         for param in group["params"]:
             fit_slots(twin, kinds, group, param, twin.state.get(param, {}))
@@ -180,7 +181,8 @@ def fitted(
     values: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
     """Return a state with slots and random bits as an optimizer keeps them, and append warnings to
-    notes; see `quantized_state.fit_storage` and `rounding_state.fit_rounding`."""
+    notes; see `quantized_state.fit_storage`, `rounding_state.fit_rounding` and
+    `full_states.cut_state`."""
     groups = saved_state["param_groups"]
     if any("round" in group or "seed" in group for group in groups):
         with importing:
@@ -190,7 +192,11 @@ def fitted(
     if optimizer.encodes_slots() or any(group.get("state_storage") is not None for group in groups):
         with importing:
             from thalweg.optim.quantized_state import fit_storage
-        return fit_storage(optimizer, saved_state, notes, convert, values or {})
+        saved_state = fit_storage(optimizer, saved_state, notes, convert, values or {})
+    if any_on_mesh(params_of(optimizer.param_groups)):
+        with importing:
+            from thalweg.optim.full_states import cut_state
+        return cut_state(optimizer, saved_state)
     return saved_state
 
 
@@ -262,13 +268,11 @@ def _give_back_dtypes(
 ) -> None:
     """Restore the dtypes and devices that tensors of a state had before torch cast them.
 
-    Scalar slots stay as torch has cast them, without a master or split weights. With
-    `keeps_as_torch`, only sums of gradients are restored.
+    With `keeps_as_torch`, only sums of gradients are restored.
     """
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
-    for key, (group, param) in dict(zip(keys, members, strict=True)).items():
-        numbers = {slot.name for slot in twin.base_rule(group, param).scalar_slots}
+    for key, (_, param) in dict(zip(keys, members, strict=True)).items():
         for name, value in saved_state["state"].get(key, {}).items():
             loaded = twin.state[param].get(name)
             are_tensors = isinstance(loaded, Tensor) and isinstance(value, Tensor)
@@ -278,11 +282,7 @@ def _give_back_dtypes(
             needs_move = kinds.device is not None and loaded.device != home
             # `_without_slots` replaced a slot on another device by an empty tensor.
             must_replace = needs_move or loaded.shape != value.shape
-            is_wide = kinds.is_split or kinds.has_master(param)
-            is_torchs = name in numbers and not is_wide
-            if is_torchs and loaded.shape == value.shape:
-                twin.state[param][name] = loaded.to(home)
-            elif must_replace or (_is_kept(value) and loaded.dtype != value.dtype):
+            if must_replace or (_is_kept(value) and loaded.dtype != value.dtype):
                 dtype = value.dtype if _is_kept(value) else loaded.dtype
                 twin.state[param][name] = value.detach().to(home, dtype, copy=True)
 
@@ -292,18 +292,17 @@ def _is_kept(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.dtype == torch.uint8
 
 
-def _give_back_numbers(twin: Any, saved_state: Mapping[str, Any]) -> None:
+def _give_back_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]) -> None:
     """Restore dtypes that torch has cast, of scalar slots and of slots with a dtype of their own.
 
-    Nothing is restored for a rule that torch has, too.
+    Torch's loader casts all floating-point entries to the dtype of the parameter, except `step`. A
+    training would not continue with its bits.
     """
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in zip(keys, members, strict=True):
         entries, saved_entries = twin.state.get(param, {}), saved_state["state"].get(key, {})
-        if getattr(twin._kind_of(group)._torch, "_has_step", True):
-            continue
-        for slot in twin.base_rule(group, param).slots:
+        for slot in optimizer.wrapped_rule(group, param).slots:
             if not slot.scalar and slot.dtype is None:
                 continue
             value, loaded = saved_entries.get(slot.name), entries.get(slot.name)

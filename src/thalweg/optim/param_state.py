@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
-from thalweg._core.dtensor import beside, check_whole, filled_beside, local
+from thalweg._core.dtensor import beside, filled_beside, local
 from thalweg._core.grads_and_vars import as_real
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.update_targets import (
@@ -381,12 +381,8 @@ class ParamState:
         """
         if not self._kinds.stand_in:
             return params
-        option = "masters"
-        if self._kinds.device is not None:
-            option = "state_device"
-            check_whole(params, option)
         if any(param.is_complex() and self._kinds.is_away(param) for param in params):
-            raise NotImplementedError(f"{option} is not defined for complex parameters.")
+            raise NotImplementedError("state_device is not defined for complex parameters.")
         stand_ins = self._stand_ins
         if is_unchanged:
             targets = stand_ins.refresh_targets()

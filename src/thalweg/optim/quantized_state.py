@@ -34,6 +34,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim import state_mismatch
 from thalweg.optim.dtensor_params import cuts_blocks, has_positions, locals_of, positions_of
+from thalweg.optim.state_mismatch import members_here
 from thalweg.variable import TRAINED, dtype_name
 
 _RESTS = (CORRECTION, MASTER)  # what there may be of a weight beside the parameter
@@ -244,7 +245,7 @@ def fit_storage(
         return saved_state
     problems, states, unrecorded = list[str](), dict(saved_state["state"]), list[object]()
     for place, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
-        members, saved_storage = _members_of(optimizer, group, saved_group), saved_storages[place]
+        members, saved_storage = members_here(optimizer, group, saved_group), saved_storages[place]
         for param, key, title in members:
             if isinstance(entries := states.get(key), Mapping):
                 arguments = param, title, saved_storage, problems, unrecorded
@@ -269,13 +270,6 @@ def fit_storage(
     if unrecorded:
         notes.append(_unrecorded_message(unrecorded))
     return {**saved_state, "state": states}
-
-
-def _members_of(optimizer: Any, group: Group, saved_group: Group) -> list[tuple[Tensor, Any, Any]]:
-    """Return parameters, keys of their states and titles, as the optimizer matches them."""
-    if hasattr(optimizer, "rule"):
-        return state_mismatch.matched(group, saved_group, [])
-    return state_mismatch.members_of(group, saved_group)
 
 
 def _told(group: Mapping[str, Any], place: int) -> Storage:
@@ -367,7 +361,9 @@ def _rest_converted(
         records = torch.zeros(shard.numel(), dtype=torch.uint8, device=shard.device)
         if isinstance(master, Tensor) and master.shape == param.shape:
             is_upper = upper.dtype == torch.bfloat16 and upper.shape == master.shape
-            records = lower_of(_shard_of(master, param), local(upper) if is_upper else None)
+            records = lower_of(
+                _shard_of(master, param), _shard_of(upper, param) if is_upper else None
+            )
         return {CORRECTION: records_beside(SPLIT8, records, param)}
     value = rests.get(CORRECTION)
     if not kinds.has_master(param) or not isinstance(value, Tensor):

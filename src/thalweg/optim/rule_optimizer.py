@@ -159,13 +159,13 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _make(self) -> None:
         """Make the state that parameters lack."""
         with self.step_cache._lock, writable():
-            part, params, places = self._whole()
+            part, params, places = self.whole_state()
             part.targets(self.state, params, False)
             part.make(self.state, params, self._starts(params, places), self.homes_of(params))
             run(part.publishing())
             part.settle(self.state)
 
-    def _whole(self) -> tuple[ParamState, list[Tensor], list[int]]:
+    def whole_state(self) -> tuple[ParamState, list[Tensor], list[int]]:
         """Return the state of all parameters, the parameters, and the indices of their groups."""
         parts, rule = self.step_cache.parts, self.step_options.rule(self.rule)
         if rule not in parts:
@@ -209,7 +209,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
         """Take a step over all parameters with a gradient, or over a single one."""
-        part, params, places = self._whole()
+        part, params, places = self.whole_state()
         grads = self._gradients(params) if single_param is None else [single_param.grad]
         updated = params if single_param is None else [single_param]
         pairs = [pair for pair in zip(grads, updated, strict=True) if pair[0] is not None]
@@ -320,7 +320,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return reasons
 
     def _end_step(self) -> None:
-        part, params, places = self._whole()
+        part, params, places = self.whole_state()
         hooks = TensorFlowStepAdapter(self, part, params, places, [])
         hooks.read_hypers(params)
         hooks.ending = self._ending(GradientReport())

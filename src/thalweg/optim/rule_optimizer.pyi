@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 from thalweg._core.param_groups import Group
 from thalweg.formula import Rule
 from thalweg.optim.fused_optimizer import FusedOptimizer
+from thalweg.optim.param_state import ParamState
 
 class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     _exact: ClassVar[tuple[str, ...]]
@@ -129,8 +130,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
             state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back. None keeps state on the device of its parameter. Not with
-                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+                and new values back; with `in_backward`, during the backward pass. None keeps state
+                on the device of its parameter. In-place writes by `.data` are not detected with
+                "cpu".
             diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
                 has the sizes of each parameter's gradient, update and weight; or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
@@ -143,5 +145,6 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 `thalweg.optim.step_options`).
         """
     def rule_of(self, group: Group) -> Rule: ...
+    def whole_state(self) -> tuple[ParamState, list[Tensor], list[int]]: ...
     def rules_around(self, group: Group) -> set[Rule]: ...
     def load_state_dict(self, state_dict: dict[str, Any], *, convert: bool = False) -> None: ...

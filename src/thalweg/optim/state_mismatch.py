@@ -135,6 +135,13 @@ def matched(
     return [(param, keys[name], name) for param, name in pairs if name in keys]
 
 
+def members_here(optimizer: Any, group: Group, saved_group: Group) -> list[tuple[Tensor, Any, Any]]:
+    """Return parameters, keys of their states and titles, as the optimizer matches them."""
+    if hasattr(optimizer, "rule"):
+        return matched(group, saved_group, [])
+    return members_of(group, saved_group)
+
+
 def unmatched(
     names: Sequence[object], saved_names: Sequence[object], suffix: str = ""
 ) -> list[str]:

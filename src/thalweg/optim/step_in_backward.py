@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor
+from torch.autograd import Variable
 
+from thalweg._base.locks import importing
 from thalweg._core.dtensor import check_whole
 from thalweg.errors import InvalidArgumentError
 
@@ -38,10 +42,46 @@ def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
     def apply(param: Tensor) -> None:
         updater = optimizer()
         # A second hook of one parameter, after an interruption, finds no gradient.
-        if updater is not None and param.grad is not None and place_of(updater, param) is not None:
+        if updater is None or param.grad is None or place_of(updater, param) is None:
+            return
+        if updater.step_options.kinds.is_away(param) and param.grad.layout == torch.strided:
+            _fetch(updater, param)
+        else:
             updater._apply_alone(param)
 
     return apply
+
+
+def _fetch(optimizer: Any, param: Tensor) -> None:
+    """Start the transfer of a gradient to the CPU, and apply those that have arrived.
+
+    The CPU thus updates parameters while the GPU computes further gradients. The rest is applied at
+    the end of the backward pass. `param.grad` becomes None.
+    """
+    with importing:
+        from thalweg._engines.offload import Prefetch
+    grad: Any = param.grad
+    waiting = optimizer.step_cache.fetching
+    # An interruption here loses no gradient.
+    waiting.append((param, grad, Prefetch(grad, param)))
+    param.grad = None
+    Variable._execution_engine.queue_callback(partial(apply_fetched, optimizer))  # pyright: ignore
+    while waiting and waiting[0][2].has_arrived():
+        _apply_first(optimizer)
+
+
+def apply_fetched(optimizer: Any) -> None:
+    """Apply all gradients whose transfers have started, in their order."""
+    while optimizer.step_cache.fetching:
+        _apply_first(optimizer)
+
+
+def _apply_first(optimizer: Any) -> None:
+    """Apply the gradient that was fetched first; if that fails, it becomes `param.grad` again."""
+    waiting = optimizer.step_cache.fetching
+    param, param.grad, _ = waiting[0]
+    waiting.popleft()
+    optimizer._apply_alone(param)
 
 
 def place_of(optimizer: Any, param: Tensor) -> int | None:

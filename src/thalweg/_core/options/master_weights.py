@@ -9,8 +9,7 @@ from torch import Tensor
 
 from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
-from thalweg._core.options.base import Option, Others
-from thalweg._core.options.step_in_backward import InBackward
+from thalweg._core.options.base import Option
 from thalweg._core.options.update_targets import MASTER
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import STORED
@@ -70,8 +69,8 @@ class Offload(Option):
 
     Attributes:
         state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it, and
-            new values back. None keeps state on the device of its parameter. Not with
-            `in_backward`. In-place writes by `.data` are not detected with "cpu".
+            new values back; with `in_backward`, during the backward pass. None keeps state on the
+            device of its parameter. In-place writes by `.data` are not detected with "cpu".
     """
 
     changes_state = True
@@ -81,11 +80,4 @@ class Offload(Option):
         if self.state_device not in (None, "cpu"):
             raise InvalidArgumentError(
                 f"state_device must be None or 'cpu', not {show_value(self.state_device)}."
-            )
-
-    def check_beside(self, options: Others) -> None:
-        if options.of(InBackward).in_backward:
-            raise InvalidArgumentError(
-                "state_device='cpu' updates all parameters in one step, and in_backward=True each"
-                " by itself: choose one."
             )

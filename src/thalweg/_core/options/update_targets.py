@@ -129,7 +129,7 @@ class UpdateTargets:
         # Offloaded parameters with their targets; by `id`, their versions when both were equal, and
         # the stand-ins of those without a master.
         self._offloaded: list[tuple[Tensor, Tensor]] = []
-        self._versions: dict[int, int] = {}
+        self._versions: dict[int, tuple[int, int]] = {}
         self._stand_ins: dict[int, tuple[Tensor, Any, Tensor]] = {}
 
     def stand_for(self, params: Sequence[Tensor], state: Mapping[Tensor, Any]) -> list[Tensor]:
@@ -172,28 +172,28 @@ class UpdateTargets:
         if cached is not None and cached[0] is param and _lies_at(param, cached[1]):
             return cached[2]
         # A parameter with gaps has contiguous slots, so the order of its copy must be the same.
-        memory_format = torch.preserve_format if layout.is_dense(param) else torch.contiguous_format
+        shard = local(param).detach()
+        memory_format = torch.preserve_format if layout.is_dense(shard) else torch.contiguous_format
         device = self._storage.device
-        stand_in = torch.empty_like(
-            param, device=device, pin_memory=param.is_cuda, memory_format=memory_format
+        part = torch.empty_like(
+            shard, device=device, pin_memory=shard.is_cuda, memory_format=memory_format
         )
-        stand_in = stand_in.detach().copy_(param.detach())
+        stand_in = beside(part.copy_(shard), param)
         self._stand_ins[id(param)] = param, _memory_key(param), stand_in
-        self._versions[id(param)] = param._version
+        self._versions[id(param)] = _version_of(param)
         return stand_in
 
     def refresh_targets(self) -> list[Tensor]:
         """Copy user writes to offloaded parameters to their targets, and return all targets."""
         for param, target in self._offloaded:
-            version = param._version
+            version = _version_of(param)
             if version != self._versions.get(id(param)):
-                layout.check_memory(param, f"'{name_of(param)}'")
-                layout.check_memory(target, f"What stands for '{name_of(param)}'")
-                new_weights = param.detach().to(target.device)
-                target.copy_(
-                    new_weights
-                    if new_weights.dtype == target.dtype
-                    else resumed(target, new_weights)
+                shard, part = local(param).detach(), local(target)
+                layout.check_memory(shard, f"'{name_of(param)}'")
+                layout.check_memory(part, f"What stands for '{name_of(param)}'")
+                new_weights = shard.to(part.device)
+                part.copy_(
+                    new_weights if new_weights.dtype == part.dtype else resumed(part, new_weights)
                 )
                 self._versions[id(param)] = version
         return self._targets
@@ -201,10 +201,15 @@ class UpdateTargets:
     def settle(self) -> None:
         """Record the versions of offloaded parameters after a step has written them."""
         for param, _ in self._offloaded:
-            self._versions[id(param)] = param._version
+            self._versions[id(param)] = _version_of(param)
             # The constraint has changed the parameter alone: the next refresh copies its output.
             if variable_constraint(param) is not None:
                 del self._versions[id(param)]
+
+
+def _version_of(param: Tensor) -> tuple[int, int]:
+    """Return torch's counters of writes to a parameter, and to the local part of a DTensor."""
+    return param._version, local(param)._version
 
 
 def _memory_key(param: Tensor) -> tuple[object, object]:

@@ -1,0 +1,142 @@
+"""States of full tensors for DTensor parameters: each rank takes its part, or gathers all parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from thalweg._core.dtensor import beside, is_on_mesh, local
+from thalweg._core.options.update_targets import MASTER
+from thalweg._core.param_groups import Group
+from thalweg._core.quantized_slots import CODECS, codec_of, decode_tensor, likeness_of
+from thalweg._core.state import flaw, mismatch
+from thalweg.formula import Slot
+from thalweg.optim.dtensor_params import locals_of
+from thalweg.optim.state_mismatch import members_here, sizes
+
+
+def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state in which full tensors of DTensor parameters are DTensors of this rank's part.
+
+    All ranks have the full tensors, so none of them sends anything. Entries that do not fit their
+    parameter stay as they are.
+
+    Args:
+        optimizer: The optimizer.
+        saved_state: The state, of the right form, with slots in the storage of the optimizer.
+
+    Raises:
+        CheckpointMismatchError: Placements do not determine the elements of each rank.
+    """
+    groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
+    if sizes(groups) != sizes(saved_groups):  # the loader raises for them
+        return saved_state
+    states, problems = dict(saved_state["state"]), list[str]()
+    for group, saved_group in zip(groups, saved_groups, strict=True):
+        for param, key, title in members_here(optimizer, group, saved_group):
+            entries = cast("Mapping[str, Any]", states.get(key))
+            if not is_on_mesh(param) or not isinstance(entries, Mapping):
+                continue
+            slots = _slots_of(optimizer, group, param)
+            full = {n: x for n, x in entries.items() if n in slots and _is_full(x)}
+            if full and not _are_known(param):
+                problems.append(_unknown(param, title))
+                continue
+            states[key] = {**entries, **{n: _cut(x, param, slots[n]) for n, x in full.items()}}
+    if problems:
+        raise mismatch(problems, type(optimizer).__name__)
+    return {**saved_state, "state": states}
+
+
+def _are_known(param: Tensor) -> bool:
+    from thalweg.distribute.sharding.shard_index import are_known
+
+    return are_known(param)
+
+
+def _unknown(param: Any, title: object) -> str:
+    """Return why a full state cannot be cut like a parameter."""
+    placements = ", ".join(map(str, param.placements))
+    return (
+        f"'{title}' is a DTensor of shape {tuple(param.shape)}, whose placements ({placements})"
+        " do not determine the elements of each rank, and its state is of full tensors: load a"
+        " state of DTensors, such as by torch.distributed.checkpoint"
+    )
+
+
+def _is_full(entry: object) -> bool:
+    """Return whether an entry is a tensor with dimensions and memory, and no DTensor."""
+    if not isinstance(entry, Tensor) or is_on_mesh(entry):
+        return False
+    return entry.dim() > 0 and flaw(entry) is None
+
+
+def _slots_of(optimizer: Any, group: Group, param: Tensor) -> dict[str, Slot]:
+    """Return the slots of a parameter by name, with its master."""
+    has_rule = hasattr(optimizer, "rule")
+    rule = optimizer.rule_of(group) if has_rule else optimizer.wrapped_rule(group, param)
+    slots = {slot.name: slot for slot in rule.slots if not slot.scalar}
+    return {MASTER: Slot(MASTER), **slots}
+
+
+def _cut(full: Tensor, param: Any, slot: Slot) -> Tensor:
+    """Return this rank's part of a full slot as a DTensor, or a tensor that does not fit."""
+    codec = codec_of(slot, param)
+    if slot.is_shaped:
+        return _cut_shaped(full, param, slot)
+    if codec is not None:
+        return _part_of(full, param, likeness_of(codec, param))
+    if slot.storage and full.dtype == torch.uint8:
+        # Meshes do not encode rows that are not whole blocks.
+        whole_codec, like = CODECS[slot.storage], torch.empty(param.shape, device="cpu")
+        if full.numel() != whole_codec.bytes_of(param.numel()):
+            return full
+        full = decode_tensor(whole_codec, full.cpu().reshape(-1), like)
+    return _part_of(full, param, param)
+
+
+def _part_of(full: Tensor, param: Any, template: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, placed as a parameter, with the shape of `template`."""
+    if full.shape != template.shape:
+        return full
+    from thalweg.distribute.sharding.shard_index import sharded_tensor
+
+    index = sharded_tensor(param)._replace(shape=template.shape).shard(_coordinate(param))
+    part = index.read(full.detach()).to(local(param).device, copy=True)
+    return beside(part.contiguous(), param, template)
+
+
+def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
+    """Return this rank's part of a slot that has a shape of its own."""
+    from torch.distributed.tensor import DTensor
+
+    from thalweg._engines.matrix_shapes import shape_beside
+    from thalweg.distribute.sharding.shard_index import sharded_tensor
+
+    if tuple(full.shape) != tuple(shape_beside(slot, param.shape)):
+        return full
+    tensor = sharded_tensor(param).slot(tuple(full.shape))
+    part = tensor.shard(_coordinate(param)).read(full.detach())
+    part = part.to(local(param).device, copy=True).contiguous()
+    options: Any = {"run_check": False, "shape": full.shape, "stride": full.stride()}
+    return DTensor.from_local(part, param.device_mesh, tensor.placements, **options)
+
+
+def _coordinate(param: Any) -> tuple[int, ...]:
+    """Return the coordinate of this rank in the mesh of a parameter."""
+    return tuple(param.device_mesh.get_coordinate())
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Return the full tensor of a DTensor on the CPU of rank 0, and an empty one on other ranks.
+
+    All ranks of the mesh call this. Any other tensor is returned unchanged.
+    """
+    parts = locals_of([tensor])
+    if parts is None:
+        return tensor
+    full = parts.whole(parts.part(tensor), tensor)
+    return full.new_empty(0) if torch.distributed.get_rank() else full.cpu()

@@ -1,0 +1,285 @@
+"""Bytes of a training before its first step, by type of tensor."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from thalweg._base.showing import show_value
+from thalweg._core.dtensor import any_on_mesh, beside, local
+from thalweg._core.options.accumulation import SUM, Accumulation
+from thalweg._core.options.master_weights import Offload
+from thalweg._core.param_groups import Group, Params, params_of
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.optim.class_lookup import kind_of
+from thalweg.optim.fused_optimizer import FusedOptimizer
+from thalweg.optim.param_scalars import CPU
+from thalweg.optim.param_state import ParamState
+from thalweg.optim.rule_optimizer import RuleOptimizer
+from thalweg.optim.step_options import StepOptions
+from thalweg.variable import REDUCED, dtype_name
+
+# Options with hooks, buffers and devices of their own; they are reported, but not applied.
+_EXCLUDED = ("state_device", "in_backward", "gradients", "diagnostics")
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """Tensors of one type in a training.
+
+    Attributes:
+        name: "weights", "gradients" or, for the state, the key of the entry, such as "exp_avg".
+        dtype: Their dtype; torch.uint8 for encoded slots, with their scales.
+        device: Type of their device: "cpu", "cuda", or "meta" for parameters without memory.
+        nbytes: Their bytes in all.
+    """
+
+    name: str
+    dtype: torch.dtype
+    device: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of a training, as `memory` returns them; `print` shows a table.
+
+    Attributes:
+        title: Name of the optimizer's class, with the options that are on.
+        parameters: Number of elements of all parameters; of DTensors those of this rank.
+        rows: Bytes of the weights, of the gradients and of each entry of the state.
+        is_part: Whether parameters are DTensors, so that all numbers are those of this rank.
+    """
+
+    title: str
+    parameters: int
+    rows: tuple[MemoryRow, ...]
+    is_part: bool = False
+
+    def __getitem__(self, name: str) -> int:
+        """Return the bytes of all rows with a name."""
+        return sum(row.nbytes for row in self.rows if row.name == name)
+
+    @property
+    def total(self) -> int:
+        """Bytes of weights, gradients and state."""
+        return sum(row.nbytes for row in self.rows)
+
+    def on(self, device: str) -> int:
+        """Return the bytes on devices of a type."""
+        return sum(row.nbytes for row in self.rows if row.device == device)
+
+    @property
+    def per_parameter(self) -> float:
+        """Bytes of weights, gradients and state for each element of the parameters."""
+        return self.total / max(self.parameters, 1)
+
+    def __str__(self) -> str:
+        """Return a table with a line for each row, and the total of each device."""
+        cells = [("", "dtype", "device", "bytes", "per parameter")]
+        for row in self.rows:
+            cells.append((row.name, dtype_name(row.dtype), row.device, *self._counted(row.nbytes)))
+        for device in dict.fromkeys(row.device for row in self.rows):
+            cells.append(("total", "", device, *self._counted(self.on(device))))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [f"{self.title}: {self.parameters:,} parameters{' here' * self.is_part}"]
+        for texts in cells:
+            aligned = [
+                text.rjust(width) if place > 2 else text.ljust(width)
+                for place, (text, width) in enumerate(zip(texts, widths, strict=True))
+            ]
+            lines.append("  ".join(aligned).rstrip())
+        return "\n".join(lines)
+
+    def _counted(self, nbytes: int) -> tuple[str, str]:
+        return f"{nbytes:,}", f"{nbytes / max(self.parameters, 1):.3f}"
+
+
+def memory(
+    params: nn.Module | FusedOptimizer | Params, rule: object = None, /, **options: Any
+) -> MemoryUse:
+    """Return the bytes that a training takes from its second step on, without allocating them.
+
+    They are those of weights, gradients and state, without activations and without what a step
+    needs temporarily. Parameters may be on the device "meta". Nothing is changed.
+
+    Args:
+        params: A module, of which parameters that need no gradient are only weights; or what the
+            constructor of an optimizer accepts; or an optimizer of `thalweg.optim`, with `rule` and
+            options left out.
+        rule: The class of `thalweg.optim`, its name, or a `thalweg.Rule`.
+        **options: Arguments of the class.
+
+    Raises:
+        InvalidTypeError: `rule` is not a class of `thalweg.optim`, its name or a rule, or
+            `params` is another optimizer.
+        InvalidArgumentError: There is an optimizer and a rule or options; or no such class.
+        TypeError, ValueError: As the constructor of the class raises them.
+
+    Example:
+        >>> import torch
+        >>> from thalweg import optim
+        >>> model = torch.nn.Linear(80, 80, device="meta", dtype=torch.bfloat16)
+        >>> print(optim.memory(model, optim.AdamW, weights="split", state_storage="8bit"))
+        AdamW(state_storage='8bit', weights='split'): 6,480 parameters
+                       dtype     device   bytes  per parameter
+        weights        bfloat16  meta    12,960          2.000
+        gradients      bfloat16  meta    12,960          2.000
+        correction     uint8     meta     6,480          1.000
+        encoded_shape  int64     meta        24          0.004
+        exp_avg        float32   meta       320          0.049
+        exp_avg        uint8     meta     7,200          1.111
+        exp_avg_sq     float32   meta       320          0.049
+        exp_avg_sq     uint8     meta     7,200          1.111
+        step           float32   cpu          8          0.001
+        total                    meta    47,464          7.325
+        total                    cpu          8          0.001
+    """
+    twins = _Twins()
+    if isinstance(params, FusedOptimizer):
+        if rule is not None or options:
+            extra = "rule" if rule is not None else next(iter(options))
+            raise InvalidArgumentError(
+                f"memory() of an optimizer reads its rule and options: leave out {extra}."
+            )
+        optimizer, step_options = _copy_on_meta(params, twins), params.step_options
+        return _use_of(optimizer, step_options, twins.originals, twins)
+    kind = _kind_of(params, rule)
+    applied = {name: value for name, value in options.items() if name not in _EXCLUDED}
+    weights: Sequence[Tensor] = ()
+    if isinstance(params, nn.Module):
+        weights = list(params.parameters())
+        params = [param for param in weights if param.requires_grad]
+    optimizer = kind(
+        [twins.of(candidate) for candidate in cast("Iterable[Any]", params)], **applied
+    )
+    excluded = {name: options[name] for name in _EXCLUDED if name in options}
+    step_options = StepOptions(**{**optimizer.step_options.on, **excluded})
+    return _use_of(optimizer, step_options, weights or twins.originals, twins)
+
+
+def _kind_of(params: object, rule: object) -> Any:
+    """Return the class of an optimizer.
+
+    Raises:
+        InvalidTypeError: `rule` is not a class, a name or a rule; or `params` is an optimizer.
+    """
+    if isinstance(params, torch.optim.Optimizer):
+        raise InvalidTypeError(
+            f"params is an optimizer of torch, {show_value(type(params).__name__)}: memory() is"
+            " defined for optimizers of thalweg.optim, and for parameters with a rule."
+        )
+    is_class = isinstance(rule, type) and issubclass(rule, FusedOptimizer)
+    return rule if is_class else kind_of(rule)
+
+
+class _Twins:
+    """Parameters on the device "meta" with the dtypes and shapes of others."""
+
+    def __init__(self) -> None:
+        self._twins: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def originals(self) -> list[Tensor]:
+        """Parameters that have a twin, in order."""
+        return [original for original, _ in self._twins.values()]
+
+    def of(self, argument: Any) -> Any:
+        """Return a parameter, a pair of a name and a parameter, or a group with twins."""
+        if isinstance(argument, Tensor):
+            return self._twins.setdefault(id(argument), (argument, _twin_of(argument)))[1]
+        if isinstance(argument, dict) and "params" in argument:
+            group = cast("Group", argument)
+            params = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
+            return {**group, "params": [self.of(param) for param in params]}
+        if isinstance(argument, tuple):
+            return tuple(self.of(part) for part in cast("tuple[Any, ...]", argument))
+        return argument
+
+    def pairs(self, params: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Return (parameter, twin) for those of `params` that have a twin."""
+        return [self._twins[id(param)] for param in params if id(param) in self._twins]
+
+
+def _twin_of(param: Tensor) -> Tensor:
+    """Return a parameter on the device "meta"; a DTensor for a DTensor."""
+    shard = torch.empty_like(local(param).detach(), device="meta")
+    twin = beside(shard, param)
+    return nn.Parameter(twin, param.requires_grad) if twin.is_floating_point() else twin
+
+
+def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
+    """Return an optimizer without state whose parameters are on the device "meta"."""
+    cls: Any = type(optimizer)
+    copy = cls.__new__(cls)
+    cache = copy.step_cache
+    applied = {k: x for k, x in optimizer.step_options.on.items() if k not in _EXCLUDED}
+    groups = [twins.of(group) for group in optimizer.param_groups]
+    vars(copy).update(vars(optimizer), step_cache=cache, param_groups=groups)
+    vars(copy).update(state=defaultdict(dict), step_options=StepOptions(**applied))
+    return copy
+
+
+def _make_state(optimizer: Any) -> dict[Tensor, dict[str, Any]]:
+    """Return the state of trainable parameters on the device "meta" after their first step."""
+    shares: list[tuple[ParamState, list[Tensor]]] = []
+    if isinstance(optimizer, RuleOptimizer):
+        part, params, _ = cast("Any", optimizer).whole_state()
+        shares.append((part, params))
+    else:
+        trainable = [param for param in params_of(optimizer.param_groups) if param.requires_grad]
+        gradients = {id(param): param for param in trainable}
+        for rule, share in optimizer._shares(gradients).items():
+            params = [param for _, param in share.pairs]
+            shares.append((optimizer.part_of(rule, share.places[0], {}), params))
+    state: dict[Tensor, dict[str, Any]] = defaultdict(dict)
+    for part, params in shares:
+        part.targets(state, params, False)
+        part.make(state, params, {}, (None, CPU))
+        for param in params:
+            state[param].update(part.made_of(param))
+    return state
+
+
+def _use_of(
+    optimizer: Any, options: StepOptions, weights: Sequence[Tensor], twins: _Twins
+) -> MemoryUse:
+    """Return the bytes of a training.
+
+    Args:
+        optimizer: The optimizer of the twins.
+        options: The options of the training.
+        weights: All parameters.
+        twins: The twins of those that the optimizer updates.
+    """
+    counts: Counter[tuple[str, torch.dtype, str]] = Counter()
+    for param in weights:
+        counts["weights", param.dtype, param.device.type] += local(param).nbytes
+    entries: Counter[tuple[str, torch.dtype, str]] = Counter()
+    state, has_sums = _make_state(optimizer), options.kinds.sums
+    for param, twin in twins.pairs(weights):
+        device, dtype, size = param.device.type, param.dtype, local(param).numel()
+        is_wide = options.of(Accumulation).wide_sums or options.kinds.masters
+        sum_dtype = torch.float32 if has_sums and is_wide and dtype in REDUCED else dtype
+        counts["gradients", dtype, device] += size * dtype.itemsize * param.requires_grad
+        if has_sums and param.requires_grad:
+            entries[SUM, sum_dtype, device] += size * sum_dtype.itemsize
+        is_away = options.of(Offload).state_device is not None and device != "cpu"
+        for name, entry in state.get(twin, {}).items():
+            if isinstance(entry, Tensor):
+                is_here = entry.is_meta and not is_away
+                entries[name, entry.dtype, device if is_here else "cpu"] += local(entry).nbytes
+        if is_away and param.requires_grad:  # a step copies gradients to the CPU, and weights back
+            counts["weights", dtype, "cpu"] += size * dtype.itemsize
+            counts["gradients", sum_dtype, "cpu"] += size * sum_dtype.itemsize
+    ordered = [*counts.items(), *sorted(entries.items(), key=lambda item: (item[0][0], str(item)))]
+    rows = tuple(MemoryRow(*key, nbytes) for key, nbytes in ordered)
+    named = ", ".join(f"{name}={show_value(value)}" for name, value in options.on.items())
+    title = f"{type(optimizer).__name__}({named})"
+    parameters = sum(local(param).numel() for param in weights)
+    return MemoryUse(title, parameters, rows, any_on_mesh(weights))
