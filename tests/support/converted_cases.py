@@ -1,0 +1,139 @@
+"""Trainings whose optimizer states are converted: five steps with the author's package, five here.
+
+`tools/record_converted.py` records them; tests/optim/test_optim_package_states.py continues them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+STEPS = 5
+SMALL = ((4, 6), (6,))
+MATRICES = ((4, 6), (6, 3))
+# The rows of each block of 256 repeat, so that a recording of 8-bit codes is small.
+WIDE = ((16, 256), (6,))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training.
+
+    Args:
+        source: Class of the author, `package:Class`, or `owner/repository/file.py:Class`.
+        options: Arguments of the author's class, for all groups.
+        name: Class of `thalweg.optim`.
+        ours: Arguments of that class.
+        shapes: Shapes of the parameters, each in a group.
+        groups: Optional. More options of the groups, for both sides.
+        tolerance: Largest difference after ten steps, relative to the distance since five.
+    """
+
+    source: str
+    options: dict[str, Any]
+    name: str
+    ours: dict[str, Any] = field(default_factory=dict[str, Any])
+    shapes: tuple[tuple[int, ...], ...] = SMALL
+    groups: tuple[dict[str, Any], ...] = ({}, {"weight_decay": 0.0})
+    tolerance: float = 1e-5
+
+
+EIGHT = {"state_storage": "dynamic8"}
+MUON, SOAP = "KellerJordan/Muon/muon.py", "nikhilvyas/SOAP/soap.py"
+MUON_GROUPS = (
+    {"use_muon": True, "lr": 0.02, "weight_decay": 0.1},
+    {"use_muon": False, "lr": 0.01, "weight_decay": 0.1},
+)
+CASES = {
+    "bitsandbytes_adamw8bit": Case(
+        "bitsandbytes.optim:AdamW8bit", {"lr": 0.01, "weight_decay": 0.1}, "AdamW", EIGHT,
+        WIDE, tolerance=0.05,
+    ),
+    "bitsandbytes_adam": Case(
+        "bitsandbytes.optim:Adam", {"lr": 0.01, "weight_decay": 0.1}, "AdamW",
+    ),
+    "bitsandbytes_lion8bit": Case(
+        "bitsandbytes.optim:Lion8bit", {"lr": 0.01, "weight_decay": 0.1}, "Lion", EIGHT, WIDE,
+        tolerance=0.2,
+    ),
+    "bitsandbytes_sgd8bit": Case(
+        "bitsandbytes.optim:SGD8bit", {"lr": 0.01, "momentum": 0.9}, "SGD",
+        {"momentum": 0.9, **EIGHT}, WIDE, tolerance=0.05,
+    ),
+    "torchao_adamw8bit": Case(
+        "torchao.optim:AdamW8bit", {"lr": 0.01, "weight_decay": 0.1}, "AdamW", EIGHT, WIDE,
+        ({}, {}), tolerance=0.05,
+    ),
+    "torchao_adamw4bit": Case(
+        "torchao.optim:AdamW4bit", {"lr": 0.01, "weight_decay": 0.1}, "AdamW", {}, WIDE,
+        ({}, {}), tolerance=0.5,
+    ),
+    "schedulefree_adamw": Case(
+        "schedulefree:AdamWScheduleFree", {"lr": 0.01, "weight_decay": 0.1, "warmup_steps": 7},
+        "ScheduleFreeAdamW",
+    ),
+    "schedulefree_sgd": Case(
+        "schedulefree:SGDScheduleFree", {"lr": 0.1, "weight_decay": 0.1, "warmup_steps": 7},
+        "ScheduleFreeSGD",
+    ),
+    "prodigyopt_prodigy": Case(
+        "prodigyopt:Prodigy", {"weight_decay": 0.1, "d0": 1e-3}, "Prodigy",
+    ),
+    "timm_lamb": Case(
+        "timm.optim:Lamb", {"lr": 0.01, "weight_decay": 0.1, "max_grad_norm": None}, "LAMB",
+    ),
+    "timm_mars": Case("timm.optim:Mars", {"lr": 0.01, "weight_decay": 0.1}, "MARS"),
+    "timm_laprop": Case("timm.optim:LaProp", {"lr": 0.01, "weight_decay": 0.1}, "LaProp"),
+    "timm_nadamw": Case("timm.optim:NAdamW", {"lr": 0.01, "weight_decay": 0.1}, "NAdamW"),
+    "adan": Case("sail-sg/Adan/adan.py:Adan", {"lr": 0.01, "weight_decay": 0.1}, "Adan"),
+    "ademamix": Case(
+        "apple/ml-ademamix/pytorch/ademamix.py:AdEMAMix",
+        {"lr": 0.01, "weight_decay": 0.1, "alpha_warmup": 8, "beta3_warmup": 8}, "AdEMAMix",
+    ),
+    "soap": Case(
+        f"{SOAP}:SOAP", {"lr": 0.01, "weight_decay": 0.1, "precondition_frequency": 3}, "SOAP",
+        shapes=MATRICES, tolerance=1e-4,
+    ),
+    "muon": Case(
+        f"{MUON}:SingleDeviceMuon", {"lr": 0.02, "weight_decay": 0.1}, "Muon",
+        {"ns_dtype": "bfloat16"}, MATRICES, tolerance=0.03,
+    ),
+    "muon_with_adam": Case(
+        f"{MUON}:SingleDeviceMuonWithAuxAdam", {}, "Mixed", {}, SMALL, MUON_GROUPS, tolerance=0.03,
+    ),
+}  # fmt: skip
+
+
+def make_params(case: Case) -> list[nn.Parameter]:
+    """Return the initial parameters of a training."""
+    numbers = np.random.default_rng(0)
+    return [nn.Parameter(_repeated(numbers, shape)) for shape in case.shapes]
+
+
+def set_gradients(params: Iterable[Tensor], step: int) -> None:
+    """Set the gradients of a step, which depend on the step alone."""
+    numbers = np.random.default_rng(step + 1)
+    for param in params:
+        param.grad = _repeated(numbers, tuple(param.shape)) + param.detach() / 4
+
+
+def _repeated(numbers: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
+    """Return multiples of 1/16 from -1 to 1, alike in rows that share one of two columns."""
+    if len(shape) == 2 and shape[1] == 256:
+        row = numbers.integers(-16, 17, size=256)
+        array = np.stack([row * (1 + place % 2) for place in range(shape[0])])
+    else:
+        array = numbers.integers(-16, 17, size=shape)
+    return torch.from_numpy(array.astype(np.float32) / 16)
+
+
+def group_dicts(case: Case, params: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """Return the groups of a training, each of one parameter."""
+    return [
+        {"params": [param], **options} for param, options in zip(params, case.groups, strict=True)
+    ]
