@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint.async_save import Saving, save_async
 from thalweg.checkpoint.manager import CheckpointManager, Kept, latest
+from thalweg.checkpoint.optimizer_files import read_state
 from thalweg.checkpoint.save_restore import Restored, restore, save
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ __all__ = [
     "Saving",
     "from_torch",
     "latest",
+    "read_state",
     "restore",
     "save",
     "save_async",

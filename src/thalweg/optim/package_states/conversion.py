@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg._core.dtensor import is_on_mesh
 from thalweg._core.options.clipping import Clipping
+from thalweg._core.options.update_targets import MASTER
 from thalweg._core.param_groups import Group
 from thalweg._core.quantized_slots import codec_of, encode_tensor, records_beside, shape_entry
 from thalweg._core.state import mismatch
@@ -227,6 +228,10 @@ def _converted_entries(optimizer: Any, member: Member, package: Package) -> dict
         slot.name: slot.dtype or (torch.float64 if slot.per else number_dtype)
         for slot in rule.scalar_slots
     }
+    if MASTER in converted and not optimizer.step_options.kinds.has_master(member.param):
+        del converted[MASTER]
+        if member.param.dtype != torch.float32:
+            member.report.lost[MASTER] = "which an optimizer with masters=True has"
     for name, source in package.numbers.items():
         number = member.number(source) if isinstance(source, str) else source(member)
         converted[name] = torch.tensor(float(number), dtype=dtypes.get(name, scalar_dtype()))

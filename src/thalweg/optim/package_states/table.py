@@ -226,6 +226,11 @@ PACKAGES: tuple[Package, ...] = (
         renamed={"betas": _momentum}, fixed={"dampening": 0, "nesterov": False},
     ),
     Package(
+        "DeepSpeed Adam", ("AdamW", "Adam"), _keys("step", *ADAM), _keys("zero_stage"),
+        ADAM, numbers=_STEP, unread=("zero_stage", "fused", "foreach"),
+        neutral={"bias_correction": True, "max_grad_norm": 0.0},
+    ),
+    Package(
         "torchao.optim.AdamW", ("AdamW", "Adam"), _keys("step", *ADAM),
         _keys("lr", "betas", "eps", "weight_decay", "amsgrad"),
         {name: _of_torchao(name) for name in ADAM}, lacks=_keys("maximize", "foreach"),

@@ -1,16 +1,18 @@
-"""Reading of optimizer states from files of `torch.save`, without running anything in them."""
+"""Reading of optimizer states from files of other packages, without running anything in them."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.serialization import safe_globals
 
+from thalweg.checkpoint.deepspeed import find_folder, read_zero
 from thalweg.errors import InvalidArgumentError
 
 # Keys under which trainers keep the state of the optimizer.
@@ -29,8 +31,29 @@ class CodedTensor(Tensor):
         raise NotImplementedError(f"{func} of a tensor of a file")
 
 
-_STAND_INS = tuple(
-    (CodedTensor, f"torchao.optim.subclass_{bits}.OptimState{bits}") for bits in ("8bit", "4bit")
+class SavedObject:
+    """Stand-in for an object of DeepSpeed: at most its argument."""
+
+    value: Any = None
+
+    def __init__(self, value: object = None, *_: object) -> None:
+        self.value = value
+
+
+_STAND_INS = (
+    *(
+        (CodedTensor, f"torchao.optim.subclass_{bits}.OptimState{bits}")
+        for bits in ("8bit", "4bit")
+    ),
+    *(
+        (SavedObject, f"deepspeed.{name}")
+        for name in (
+            "runtime.fp16.loss_scaler.LossScaler",
+            "runtime.fp16.loss_scaler.DynamicLossScaler",
+            "runtime.zero.config.ZeroStageEnum",
+            "utils.tensor_fragment.fragment_address",
+        )
+    ),
 )
 
 
@@ -59,17 +82,30 @@ def load_file(path: str | PathLike[str]) -> Any:
 
 
 def read_state(path: str | PathLike[str]) -> dict[str, Any]:
-    """Return the state dict of an optimizer that a file holds, alone or in a training's checkpoint.
+    """Return the state dict of an optimizer from a file of `torch.save`, or of DeepSpeed.
+
+    Nothing in the file is executed. `load_state_dict(state, convert=True)` of `thalweg.optim`
+    takes the state, also of a class of another package.
+
+    Args:
+        path: A file with the state dict, alone or in a training's checkpoint under "optimizer",
+            "optimizer_state_dict", "optim" or "optimizer_states"; or the folder of a checkpoint of
+            DeepSpeed ZeRO 1 to 3.
 
     Raises:
-        InvalidArgumentError: The file is damaged, or holds none.
+        InvalidArgumentError: The file is damaged, or holds no state dict.
         OSError: It cannot be read.
     """
+    if Path(path).is_dir():
+        folder = find_folder(Path(path))
+        if folder is None:
+            raise InvalidArgumentError(f"{fspath(path)} has no files of DeepSpeed's optimizers.")
+        return read_zero(folder, load_file)
     contents = load_file(path)
     for name in (None, *_NESTED):
         value = contents if name is None else _item(contents, name)
         if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
-            value = cast("list[Any]", value)[0]
+            (value,) = cast("list[Any]", value)
         if isinstance(value, Mapping) and {"state", "param_groups"} <= value.keys():
             return dict(cast("Mapping[str, Any]", value))
     names = ", ".join(map(repr, _NESTED))
