@@ -90,7 +90,6 @@ def main(target: Path, folder: Path) -> None:
         middle, end = record(case, class_of(case.source, folder), target / f"{name}.pt")
         for label, arrays in (("5", middle), ("10", end)):
             values |= {f"{name}|{label}|{place}": array for place, array in enumerate(arrays)}
-        print(name, (target / f"{name}.pt").stat().st_size)
     np.savez_compressed(path, **values)
 
 

@@ -109,17 +109,51 @@ CASES = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class ZeroCase:
+    """A training with DeepSpeed.
+
+    Args:
+        stage: The stage of ZeRO.
+        ranks: The number of processes.
+        dtype: The dtype of parameters.
+    """
+
+    stage: int
+    ranks: int
+    dtype: torch.dtype = torch.float32
+
+
+ZERO = {
+    "zero1": ZeroCase(1, 2, torch.bfloat16),
+    "zero2": ZeroCase(2, 2),
+    "zero3": ZeroCase(3, 2),
+}
+
+
 def make_params(case: Case) -> list[nn.Parameter]:
     """Return the initial parameters of a training."""
+    return [nn.Parameter(value) for value in initial_values(case.shapes)]
+
+
+def initial_values(shapes: Iterable[tuple[int, ...]]) -> list[Tensor]:
+    """Return the initial values of parameters."""
     numbers = np.random.default_rng(0)
-    return [nn.Parameter(_repeated(numbers, shape)) for shape in case.shapes]
+    return [_repeated(numbers, shape) for shape in shapes]
+
+
+def gradients_of(shapes: Iterable[tuple[int, ...]], step: int) -> list[Tensor]:
+    """Return the gradients of a step, without those of `set_gradients` that depend on values."""
+    numbers = np.random.default_rng(step + 1)
+    return [_repeated(numbers, shape) for shape in shapes]
 
 
 def set_gradients(params: Iterable[Tensor], step: int) -> None:
-    """Set the gradients of a step, which depend on the step alone."""
-    numbers = np.random.default_rng(step + 1)
-    for param in params:
-        param.grad = _repeated(numbers, tuple(param.shape)) + param.detach() / 4
+    """Set the gradients of a step, which depend on the step and on the parameters."""
+    params = list(params)
+    grads = gradients_of([tuple(param.shape) for param in params], step)
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad + param.detach() / 4
 
 
 def _repeated(numbers: np.random.Generator, shape: tuple[int, ...]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, cast
@@ -30,12 +30,14 @@ class ZeroFiles:
         stage: The stage of ZeRO, 1 to 3.
         ranks: The optimizer state of each rank.
         shapes: The shapes of parameters by their names, for each group.
+        clip: The maximum of the norm of gradients; 0 for none.
     """
 
     folder: Path
     stage: int
     ranks: list[Mapping[str, Any]]
     shapes: Shapes
+    clip: object
 
     def fail(self, problem: str) -> InvalidArgumentError:
         """Return the error about a checkpoint."""
@@ -114,10 +116,15 @@ def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
     count = len(paths)
     if not count or sorted(paths) != list(range(count)):
         raise InvalidArgumentError(f"{folder}: the files of ranks {sorted(paths)} are there alone.")
-    ranks = [_item(load_file(paths[rank]), "optimizer_state_dict", dict) for rank in range(count)]
+    contents = [load_file(paths[rank]) for rank in range(count)]
+    ranks = [_item(content, "optimizer_state_dict", dict) for content in contents]
+    # Stage 3 has the maximum in the configuration alone.
+    config = contents[0].get("ds_config")
+    default = config.get("gradient_clipping", 0.0) if isinstance(config, dict) else 0.0
+    clip = ranks[0].get("clip_grad", default)
     stage = ranks[0].get("zero_stage")
     stage = stage.value if hasattr(stage, "value") else stage
-    outline = ZeroFiles(folder, stage if isinstance(stage, int) else 0, ranks, [])
+    outline = ZeroFiles(folder, stage if isinstance(stage, int) else 0, ranks, [], clip)
     if outline.stage not in (1, 2, 3):
         raise outline.fail(f"'zero_stage' is {show_value(stage)}, not 1, 2 or 3")
     counts = ranks[0].get("partition_count", count)
@@ -129,7 +136,7 @@ def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
     if not path.is_file():
         raise outline.fail(f"{path.name} is missing")
     shapes = _item(load_file(path), "param_shapes", list)
-    return ZeroFiles(folder, outline.stage, ranks, _checked_shapes(outline, shapes))
+    return replace(outline, shapes=_checked_shapes(outline, shapes))
 
 
 def _item(contents: object, name: str, kind: type) -> Any:
@@ -179,8 +186,7 @@ def _groups(files: ZeroFiles) -> list[dict[str, Any]]:
         options = {name: value for name, value in saved_group.items() if name != "params"}
         numbers = [*range(first, first := first + len(shapes))]
         options |= {"zero_stage": files.stage, "params": numbers, "param_names": [*shapes]}
-        clip = files.ranks[0].get("clip_grad", 0.0)
-        groups.append({**options, "max_grad_norm": clip})
+        groups.append({**options, "max_grad_norm": files.clip})
     return groups
 
 
