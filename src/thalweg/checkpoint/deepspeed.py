@@ -235,9 +235,7 @@ def _steps(files: ZeroFiles) -> list[Any]:
     return steps
 
 
-def _joined_flat(
-    files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str
-) -> dict[str, Tensor]:
+def _joined_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
     """Return parameters of stages 1 and 2: each group is one row, cut into equal parts."""
     values: dict[str, Tensor] = {}
     if any(len(rows) != len(files.shapes) for rows in ranks):
@@ -257,9 +255,7 @@ def _joined_flat(
     return values
 
 
-def _joined_parts(
-    files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str
-) -> dict[str, Tensor]:
+def _joined_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
     """Return parameters of stage 3: each one is cut into equal parts."""
     rows = [torch.cat(parts) if parts else torch.zeros(0) for parts in ranks]
     values: dict[str, Tensor] = {}

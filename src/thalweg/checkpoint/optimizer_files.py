@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.serialization import safe_globals
 
 from thalweg.checkpoint.deepspeed import find_folder, read_zero
+from thalweg.checkpoint.save_restore import restore
 from thalweg.errors import InvalidArgumentError
 
 # Keys under which trainers keep the state of the optimizer.
@@ -89,8 +90,8 @@ def read_state(path: str | PathLike[str]) -> dict[str, Any]:
 
     Args:
         path: A file with the state dict, alone or in a training's checkpoint under "optimizer",
-            "optimizer_state_dict", "optim" or "optimizer_states"; or the folder of a checkpoint of
-            DeepSpeed ZeRO 1 to 3.
+            "optimizer_state_dict", "optim" or "optimizer_states"; the folder of a checkpoint of
+            DeepSpeed ZeRO 1 to 3; or a file that `thalweg convert` made of one of them.
 
     Raises:
         InvalidArgumentError: The file is damaged, or holds no state dict.
@@ -101,7 +102,9 @@ def read_state(path: str | PathLike[str]) -> dict[str, Any]:
         if folder is None:
             raise InvalidArgumentError(f"{fspath(path)} has no files of DeepSpeed's optimizers.")
         return read_zero(folder, load_file)
-    contents = load_file(path)
+    with open(path, "rb") as file:
+        is_safetensors = file.read(9)[8:] == b"{"
+    contents = restore(Path(path)).extra if is_safetensors else load_file(path)
     for name in (None, *_NESTED):
         value = contents if name is None else _item(contents, name)
         if isinstance(value, list) and len(cast("list[Any]", value)) == 1:

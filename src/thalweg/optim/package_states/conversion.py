@@ -40,6 +40,12 @@ class Conversion:
     reports: list[Report]
     values: list[tuple[str, Tensor, Tensor]]
 
+    def report_of(self, source: str, target: str) -> Report:
+        """Return the report of a class, and make it the last one."""
+        report = next((x for x in self.reports if x.source == source), Report(source, target))
+        self.reports = [*(x for x in self.reports if x is not report), report]
+        return report
+
     def notes(self) -> list[str]:
         """Return warnings about what was rounded or lost."""
         return [
@@ -98,7 +104,6 @@ def convert_state(
     title, sizes = type(optimizer).__name__, state_mismatch.sizes(groups)
     if sizes != (saved_sizes := state_mismatch.sizes(saved_groups)):
         raise mismatch([f"groups have {saved_sizes} parameters, those here {sizes}"], title)
-    reports: dict[str, Report] = {}
     conversion = Conversion({**saved_state, "state": dict(saved_state["state"])}, [], [])
     converted_groups: list[dict[str, Any]] = []
     for place, (package, kind) in enumerate(zip(packages, kinds, strict=True)):
@@ -106,12 +111,13 @@ def convert_state(
             expected = " or ".join(package.into)
             problem = f"group {place} is of {package.name}, which {expected} continues, here {kind}"
             raise mismatch([problem], title)
-        report = reports.setdefault(package.name, Report(package.name, kind))
         pair = groups[place], saved_groups[place]
-        converted_groups.append(_converted_group(optimizer, pair, package, report))
-        _convert_members(optimizer, pair, package, report, conversion)
+        members = _matched(pair, saved_state["state"], package)
+        report = conversion.report_of(package.name, kind)
+        options = _converted_group(optimizer, pair, package, report)
+        converted_groups.append({**options, "params": [key for _, key, _ in members]})
+        _convert_members(optimizer, members, pair, package, conversion)
     conversion.state["param_groups"] = converted_groups
-    conversion.reports = [*reports.values()]
     lost = [f"{n}, {why}" for report in conversion.reports for n, why in report.lost.items()]
     if lost and not allow_loss:
         sentence = "Nothing was loaded; allow_loss=True leaves it out."
@@ -135,8 +141,8 @@ def _converted_group(
     options = {name: value for name, value in group.items() if name not in _OF_GROUPS}
     for name, value in saved_group.items():
         if name in _OF_GROUPS:
-            options[name] = value
-        elif name in package.renamed:
+            continue
+        if name in package.renamed:
             try:
                 options |= package.renamed[name](value, saved_group)
             except (KeyError, TypeError, IndexError, AttributeError):
@@ -171,15 +177,15 @@ def _note_neutral(
 
 def _convert_members(
     optimizer: Any,
+    members: list[tuple[Tensor, Any, Any]],
     pair: tuple[Group, Mapping[str, Any]],
     package: Package,
-    report: Report,
     conversion: Conversion,
 ) -> None:
     """Convert the states of the parameters of a group, in the state of the conversion."""
-    group, saved_group = pair
-    states = conversion.state["state"]
-    for param, key, title in _matched(pair, states, package):
+    (group, saved_group), states = pair, conversion.state["state"]
+    report = conversion.reports[-1]
+    for param, key, title in members:
         entries = states.get(key)
         if not isinstance(entries, Mapping):
             if entries is not None:
@@ -199,17 +205,20 @@ def _convert_members(
 def _matched(
     pair: tuple[Group, Mapping[str, Any]], states: Mapping[Any, Any], package: Package
 ) -> list[tuple[Tensor, Any, Any]]:
-    """Return parameters, keys and titles; Muon's distributed classes sort parameters by size."""
+    """Return parameters, keys and titles: by name if both sides have the same names, or by order.
+
+    Muon's distributed classes sort parameters by size.
+    """
     group, saved_group = pair
-    members = state_mismatch.matched(group, {**saved_group}, problems := [])
-    if problems:
-        raise mismatch(problems, package.name)
+    names, saved_names = (x.get("param_names") for x in pair)
+    if names and saved_names and sorted(names) == sorted(saved_names):
+        return state_mismatch.matched(group, {**saved_group}, [])
+    members = state_mismatch.members_of(group, saved_group)
     if package.name != "Muon" or all(_fits(states.get(key), param) for param, key, _ in members):
         return members
-    keys = [key for _, key, _ in members]
-    order = sorted(range(len(keys)), key=lambda place: members[place][0].shape, reverse=True)
-    places = {place: keys[rank] for rank, place in enumerate(order)}
-    return [(param, places[n], title) for n, (param, _, title) in enumerate(members)]
+    order = sorted(range(len(members)), key=lambda n: members[n][0].shape, reverse=True)
+    keys = dict(zip(order, saved_group["params"], strict=True))
+    return [(param, keys[n], title) for n, (param, _, title) in enumerate(members)]
 
 
 def _fits(entries: Any, param: Tensor) -> bool:

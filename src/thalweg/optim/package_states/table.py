@@ -29,7 +29,7 @@ class Package:
         into: Classes of `thalweg.optim` that continue its states; the first is the default.
         entries: Keys that the state of each parameter has.
         options: Keys that each group has.
-        lacks: Keys that no group has, by which a state is told from others.
+        lacks: Keys that neither a state nor a group has, by which others are told apart.
         slots: Slots here, by the name there or a function that returns a tensor or codes.
         numbers: Numbers of a parameter here, likewise.
         renamed: Options here by names there, with functions of the value and the group.
@@ -61,7 +61,7 @@ class Package:
         return (
             self.entries <= entries
             and self.options <= group.keys()
-            and not self.lacks & group.keys()
+            and not self.lacks & (entries | group.keys())
         )
 
 
@@ -262,7 +262,7 @@ PACKAGES: tuple[Package, ...] = (
     ),
     Package(
         "timm.optim.Mars", ("MARS",), _keys("last_grad", *ADAM), _keys("mars_type", "gamma"),
-        {**ADAM, "last_grad": "last_grad"}, lacks=_keys("rule"),
+        {**ADAM, "last_grad": "last_grad"}, lacks=_keys("is_vector"),
         numbers={**_STEP, "is_vector": lambda m: float(m.param.dim() < 2)},
         neutral={"caution": False},
     ),
@@ -302,7 +302,7 @@ PACKAGES: tuple[Package, ...] = (
     ),
     Package(
         "Muon", ("Muon",), _keys("momentum_buffer"), _keys("lr", "momentum", "weight_decay"),
-        {"momentum_buffer": "momentum_buffer"}, lacks=_keys("nesterov", "betas", "dampening"),
+        {"momentum_buffer": "momentum_buffer"}, lacks=_keys("nesterov", "betas", "dampening", "alpha", "rule"),
         fixed=_MUON, remark=_IN_BFLOAT16, unread=("use_muon",),
     ),
     Package(
