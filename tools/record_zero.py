@@ -92,7 +92,8 @@ def main(target: Path) -> None:
             [sys.executable, __file__, str(folder), name, str(r)] for r in range(case.ranks)
         ]
         processes = [subprocess.Popen(command, env=variables) for command in commands]
-        if any([process.wait() for process in processes]):
+        codes = [process.wait() for process in processes]
+        if any(codes):
             raise SystemExit(f"{name} failed.")
         for file in folder.iterdir():
             if file.suffix not in (".pt", ".npz"):

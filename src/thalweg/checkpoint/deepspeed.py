@@ -97,7 +97,7 @@ def read_zero(folder: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
         states[number] = {"master": masters[name]} if name in masters else {}
     for slot in _slot_names(files):
         rows = [_rows(files, rank, slot) for rank in range(len(files.ranks))]
-        for number, (name, value) in enumerate(joined(files, rows, slot).items()):
+        for number, value in enumerate(joined(files, rows, slot).values()):
             states[number][slot] = value
     for number, step in enumerate(_steps(files)):
         states[number]["step"] = step

@@ -302,7 +302,8 @@ PACKAGES: tuple[Package, ...] = (
     ),
     Package(
         "Muon", ("Muon",), _keys("momentum_buffer"), _keys("lr", "momentum", "weight_decay"),
-        {"momentum_buffer": "momentum_buffer"}, lacks=_keys("nesterov", "betas", "dampening", "alpha", "rule"),
+        {"momentum_buffer": "momentum_buffer"},
+        lacks=_keys("nesterov", "betas", "dampening", "alpha", "rule"),
         fixed=_MUON, remark=_IN_BFLOAT16, unread=("use_muon",),
     ),
     Package(
