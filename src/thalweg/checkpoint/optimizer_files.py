@@ -65,11 +65,11 @@ def load_file(path: str | PathLike[str]) -> Any:
         InvalidArgumentError: It is damaged, or holds other objects than tensors and Python's own.
         OSError: It cannot be read.
     """
+    with open(path, "rb"):
+        pass
     try:
         with safe_globals([*_STAND_INS]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
     except pickle.UnpicklingError as error:
         first = str(error).split("\n", 1)[0]
         raise InvalidArgumentError(

@@ -216,20 +216,28 @@ def convert(
             name = None if cls is None else cls.__name__
             report = convert_file(path, out, name, allow_loss, **arguments)
         else:
+            arguments |= {"optimizer": cls, "which": which}
             with _watch_progress(path) as progress:
-                left_out = converted(
-                    path, out, rules, to, optimizer=cls, which=which, progress=progress, **arguments
-                )
+                left_out = converted(path, out, rules, to, progress=progress, **arguments)
     except ThalwegError as error:
         raise click.ClickException(_with_options(str(error))) from error
-    listing = list_file(out)
+    _print_converted(list_file(out), left_out, report, as_json)
+
+
+def _print_converted(
+    listing: Listing, left_out: Sequence[str], report: Sequence[str], as_json: bool
+) -> None:
+    """Print the results of `convert`."""
     if as_json:
-        outcome = {"left_out": list(left_out), "report": report}
+        outcome = {"left_out": list(left_out), "report": list(report)}
         click.echo(json.dumps({**_as_json(listing), **outcome}, indent=2))
         return
-    click.echo("".join(f"{escape_text(line)}\n" for line in report), nl=False)
-    click.echo(f"{escape_text(out)}: {len(listing.tensors)} tensors, {_format_size(listing.bytes)}")
-    click.echo("".join(f"left out: {name!r}\n" for name in left_out), nl=False)
+    lines = [
+        *report,
+        f"{listing.path}: {len(listing.tensors)} tensors, {_format_size(listing.bytes)}",
+        *(f"left out: {name!r}" for name in left_out),
+    ]
+    click.echo("\n".join(map(escape_text, lines)))
 
 
 def _with_options(message: str) -> str:

@@ -127,8 +127,7 @@ def convert_state(
 
 def _class_of(optimizer: Any, group: Group) -> str:
     """Return the name of the class of this package that updates a group."""
-    kind = optimizer._kind_of(group)
-    classes = (kind if isinstance(kind, type) else type(kind)).__mro__
+    classes = optimizer.class_of(group).__mro__
     names = [cls.__name__ for cls in classes if cls.__module__.startswith("thalweg.")]
     return names[0] if names else type(optimizer).__name__
 
@@ -232,9 +231,8 @@ def _converted_entries(optimizer: Any, member: Member, package: Package) -> dict
     rule: Rule = optimizer.rule_of(member.own_group)
     names = {*package.entries, *package.unread, *package.numbers.values(), *package.slots.values()}
     converted = {name: value for name, value in member.entries.items() if name not in names}
-    number_dtype = optimizer._kind_of(member.own_group)._number_dtype or scalar_dtype()
     dtypes = {
-        slot.name: slot.dtype or (torch.float64 if slot.per else number_dtype)
+        slot.name: slot.dtype or (torch.float64 if slot.per else torch.float32)
         for slot in rule.scalar_slots
     }
     if MASTER in converted and not optimizer.step_options.kinds.has_master(member.param):
@@ -279,7 +277,7 @@ def _train_point(member: Member) -> Tensor:
     """Return the point at which a schedule-free step takes gradients, for a parameter that is the
     average.
     """
-    beta = float(member.read("betas")[0] if "betas" in member.group else member.number("momentum"))
+    beta = member.beta(0) if "betas" in member.group else member.number("momentum")
     param = member.param.detach()
     member.report.exact["parameters"] = ""
     return param.lerp(member.tensor("z").to(param), 1 - beta)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg._core.param_groups import Group
 from thalweg._core.state import flaw, mismatch, shown
-from thalweg.optim.state_mismatch import is_number, kind_of, told
+from thalweg.optim.state_mismatch import are_numbers, is_number, kind_of, told
 
 
 @dataclass
@@ -85,6 +85,17 @@ class Member:
         if not is_number(value):
             raise self.fail(name, f"is {told(value)}, not a number")
         return value.item() if isinstance(value, Tensor) else value
+
+    def beta(self, place: int) -> float:
+        """Return one of the two or three betas of the group.
+
+        Raises:
+            CheckpointMismatchError: They are missing, or not numbers.
+        """
+        betas = self.read("betas")
+        if not any(are_numbers(betas, count) for count in (2, 3)):
+            raise self.fail("betas", f"is {told(betas)}, not numbers")
+        return float(betas[place])
 
     def tensor(self, name: str, shape: Sequence[int] | None = None) -> Tensor:
         """Return a tensor of floating-point numbers.

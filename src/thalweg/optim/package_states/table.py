@@ -144,7 +144,7 @@ def _beta3(value: Any, group: Mapping[str, Any]) -> dict[str, Any]:
 def _rate_mean(member: Member) -> float:
     """Return LaProp's mean of rates; raise the alarm if beta2 has changed in the training."""
     step, seen = member.number("step"), member.number("exp_avg_lr_2")
-    beta2 = float(member.read("betas")[1])
+    beta2 = member.beta(1)
     if abs(seen - (1 - beta2**step)) > 1e-5 * abs(seen):
         member.report.lost["exp_avg_lr_2"] = "which shows that betas changed during the training"
     return member.number("exp_avg_lr_1")
