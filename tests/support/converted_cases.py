@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,3 +173,79 @@ def group_dicts(case: Case, params: list[nn.Parameter]) -> list[dict[str, Any]]:
     return [
         {"params": [param], **options} for param, options in zip(params, case.groups, strict=True)
     ]
+
+
+FOLDER = Path(__file__).parents[1] / "goldens/converted"
+MIXED = ({"rule": "Muon", "ns_dtype": "bfloat16"}, {"rule": "AdamW"})
+
+
+@cache
+def recorded() -> dict[str, np.ndarray]:
+    """Return the recorded parameters."""
+    return dict(np.load(FOLDER / "values.npz"))
+
+
+def state_of(name: str) -> dict[str, Any]:
+    """Return the author's state after five steps."""
+    from thalweg import checkpoint
+
+    path = FOLDER / name
+    return checkpoint.read_state(path if path.is_dir() else f"{path}.pt")
+
+
+def resumed(name: str, cls: str = "", **options: Any) -> tuple[list[nn.Parameter], Any]:
+    """Return the parameters after five steps, and a new optimizer for them."""
+    from thalweg import optim
+
+    case = CASES[name]
+    params = make_params(case)
+    for place, param in enumerate(params):
+        param.data = torch.from_numpy(recorded()[f"{name}|5|{place}"].copy())
+    groups = group_dicts(case, params)
+    if case.name == "Mixed":
+        groups = [{"params": [p], **rule} for p, rule in zip(params, MIXED, strict=True)]
+    return params, getattr(optim, cls or case.name)(groups, **(options or case.ours))
+
+
+def continue_training(name: str) -> float:
+    """Return the relative difference of a converted training after ten steps."""
+    params, optimizer = resumed(name)
+    optimizer.load_state_dict(state_of(name), convert=True)
+    for step in range(STEPS, 2 * STEPS):
+        set_gradients(params, step)
+        optimizer.step()
+    starts, ends = (
+        [recorded()[f"{name}|{count}|{place}"] for place in range(len(params))] for count in (5, 10)
+    )
+    return _difference([param.detach().numpy() for param in params], starts, ends)
+
+
+def continue_zero(name: str) -> float:
+    """Return the relative difference of a converted training of DeepSpeed after ten steps."""
+    from thalweg import optim
+
+    dtype, state = ZERO[name].dtype, state_of(name)
+    starts = [state["state"][place]["master"] for place in range(len(SMALL))]
+    params = [nn.Parameter(start.clone().to(dtype)) for start in starts]
+    masters: dict[str, Any] = {"masters": True} if dtype == torch.bfloat16 else {}
+    groups = [{"params": [param]} for param in params]
+    optimizer: Any = optim.AdamW(groups, clip_grad_norm=1.0, **masters)
+    optimizer.load_state_dict(state, convert=True)
+    for step in range(STEPS, 2 * STEPS):
+        for param, grad in zip(params, gradients_of(SMALL, step), strict=True):
+            param.grad = grad.to(dtype)
+        optimizer.step()
+    values = [optimizer.state[p]["master"] if masters else p.detach() for p in params]
+    ends = np.load(FOLDER / name / "values.npz")
+    arrays = [[value.numpy() for value in group] for group in (values, starts)]
+    return _difference(*arrays, [ends[str(place)] for place in range(len(params))])
+
+
+def _difference(
+    values: list[np.ndarray], starts: list[np.ndarray], ends: list[np.ndarray]
+) -> float:
+    """Return the largest difference from the ends, relative to the way from the starts."""
+    return max(
+        float(np.abs(value - end).max() / np.abs(end - start).max())
+        for value, start, end in zip(values, starts, ends, strict=True)
+    )

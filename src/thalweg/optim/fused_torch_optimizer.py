@@ -589,8 +589,11 @@ class FusedTorchOptimizer(FusedOptimizer):
         Args:
             state_dict: A dict from `state_dict`.
             convert: If True, slots in another codec than here, or stored as numbers, are converted,
-                and a state with other random bits continues with the optimizer's own. If False,
-                they raise.
+                and a state with other random bits continues with the optimizer's own; states of
+                other packages are converted, too (see docs/migrate-optimizers.md). If False, they
+                raise.
+            allow_loss: If True, parts of other packages without a counterpart are left out, with a
+                warning. If False, they raise.
 
         Raises:
             CheckpointMismatchError: A step cannot be taken with the state, such as with one of

@@ -341,6 +341,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             convert: Whether slots that are kept in another codec than here, or as numbers, are
                 converted, or refused; and whether a state of other random bits goes on with those
                 of here.
+            allow_loss: As in other classes; no state of another package is one of a rule.
 
         Raises:
             CheckpointMismatchError: Something is missing, does not belong here, or has another
