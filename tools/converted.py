@@ -1,4 +1,4 @@
-"""Print the differences of converted trainings from those of the authors: see docs/migrate-optimizers.md.
+"""Print the differences of docs/migrate-optimizers.md: of converted trainings from the authors'.
 
 python tools/converted.py
 """

@@ -1,5 +1,8 @@
 """Reading of optimizer states of DeepSpeed ZeRO 1 to 3 for any number of ranks."""
 
+# Contents of files have no types.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
 import re
@@ -214,8 +217,10 @@ def _rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
     states = files.base(rank)["state"]
     if not isinstance(states, Mapping):
         raise files.fail(f"'state' of rank {rank} is {show_value(states)}, not a dict")
+    if not all(isinstance(key, int) for key in states):
+        raise files.fail(f"'state' of rank {rank} has other keys than numbers")
     rows: list[Tensor] = []
-    for key in sorted(states, key=str if any(isinstance(x, str) for x in states) else None):
+    for key in sorted(states):
         title = f"{slot!r} of group {key} of rank {rank}"
         rows.append(files.row(_item(states[key], slot, Tensor), title))
     return rows

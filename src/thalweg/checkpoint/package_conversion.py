@@ -103,9 +103,10 @@ def _make_optimizer(
 
 def _shape_of(entries: object) -> tuple[int, ...]:
     """Return the shape of a parameter by its slots; (0,) if it has none."""
-    nested = entries.values() if isinstance(entries, Mapping) else ()
-    for values in (entries, *nested):
+    outer: Mapping[str, Any] = entries if isinstance(entries, Mapping) else {}
+    for values in (outer, *outer.values()):
         for name in _SHAPED if isinstance(values, Mapping) else ():
-            if isinstance(value := values.get(name), Tensor):
+            value: Any = values.get(name)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            if isinstance(value, Tensor):
                 return tuple(value.shape)
     return (0,)
