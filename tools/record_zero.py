@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ class Model(torch.nn.Module):
 
 def train(name: str, rank: int, folder: Path) -> None:
     """Train a case as one of its ranks."""
-    import deepspeed
-    from deepspeed.utils import safe_get_full_fp32_param
+    deepspeed: Any = import_module("deepspeed")
+    full_param = import_module("deepspeed.utils").safe_get_full_fp32_param
 
     if deepspeed.__version__ != VERSION:
         raise SystemExit(f"deepspeed is {deepspeed.__version__}, and {VERSION} is recorded.")
@@ -75,7 +76,7 @@ def train(name: str, rank: int, folder: Path) -> None:
         engine.step()
         if step + 1 == STEPS:
             engine.save_checkpoint(str(folder), tag=".", save_latest=False)
-    params: list[Any] = [safe_get_full_fp32_param(param) for param in model.parameters()]
+    params: list[Any] = [full_param(param) for param in model.parameters()]
     if not rank:
         arrays = {str(place): value.numpy() for place, value in enumerate(params)}
         np.savez_compressed(folder / "values.npz", **arrays)

@@ -237,7 +237,7 @@ def continue_zero(name: str) -> float:
         optimizer.step()
     values = [optimizer.state[p]["master"] if masters else p.detach() for p in params]
     ends = np.load(FOLDER / name / "values.npz")
-    arrays = [[value.numpy() for value in group] for group in (values, starts)]
+    arrays = [value.numpy() for value in values], [start.numpy() for start in starts]
     return _difference(*arrays, [ends[str(place)] for place in range(len(params))])
 
 

@@ -156,12 +156,13 @@ def _checked_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
     """Return the shapes of parameters for each group."""
     shapes: Shapes = []
     for group in groups:
-        items = group.items() if isinstance(group, Mapping) else [(None, None)]
-        for name, shape in items:
-            is_shape = isinstance(shape, tuple | list)
-            if not isinstance(name, str) or not is_shape or not all(map(_is_size, shape)):
+        checked: dict[str, tuple[int, ...]] = {}
+        for name, shape in group.items() if isinstance(group, Mapping) else [(None, None)]:
+            is_shape = isinstance(shape, tuple | list) and all(map(_is_size, shape))
+            if not isinstance(name, str) or not is_shape:
                 raise files.fail(f"'param_shapes' has {show_value(shape)} for {show_value(name)}")
-        shapes.append({name: tuple(shape) for name, shape in items})
+            checked[name] = tuple(cast("list[int]", shape))
+        shapes.append(checked)
     names = [name for group in shapes for name in group]
     if len(names) != len(set(names)):
         raise files.fail("'param_shapes' has a name in two groups")

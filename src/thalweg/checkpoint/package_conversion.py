@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -103,10 +103,11 @@ def _make_optimizer(
 
 def _shape_of(entries: object) -> tuple[int, ...]:
     """Return the shape of a parameter by its slots; (0,) if it has none."""
-    outer: Mapping[str, Any] = entries if isinstance(entries, Mapping) else {}
+    has_entries = isinstance(entries, Mapping)
+    outer: Mapping[str, Any] = cast("Mapping[str, Any]", entries) if has_entries else {}
     for values in (outer, *outer.values()):
         for name in _SHAPED if isinstance(values, Mapping) else ():
-            value: Any = values.get(name)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            value: Any = values.get(name)
             if isinstance(value, Tensor):
                 return tuple(value.shape)
     return (0,)
