@@ -1,5 +1,7 @@
 """Conversion of files with optimizer states of other packages, without a model."""
 
+# Contents of files have no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import zipfile
