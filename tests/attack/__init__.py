@@ -26,6 +26,7 @@ ATTACKS = (
     "keras_files",
     "restores",
     "resealed",
+    "package_states",
 )
 
 

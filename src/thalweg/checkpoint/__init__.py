@@ -11,6 +11,7 @@ from thalweg.checkpoint.save_restore import Restored, restore, save
 
 if TYPE_CHECKING:
     from thalweg.checkpoint import tensorflow
+    from thalweg.checkpoint.optimizer_files import read_state
     from thalweg.checkpoint.torch_optim import from_torch, to_torch
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Saving",
     "from_torch",
     "latest",
+    "read_state",
     "restore",
     "save",
     "save_async",
@@ -33,6 +35,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"thalweg.checkpoint.{name}")
     if name in ("from_torch", "to_torch"):
         return getattr(importlib.import_module("thalweg.checkpoint.torch_optim"), name)
+    if name == "read_state":
+        return importlib.import_module("thalweg.checkpoint.optimizer_files").read_state
     raise AttributeError(f"module 'thalweg.checkpoint' has no attribute {name!r}")
 
 

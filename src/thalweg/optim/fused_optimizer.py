@@ -526,6 +526,11 @@ class FusedOptimizer(GradScalerMixin):
             for name in names
         }
 
+    def class_of(self, group: Group) -> type:
+        """Return the class that updates a group."""
+        kind = self._kind_of(group)
+        return kind if isinstance(kind, type) else type(kind)
+
     def _kind_of(self, group: Group) -> Any:
         """Return the class or optimizer that defines the options of a group."""
         return type(self)

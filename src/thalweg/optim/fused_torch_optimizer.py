@@ -595,7 +595,9 @@ class FusedTorchOptimizer(FusedOptimizer):
         """
         return kind._counts or self.step_options.counts
 
-    def load_state_dict(self, state_dict: dict[str, Any], *, convert: bool = False) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, convert: bool = False, allow_loss: bool = False
+    ) -> None:
         """Load a state as `torch.optim.Optimizer.load_state_dict` does, or change nothing.
 
         Entries of options beside torch's state keep their dtype. Averages and masters that the
@@ -604,8 +606,11 @@ class FusedTorchOptimizer(FusedOptimizer):
         Args:
             state_dict: A dict from `state_dict`.
             convert: If True, slots in another codec than here, or stored as numbers, are converted,
-                and a state with other random bits continues with the optimizer's own. If False,
-                they raise.
+                and a state with other random bits continues with the optimizer's own; states of
+                other packages are converted, too (see docs/migrate-optimizers.md). If False, they
+                raise.
+            allow_loss: If True, parts of other packages without a counterpart are left out, with a
+                warning. If False, they raise.
 
         Raises:
             CheckpointMismatchError: A step cannot be taken with the state, such as with one of
@@ -615,7 +620,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
             torch_class: Any = super(FusedTorchOptimizer, type(self))
             torch_load = without_dynamo(torch_class.load_state_dict)
-            load(self, state_dict, partial(as_torch, load=torch_load), convert)
+            load(self, state_dict, partial(as_torch, load=torch_load), convert, allow_loss)
 
     def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
         reasons, rule = super()._strange_options(group), group.get("rule")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -41,6 +42,7 @@ def load(
     state_dict: Mapping[str, object],
     plan: Callable[[Any, dict[str, Any]], Plan],
     convert: bool = False,
+    allow_loss: bool = False,
 ) -> None:
     """Load a state atomically, and call torch's hooks before and after.
 
@@ -48,7 +50,9 @@ def load(
         optimizer: A `FusedOptimizer`.
         state_dict: What it was given.
         plan: `as_torch` or `in_place`.
-        convert: Whether slots that are kept otherwise than here are converted, or refused.
+        convert: Whether slots that are kept otherwise than here, and states of other packages, are
+            converted, or refused.
+        allow_loss: Whether parts of other packages without a counterpart are left out, or refused.
 
     Raises:
         CheckpointMismatchError: A step could not be taken with it.
@@ -60,9 +64,19 @@ def load(
     )
     loaded_state = _after_hooks(optimizer, state_dict)
     state_mismatch.check_form(loaded_state, type(optimizer).__name__)
+    conversion = None
+    if convert:
+        with importing:
+            from thalweg.optim.package_states import convert_state
+        conversion = convert_state(optimizer, loaded_state, allow_loss)
+        loaded_state = loaded_state if conversion is None else conversion.state
     loaded_state, notes = taken_apart(optimizer, loaded_state)
     loaded_state = fitted(optimizer, loaded_state, notes, convert)
     loading, lacking = plan(optimizer, loaded_state)
+    if conversion is not None:
+        notes = [*conversion.notes(), *notes]
+        moved = [(entry_of(name, param), value) for name, param, value in conversion.values]
+        loading = replace(loading, pairs=[*loading.pairs, *moved])
     warn_of(optimizer, lacking, notes)
     judge = getattr(optimizer.step_options.of(SpikeActions).spikes, "judge", None)
     # Copies of another state are of no use.

@@ -328,7 +328,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         hooks.settle()
         raise_first(errors)
 
-    def load_state_dict(self, state_dict: dict[str, Any], *, convert: bool = False) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, convert: bool = False, allow_loss: bool = False
+    ) -> None:
         """Set the state and the options of the groups: all of it, or nothing.
 
         Parameters are matched by name where both sides have names, else by their order. Hooks are
@@ -340,6 +342,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             convert: Whether slots that are kept in another codec than here, or as numbers, are
                 converted, or refused; and whether a state of other random bits goes on with those
                 of here.
+            allow_loss: As in other classes; no state of another package is one of a rule.
 
         Raises:
             CheckpointMismatchError: Something is missing, does not belong here, or has another
@@ -347,7 +350,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         """
         with self.step_cache._lock:
             check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
-            load(self, state_dict, in_place, convert)
+            load(self, state_dict, in_place, convert, allow_loss)
 
     def __getstate__(self) -> dict[str, Any]:
         attributes = {name: getattr(self, name) for name in ("rule", "_initial", "_capturable")}

@@ -1,4 +1,4 @@
-"""`thalweg inspect`, `verify`, `diff` and `convert`: checkpoints of thalweg and TensorFlow."""
+"""`thalweg inspect`, `verify`, `diff` and `convert`: checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +163,9 @@ def diff(first_path: str, second_path: str, rules: str | None, as_json: bool) ->
     metavar="NAME=VALUE",
     help="A hyperparameter that the file does not contain, such as learning_rate=0.01.",
 )
+@click.option(
+    "--allow-loss", is_flag=True, help="Leave out parts of other packages that thalweg lacks."
+)
 @click.option("--force", is_flag=True, help="Overwrite OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def convert(
@@ -173,6 +176,7 @@ def convert(
     optimizer: str | None,
     which: int | None,
     numbers: tuple[str, ...],
+    allow_loss: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -181,15 +185,22 @@ def convert(
     PATH is a checkpoint of TensorFlow or Keras, and `thalweg.checkpoint.restore` continues from
     OUT; with --to, PATH is a file of thalweg. `thalweg rules` lists the names for --optimizer.
 
+    PATH may also be the state dict of an optimizer of bitsandbytes, torchao, schedulefree,
+    prodigyopt, timm or others in a file of torch.save, or a folder of DeepSpeed. Then
+    `thalweg.checkpoint.read_state` reads OUT, and the command prints what is exact, rounded or
+    lost.
+
     \b
     Examples:
       thalweg convert model.ckpt-5 model.safetensors --set learning_rate=0.01
       thalweg convert model.ckpt-5 new.safetensors --rules names.txt \\
           --optimizer v1:AdamOptimizer --set learning_rate=0.01
       thalweg convert --to tf run7/checkpoint-12.safetensors back.ckpt
+      thalweg convert optimizer.pt optimizer.safetensors
     """
     from thalweg._cli.registry import named, spelled
     from thalweg.checkpoint.inspection import list_file
+    from thalweg.checkpoint.package_conversion import convert_file, is_package_file
     from thalweg.checkpoint.tensorflow import convert as converted
     from thalweg.errors import ThalwegError
 
@@ -198,19 +209,35 @@ def convert(
         raise click.ClickException(f"{existing[0]} is there: give another OUT, or --force.")
     cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
     arguments: dict[str, Any] = dict(map(_parse_number, numbers))
+    left_out: Sequence[str] = ()
+    report: list[str] = []
     try:
-        with _watch_progress(path) as progress:
-            left_out = converted(
-                path, out, rules, to, optimizer=cls, which=which, progress=progress, **arguments
-            )
+        if is_package_file(path):
+            name = None if cls is None else cls.__name__
+            report = convert_file(path, out, name, allow_loss, **arguments)
+        else:
+            arguments |= {"optimizer": cls, "which": which}
+            with _watch_progress(path) as progress:
+                left_out = converted(path, out, rules, to, progress=progress, **arguments)
     except ThalwegError as error:
         raise click.ClickException(_with_options(str(error))) from error
-    listing = list_file(out)
+    _print_converted(list_file(out), left_out, report, as_json)
+
+
+def _print_converted(
+    listing: Listing, left_out: Sequence[str], report: Sequence[str], as_json: bool
+) -> None:
+    """Print the results of `convert`."""
     if as_json:
-        click.echo(json.dumps({**_as_json(listing), "left_out": list(left_out)}, indent=2))
+        outcome = {"left_out": list(left_out), "report": list(report)}
+        click.echo(json.dumps({**_as_json(listing), **outcome}, indent=2))
         return
-    click.echo(f"{escape_text(out)}: {len(listing.tensors)} tensors, {_format_size(listing.bytes)}")
-    click.echo("".join(f"left out: {name!r}\n" for name in left_out), nl=False)
+    lines = [
+        *report,
+        f"{listing.path}: {len(listing.tensors)} tensors, {_format_size(listing.bytes)}",
+        *(f"left out: {name!r}" for name in left_out),
+    ]
+    click.echo("\n".join(map(escape_text, lines)))
 
 
 def _with_options(message: str) -> str:
@@ -220,6 +247,7 @@ def _with_options(message: str) -> str:
         names: list[str] = re.findall(r"(\w+)=", match[1])
         return " ".join("--optimizer NAME" if n == "optimizer" else f"--set {n}=..." for n in names)
 
+    message = message.replace("allow_loss=True", "--allow-loss")
     message = re.sub(r"restore\(\.\.\., (\w+=[^()]*)\)", options, message)
     return message.replace("Give which=...:", "Give --which NUMBER:")
 

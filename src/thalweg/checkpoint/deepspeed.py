@@ -1,0 +1,278 @@
+"""Reading of optimizer states of DeepSpeed ZeRO 1 to 3 for any number of ranks."""
+
+# Contents of files have no types.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from thalweg._base.showing import show_value
+from thalweg._core.state import flaw
+from thalweg.errors import InvalidArgumentError
+
+_OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_LARGEST_RANK_COUNT = 1 << 16
+Shapes = list[dict[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class ZeroFiles:
+    """Contents of the files of one checkpoint.
+
+    Attributes:
+        folder: The folder, for messages.
+        stage: The stage of ZeRO, 1 to 3.
+        ranks: The optimizer state of each rank.
+        shapes: The shapes of parameters by their names, for each group.
+        clip: The maximum of the norm of gradients; 0 for none.
+    """
+
+    folder: Path
+    stage: int
+    ranks: list[Mapping[str, Any]]
+    shapes: Shapes
+    clip: object
+
+    def fail(self, problem: str) -> InvalidArgumentError:
+        """Return the error about a checkpoint."""
+        return InvalidArgumentError(f"{self.folder}: {problem}.")
+
+    def base(self, rank: int) -> Mapping[str, Any]:
+        """Return the state dict of the wrapped optimizer on a rank."""
+        state = self.ranks[rank]
+        name = "base_optimizer_state" if self.stage < 3 else "optimizer_state_dict"
+        base = state.get(name)
+        if not isinstance(base, Mapping) or not {"state", "param_groups"} <= base.keys():
+            raise self.fail(
+                f"{name!r} of rank {rank} is {show_value(base)}, not a state dict: save with"
+                ' "elastic_checkpoint": false'
+            )
+        return cast("Mapping[str, Any]", base)
+
+    def row(self, candidate: object, title: str) -> Tensor:
+        """Return a tensor of one dimension of floating-point numbers."""
+        problem = flaw(candidate)
+        if problem or not isinstance(candidate, Tensor) or not candidate.is_floating_point():
+            raise self.fail(f"{title} is {problem or show_value(candidate)}, not a row of numbers")
+        return candidate.detach().reshape(-1)
+
+
+def find_folder(path: Path) -> Path | None:
+    """Return the folder with the files of a checkpoint: the path, or the one of its tag."""
+    if any(_OF_RANK.fullmatch(file.name) for file in path.glob("*_optim_states.pt")):
+        return path
+    latest = path / "latest"
+    if not latest.is_file():
+        return None
+    tag = latest.read_text(encoding="utf-8", errors="replace")[:256].strip()
+    is_name = bool(re.fullmatch(r"[\w.-]+", tag)) and tag not in (".", "..")
+    return find_folder(path / tag) if is_name and (path / tag).is_dir() else None
+
+
+def read_zero(folder: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
+    """Return the state dict of an optimizer from the files of all ranks.
+
+    Parameters have the names of the model. `master` is the parameter in float32.
+
+    Args:
+        folder: The folder with the files.
+        load_file: Function that reads a file.
+
+    Raises:
+        InvalidArgumentError: Files are missing or damaged, or of a layout that is not supported.
+    """
+    files = _read_files(folder, load_file)
+    groups = _groups(files)
+    joined = _joined_flat if files.stage < 3 else _joined_parts
+    masters = joined(files, _masters(files), "masters")
+    states: dict[int, dict[str, Any]] = {}
+    params = [(name, shape) for shapes in files.shapes for name, shape in shapes.items()]
+    for number, (name, _) in enumerate(params):
+        states[number] = {"master": masters[name]} if name in masters else {}
+    for slot in _slot_names(files):
+        rows = [_rows(files, rank, slot) for rank in range(len(files.ranks))]
+        for number, value in enumerate(joined(files, rows, slot).values()):
+            states[number][slot] = value
+    for number, step in enumerate(_steps(files)):
+        states[number]["step"] = step
+    return {"state": states, "param_groups": groups}
+
+
+def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
+    """Return the contents of all files, with checked outlines."""
+    paths: dict[int, Path] = {}
+    for file in sorted(folder.glob("*_optim_states.pt")):
+        match = _OF_RANK.fullmatch(file.name)
+        if match is None or int(match[2]):
+            problem = f"{file.name} is of model, pipeline or expert parallelism"
+            raise InvalidArgumentError(f"{folder}: {problem}, which is not supported.")
+        paths[int(match[1])] = file
+    count = len(paths)
+    if not count or sorted(paths) != list(range(count)):
+        raise InvalidArgumentError(f"{folder}: the files of ranks {sorted(paths)} are there alone.")
+    contents = [load_file(paths[rank]) for rank in range(count)]
+    ranks = [_item(content, "optimizer_state_dict", dict) for content in contents]
+    # Stage 3 has the maximum in the configuration alone.
+    config = contents[0].get("ds_config")
+    default = config.get("gradient_clipping", 0.0) if isinstance(config, dict) else 0.0
+    clip = ranks[0].get("clip_grad", default)
+    stage = ranks[0].get("zero_stage")
+    stage = stage.value if hasattr(stage, "value") else stage
+    outline = ZeroFiles(folder, stage if isinstance(stage, int) else 0, ranks, [], clip)
+    if outline.stage not in (1, 2, 3):
+        raise outline.fail(f"'zero_stage' is {show_value(stage)}, not 1, 2 or 3")
+    counts = ranks[0].get("partition_count", count)
+    counts = counts if isinstance(counts, list) else [counts]
+    if any(number != count for number in counts):
+        raise outline.fail(f"{count} files are there, and 'partition_count' is {counts}")
+    prefix = "zero_pp_rank_0_" if outline.stage == 3 else ""
+    path = folder / f"{prefix}mp_rank_00_model_states.pt"
+    if not path.is_file():
+        raise outline.fail(f"{path.name} is missing")
+    shapes = _item(load_file(path), "param_shapes", list)
+    return replace(outline, shapes=_checked_shapes(outline, shapes))
+
+
+def _item(contents: object, name: str, kind: type) -> Any:
+    """Return an entry of a file's dict."""
+    value = contents.get(name) if isinstance(contents, Mapping) else None
+    if not isinstance(value, kind):
+        raise InvalidArgumentError(
+            f"{name!r} of a file of DeepSpeed is {show_value(value)}, not a {kind.__name__}."
+        )
+    return value
+
+
+def _checked_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
+    """Return the shapes of parameters for each group."""
+    shapes: Shapes = []
+    for group in groups:
+        checked: dict[str, tuple[int, ...]] = {}
+        for name, shape in group.items() if isinstance(group, Mapping) else [(None, None)]:
+            is_shape = isinstance(shape, tuple | list) and all(map(_is_size, shape))
+            if not isinstance(name, str) or not is_shape:
+                raise files.fail(f"'param_shapes' has {show_value(shape)} for {show_value(name)}")
+            checked[name] = tuple(cast("list[int]", shape))
+        shapes.append(checked)
+    names = [name for group in shapes for name in group]
+    if len(names) != len(set(names)):
+        raise files.fail("'param_shapes' has a name in two groups")
+    return shapes
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and 0 <= size < 1 << 48
+
+
+def _groups(files: ZeroFiles) -> list[dict[str, Any]]:
+    """Return the groups of the state dict, with names of parameters."""
+    saved_groups = files.base(0)["param_groups"]
+    if not isinstance(saved_groups, list) or not all(
+        isinstance(group, Mapping) for group in cast("list[Any]", saved_groups)
+    ):
+        raise files.fail(f"'param_groups' is {show_value(saved_groups)}, not a list of dicts")
+    if len(saved_groups) != len(files.shapes):
+        raise files.fail(
+            f"{len(saved_groups)} groups of options are there, and {len(files.shapes)} of shapes"
+        )
+    groups: list[dict[str, Any]] = []
+    first = 0
+    for saved_group, shapes in zip(saved_groups, files.shapes, strict=True):
+        options = {name: value for name, value in saved_group.items() if name != "params"}
+        numbers = [*range(first, first := first + len(shapes))]
+        options |= {"zero_stage": files.stage, "params": numbers, "param_names": [*shapes]}
+        groups.append({**options, "max_grad_norm": files.clip})
+    return groups
+
+
+def _masters(files: ZeroFiles) -> list[list[Tensor]]:
+    """Return the partitions of the float32 parameters, by rank and group."""
+    name = "single_partition_of_fp32_groups" if files.stage < 3 else "fp32_flat_groups"
+    rows: list[list[Tensor]] = []
+    for rank, state in enumerate(files.ranks):
+        parts = _item(state, name, list)
+        rows.append([files.row(part, f"{name!r} of rank {rank}") for part in parts])
+    return rows
+
+
+def _slot_names(files: ZeroFiles) -> list[str]:
+    """Return the names of the slots, which have more than one element."""
+    states = files.base(0)["state"]
+    first = next(iter(states.values()), {}) if isinstance(states, Mapping) else {}
+    if not isinstance(first, Mapping):
+        raise files.fail(f"the state of a group is {show_value(first)}, not a dict")
+    return [name for name, value in first.items() if isinstance(value, Tensor) and value.dim()]
+
+
+def _rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
+    """Return the partitions of a slot on a rank, in the order of groups."""
+    states = files.base(rank)["state"]
+    if not isinstance(states, Mapping):
+        raise files.fail(f"'state' of rank {rank} is {show_value(states)}, not a dict")
+    if not all(isinstance(key, int) for key in states):
+        raise files.fail(f"'state' of rank {rank} has other keys than numbers")
+    rows: list[Tensor] = []
+    for key in sorted(states):
+        title = f"{slot!r} of group {key} of rank {rank}"
+        rows.append(files.row(_item(states[key], slot, Tensor), title))
+    return rows
+
+
+def _steps(files: ZeroFiles) -> list[Any]:
+    """Return the step count of each parameter."""
+    states = files.base(0)["state"]
+    values = [entries.get("step") for entries in states.values() if isinstance(entries, Mapping)]
+    groups = files.base(0)["param_groups"]
+    steps: list[Any] = []
+    for place, shapes in enumerate(files.shapes):
+        value = values[place] if files.stage < 3 and place < len(values) else (values or [None])[0]
+        steps += [groups[place].get("step") if value is None else value] * len(shapes)
+    if any(step is None for step in steps):
+        raise files.fail("no step count is there, neither of groups nor of parameters")
+    return steps
+
+
+def _joined_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
+    """Return parameters of stages 1 and 2: each group is one row, cut into equal parts."""
+    values: dict[str, Tensor] = {}
+    if any(len(rows) != len(files.shapes) for rows in ranks):
+        counts = [len(rows) for rows in ranks]
+        raise files.fail(f"{title} have {counts} groups, and 'param_shapes' {len(files.shapes)}")
+    for place, shapes in enumerate(files.shapes):
+        row = torch.cat([rows[place] for rows in ranks])
+        first = 0
+        for name, shape in shapes.items():
+            last = first + prod(shape)
+            if last > row.numel():
+                raise files.fail(
+                    f"{title} of group {place} have {row.numel()} numbers, too few for {name!r}"
+                )
+            values[name] = row[first:last].view(shape).clone()
+            first = last
+    return values
+
+
+def _joined_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
+    """Return parameters of stage 3: each one is cut into equal parts."""
+    rows = [torch.cat(parts) if parts else torch.zeros(0) for parts in ranks]
+    values: dict[str, Tensor] = {}
+    first = 0
+    for shapes in files.shapes:
+        for name, shape in shapes.items():
+            count = prod(shape)
+            size = -(-count // len(rows))
+            if first + size > min(row.numel() for row in rows):
+                raise files.fail(f"{title} have too few numbers for {name!r}")
+            whole = torch.cat([row[first : first + size] for row in rows])
+            values[name] = whole[:count].view(shape)
+            first += size
+    return values

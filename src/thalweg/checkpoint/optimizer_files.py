@@ -1,0 +1,122 @@
+"""Reading of optimizer states from files of other packages, without running anything in them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.serialization import safe_globals
+
+from thalweg.checkpoint.deepspeed import find_folder, read_zero
+from thalweg.checkpoint.save_restore import restore
+from thalweg.errors import InvalidArgumentError
+
+# Keys under which trainers keep the state of the optimizer.
+_NESTED = ("optimizer", "optimizer_state_dict", "optim", "optimizer_states")
+
+
+class CodedTensor(Tensor):
+    """Stand-in for the tensors of torchao: attributes of a file, without operations."""
+
+    codes: Any
+    qmap: Any
+    scale: Any
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(f"{func} of a tensor of a file")
+
+
+class SavedObject:
+    """Stand-in for an object of DeepSpeed: at most its argument."""
+
+    value: Any = None
+
+    def __init__(self, value: object = None, *_: object) -> None:
+        self.value = value
+
+
+_STAND_INS = (
+    *(
+        (CodedTensor, f"torchao.optim.subclass_{bits}.OptimState{bits}")
+        for bits in ("8bit", "4bit")
+    ),
+    *(
+        (SavedObject, f"deepspeed.{name}")
+        for name in (
+            "runtime.fp16.loss_scaler.LossScaler",
+            "runtime.fp16.loss_scaler.DynamicLossScaler",
+            "runtime.zero.config.ZeroStageEnum",
+            "utils.tensor_fragment.fragment_address",
+        )
+    ),
+)
+
+
+def load_file(path: str | PathLike[str]) -> Any:
+    """Return the contents of a file of `torch.save`, read with `weights_only=True`.
+
+    Raises:
+        InvalidArgumentError: It is damaged, or holds other objects than tensors and Python's own.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb"):
+        pass
+    try:
+        with safe_globals([*_STAND_INS]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        first = str(error).split("\n", 1)[0]
+        raise InvalidArgumentError(
+            f"{fspath(path)} cannot be read as plain data: {first}"
+        ) from None
+    # A damaged archive raises anything.
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"{fspath(path)} is no file of torch.save, or damaged: {type(error).__name__}: {error}"
+        ) from error
+
+
+def read_state(path: str | PathLike[str]) -> dict[str, Any]:
+    """Return the state dict of an optimizer from a file of `torch.save`, or of DeepSpeed.
+
+    Nothing in the file is executed. `load_state_dict(state, convert=True)` of `thalweg.optim`
+    takes the state, also of a class of another package.
+
+    Args:
+        path: A file with the state dict, alone or in a training's checkpoint under "optimizer",
+            "optimizer_state_dict", "optim" or "optimizer_states"; the folder of a checkpoint of
+            DeepSpeed ZeRO 1 to 3; or a file that `thalweg convert` made of one of them.
+
+    Raises:
+        InvalidArgumentError: The file is damaged, or holds no state dict.
+        OSError: It cannot be read.
+    """
+    if Path(path).is_dir():
+        folder = find_folder(Path(path))
+        if folder is None:
+            raise InvalidArgumentError(f"{fspath(path)} has no files of DeepSpeed's optimizers.")
+        return read_zero(folder, load_file)
+    with open(path, "rb") as file:
+        is_safetensors = file.read(9)[8:] == b"{"
+    contents = restore(Path(path)).extra if is_safetensors else load_file(path)
+    for name in (None, *_NESTED):
+        value = contents if name is None else _item(contents, name)
+        if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
+            (value,) = cast("list[Any]", value)
+        if isinstance(value, Mapping) and {"state", "param_groups"} <= value.keys():
+            return dict(cast("Mapping[str, Any]", value))
+    names = ", ".join(map(repr, _NESTED))
+    raise InvalidArgumentError(
+        f"{fspath(path)} holds no state dict of an optimizer: a dict with 'state' and"
+        f" 'param_groups', or such a dict under {names}."
+    )
+
+
+def _item(contents: object, name: str) -> object:
+    return contents.get(name) if isinstance(contents, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

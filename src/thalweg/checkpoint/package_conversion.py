@@ -1,0 +1,115 @@
+"""Conversion of files with optimizer states of other packages, without a model."""
+
+# Contents of files have no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from thalweg.checkpoint.deepspeed import find_folder
+from thalweg.checkpoint.optimizer_files import read_state
+from thalweg.checkpoint.save_restore import save
+from thalweg.errors import InvalidArgumentError
+from thalweg.optim.class_lookup import class_named
+from thalweg.optim.package_states.conversion import convert_state, recognize
+from thalweg.optim.package_states.table import PACKAGES, Package
+
+# Slots of the parameter's shape, one of which each package has.
+_SHAPED = ("exp_avg_sq", "z", "momentum_buffer", "state1", "exp_avg")
+
+
+def is_package_file(path: str | PathLike[str]) -> bool:
+    """Return whether a path is a file of `torch.save`, or a folder of DeepSpeed."""
+    if Path(path).is_dir():
+        return find_folder(Path(path)) is not None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/data.pkl") for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def convert_file(
+    path: str | PathLike[str],
+    out: str | PathLike[str],
+    optimizer: str | None = None,
+    allow_loss: bool = False,
+    **arguments: Any,
+) -> list[str]:
+    """Convert the state of an optimizer of another package, and write it to a file.
+
+    `read_state` returns the converted state, which `load_state_dict` of the class takes.
+
+    Args:
+        path: A file of `torch.save`, or a folder of DeepSpeed.
+        out: The file, in the format of `save`.
+        optimizer: Optional. The name of the class of `thalweg.optim`.
+        allow_loss: Whether parts without a counterpart are left out; otherwise they raise.
+        arguments: Arguments of the class.
+
+    Returns:
+        Lines that describe what is exact, rounded and lost.
+
+    Raises:
+        InvalidArgumentError: The file is damaged, or its state is of no known package.
+        CheckpointMismatchError: The state does not fit, or something would be lost.
+    """
+    state = read_state(path)
+    groups = state["param_groups"]
+    packages = recognize(state, [optimizer or ""] * len(groups))
+    if packages is None:
+        known = ", ".join(dict.fromkeys(package.name for package in PACKAGES))
+        raise InvalidArgumentError(f"{fspath(path)}: the state is of none of {known}.")
+    if any(group.get("train_mode") is False for group in groups):
+        raise InvalidArgumentError(
+            f"{fspath(path)} was saved in eval mode, in which parameters are averages: use"
+            " optimizer.load_state_dict(checkpoint.read_state(path), convert=True), which moves"
+            " the parameters, too."
+        )
+    target = _make_optimizer(state, packages, optimizer, arguments)
+    conversion = convert_state(target, state, allow_loss)
+    if conversion is None:
+        raise InvalidArgumentError(f"{fspath(path)}: the state is not converted.")
+    target.load_state_dict(conversion.state)
+    save(Path(out), extra={"optimizer": target.state_dict()})
+    return [line for report in conversion.reports for line in report.lines()]
+
+
+def _make_optimizer(
+    state: Mapping[str, Any],
+    packages: Sequence[Package],
+    name: str | None,
+    arguments: Mapping[str, Any],
+) -> Any:
+    """Return an optimizer of parameters with the shapes of a state."""
+    dtype = torch.bfloat16 if arguments.get("masters") else torch.float32
+    names = [name or package.into[0] for package in packages]
+    is_mixed = len(set(names)) > 1
+    groups: list[dict[str, Any]] = []
+    for saved_group, rule in zip(state["param_groups"], names, strict=True):
+        shapes = [_shape_of(state["state"].get(key)) for key in saved_group["params"]]
+        params = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+        groups.append({"params": params, **({"rule": rule} if is_mixed else {})})
+    options = {**packages[0].arguments, **arguments}
+    if "momentum" in packages[0].fixed or names[0] == "SGD":
+        options.setdefault("momentum", 0.9)  # without which there is no slot
+    return class_named("Mixed" if is_mixed else names[0])(groups, **options)
+
+
+def _shape_of(entries: object) -> tuple[int, ...]:
+    """Return the shape of a parameter by its slots; (0,) if it has none."""
+    has_entries = isinstance(entries, Mapping)
+    outer: Mapping[str, Any] = cast("Mapping[str, Any]", entries) if has_entries else {}
+    for values in (outer, *outer.values()):
+        for name in _SHAPED if isinstance(values, Mapping) else ():
+            value: Any = values.get(name)
+            if isinstance(value, Tensor):
+                return tuple(value.shape)
+    return (0,)

@@ -1,0 +1,108 @@
+"""Codes of 4 and 8 bits of bitsandbytes and torchao: decoding, and translation to `dynamic8`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._core.quantized_slots import decode_tensor
+from thalweg._core.state import flaw
+from thalweg._engines.codecs import CODECS
+from thalweg.optim.package_states.member import Member
+from thalweg.optim.state_mismatch import told
+
+# The index of 0 in the sorted map of signed numbers.
+_ZERO = 127
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Numbers as indices of a map, with a scale for each block of elements.
+
+    Attributes:
+        indices: Indices of the map, of dtype uint8 and of one dimension, one for each element.
+        table: The map, of float32.
+        scales: The largest magnitude of each block.
+        block: The number of elements of a block.
+    """
+
+    indices: Tensor
+    table: Tensor
+    scales: Tensor
+    block: int
+
+    def decode(self) -> Tensor:
+        """Return the numbers, in one dimension."""
+        scales = self.scales.repeat_interleave(self.block)[: self.indices.numel()]
+        return self.table[self.indices.int()] * scales
+
+    def records(self, codec: str) -> Tensor | None:
+        """Return the records of `dynamic8` or `dynamic8_positive`; None if the map is another."""
+        if self.block != _BLOCK or not _is_map_of(self.table, codec):
+            return None
+        indices = self.indices
+        if CODECS[codec].signed:
+            indices = (indices.to(torch.int16) - _ZERO).to(torch.uint8)
+        rows = indices.new_zeros((self.scales.numel(), _BLOCK))
+        rows.view(-1)[: indices.numel()] = indices
+        return torch.cat([self.scales.view(-1, 1).view(torch.uint8), rows], dim=1).view(-1)
+
+
+@cache
+def _numbers_of(codec: str) -> Tensor:
+    """Return the numbers of a codec in increasing order, for the scale 1."""
+    codes = torch.arange(_BLOCK, dtype=torch.uint8)
+    scale = torch.ones(1).view(torch.uint8)
+    return decode_tensor(CODECS[codec], torch.cat([scale, codes]), torch.empty(_BLOCK)).sort()[0]
+
+
+def _is_map_of(table: Tensor, codec: str) -> bool:
+    """Return whether a map has the numbers of a codec, up to the last bits."""
+    if not codec.startswith("dynamic8") or table.numel() != _BLOCK:
+        return False
+    return torch.allclose(table.cpu(), _numbers_of(codec), rtol=1e-6, atol=0)
+
+
+def read_codes(
+    member: Member,
+    name: str,
+    parts: tuple[Any, Any, Any],
+    bits: int = 8,
+    block: int | None = None,
+) -> Codes | None:
+    """Return the checked codes of a slot, or None if the indices are not of dtype uint8.
+
+    Args:
+        member: The state of the parameter.
+        name: The name of the slot, for messages.
+        parts: Indices, map and scales, of any type.
+        bits: 4 if a byte has two indices, the first in its upper half.
+        block: The number of elements with one scale; None if all blocks are whole.
+
+    Raises:
+        CheckpointMismatchError: A part does not fit.
+    """
+    indices, table, scales = parts
+    if not isinstance(indices, Tensor) or indices.dtype != torch.uint8:
+        return None
+    if problem := flaw(indices):
+        raise member.fail(name, f"is {problem}")
+    indices = indices.detach().reshape(-1)
+    if bits == 4:
+        indices = torch.stack([indices >> 4, indices & 15], dim=-1).view(-1)
+    count = member.param.numel()
+    if indices.numel() != count or not count:
+        raise member.fail(name, f"has {indices.numel()} codes, and the parameter {count} elements")
+    table = member.checked(f"{name}: map", table, (1 << bits,)).float()
+    if not isinstance(scales, Tensor) or scales.dim() != 1 or not 0 < scales.numel() <= count:
+        raise member.fail(f"{name}: scales", f"is {told(scales)}, not a row of numbers")
+    scales = member.checked(f"{name}: scales", scales, scales.shape).float().contiguous()
+    block = block or count // scales.numel()
+    if -(-count // block) != scales.numel():
+        raise member.fail(f"{name}: scales", f"is {told(scales)}, for {count} codes")
+    return Codes(indices, table, scales, block)

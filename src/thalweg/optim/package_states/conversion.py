@@ -1,0 +1,283 @@
+"""Conversion of a state dict of another package to the form of an optimizer here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._core.dtensor import is_on_mesh
+from thalweg._core.options.clipping import Clipping
+from thalweg._core.options.update_targets import MASTER
+from thalweg._core.param_groups import Group
+from thalweg._core.quantized_slots import codec_of, encode_tensor, records_beside, shape_entry
+from thalweg._core.state import mismatch
+from thalweg.formula import Rule
+from thalweg.optim import state_mismatch
+from thalweg.optim.package_states.codes import Codes
+from thalweg.optim.package_states.member import Member, Report
+from thalweg.optim.package_states.table import PACKAGES, Package
+from thalweg.optim.param_scalars import scalar_dtype
+from thalweg.optim.quantized_state import SHAPE, STORAGE, storage_of
+
+_OF_GROUPS = ("params", "param_names")
+
+
+@dataclass
+class Conversion:
+    """A converted state.
+
+    Attributes:
+        state: The state dict in the form of the optimizer.
+        reports: What the conversion does, for each class.
+        values: New values of parameters, with their names.
+    """
+
+    state: dict[str, Any]
+    reports: list[Report]
+    values: list[tuple[str, Tensor, Tensor]]
+
+    def report_of(self, source: str, target: str) -> Report:
+        """Return the report of a class, and make it the last one."""
+        report = next((x for x in self.reports if x.source == source), Report(source, target))
+        self.reports = [*(x for x in self.reports if x is not report), report]
+        return report
+
+    def notes(self) -> list[str]:
+        """Return warnings about what was rounded or lost."""
+        return [
+            "converted from " + "; ".join(report.lines())
+            for report in self.reports
+            if report.rounded or report.lost
+        ]
+
+
+def recognize(saved_state: Mapping[str, Any], kinds: Sequence[str] = ()) -> list[Package] | None:
+    """Return the package of each group, or None if a group is of none.
+
+    Args:
+        saved_state: A state of the right form.
+        kinds: Optional. The class of each group here, preferred where a state is of several.
+    """
+    packages: list[Package | None] = []
+    for place, group in enumerate(saved_state["param_groups"]):
+        names = _entry_names(saved_state, [group])
+        entries = names or _entry_names(saved_state, saved_state["param_groups"])
+        candidates = [package for package in PACKAGES if package.matches(entries, group)]
+        kind = kinds[place] if place < len(kinds) else ""
+        fitting = [package for package in candidates if kind in package.into]
+        packages.append((fitting or candidates or [None])[0])
+    found = [package for package in packages if package is not None]
+    return found if found and len(found) == len(packages) else None
+
+
+def _entry_names(saved_state: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the names that are in the states of all parameters of groups that have one."""
+    keys = [key for group in groups for key in group["params"]]
+    states = [saved_state["state"].get(key) for key in keys]
+    names = [set(entries) for entries in states if isinstance(entries, Mapping) and entries]
+    return set[str].intersection(*names) if names else set()
+
+
+def convert_state(
+    optimizer: Any, saved_state: dict[str, Any], allow_loss: bool
+) -> Conversion | None:
+    """Return a state of another package as an optimizer keeps it, or None if it is not of one.
+
+    Args:
+        optimizer: The optimizer.
+        saved_state: The state, of the right form.
+        allow_loss: Whether parts without a counterpart are left out; otherwise they raise.
+
+    Raises:
+        CheckpointMismatchError: The optimizer is of another class than continues the state, a part
+            does not fit, or something would be lost.
+    """
+    groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
+    kinds = [_class_of(optimizer, group) for group in groups]
+    packages = recognize(saved_state, kinds)
+    if packages is None:
+        return None
+    title, sizes = type(optimizer).__name__, state_mismatch.sizes(groups)
+    if sizes != (saved_sizes := state_mismatch.sizes(saved_groups)):
+        raise mismatch([f"groups have {saved_sizes} parameters, those here {sizes}"], title)
+    conversion = Conversion({**saved_state, "state": dict(saved_state["state"])}, [], [])
+    converted_groups: list[dict[str, Any]] = []
+    for place, (package, kind) in enumerate(zip(packages, kinds, strict=True)):
+        if kind not in package.into:
+            expected = " or ".join(package.into)
+            problem = f"group {place} is of {package.name}, which {expected} continues, here {kind}"
+            raise mismatch([problem], title)
+        pair = groups[place], saved_groups[place]
+        members = _matched(pair, saved_state["state"], package)
+        report = conversion.report_of(package.name, kind)
+        options = _converted_group(optimizer, pair, package, report)
+        converted_groups.append({**options, "params": [key for _, key, _ in members]})
+        _convert_members(optimizer, members, pair, package, conversion)
+    conversion.state["param_groups"] = converted_groups
+    lost = [f"{n}, {why}" for report in conversion.reports for n, why in report.lost.items()]
+    if lost and not allow_loss:
+        sentence = "Nothing was loaded; allow_loss=True leaves it out."
+        raise mismatch([f"the state has {problem}" for problem in lost], title, sentence)
+    return conversion
+
+
+def _class_of(optimizer: Any, group: Group) -> str:
+    """Return the name of the class of this package that updates a group."""
+    classes = optimizer.class_of(group).__mro__
+    names = [cls.__name__ for cls in classes if cls.__module__.startswith("thalweg.")]
+    return names[0] if names else type(optimizer).__name__
+
+
+def _converted_group(
+    optimizer: Any, pair: tuple[Group, Mapping[str, Any]], package: Package, report: Report
+) -> dict[str, Any]:
+    """Return the options of a group, with its own where the other package has none."""
+    group, saved_group = pair
+    options = {name: value for name, value in group.items() if name not in _OF_GROUPS}
+    for name, value in saved_group.items():
+        if name in _OF_GROUPS:
+            continue
+        if name in package.renamed:
+            try:
+                options |= package.renamed[name](value, saved_group)
+            except (KeyError, TypeError, IndexError, AttributeError):
+                text = f"{name!r} is {state_mismatch.told(value)}, which is not an option of it"
+                raise mismatch([text], package.name) from None
+            report.exact[name] = ""
+        elif name in package.neutral:
+            _note_neutral(optimizer, name, value, package, report)
+        elif name not in (*package.unread, *package.numbers.values()):
+            options[name] = value
+            report.exact[name] = ""
+    rule = optimizer.rule_of({**group, **options})
+    storage = storage_of(rule)
+    return {**options, **package.fixed, **({STORAGE: storage} if storage else {})}
+
+
+def _note_neutral(
+    optimizer: Any, name: str, value: object, package: Package, report: Report
+) -> None:
+    """Note the loss of an option without a counterpart, unless it has no effect."""
+    is_plain = isinstance(value, bool | int | float | str | None)
+    if is_plain and value == package.neutral[name]:
+        return
+    reason = f"which is {state_mismatch.told(value)}"
+    if name == "max_grad_norm":
+        if is_plain and value == optimizer.step_options.of(Clipping).clip_grad_norm:
+            report.exact[name] = ""
+            return
+        reason += "; an optimizer with clip_grad_norm of this value has it"
+    report.lost[name] = reason
+
+
+def _convert_members(
+    optimizer: Any,
+    members: list[tuple[Tensor, Any, Any]],
+    pair: tuple[Group, Mapping[str, Any]],
+    package: Package,
+    conversion: Conversion,
+) -> None:
+    """Convert the states of the parameters of a group, in the state of the conversion."""
+    (group, saved_group), states = pair, conversion.state["state"]
+    report = conversion.reports[-1]
+    for param, key, title in members:
+        entries = states.get(key)
+        if not isinstance(entries, Mapping):
+            if entries is not None:
+                text = f"the state of '{title}' is {state_mismatch.told(entries)}, no dict"
+                raise mismatch([text], package.name)
+            continue
+        if not entries:
+            continue
+        member = Member(str(title), entries, saved_group, param, group, report)
+        states[key] = _converted_entries(optimizer, member, package)
+        if saved_group.get("train_mode") is False:
+            conversion.values.append((str(title), param, _train_point(member)))
+    if package.remark:
+        report.rounded["steps"] = package.remark
+
+
+def _matched(
+    pair: tuple[Group, Mapping[str, Any]], states: Mapping[Any, Any], package: Package
+) -> list[tuple[Tensor, Any, Any]]:
+    """Return parameters, keys and titles: by name if both sides have the same names, or by order.
+
+    Muon's distributed classes sort parameters by size.
+    """
+    group, saved_group = pair
+    names, saved_names = (x.get("param_names") for x in pair)
+    if names and saved_names and sorted(names) == sorted(saved_names):
+        return state_mismatch.matched(group, {**saved_group}, [])
+    members = state_mismatch.members_of(group, saved_group)
+    if package.name != "Muon" or all(_fits(states.get(key), param) for param, key, _ in members):
+        return members
+    order = sorted(range(len(members)), key=lambda n: members[n][0].shape, reverse=True)
+    keys = dict(zip(order, saved_group["params"], strict=True))
+    return [(param, keys[n], title) for n, (param, _, title) in enumerate(members)]
+
+
+def _fits(entries: Any, param: Tensor) -> bool:
+    """Return whether Muon's state of a parameter has its shape, or is absent."""
+    momentum = entries.get("momentum_buffer") if isinstance(entries, Mapping) else None
+    return not isinstance(momentum, Tensor) or momentum.shape == param.shape
+
+
+def _converted_entries(optimizer: Any, member: Member, package: Package) -> dict[str, Any]:
+    """Return the state of a parameter as the optimizer keeps it."""
+    rule: Rule = optimizer.rule_of(member.own_group)
+    names = {*package.entries, *package.unread, *package.numbers.values(), *package.slots.values()}
+    converted = {name: value for name, value in member.entries.items() if name not in names}
+    dtypes = {
+        slot.name: slot.dtype or (torch.float64 if slot.per else torch.float32)
+        for slot in rule.scalar_slots
+    }
+    if MASTER in converted and not optimizer.step_options.kinds.has_master(member.param):
+        del converted[MASTER]
+        if member.param.dtype != torch.float32:
+            member.report.lost[MASTER] = "which an optimizer with masters=True has"
+    for name, source in package.numbers.items():
+        number = member.number(source) if isinstance(source, str) else source(member)
+        converted[name] = torch.tensor(float(number), dtype=dtypes.get(name, scalar_dtype()))
+        member.report.exact[name] = ""
+    for name, source in package.slots.items():
+        value = member.tensor(source) if isinstance(source, str) else source(member)
+        converted[name] = _kept(optimizer, rule, member, name, value)
+    if any(x.dtype == torch.uint8 for x in converted.values() if isinstance(x, Tensor)):
+        converted[SHAPE] = shape_entry(member.param)
+    return converted
+
+
+def _kept(optimizer: Any, rule: Rule, member: Member, name: str, value: Tensor | Codes) -> Tensor:
+    """Return a slot in the codec or dtype that the optimizer keeps it in; report rounding."""
+    slot = next((slot for slot in rule.slots if slot.name == name), None)
+    member.report.exact[name] = ""
+    codec = None if slot is None or not slot.storage else codec_of(slot, member.param)
+    if codec is not None and is_on_mesh(member.param):
+        raise member.fail(name, "is of a DTensor, whose codes are not converted")
+    if isinstance(value, Codes):
+        records = None if codec is None else value.records(codec.name)
+        if records is not None and codec is not None:
+            return records_beside(codec, records, member.param)
+        value = value.decode().view(member.param.shape)
+    if codec is not None:
+        member.report.rounded[name] = f"encoded as {codec.name}"
+        return records_beside(codec, encode_tensor(codec, value.float()), member.param)
+    if slot is not None:
+        dtype = optimizer.step_options.kinds.of(slot, member.param)
+        if torch.finfo(dtype).bits < torch.finfo(value.dtype).bits:
+            member.report.rounded[name] = f"rounded to {state_mismatch.dtype_name(dtype)}"
+    return value
+
+
+def _train_point(member: Member) -> Tensor:
+    """Return the point at which a schedule-free step takes gradients, for a parameter that is the
+    average.
+    """
+    beta = member.beta(0) if "betas" in member.group else member.number("momentum")
+    param = member.param.detach()
+    member.report.exact["parameters"] = ""
+    return param.lerp(member.tensor("z").to(param), 1 - beta)

@@ -1,0 +1,135 @@
+"""State of one parameter in another package, with checked access."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from thalweg._core.param_groups import Group
+from thalweg._core.state import flaw, mismatch, shown
+from thalweg.optim.state_mismatch import are_numbers, is_number, kind_of, told
+
+
+@dataclass
+class Report:
+    """Entries and options of a state by what a conversion does to them.
+
+    Attributes:
+        source: The class of the other package.
+        target: The class here.
+        exact: Names of what keeps its value.
+        rounded: Names of what is rounded, with the reason.
+        lost: Names of what has no counterpart, with the reason.
+    """
+
+    source: str
+    target: str
+    exact: dict[str, str] = field(default_factory=dict[str, str])
+    rounded: dict[str, str] = field(default_factory=dict[str, str])
+    lost: dict[str, str] = field(default_factory=dict[str, str])
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
+        kept = [name for name in self.exact if name not in self.rounded and name not in self.lost]
+        lines = [f"{self.source} to {self.target}", f"exact: {', '.join(kept)}"]
+        for title, entries in (("rounded", self.rounded), ("lost", self.lost)):
+            lines += [f"{title}: {name}, {reason}" for name, reason in entries.items()]
+        return lines
+
+
+@dataclass(frozen=True)
+class Member:
+    """State of a parameter, and the options of its group, in another package.
+
+    Attributes:
+        title: Name of the parameter in messages.
+        entries: The state of the parameter.
+        group: The group.
+        param: The parameter here.
+        own_group: The group here.
+        report: Collector of what the conversion does.
+    """
+
+    title: str
+    entries: Mapping[str, Any]
+    group: Mapping[str, Any]
+    param: Tensor
+    own_group: Group
+    report: Report
+
+    def fail(self, name: str, problem: str) -> Exception:
+        """Return the error about an entry or option."""
+        return mismatch([f"'{self.title}/{name}' {problem}"], self.report.source)
+
+    def read(self, name: str) -> Any:
+        """Return an entry of the parameter, or else an option of its group.
+
+        Raises:
+            CheckpointMismatchError: Both are missing.
+        """
+        for values in (self.entries, self.group):
+            if name in values:
+                return values[name]
+        raise self.fail(name, "is missing")
+
+    def number(self, name: str) -> float:
+        """Return a number.
+
+        Raises:
+            CheckpointMismatchError: It is missing, or not a number.
+        """
+        value = self.read(name)
+        if not is_number(value):
+            raise self.fail(name, f"is {told(value)}, not a number")
+        return value.item() if isinstance(value, Tensor) else value
+
+    def beta(self, place: int) -> float:
+        """Return one of the two or three betas of the group.
+
+        Raises:
+            CheckpointMismatchError: They are missing, or not numbers.
+        """
+        betas = self.read("betas")
+        if not any(are_numbers(betas, count) for count in (2, 3)):
+            raise self.fail("betas", f"is {told(betas)}, not numbers")
+        return float(betas[place])
+
+    def tensor(self, name: str, shape: Sequence[int] | None = None) -> Tensor:
+        """Return a tensor of floating-point numbers.
+
+        Args:
+            name: Its name.
+            shape: The required shape; that of the parameter if None.
+
+        Raises:
+            CheckpointMismatchError: It is missing, not such a tensor, or of another shape.
+        """
+        return self.checked(name, self.read(name), self.param.shape if shape is None else shape)
+
+    def checked(self, name: str, value: object, shape: Sequence[int]) -> Tensor:
+        """Return a value, if it is a tensor of floating-point numbers of a shape.
+
+        Raises:
+            CheckpointMismatchError: It is not.
+        """
+        if problem := flaw(value):
+            raise self.fail(name, f"is {problem}")
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            raise self.fail(name, f"is {told(value)}, not floating-point numbers")
+        if tuple(value.shape) != tuple(shape):
+            raise self.fail(name, f"is {kind_of(value)}, not of shape {tuple(shape)}")
+        return value.detach()
+
+    def items(self, name: str, count: int) -> list[Any]:
+        """Return a list of so many items.
+
+        Raises:
+            CheckpointMismatchError: It is missing or something else.
+        """
+        value = self.read(name)
+        if not isinstance(value, list | tuple) or len(value) != count:  # pyright: ignore[reportUnknownArgumentType]
+            raise self.fail(name, f"is {shown(value)}, not a list of {count}")
+        return [*value]  # pyright: ignore[reportUnknownVariableType]
