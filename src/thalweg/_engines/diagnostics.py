@@ -28,6 +28,7 @@ from thalweg._engines.diagnostic_sums import sums_of_products
 from thalweg._engines.low_precision_copies import resumed
 from thalweg._engines.protocol import Columns, Stages, StepRequest
 from thalweg._engines.reduction_order import LEAF, Tree, leaf_counts
+from thalweg._engines.torch_functions import torch_dtype
 from thalweg.formula import Rule
 from thalweg.variable import numpy_copy
 
@@ -74,7 +75,7 @@ class VariableDiagnostics:
         self._codecs = codecs_of(request.rule.codecs, self._slots)
         self._copy = request.copies[index] if request.copies and request.from_copies else None
         self._flush = request.selection.denormals == "flush"
-        self._kind = reference.namespace_of(layout.compute_dtype(self._var.dtype))
+        self._kind = torch_dtype(layout.compute_dtype(self._var.dtype))
         grad = request.gradients[index]
         # A replayed step has sparse gradients as torch tensors.
         is_dense = isinstance(grad, Tensor) and grad.layout == torch.strided

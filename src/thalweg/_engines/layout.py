@@ -440,6 +440,17 @@ def as_packed(values: Tensor) -> Tensor:
     return values if is_aligned(values) else values.clone()
 
 
+def from_memory_order(flat: Tensor, var: Tensor) -> Tensor:
+    """Return elements as a view of the variable's shape.
+
+    Args:
+        flat: The elements in the order of the variable's memory, or of its indices if its memory
+            has gaps.
+        var: The variable.
+    """
+    return flat.as_strided(var.shape, var.stride()) if is_dense(var) else flat.view(var.shape)
+
+
 def warn_slow(name: str, reason: str) -> None:
     """Warn that the reference engine updates a variable, for a reason that follows its name."""
     warn(
