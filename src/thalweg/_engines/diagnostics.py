@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
+from thalweg._base.device_numbers import wide_dtype, widened
 from thalweg._engines import layout, reference
 from thalweg._engines.codecs.checks import codecs_of
 from thalweg._engines.codecs.records import decode_tensor
@@ -198,7 +199,7 @@ def _tree_of(counts: tuple[int, ...], device: torch.device | None) -> Tree:
 def _filled(count: int, number: float, device: torch.device | None) -> Array:
     if device is None:
         return np.full(count, number)
-    return torch.full((int(count),), number, dtype=torch.float64, device=device)
+    return torch.full((int(count),), number, dtype=wide_dtype(device), device=device)
 
 
 def _joining(arrays: list[Array], device: torch.device | None) -> Array:
@@ -209,7 +210,7 @@ def _stacked(numbers: list[Any], device: torch.device | None) -> Array:
     if device is None:
         return np.array(numbers, np.float64)
     scalars = [x if isinstance(x, Tensor) else _filled(1, x, device)[0] for x in numbers]
-    return torch.stack([scalar.double() for scalar in scalars])
+    return torch.stack([widened(scalar) for scalar in scalars])
 
 
 def _spans(flat: Tensor) -> Iterator[slice]:
@@ -274,7 +275,7 @@ def _merge_spans(spans: Sequence[Measurements]) -> Measurements:
         is_tensor = isinstance(span_values[0], Tensor)
         if name in PEAKS:
             peak = torch.stack(span_values).max() if is_tensor else np.max(span_values)
-            measurements[name] = peak.double() if is_tensor else float(peak)
+            measurements[name] = widened(peak) if is_tensor else float(peak)
         elif name in COUNTS:
             measurements[name] = sum(span_values[1:], span_values[0])
         else:

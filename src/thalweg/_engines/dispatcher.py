@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from thalweg.formula import Rule
 
 EngineKind = Literal["cpu", "cuda", "reference", "torch"]
-# Device types whose tensors have addresses.
-_BY_ADDRESS = ("cpu", "cuda")
 # The largest number of rows or columns that kernels for GPUs support.
 SIDE = 1 << 30
 # Number of cached plans beyond twice the variables of the step, before old ones are dropped.
@@ -191,7 +189,7 @@ class Dispatcher:
         """Return the engine of the variable at `index`; warn if its layout needs the reference."""
         device = request.variables[index].device
         engine = engine_of(device, request.selection.name)
-        if engine == "torch" and request.selection.name == "auto":
+        if engine == "torch" and request.selection.name == "auto" and device.type != "meta":
             _warn_unfused(device)
         if engine in ("reference", "torch"):
             return engine
@@ -257,7 +255,9 @@ class Dispatcher:
             with importing:
                 from thalweg._engines.reference import ReferencePart
             return ReferencePart(request)
-        return TorchRows(request) if engine == "torch" else self._sparse_plan(request, engine, number)
+        return (
+            TorchRows(request) if engine == "torch" else self._sparse_plan(request, engine, number)
+        )
 
     def _sparse_plan(self, request: StepRequest, engine: EngineKind, number: int) -> RowsPlan:
         # A plan is bound to one gradient, so each occurrence of a variable has its own plan.
@@ -326,13 +326,15 @@ def _copy_overlapping(
     written_tensors = [*variables, *(slot for var_slots in slots for slot in var_slots)]
     written_tensors += [copy for copy in copies if copy is not None]
     spans = sorted(
-        layout.byte_span(tensor) for tensor in written_tensors if tensor.device.type in _BY_ADDRESS
+        layout.byte_span(tensor)
+        for tensor in written_tensors
+        if tensor.device.type in layout.BY_ADDRESS
     )
     starts = np.array([start for start, _ in spans], np.int64)
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
 
     def copy_if_overlapping(memory: Tensor) -> Tensor:
-        if memory.device.type not in _BY_ADDRESS:
+        if memory.device.type not in layout.BY_ADDRESS:
             return memory
         start, end = layout.byte_span(memory)
         # Ranges that begin before the memory ends; it overlaps if one ends after it begins.

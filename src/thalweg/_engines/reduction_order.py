@@ -51,7 +51,9 @@ def leaves_of(values: Array) -> Array:
     height = LEAF // LANES if count > 1 else -(-len(values) // LANES)
     padded = library.zeros(count * height * LANES, **options)
     padded[: len(values)] = values
-    return _fold_lanes(padded.reshape(count, height, LANES), library.zeros((count, LANES), **options))
+    return _fold_lanes(
+        padded.reshape(count, height, LANES), library.zeros((count, LANES), **options)
+    )
 
 
 def _fold_lanes(rows: Any, lanes: Any) -> Any:

@@ -12,28 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg._base.device_numbers import widened
 from thalweg._engines.formula_parser import bind_formula, trace_formula
 from thalweg._engines.protocol import Dtype
 from thalweg.formula import Formula, narrow
-
-# Types of devices without float64.
-WITHOUT_FLOAT64 = {"mps"}
-
-
-def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return float64, or float32 for a device without float64 (Apple's, some of Intel's)."""
-    is_narrow = device.type in WITHOUT_FLOAT64 or (device.type == "xpu" and not _has_fp64(device))
-    return torch.float32 if is_narrow else torch.float64
-
-
-@cache
-def _has_fp64(device: torch.device) -> bool:
-    return bool(getattr(torch.xpu.get_device_properties(device), "has_fp64", True))
-
-
-def widened(tensor: Tensor) -> Tensor:
-    """Return a tensor in the widest dtype of its device; see `wide_dtype`."""
-    return tensor.to(wide_dtype(tensor.device))
 
 
 def torch_dtype(dtype: Dtype) -> torch.dtype:
@@ -119,9 +101,7 @@ def torch_evaluate(
     return [result.to(first.dtype).expand(first.shape) for result in results]
 
 
-def torch_transform(
-    stages: Sequence[Formula], grad: Tensor, scalars: Mapping[str, Any]
-) -> Tensor:
+def torch_transform(stages: Sequence[Formula], grad: Tensor, scalars: Mapping[str, Any]) -> Tensor:
     """Return a gradient after stages, in its dtype, which is the compute dtype."""
     for stage in stages:
         grad = torch_evaluate(stage, [grad], scalars)[0]

@@ -8,7 +8,7 @@ operation of a formula is one function of torch for all of them.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
+from thalweg._base.device_numbers import to_host, wide_dtype, widened
 from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Float64, Int64
@@ -37,13 +38,7 @@ from thalweg._engines.protocol import (
 from thalweg._engines.random_bits import SCALARS, UNCOUNTED
 from thalweg._engines.reduction_order import combine_leaves, leaves_by_tensor
 from thalweg._engines.row_column_reductions import View, reduce_lines, view_of
-from thalweg._engines.torch_functions import (
-    torch_dtype,
-    torch_evaluate,
-    torch_transform,
-    wide_dtype,
-    widened,
-)
+from thalweg._engines.torch_functions import torch_dtype, torch_evaluate, torch_transform
 from thalweg.formula import Formula, is_like_update, variable_squares
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.variable import REDUCED
@@ -225,7 +220,7 @@ class TorchPart:
                     values[member].append(part.reshape(-1))
         flat = leaves_by_tensor([part for parts in values for part in parts])
         counts = [len(leaves) for leaves in flat]
-        split = iter(np.split(_to_host(torch.cat(flat)), np.cumsum(counts)[:-1]))
+        split = iter(np.split(to_host(torch.cat(flat)), np.cumsum(counts)[:-1]))
         return [np.stack([next(split) for _ in parts], axis=-1) for parts in values]
 
     @no_grad()
@@ -257,7 +252,7 @@ class TorchPart:
         grads = {k: self._gradient(k) for k in range(len(largest)) if self._gradient(k).numel()}
         if grads:
             norms = torch._foreach_norm(list(grads.values()), torch.inf)  # pyright: ignore
-            largest[list(grads)] = _to_host(torch.stack([widened(norm) for norm in norms]))
+            largest[list(grads)] = to_host(torch.stack([widened(norm) for norm in norms]))
         return largest
 
     @no_grad()
@@ -266,9 +261,7 @@ class TorchPart:
         if columns.apply_flag is not None and not columns.apply_flag:
             return []
         with set_denormals(self._flush):
-            return [
-                call for batch in self._batches for call in self._update(batch, columns)
-            ]
+            return [call for batch in self._batches for call in self._update(batch, columns)]
 
     def _update(self, batch: Batch, columns: Columns) -> list[Call]:
         """Return calls that copy the new values of the variables of a batch, slots and copies."""
@@ -294,11 +287,10 @@ class TorchPart:
             columns_of = [request.variables, *zip(*request.slots, strict=True)][index]
             targets = [columns_of[member] for member in batch.members]
             calls.append(self._copy_call(batch, index, targets, stored[index]))
-        if request.copies is not None and (copy := request.copies[batch.members[0]]) is not None:
-            if 0 in stored or not request.from_copies:
-                values = stored.get(0, self._starts(batch))
-                copies = [cast("Tensor", request.copies[member]) for member in batch.members]
-                calls.append(self._copy_call(batch, 0, copies, saturated(values, copy.dtype)))
+        copies = [request.copies[member] for member in batch.members] if request.copies else [None]
+        if copies[0] is not None and (0 in stored or not request.from_copies):
+            values = saturated(stored.get(0, self._starts(batch)), copies[0].dtype)
+            calls.append(self._copy_call(batch, 0, cast("list[Tensor]", copies), values))
         return calls
 
     def _before(self, batch: Batch, scalars: Scalars) -> Tensor:
@@ -414,7 +406,7 @@ class TorchRows(TorchPart):
         for formula in formulas:
             source = self._starts(batch) if formula is variable_squares else grad
             (leaves,) = leaves_by_tensor([_values_of(formula, [source, source], {}).reshape(-1)])
-            sums.append(combine_leaves(_to_host(leaves), np.array([len(leaves)])))
+            sums.append(combine_leaves(to_host(leaves), np.array([len(leaves)])))
         return sums
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
@@ -490,7 +482,9 @@ def _waves(places: Tensor, count: int) -> Iterator[Tensor]:
     """Yield the positions of first, second, ... occurrences of `count` places."""
     order = torch.argsort(places, stable=True)
     ones = torch.ones_like(places)
-    counts = torch.zeros(count, dtype=places.dtype, device=places.device).index_add_(0, places, ones)
+    counts = torch.zeros(count, dtype=places.dtype, device=places.device).index_add_(
+        0, places, ones
+    )
     begins = (counts.cumsum(0) - counts)[places[order]]
     ranks = torch.empty_like(places)
     ranks[order] = torch.arange(len(places), device=places.device) - begins
@@ -537,7 +531,7 @@ def _kind_of(request: StepRequest, member: int) -> list[Any]:
 def _key_of(request: StepRequest, member: int) -> tuple[Any, ...]:
     """Return a key that is equal for variables of one batch."""
     var = request.variables[member]
-    number, origin = request.places[member] if request.places else (None, 0)
+    number = request.places[member][0] if request.places else None
     blocks = [codec.block for codec in _codecs_of(request, member) if codec is not None]
     is_alone = (
         isinstance(request.gradients[member], IndexedSlices)
@@ -577,7 +571,3 @@ def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Te
         return [reduce_lines(part, measure.over, measure.reduce) for part in parts]
     matrices = values.reshape(count * view.matrices, view.rows, view.columns)
     return list(reduce_lines(matrices, measure.over, measure.reduce).split(view.matrices))
-
-
-def _to_host(values: Tensor) -> Float64:
-    return values.detach().cpu().double().numpy()

@@ -1,4 +1,4 @@
-"""Encoding and decoding of records with torch functions of any device, bit for bit as in kernels."""
+"""Encoding and decoding of records with torch on any device, bit for bit as in kernels."""
 
 from __future__ import annotations
 
