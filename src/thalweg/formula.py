@@ -547,7 +547,7 @@ def sqrt(x: Any) -> Any:
     """
     if isinstance(x, torch.Tensor) and x.dtype is torch.float32:
         # Torch's float32 root is not correctly rounded on the CPU.
-        return x.double().sqrt().float()
+        return widened(x).sqrt().to(x.dtype)
     return _namespace(x).sqrt(x)
 
 

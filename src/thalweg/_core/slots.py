@@ -322,7 +322,7 @@ def _is_here(slot: object) -> bool:
 def dtype_of(rule_slot: Slot | None, var: Tensor) -> torch.dtype:
     """Return the dtype of the slot of a variable; `rule_slot` is the rule's slot, or None."""
     if rule_slot is not None and rule_slot.dtype is not None:
-        is_wide = rule_slot.dtype == torch.float64 and not rule_slot.scalar
+        is_wide = rule_slot.dtype == torch.float64
         return wide_dtype(var.device) if is_wide else rule_slot.dtype
     if rule_slot is None or not rule_slot.scalar:
         return var.dtype
