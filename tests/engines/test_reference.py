@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from bit_comparison import assert_same
 from rulebook import KEEP, Case, Problem, by_rule, case, take
 from thalweg import IndexedSlices
 from thalweg._engines import reference, saturated, torch_functions
 from thalweg._engines.layout import compute_dtype
 from thalweg._engines.protocol import Columns, StepRequest
+from thalweg._engines.torch_functions import TORCH, torch_evaluate
 from thalweg.formula import FORMULAS, Formula, gradient_squares, variable_squares
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
@@ -29,7 +31,7 @@ def exactly(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sqrt", "exp", "log", "power"):
-        monkeypatch.setitem(torch_functions.TORCH, name, exactly(reference.NUMPY[name]))
+        monkeypatch.setitem(TORCH, name, exactly(reference.NUMPY[name]))
     monkeypatch.setattr(torch_functions, "torch_formula", torch_functions.torch_formula.__wrapped__)
 
 
@@ -54,7 +56,7 @@ def test_torch_computes_the_bits_of_numpy(case: Case, dtype: torch.dtype) -> Non
         scalars = case.scalars(compute_dtype(dtype))
         for name, formula, tensors in formulas(case, problem):
             numpy_results = reference.evaluate_on(formula, tensors, scalars)
-            torch_results = torch_functions.torch_evaluate(formula, tensors, scalars)
+            torch_results = torch_evaluate(formula, tensors, scalars)
             for actual, expected in zip(torch_results, numpy_results, strict=True):
                 assert (actual.shape, actual.dtype) == (shape, dtype), (name, shape)
                 np.testing.assert_array_equal(actual.numpy(), expected, str((name, shape)))
@@ -66,9 +68,7 @@ def test_formulas_run_off_the_cpu(case: Case) -> None:
         problem = Problem.make(case.row, [shape], [torch.float32], seed=0)
         for name, formula, tensors in formulas(case, problem):
             on_meta = [tensor.to("meta") for tensor in tensors]
-            for tensor in torch_functions.torch_evaluate(
-                formula, on_meta, case.scalars(np.float32)
-            ):
+            for tensor in torch_evaluate(formula, on_meta, case.scalars(np.float32)):
                 assert (tensor.device.type, tensor.dtype) == ("meta", torch.float32), name
                 assert tensor.shape == shape, name
 
@@ -109,7 +109,7 @@ def test_formula_functions_accept_arrays_and_tensors(dtype: torch.dtype) -> None
         arrays = [tensor.numpy() for tensor in tensors]
         for actual in (
             reference.NUMPY[name](*arrays),
-            torch_functions.TORCH[name](*tensors).numpy(),
+            TORCH[name](*tensors).numpy(),
         ):
             assert actual.dtype == arrays[0].dtype, (name, numbers)
             np.testing.assert_array_equal(actual, [expected], str((name, numbers)))
@@ -171,3 +171,26 @@ def test_a_measure_reads_slots() -> None:
     ((measured,),) = reference.ReferencePart(request).compute_sums((slot_product,), (), columns)
     m, v = (slot.double() for slot in request.slots[0])
     assert measured == pytest.approx((m * v).sum().item(), rel=1e-12)
+
+
+TORCH_FUNCTIONS = KEEP._replace(name="torch")
+
+
+@by_rule()
+@pytest.mark.usefixtures("exact")
+@np.errstate(all="ignore")
+def test_torch_steps_equal_reference_steps(case: Case) -> None:
+    """Dense gradients in batches, and sparse ones with repeated rows."""
+    shapes, dtypes = [(4, 3), (7,), (4, 3)], [torch.float32, torch.float32, torch.bfloat16]
+    problem = Problem.make(case.row, shapes, dtypes, seed=0, special=0.1)
+    expected = take(case, problem.copy(), KEEP._replace(name="reference"), steps=2)
+    actual = take(case, problem.copy(), TORCH_FUNCTIONS, steps=2)
+    assert_same(actual.written(), expected.written())
+    if case.rule.is_whole:
+        return
+    problem = Problem.make(case.row, [(5, 3)], [torch.float32], seed=1)
+    rows = torch.tensor([3, 1, 3, 0, 3])
+    problem.gradients = [IndexedSlices(torch.randn(5, 3), rows, (5, 3))]
+    expected = take(case, problem.copy(), KEEP._replace(name="reference"), steps=2)
+    actual = take(case, problem.copy(), TORCH_FUNCTIONS, steps=2)
+    assert_same(actual.written(), expected.written())

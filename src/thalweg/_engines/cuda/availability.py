@@ -41,7 +41,7 @@ def _is_able(index: int) -> bool:
 def why_unfused(device: torch.device) -> str:
     """Return the reason why no kernels update variables on a device that is not the CPU."""
     if device.type != "cuda":
-        return "there is none for this type of device"
+        return "there are none for this type of device"
     if reason := why_unavailable():
         return reason
     required, present = (
