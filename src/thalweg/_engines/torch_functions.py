@@ -96,7 +96,11 @@ def torch_evaluate(
     target = first.dtype, first.device, first.dim()
     to_number = _to_number(*target)
     picked = {name: scalars[name] for name in trace_formula(formula).scalars}
-    arguments = {n: x if isinstance(x, Tensor) else to_number(x) for n, x in picked.items()}
+    # A measure in float64 reads vectors of float32.
+    arguments = {
+        name: x.to(first.dtype) if isinstance(x, Tensor) else to_number(x)
+        for name, x in picked.items()
+    }
     results = torch_formula(formula, *target)(*tensors, **arguments)
     return [result.to(first.dtype).expand(first.shape) for result in results]
 

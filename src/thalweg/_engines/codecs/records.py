@@ -1,10 +1,10 @@
 """Encoding and decoding of records with torch on any device, bit for bit as in kernels."""
 
+# torch.from_numpy has no types.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from thalweg._engines.codecs.codec import (
 from thalweg._engines.codecs.dither import dithers_of, round_codes
 from thalweg._engines.codecs.split8 import join_numbers, lower_beside, split_numbers
 from thalweg._engines.low_precision_copies import is_nearest
+from thalweg._engines.numpy_functions import numpy_formula
 from thalweg._engines.random_bits import Positions
 from thalweg._engines.torch_functions import torch_formula
 from thalweg.formula import Formula
@@ -25,8 +26,17 @@ from thalweg.formula import Formula
 _ONE_BITS = 0x3F800000  # the bits of 1.0
 
 
-def _function_of(formula: Formula, device: torch.device) -> Callable[..., Any]:
-    return torch_formula(formula, torch.float32, device, 2)
+def _evaluate(formula: Formula, *tensors: Tensor) -> Tensor:
+    """Return the result of a formula of a codec.
+
+    NumPy computes it on the CPU: the threads of torch do not flush denormals where a step does.
+    """
+    device = tensors[0].device
+    if device.type != "cpu":
+        return torch_formula(formula, torch.float32, device, 2)(*tensors)[0]
+    with np.errstate(all="ignore"):
+        results = numpy_formula(formula, np.float32)(*(tensor.numpy() for tensor in tensors))
+    return torch.from_numpy(np.asarray(results[0]))
 
 
 def encode_numbers(codec: Codec, numbers: Tensor, dithers: Tensor | None = None) -> Tensor:
@@ -38,13 +48,13 @@ def encode_numbers(codec: Codec, numbers: Tensor, dithers: Tensor | None = None)
         dithers: The dither of each number, from `dithers_of`; None for the nearest codes.
     """
     blocks = _in_blocks(codec, numbers)
-    (prepared,) = _function_of(codec.prepare, numbers.device)(blocks)
+    prepared = _evaluate(codec.prepare, blocks)
     # Compared as integers: denormals are not flushed to zero, and NaN is the largest.
     peaks = (prepared.view(torch.int32) & 0x7FFFFFFF).amax(1, keepdim=True)
     has_scale = (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
     scales = torch.where(has_scale, peaks, _ONE_BITS).view(torch.float32)
     scaled_numbers = torch.where(has_scale, prepared, 0)
-    (codes,) = _function_of(codec.encode, numbers.device)(scaled_numbers, scales)
+    codes = _evaluate(codec.encode, scaled_numbers, scales)
     unusual = torch.where(peaks > LARGEST_PEAK, NAN, 0)
     scale_bits = torch.where(has_scale, peaks, unusual).to(torch.int32)
     if dithers is None:
@@ -69,8 +79,7 @@ def decode_numbers(codec: Codec, records: Tensor, count: int) -> Tensor:
     scales = rows[:, :SCALE_BYTES].contiguous().view(torch.float32)
     codes = rows[:, SCALE_BYTES:]
     codes = (codes.contiguous().view(torch.int8) if codec.signed else codes).to(torch.float32)
-    (numbers,) = _function_of(codec.decode, records.device)(codes, scales)
-    return numbers.reshape(-1)[:count]
+    return _evaluate(codec.decode, codes, scales).reshape(-1)[:count]
 
 
 def encode_tensor(
