@@ -19,7 +19,8 @@ from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.engine_selection import EngineName
 from thalweg._engines.memory_protection import check_writable
 from thalweg._engines.protocol import Gradient, StepPlan, StepRequest, in_rounds
-from thalweg._engines.torch_part import TorchPart, TorchRows
+from thalweg._engines.torch_part import TorchPart
+from thalweg._engines.torch_rows import TorchRows
 from thalweg.errors import PerformanceWarning, warn
 from thalweg.indexed_slices import IndexedSlices
 

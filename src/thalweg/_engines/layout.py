@@ -291,7 +291,7 @@ def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
     if tensor1.device != tensor2.device:
         return False
     # Elsewhere the address of a tensor is that of an object, which says nothing about its memory.
-    storages = (tensor.untyped_storage()._cdata for tensor in (tensor1, tensor2))
+    storages = (tensor.untyped_storage()._cdata for tensor in (tensor1, tensor2))  # pyright: ignore[reportPrivateUsage]
     if tensor1.device.type not in BY_ADDRESS and len(set(storages)) > 1:
         return False
     if is_dense(tensor1) and is_dense(tensor2):

@@ -73,7 +73,7 @@ def draw_bits(
     high = (group >> 32) << 8 | stream
     words = torch.stack(philox((group & MASK, step, number, high), key), dim=-1)
     halves = torch.stack([words & 0xFFFF, words >> 16], dim=-1).to(torch.int32)
-    rows = halves.view(-1, GROUP).split([count for count, _ in selections])
+    rows = torch.split(halves.view(-1, GROUP), [count for count, _ in selections])
     pairs = zip(rows, selections, strict=True)
     return torch.cat([row.reshape(-1)[selection] for row, (_, selection) in pairs])
 

@@ -89,9 +89,19 @@ def _to_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callable[[
 
 
 def torch_evaluate(
-    formula: Formula, tensors: Sequence[Tensor], scalars: Mapping[str, Any]
+    formula: Formula,
+    tensors: Sequence[Tensor],
+    scalars: Mapping[str, Any],
+    dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
-    """Return the results of a formula over tensors of any device, in the dtype of the first."""
+    """Return the results of a formula over tensors of any device.
+
+    Args:
+        formula: The formula.
+        tensors: Its streams; the dtype of the first is that of the arithmetic.
+        scalars: Its scalars by name.
+        dtype: Optional. The dtype of the results, by default that of the arithmetic.
+    """
     first = tensors[0]
     target = first.dtype, first.device, first.dim()
     to_number = _to_number(*target)
@@ -102,7 +112,7 @@ def torch_evaluate(
         for name, x in picked.items()
     }
     results = torch_formula(formula, *target)(*tensors, **arguments)
-    return [result.to(first.dtype).expand(first.shape) for result in results]
+    return [result.to(dtype or first.dtype).expand(first.shape) for result in results]
 
 
 def torch_transform(stages: Sequence[Formula], grad: Tensor, scalars: Mapping[str, Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Part of a step computed by torch functions, on devices without kernels.
+"""Part of a step with dense gradients computed by torch functions, on devices without kernels.
 
 The formulas are those of the other engines. Small variables are joined into batches, so that an
 operation of a formula is one function of torch for all of them.
@@ -33,13 +33,12 @@ from thalweg._engines.protocol import (
     Scalars,
     Stages,
     StepRequest,
-    formula_of_rows,
 )
 from thalweg._engines.random_bits import SCALARS, UNCOUNTED
 from thalweg._engines.reduction_order import combine_leaves, leaves_by_tensor
 from thalweg._engines.row_column_reductions import View, reduce_lines, view_of
 from thalweg._engines.torch_functions import torch_dtype, torch_evaluate, torch_transform
-from thalweg.formula import Formula, is_like_update, variable_squares
+from thalweg.formula import Formula, is_like_update
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.variable import REDUCED
 
@@ -132,7 +131,7 @@ class TorchPart:
         if batch.is_stacked:
             return list(values.unbind(0))
         shapes = [self._request.variables[member].shape for member in batch.members]
-        rows = values.split([shape.numel() for shape in shapes])
+        rows = torch.split(values, [shape.numel() for shape in shapes])
         return [row.view(shape) for row, shape in zip(rows, shapes, strict=True)]
 
     def _kind(self, batch: Batch) -> torch.dtype:
@@ -147,7 +146,7 @@ class TorchPart:
         sizes = [request.variables[member].numel() for member in members]
         for name, vector in columns.separate.items():
             if not isinstance(vector, Tensor) and (vector[members] == vector[members[0]]).all():
-                scalars[name] = vector[members[0]]
+                scalars[name] = compute_dtype(first.dtype)(vector[members[0]])
                 continue
             if isinstance(vector, Tensor):
                 numbers = torch.stack([vector[member] for member in members])
@@ -215,7 +214,7 @@ class TorchPart:
                 *self._slots(batch),
             ]
             for formula in formulas:
-                measured = _values_of(formula, tensors, scalars)
+                measured = values_of_measure(formula, tensors, scalars)
                 for member, part in zip(batch.members, self._split(batch, measured), strict=True):
                     values[member].append(part.reshape(-1))
         flat = leaves_by_tensor([part for parts in values for part in parts])
@@ -240,7 +239,7 @@ class TorchPart:
                 *self._slots(batch),
             ]
             for measure in measures:
-                values = _values_of(measure.function, tensors, scalars)
+                values = values_of_measure(measure.function, tensors, scalars)
                 parts = _reduce(values, view_of(var.shape), len(batch.members), measure)
                 for member, part in zip(batch.members, parts, strict=True):
                     lines[member].append(part)
@@ -372,124 +371,10 @@ class TorchPart:
             parts = self._split(batch, values)
         else:
             sizes = [target.numel() for target in targets]
-            rows = values.reshape(-1).split(sizes)
+            rows = torch.split(values.reshape(-1), sizes)
             parts = [row.view(target.shape) for row, target in zip(rows, targets, strict=True)]
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         return partial(copy, [target.detach() for target in targets], parts)
-
-
-class TorchRows(TorchPart):
-    """Plan for one variable with a sparse gradient; a `Part` of a step.
-
-    Args:
-        request: The step, of one variable.
-    """
-
-    def _gradient(self, member: int) -> Tensor:
-        """Return the values of the gradient, duplicates included."""
-        if self._gradients is None:
-            raise RuntimeError("the part is not aimed at gradients")
-        return layout.as_packed(values_of(self._gradients[member]))
-
-    def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """Return False: each step is planned from scratch."""
-        return False
-
-    @no_grad()
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """See `StepPlan`."""
-        (batch,) = self._batches
-        grad = self._staged(batch, stages, self._scalars(batch, columns))
-        sums: list[Float64] = []
-        for formula in formulas:
-            source = self._starts(batch) if formula is variable_squares else grad
-            (leaves,) = leaves_by_tensor([_values_of(formula, [source, source], {}).reshape(-1)])
-            sums.append(combine_leaves(to_host(leaves), np.array([len(leaves)])))
-        return sums
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `StepPlan`."""
-        return [np.empty((0, len(formulas)))]
-
-    def _update(self, batch: Batch, columns: Columns) -> list[Call]:
-        """Return calls that copy the new rows of variable, slots and copy."""
-        request, rule, kind = self._request, self._rule, self._kind(batch)
-        scalars = self._scalars(batch, columns)
-        var, start = request.variables[0], self._starts(batch).view(request.variables[0].shape)
-        tensors = [start, *(slot.detach() for slot in request.slots[0])]
-        grad = cast("IndexedSlices", (self._gradients or ())[0])
-        values = self._staged(batch, self._stages, scalars).view(grad.values.shape)
-        values = values.to(var.dtype).to(kind)
-        rows, places = torch.unique(grad.indices.detach().long(), return_inverse=True)
-        blocks = [tensor[rows].to(kind) for tensor in tensors]
-        if rule.before is not None:
-            moved = torch_transform((rule.before,), blocks[0], scalars)
-            blocks[0] = moved.to(var.dtype).to(kind)
-        formula = formula_of_rows(rule, var)
-        if rule.duplicates == "sum":
-            sums = torch.zeros_like(blocks[0]).index_add_(0, places, values)
-            inputs = [blocks[0], sums.to(var.dtype).to(kind), *blocks[1:]]
-            blocks = self._evaluate_rows(formula, inputs, scalars)
-        else:
-            for wave in _waves(places, len(rows)):
-                chosen = places[wave]
-                inputs = [block[chosen] for block in blocks]
-                inputs.insert(1, values[wave])
-                for block, result in zip(
-                    blocks, self._evaluate_rows(formula, inputs, scalars), strict=True
-                ):
-                    block.index_copy_(0, chosen, result)
-        calls = self._row_calls(formula, 1, rows, blocks)
-        if rule.update_untouched is not None:
-            mask = torch.ones(len(var), dtype=torch.bool, device=rows.device)
-            rest = mask.index_fill_(0, rows, value=False).nonzero().view(-1)
-            inputs = [tensor[rest].to(kind) for tensor in tensors]
-            blocks = self._evaluate_rows(rule.update_untouched, inputs, scalars)
-            calls += self._row_calls(rule.update_untouched, 0, rest, blocks)
-        return calls
-
-    def _evaluate_rows(
-        self, formula: Formula, inputs: Sequence[Tensor], scalars: Scalars
-    ) -> list[Tensor]:
-        """Return new rows of variable and slots, rounded to their dtypes."""
-        tensors = [self._request.variables[0], *self._request.slots[0]]
-        pairs = zip(torch_evaluate(formula, inputs, scalars), tensors, strict=True)
-        return [result.to(tensor.dtype).to(result.dtype) for result, tensor in pairs]
-
-    def _row_calls(
-        self, formula: Formula, grad_count: int, rows: Tensor, blocks: Sequence[Tensor]
-    ) -> list[Call]:
-        """Return calls that copy new rows into the tensors that a formula changes."""
-        request, graph = self._request, trace_formula(formula)
-        tensors = [request.variables[0], *request.slots[0]]
-        is_moved = self._rule.before is not None and grad_count > 0
-        changed = [
-            index
-            for index in range(len(tensors))
-            if not graph.passes_through(index, index + (grad_count if index else 0))
-            or (is_moved and not index)
-        ]
-        pairs = [(tensors[index], blocks[index].to(tensors[index].dtype)) for index in changed]
-        copy = request.copies[0] if request.copies else None
-        if copy is not None and (0 in changed or not request.from_copies):
-            pairs.append((copy, saturated(blocks[0], copy.dtype)))
-        return [partial(tensor.detach().index_copy_, 0, rows, block) for tensor, block in pairs]
-
-
-def _waves(places: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield the positions of first, second, ... occurrences of `count` places."""
-    order = torch.argsort(places, stable=True)
-    ones = torch.ones_like(places)
-    counts = torch.zeros(count, dtype=places.dtype, device=places.device).index_add_(
-        0, places, ones
-    )
-    begins = (counts.cumsum(0) - counts)[places[order]]
-    ranks = torch.empty_like(places)
-    ranks[order] = torch.arange(len(places), device=places.device) - begins
-    for rank in range(int(counts.max()) if count else 0):
-        yield (ranks == rank).nonzero().view(-1)
 
 
 def _batches_of(request: StepRequest) -> Iterator[Batch]:
@@ -549,7 +434,7 @@ def _are_same(left: Sequence[object], right: Sequence[object]) -> bool:
     return len(left) == len(right) and all(map(is_, left, right))
 
 
-def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
+def values_of_measure(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
     """Return the values of a measure's formula for each element, in the widest dtype.
 
     Args:
@@ -561,7 +446,7 @@ def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) ->
     kind = tensors[1].dtype if is_like_update(formula) else wide
     count = len(trace_formula(formula).positional)
     inputs = [tensor.to(kind) for tensor in tensors[:count]]
-    return torch_evaluate(formula, inputs, scalars)[0].to(wide)
+    return torch_evaluate(formula, inputs, scalars, wide)[0]
 
 
 def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Tensor]:
@@ -570,4 +455,5 @@ def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Te
         parts = values.reshape(count, *view).unbind(0)
         return [reduce_lines(part, measure.over, measure.reduce) for part in parts]
     matrices = values.reshape(count * view.matrices, view.rows, view.columns)
-    return list(reduce_lines(matrices, measure.over, measure.reduce).split(view.matrices))
+    lines = reduce_lines(matrices, measure.over, measure.reduce)
+    return list(torch.split(lines, view.matrices))
