@@ -181,7 +181,10 @@ class Dispatcher:
             self._select_engine(request, index) for index in range(len(request.variables))
         ]
         pairs = zip(request.variables, engines, strict=True) if repeats else ()
-        slow = {id(var): engine for var, engine in pairs if engine in ("reference", "torch")}
+        slow: dict[int, EngineKind] = {}
+        for var, engine in pairs:
+            if engine in ("reference", "torch"):
+                slow[id(var)] = engine
         for index, var in enumerate(request.variables if slow else ()):
             engines[index] = slow.get(id(var), engines[index])
         return engines

@@ -78,9 +78,8 @@ class TorchRows(TorchPart):
         grad = cast("IndexedSlices", self._gradients[0])  # pyright: ignore[reportOptionalSubscript]
         values = self._staged(batch, self._stages, scalars).view(grad.values.shape)
         values = values.to(var.dtype).to(kind)
-        unique: Any = torch.unique
-        found: tuple[Tensor, Tensor] = unique(grad.indices.detach().long(), return_inverse=True)
-        rows, places = found
+        indices = grad.indices.detach().long()
+        rows, places = cast(Any, torch).unique(indices, return_inverse=True)
         blocks = [tensor[rows].to(kind) for tensor in tensors]
         if rule.before is not None:
             moved = torch_transform((rule.before,), blocks[0], scalars)
