@@ -18,6 +18,7 @@ import torch
 
 from thalweg._base import scalars
 from thalweg._base.composed_formula import ChainedFormula as ChainedFormula
+from thalweg._base.device_numbers import widened
 from thalweg._base.execution_context import is_ours
 from thalweg._base.lazy import lazy, offered
 from thalweg._base.locks import importing
@@ -546,7 +547,7 @@ def sqrt(x: Any) -> Any:
     """
     if isinstance(x, torch.Tensor) and x.dtype is torch.float32:
         # Torch's float32 root is not correctly rounded on the CPU.
-        return x.double().sqrt().float()
+        return widened(x).sqrt().to(x.dtype)
     return _namespace(x).sqrt(x)
 
 
@@ -596,7 +597,9 @@ def wide(x: Any) -> Any:
     """Return `x` in float64, for the few kernels that compute float32 in double precision."""
     if hasattr(x, "widen"):  # a symbol of `_core/scalar_tracing.py`
         return x.widen()
-    return x.double() if isinstance(x, torch.Tensor) else np.asarray(x, np.float64)[()]
+    if isinstance(x, torch.Tensor):
+        return widened(x)
+    return np.asarray(x, np.float64)[()]
 
 
 def narrow(x: Any, like: Any) -> Any:

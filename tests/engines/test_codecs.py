@@ -11,11 +11,18 @@ import pytest
 import torch
 
 from pairwise import cover_values
-from quantized_rules import encode_slots, encoded_case, numbers_of, records_of, shard_of
+from quantized_rules import (
+    decode_array,
+    encode_array,
+    encode_slots,
+    encoded_case,
+    numbers_of,
+    records_of,
+    shard_of,
+)
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, assert_same, case, label, reference, take
 from thalweg._engines.codecs import CODECS, OF_SLOTS
 from thalweg._engines.codecs.codec import Codec
-from thalweg._engines.codecs.records import decode_array, encode_array
 from thalweg._engines.cpu import kernel_group
 from thalweg._engines.random_bits import ElementRuns
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from case_batches import many
+from quantized_rules import decode_array, encode_array
 from thalweg import optim
 from thalweg._engines.codecs import CODECS, OF_SLOTS
 from thalweg._engines.codecs.dither import dithers_of
-from thalweg._engines.codecs.records import decode_array, decode_tensor, encode_array, encode_tensor
+from thalweg._engines.codecs.records import decode_tensor, encode_tensor
 
 # Bounds of the largest step and of the mean of the last ones, in those of float32.
 UPPER, LOWER = 3.0, 1 / 3
@@ -175,5 +176,5 @@ def test_steps_without_step_number_use_the_nearest_code() -> None:
 
 def test_dithers_of_a_run_of_steps_are_spread_evenly() -> None:
     """By the golden ratio, no gap between sorted dithers is much wider than the mean gap."""
-    dithers = np.sort([dithers_of(3, step)[2] for step in range(1000)])
+    dithers = np.sort([float(dithers_of(3, step)[2]) for step in range(1000)])
     assert np.diff(dithers).max() < 3 / 1000

@@ -29,7 +29,6 @@ ANSWERS = [
     ),
 ]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-ROUND = {torch.float16: philox.round_to_half, torch.bfloat16: philox.round_to_bfloat}
 DRAWS = (0, 1, 32767, 32768, 65535)  # of 16 bits
 by_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
@@ -37,7 +36,8 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize(("counter", "key", "words"), ANSWERS)
 def test_philox_has_known_answers(counter: Any, key: Any, words: Any) -> None:
     first, step, number, high = counter
-    draws = philox.philox((np.uint64(first), step, number, np.uint64(high)), key)
+    group, upper = torch.tensor([first]), torch.tensor([high])
+    draws = philox.philox((group, step, number, upper), key)
     assert tuple(map(int, draws)) == words
 
 
@@ -52,8 +52,15 @@ def test_kernel_source_philox_has_known_answers() -> None:
         assert tuple(halves) == words
 
 
-def drawn(count: int, first: int = 0, step: int = 3, number: int = 2, stream: int = 1, **key: Any):
-    return philox.draw_bits(count, first, step, number, stream, key.get("key", (5, 6)))
+def drawn(
+    count: int,
+    first: int = 0,
+    step: int = 3,
+    number: int = 2,
+    stream: int = 1,
+    key: tuple[int, int] = (5, 6),
+) -> Any:
+    return philox.draw_bits([(number, first, count)], step, stream, key).numpy()
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 8, 9, 4097, (1 << 35) - 3, (1 << 40) + 5])
@@ -108,9 +115,9 @@ def rounded(
 
 def of_bits(numbers: torch.Tensor, dtype: torch.dtype, draw: Any) -> torch.Tensor:
     """Round by the functions of `philox` with given bits."""
-    flat = numbers.numpy().reshape(-1)
-    rounded_bits = ROUND[dtype](flat, np.broadcast_to(np.asarray(draw, np.uint32), flat.shape))
-    return torch.from_numpy(rounded_bits.view(np.int16)).view(dtype).view(numbers.shape)
+    flat = numbers.reshape(-1)
+    draws = torch.as_tensor(draw, dtype=torch.int32).expand(flat.shape)
+    return philox.round_randomly(flat, dtype, draws).view(numbers.shape)
 
 
 @pytest.fixture
@@ -202,7 +209,7 @@ def test_rounding_up_is_proportional(
     assert set(drawn_values[is_up].tolist()) == {low + float(np.copysign(place, low))}
 
 
-@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize("engine", ["cpu", "reference", "torch"])
 @pytest.mark.parametrize(("dtype", "low", "place", "share"), SHARES)
 def test_mean_of_rounded_numbers_is_the_number(
     dtype: torch.dtype, low: float, place: float, share: float, engine: str
@@ -230,7 +237,7 @@ AT_THE_END = [
 
 
 @pytest.mark.parametrize(("dtype", "number", "expected"), AT_THE_END)
-@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize("engine", ["cpu", "reference", "torch"])
 def test_overflow_rounds_as_to_nearest(
     dtype: torch.dtype, number: float, expected: float, engine: str
 ) -> None:
@@ -258,14 +265,14 @@ def patterns(count: int, seed: int = 0) -> torch.Tensor:
 def test_engines_draw_equal_bits(size: int, place: tuple[int, int], dtype: torch.dtype) -> None:
     numbers = patterns(size)
     key = tuple(int(x) for x in list(random_bits.scalars_of(7**15, 5).values())[1:])
-    draws = philox.draw_bits(size, place[1], 5, place[0], 1, key)
+    draws = drawn(size, place[1], 5, place[0], 1, key)
     expected = bits(of_bits(numbers, dtype, draws))
-    for engine in ("cpu", "reference"):
+    for engine in ("cpu", "reference", "torch"):
         assert torch.equal(bits(rounded(numbers, dtype, engine, place, 5)), expected)
 
 
 @by_dtype
-@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize("engine", ["cpu", "reference", "torch"])
 def test_partial_launches_draw_the_bits_of_the_whole(engine: str, dtype: torch.dtype) -> None:
     numbers = patterns(70_000, 1)
     expected_bits, begin = bits(rounded(numbers, dtype, engine, (4, 0))), 0

@@ -12,9 +12,10 @@ import torch
 from bit_comparison import assert_same
 from rulebook import KEEP, Case, Problem, by_rule, case, take
 from thalweg import IndexedSlices
-from thalweg._engines import reference, saturated
+from thalweg._engines import reference, saturated, torch_functions
 from thalweg._engines.layout import compute_dtype
 from thalweg._engines.protocol import Columns, StepRequest
+from thalweg._engines.torch_functions import TORCH, torch_evaluate
 from thalweg.formula import FORMULAS, Formula, gradient_squares, variable_squares
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
@@ -30,8 +31,8 @@ def exactly(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sqrt", "exp", "log", "power"):
-        monkeypatch.setitem(reference.TORCH, name, exactly(reference.NUMPY[name]))
-    monkeypatch.setattr(reference, "torch_formula", reference.torch_formula.__wrapped__)
+        monkeypatch.setitem(TORCH, name, exactly(reference.NUMPY[name]))
+    monkeypatch.setattr(torch_functions, "torch_formula", torch_functions.torch_formula.__wrapped__)
 
 
 def formulas(case: Case, problem: Problem) -> list[tuple[str, Formula, list[torch.Tensor]]]:
@@ -55,7 +56,7 @@ def test_torch_computes_the_bits_of_numpy(case: Case, dtype: torch.dtype) -> Non
         scalars = case.scalars(compute_dtype(dtype))
         for name, formula, tensors in formulas(case, problem):
             numpy_results = reference.evaluate_on(formula, tensors, scalars)
-            torch_results = reference.torch_evaluate(formula, tensors, scalars)
+            torch_results = torch_evaluate(formula, tensors, scalars)
             for actual, expected in zip(torch_results, numpy_results, strict=True):
                 assert (actual.shape, actual.dtype) == (shape, dtype), (name, shape)
                 np.testing.assert_array_equal(actual.numpy(), expected, str((name, shape)))
@@ -67,7 +68,7 @@ def test_formulas_run_off_the_cpu(case: Case) -> None:
         problem = Problem.make(case.row, [shape], [torch.float32], seed=0)
         for name, formula, tensors in formulas(case, problem):
             on_meta = [tensor.to("meta") for tensor in tensors]
-            for tensor in reference.torch_evaluate(formula, on_meta, case.scalars(np.float32)):
+            for tensor in torch_evaluate(formula, on_meta, case.scalars(np.float32)):
                 assert (tensor.device.type, tensor.dtype) == ("meta", torch.float32), name
                 assert tensor.shape == shape, name
 
@@ -106,7 +107,10 @@ def test_formula_functions_accept_arrays_and_tensors(dtype: torch.dtype) -> None
     for name, numbers, expected in CHOICES:
         tensors = [torch.tensor([value], dtype=dtype) for value in numbers]
         arrays = [tensor.numpy() for tensor in tensors]
-        for actual in (reference.NUMPY[name](*arrays), reference.TORCH[name](*tensors).numpy()):
+        for actual in (
+            reference.NUMPY[name](*arrays),
+            TORCH[name](*tensors).numpy(),
+        ):
             assert actual.dtype == arrays[0].dtype, (name, numbers)
             np.testing.assert_array_equal(actual, [expected], str((name, numbers)))
             assert np.signbit(actual[0]) == np.signbit(expected) or expected != expected, (
@@ -125,24 +129,6 @@ def one_step(
     slots = [[tensor.to(slot) for tensor in slots] for slots in problem.slots]
     parts = (problem.variables, problem.gradients, slots)
     return StepRequest(case(name).rule, STAGES, *parts, ["w"], KEEP)
-
-
-@pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("slot", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["Adam", "Adadelta"])
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
-def test_stages_and_update_equal_numpy(dtype: torch.dtype, name: str, slot: torch.dtype) -> None:
-    request = one_step(name, dtype, slot)
-    scalars = case(name).scalars(compute_dtype(dtype))
-    for stage in STAGES:
-        code = stage.__code__
-        expected = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-        scalars |= {hyper: compute_dtype(dtype)(0.5) for hyper in expected}
-    tensors = [request.variables[0], *request.slots[0]]
-    args = (request.rule, STAGES, tensors, request.gradients[0], scalars)
-    pairs = zip(reference._torch_results(*args), reference._numpy_results(*args), strict=True)
-    for actual, expected in pairs:
-        assert_same([actual], [expected])
 
 
 def test_partial_step_is_not_replayed() -> None:
@@ -185,3 +171,26 @@ def test_a_measure_reads_slots() -> None:
     ((measured,),) = reference.ReferencePart(request).compute_sums((slot_product,), (), columns)
     m, v = (slot.double() for slot in request.slots[0])
     assert measured == pytest.approx((m * v).sum().item(), rel=1e-12)
+
+
+TORCH_FUNCTIONS = KEEP._replace(name="torch")
+
+
+@by_rule()
+@pytest.mark.usefixtures("exact")
+@np.errstate(all="ignore")
+def test_torch_steps_equal_reference_steps(case: Case) -> None:
+    """Dense gradients in batches, and sparse ones with repeated rows."""
+    shapes, dtypes = [(4, 3), (7,), (4, 3)], [torch.float32, torch.float32, torch.bfloat16]
+    problem = Problem.make(case.row, shapes, dtypes, seed=0, special=0.1)
+    expected = take(case, problem.copy(), KEEP._replace(name="reference"), steps=2)
+    actual = take(case, problem.copy(), TORCH_FUNCTIONS, steps=2)
+    assert_same(actual.written(), expected.written())
+    if case.rule.is_whole:
+        return
+    problem = Problem.make(case.row, [(5, 3)], [torch.float32], seed=1)
+    rows = torch.tensor([3, 1, 3, 0, 3])
+    problem.gradients = [IndexedSlices(torch.randn(5, 3), rows, (5, 3))]
+    expected = take(case, problem.copy(), KEEP._replace(name="reference"), steps=2)
+    actual = take(case, problem.copy(), TORCH_FUNCTIONS, steps=2)
+    assert_same(actual.written(), expected.written())

@@ -9,13 +9,28 @@ import pytest
 import torch
 
 from thalweg import Rule, Slot, check_rule
+from thalweg._engines.codecs import split8
 from thalweg._engines.codecs.records import encode_tensor, lower_of, split_tensor
-from thalweg._engines.codecs.split8 import SPLIT8, join_numbers, lower_beside, split_numbers
+from thalweg._engines.codecs.split8 import SPLIT8
 from thalweg.errors import RuleError
 
 BFLOATS = np.arange(1 << 16, dtype=np.uint16)  # all bfloat16
 SIZE = BFLOATS & 0x7FFF
 IS_SPECIAL = (SIZE == 0) | (SIZE >= 0x7F80)  # zeros, infinities and NaN, whatever the code
+
+
+def bfloat_tensor(upper: Any) -> torch.Tensor:
+    return torch.from_numpy(upper.view(np.int16)).view(torch.bfloat16)
+
+
+def join_numbers(upper: Any, codes: Any) -> Any:
+    return split8.join_numbers(bfloat_tensor(upper), torch.from_numpy(codes)).numpy()
+
+
+def split_numbers(numbers: Any, bits: Any = None) -> tuple[Any, Any]:
+    draws = None if bits is None else torch.from_numpy(bits.astype(np.int32))
+    upper, codes = split8.split_numbers(torch.from_numpy(numbers), draws)
+    return upper.view(torch.int16).numpy().view(np.uint16), codes.numpy()
 
 
 def floats(bits: Any) -> Any:
@@ -93,7 +108,7 @@ def test_a_parameter_is_the_nearest_bfloat16() -> None:
     ],
 )  # fmt: skip
 def test_split_of_single_numbers_is_as_specified(number: float, upper: int, code: int) -> None:
-    parts = split_numbers(np.float32([number]))
+    parts = split_numbers(np.array([number], np.float32))
     assert (int(parts[0][0]), int(parts[1].view(np.int8)[0])) == (upper, code)
     assert encode_tensor(SPLIT8, torch.tensor([number])).tolist() == [code & 255]
 
@@ -113,7 +128,7 @@ def test_codes_of_torch_rounded_parameters_are_clamped() -> None:
     numbers = patterns()
     torch_rounded = torch.from_numpy(numbers).to(torch.bfloat16)
     upper = torch_rounded.view(torch.int16).numpy().view(np.uint16)
-    codes = lower_beside(numbers, upper)
+    codes = split8.lower_beside(torch.from_numpy(numbers), torch_rounded).numpy()
     np.testing.assert_array_equal(lower_of(torch.from_numpy(numbers)).numpy(), codes)
     upper_parts, expected = split_numbers(numbers)
     np.testing.assert_array_equal(codes[upper_parts == upper], expected[upper_parts == upper])

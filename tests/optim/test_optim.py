@@ -447,9 +447,9 @@ def test_copies_keep_options() -> None:
         assert copied_opt._step_supports_amp_scaling
 
 
-def test_clipping_of_unsupported_params_raises() -> None:
-    opt = optim.Adam([torch.ones(2, requires_grad=True, device="meta")], clip_grad_norm=1.0)
-    opt.param_groups[0]["params"][0].grad = torch.ones(2, device="meta")
+def test_clipping_of_unsupported_steps_raises() -> None:
+    opt = optim.Adam([torch.ones(2, requires_grad=True)], clip_grad_norm=1.0, differentiable=True)
+    opt.param_groups[0]["params"][0].grad = torch.ones(2)
     with pytest.raises(NotImplementedError, match="Adam with clip_grad_norm takes steps on"):
         opt.step()
 

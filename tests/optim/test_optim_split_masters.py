@@ -39,7 +39,7 @@ def split_of(bits: Any, codes: Any) -> tuple[torch.nn.Parameter, Any, Tensor]:
     optimizer = optim.SGD([param], lr=1e-3, weights="split")
     step_by_zero(param, optimizer)
     optimizer.state[param][CORRECTION].copy_(torch.from_numpy(codes))
-    return param, optimizer, torch.from_numpy(join_numbers(bits, codes))
+    return param, optimizer, join_numbers(bfloats(bits).detach(), torch.from_numpy(codes))
 
 
 def masters_of(master: Tensor) -> tuple[torch.nn.Parameter, Any]:

@@ -85,7 +85,7 @@ def test_each_seed_step_variable_and_stage_has_its_numbers() -> None:
 
 
 def test_uniform_numbers_are_those_of_philox() -> None:
-    bits = draw_bits(12, 0, 3, 5, 254, (7, 0)).reshape(2, 3, 2)
+    bits = draw_bits([(5, 0, 12)], 3, 254, (7, 0)).numpy().reshape(2, 3, 2)
     expected = (bits[..., 0] * 256.0 + np.floor(bits[..., 1] / 256)) / 2**24
     random = draw(noisy(), [5], step=3)
     assert np.array_equal(random.uniform(2, 3)[0].numpy(), expected)

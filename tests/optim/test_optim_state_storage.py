@@ -228,23 +228,6 @@ def test_class_without_slots_raises_for_all_sizes(cls: Any, sizes: Any) -> None:
         cls(params_of(sizes), lr=0.1, state_storage="8bit")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"weights": "split"}, "'correction' in split8, .* or without weights='split'"),
-        ({"state_storage": "root8"}, " or without state_storage"),
-        (
-            {"weights": "split", "state_storage": "root8"},
-            " or without state_storage and weights='split'",
-        ),
-    ],
-)
-def test_error_names_option(options: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thalweg.optim.quantized_state.HOMES", ("cuda",))
-    with pytest.raises(ValueError, match=f"'w' is on cpu, .*{message}\\."):
-        optim.Adadelta([("w", params_of(dtype=torch.bfloat16)[0])], **options)
-
-
 def test_group_without_slots_steps_beside_encoded_groups() -> None:
     groups: list[Any] = [{"params": [param]} for param in params_of([MIN_SIZE, MIN_SIZE])]
     optimizer = optim.SGD([groups[0], {**groups[1], "momentum": 0.9}], state_storage="8bit")

@@ -13,7 +13,23 @@ from torch import Tensor
 from rulebook import Case, Problem
 from thalweg import Rule, Slot
 from thalweg._engines.codecs import CODECS
-from thalweg._engines.codecs.records import decode_tensor, encode_tensor
+from thalweg._engines.codecs.codec import Codec
+from thalweg._engines.codecs.records import (
+    decode_numbers,
+    decode_tensor,
+    encode_numbers,
+    encode_tensor,
+)
+
+
+def encode_array(codec: Codec, numbers: Any, dithers: torch.Tensor | None = None) -> Any:
+    """Return the records of an array; see `encode_numbers`."""
+    return encode_numbers(codec, torch.from_numpy(numbers), dithers).numpy()
+
+
+def decode_array(codec: Codec, records: Any, count: int) -> Any:
+    """Return the numbers of records in an array; see `decode_numbers`."""
+    return decode_numbers(codec, torch.from_numpy(records), count).numpy()
 
 
 def natural_codec(slot: Slot) -> str:

@@ -86,7 +86,7 @@ def update_analytic(
         scalars: What the formulas read.
     """
     with importing:
-        from thalweg._engines.reference import torch_evaluate
+        from thalweg._engines.torch_functions import torch_evaluate
     detached, numbers = [tensor.detach() for tensor in tensors], dict(scalars)
     if not isinstance(grad, IndexedSlices):
         inputs = [detached[0], grad.detach().resolve_conj(), *detached[1:]]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg._base.device_numbers import number_of
 from thalweg._core import vectors
 from thalweg._core.atomic_section import Call
 from thalweg._core.norms import sum_in_order
@@ -37,7 +38,7 @@ def read_shared_scalars(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[s
             for slot_spec, slot in zip(rule.common_slots, var_slots, strict=True):
                 check_memory(slot, f"'{slot_spec.name}' of rule {rule.name!r}")
     pairs = zip(rule.common_slots, slots[0], strict=True)
-    return {slot_spec.name: float(slot.item()) for slot_spec, slot in pairs}
+    return {slot_spec.name: float(number_of(slot)) for slot_spec, slot in pairs}
 
 
 def per_optimizer(

@@ -14,10 +14,9 @@ from thalweg._core.state_allocation import laid_out
 from thalweg._engines.codecs import CODECS
 from thalweg._engines.codecs.codec import Codec
 from thalweg._engines.codecs.records import decode_tensor as decode_tensor
-from thalweg._engines.codecs.records import encode_array, encode_tensor
+from thalweg._engines.codecs.records import encode_numbers, encode_tensor
 from thalweg._engines.codecs.records import lower_of as lower_of
 from thalweg.formula import Slot
-from thalweg.variable import numpy_copy
 
 # Slots of parameters with fewer elements stay float32.
 LEAST = 4096
@@ -122,4 +121,4 @@ def _fill(codec: Codec, records: Tensor, count: int, number: float) -> None:
     rows.copy_(encode_tensor(codec, block))
     partial_size = count % codec.block
     if partial_size:
-        rows[-1].copy_(torch.from_numpy(encode_array(codec, numpy_copy(block[:partial_size]))))
+        rows[-1].copy_(encode_numbers(codec, block[:partial_size]))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from thalweg._base.device_numbers import wide_dtype
 from thalweg._base.execution_context import SymbolicVariable, handle_of, resolve
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
@@ -321,7 +322,8 @@ def _is_here(slot: object) -> bool:
 def dtype_of(rule_slot: Slot | None, var: Tensor) -> torch.dtype:
     """Return the dtype of the slot of a variable; `rule_slot` is the rule's slot, or None."""
     if rule_slot is not None and rule_slot.dtype is not None:
-        return rule_slot.dtype
+        is_wide = rule_slot.dtype == torch.float64
+        return wide_dtype(var.device) if is_wide else rule_slot.dtype
     if rule_slot is None or not rule_slot.scalar:
         return var.dtype
     is_double = var.dtype in (torch.float64, torch.complex128)

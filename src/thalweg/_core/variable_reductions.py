@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg._base.device_numbers import number_of
 from thalweg._core import vectors
 from thalweg._core.atomic_section import Call
 from thalweg._core.vectors import Device
@@ -60,7 +61,7 @@ def per_variable(
                 _check_numbers(request, scalar_slots)
             # Later levels read the values that earlier ones have returned.
             slot_values = {
-                key: slot.item() if device is None else slot for key, slot in slots.items()
+                key: number_of(slot) if device is None else slot for key, slot in slots.items()
             }
         columns = _leveled(level, request, scalar_slots, columns, measures, slot_values, device)
     return columns, _writes_of(slots, slot_values, columns.apply_flag) if slots else []

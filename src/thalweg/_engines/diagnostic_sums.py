@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg._base.device_numbers import widened
 from thalweg._engines.reduction_order import LEAF
 
 # The lanes of a block fit into the L1 cache together with the streams.
@@ -104,4 +105,4 @@ def _in_scale(values: Array) -> tuple[Array, Array]:
 
 
 def _wide(values: Array) -> Array:
-    return values.double() if isinstance(values, Tensor) else values.astype(np.float64)
+    return widened(values) if isinstance(values, Tensor) else values.astype(np.float64)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
+from thalweg._base.device_numbers import wide_dtype, widened
 from thalweg._engines import layout, reference
 from thalweg._engines.codecs.checks import codecs_of
 from thalweg._engines.codecs.records import decode_tensor
@@ -28,6 +29,7 @@ from thalweg._engines.diagnostic_sums import sums_of_products
 from thalweg._engines.low_precision_copies import resumed
 from thalweg._engines.protocol import Columns, Stages, StepRequest
 from thalweg._engines.reduction_order import LEAF, Tree, leaf_counts
+from thalweg._engines.torch_functions import torch_dtype
 from thalweg.formula import Rule
 from thalweg.variable import numpy_copy
 
@@ -74,7 +76,7 @@ class VariableDiagnostics:
         self._codecs = codecs_of(request.rule.codecs, self._slots)
         self._copy = request.copies[index] if request.copies and request.from_copies else None
         self._flush = request.selection.denormals == "flush"
-        self._kind = reference.namespace_of(layout.compute_dtype(self._var.dtype))
+        self._kind = torch_dtype(layout.compute_dtype(self._var.dtype))
         grad = request.gradients[index]
         # A replayed step has sparse gradients as torch tensors.
         is_dense = isinstance(grad, Tensor) and grad.layout == torch.strided
@@ -197,7 +199,7 @@ def _tree_of(counts: tuple[int, ...], device: torch.device | None) -> Tree:
 def _filled(count: int, number: float, device: torch.device | None) -> Array:
     if device is None:
         return np.full(count, number)
-    return torch.full((int(count),), number, dtype=torch.float64, device=device)
+    return torch.full((int(count),), number, dtype=wide_dtype(device), device=device)
 
 
 def _joining(arrays: list[Array], device: torch.device | None) -> Array:
@@ -208,7 +210,7 @@ def _stacked(numbers: list[Any], device: torch.device | None) -> Array:
     if device is None:
         return np.array(numbers, np.float64)
     scalars = [x if isinstance(x, Tensor) else _filled(1, x, device)[0] for x in numbers]
-    return torch.stack([scalar.double() for scalar in scalars])
+    return torch.stack([widened(scalar) for scalar in scalars])
 
 
 def _spans(flat: Tensor) -> Iterator[slice]:
@@ -273,7 +275,7 @@ def _merge_spans(spans: Sequence[Measurements]) -> Measurements:
         is_tensor = isinstance(span_values[0], Tensor)
         if name in PEAKS:
             peak = torch.stack(span_values).max() if is_tensor else np.max(span_values)
-            measurements[name] = peak.double() if is_tensor else float(peak)
+            measurements[name] = widened(peak) if is_tensor else float(peak)
         elif name in COUNTS:
             measurements[name] = sum(span_values[1:], span_values[0])
         else:

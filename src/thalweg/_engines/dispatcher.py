@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -13,11 +14,14 @@ from thalweg._base.locks import importing
 from thalweg._engines import cpu, cuda, layout
 from thalweg._engines.composite import CompositeStep, Part, Parts, Staying
 from thalweg._engines.cpu.work_table import ENTRIES
-from thalweg._engines.cuda.availability import takes_device
+from thalweg._engines.cuda.availability import takes_device, why_unfused
 from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.engine_selection import EngineName
 from thalweg._engines.memory_protection import check_writable
 from thalweg._engines.protocol import Gradient, StepPlan, StepRequest, in_rounds
+from thalweg._engines.torch_part import TorchPart
+from thalweg._engines.torch_rows import TorchRows
+from thalweg.errors import PerformanceWarning, warn
 from thalweg.indexed_slices import IndexedSlices
 
 if TYPE_CHECKING:
@@ -26,9 +30,7 @@ if TYPE_CHECKING:
     from thalweg._engines.staged_step import StagedStep
     from thalweg.formula import Rule
 
-EngineKind = Literal["cpu", "cuda", "reference"]
-# Device types whose tensors have addresses.
-_BY_ADDRESS = ("cpu", "cuda")
+EngineKind = Literal["cpu", "cuda", "reference", "torch"]
 # The largest number of rows or columns that kernels for GPUs support.
 SIDE = 1 << 30
 # Number of cached plans beyond twice the variables of the step, before old ones are dropped.
@@ -80,7 +82,22 @@ def engine_of(device: torch.device, name: EngineName) -> EngineKind:
     """Return the engine that updates variables on `device` if `name` is selected."""
     if takes_device(device, name):
         return "cuda"
-    return "cpu" if device.type == "cpu" and name in ("auto", "cpu") else "reference"
+    if device.type != "cpu" or name == "torch":
+        return "torch"
+    return "cpu" if name in ("auto", "cpu") else "reference"
+
+
+@cache
+def _warn_unfused(device: torch.device) -> None:
+    """Warn once per process that torch functions compute the steps of a device."""
+    warn(
+        f"thalweg has no kernels for {device}, because {why_unfused(device)}. Its steps are"
+        " computed by torch functions: the results are those of kernels, but each operation of a"
+        " rule reads and writes memory, and new values of parameters and state are held until all"
+        " are computed. For fused steps, train on the CPU or on a GPU that docs/platforms.md lists."
+        " To accept this, ignore thalweg.errors.PerformanceWarning.",
+        PerformanceWarning,
+    )
 
 
 class Dispatcher:
@@ -163,21 +180,27 @@ class Dispatcher:
         engines: list[EngineKind] = [
             self._select_engine(request, index) for index in range(len(request.variables))
         ]
-        if repeats and "reference" in engines:
-            pairs = list(zip(request.variables, engines, strict=True))
-            slow = {id(var) for var, engine in pairs if engine == "reference"}
-            for index, var in enumerate(request.variables):
-                if id(var) in slow:
-                    engines[index] = "reference"
+        pairs = zip(request.variables, engines, strict=True) if repeats else ()
+        slow: dict[int, EngineKind] = {}
+        for var, engine in pairs:
+            if engine in ("reference", "torch"):
+                slow[id(var)] = engine
+        for index, var in enumerate(request.variables if slow else ()):
+            engines[index] = slow.get(id(var), engines[index])
         return engines
 
     def _select_engine(self, request: StepRequest, index: int) -> EngineKind:
         """Return the engine of the variable at `index`; warn if its layout needs the reference."""
-        engine = engine_of(request.variables[index].device, request.selection.name)
-        if engine == "cuda" and request.vectors and max(request.variables[index].shape[-2:]) > SIDE:
-            return "reference"
-        is_reference = engine == "reference" or not self._fits_or_warns(request, index)
-        return "reference" if is_reference else engine
+        device = request.variables[index].device
+        engine = engine_of(device, request.selection.name)
+        if engine == "torch" and request.selection.name == "auto" and device.type != "meta":
+            _warn_unfused(device)
+        if engine in ("reference", "torch"):
+            return engine
+        is_long = engine == "cuda" and max((0, *request.variables[index].shape[-2:])) > SIDE
+        if (is_long and request.vectors) or not self._fits_or_warns(request, index):
+            return "reference" if device.type == "cpu" else "torch"
+        return engine
 
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
         """Return whether variable, slots and copy support access by address; warn once if not."""
@@ -209,24 +232,36 @@ class Dispatcher:
         transfers: OffloadTransfers | Staying,
     ) -> Parts:
         """Return the parts of a round of distinct variables, each with indices of its variables."""
-        dense: dict[tuple[EngineKind, int], list[int]] = {}
-        parts: list[tuple[Sequence[int], Part]] = []
+        groups: dict[tuple[EngineKind, int, torch.device | None], list[int]] = {}
+        singles: list[int] = []
         for index in members:
-            engine = engines[index]
-            if engine == "reference":
-                with importing:
-                    from thalweg._engines.reference import ReferencePart
-                parts.append(([index], ReferencePart(transfers.take_share(request, [index]))))
-            elif not isinstance(request.gradients[index], IndexedSlices):
-                dense.setdefault((engine, transfers.runs.get(index, -1)), []).append(index)
+            var, engine = request.variables[index], engines[index]
+            if engine == "reference" or isinstance(request.gradients[index], IndexedSlices):
+                singles.append(index)
             else:
-                part_request = transfers.take_share(request, [index])
-                parts.append(([index], self._sparse_plan(part_request, engine, number)))
-        plans = [
-            (group, self._dense_plan(transfers.take_share(request, group), key))
-            for key, group in dense.items()
-        ]
-        return [(group, transfers.wrap_part(group, part)) for group, part in (*plans, *parts)]
+                device = var.device if engine == "torch" else None
+                key = (engine, transfers.runs.get(index, -1), device)
+                groups.setdefault(key, []).append(index)
+        parts: list[tuple[Sequence[int], Part]] = []
+        for (engine, run, _), group in groups.items():
+            share = transfers.take_share(request, group)
+            is_unfused = engine == "torch"
+            part = TorchPart(share) if is_unfused else self._dense_plan(share, (engine, run))
+            parts.append((group, part))
+        for index in singles:
+            share = transfers.take_share(request, [index])
+            parts.append(([index], self._single_part(share, engines[index], number)))
+        return [(group, transfers.wrap_part(group, part)) for group, part in parts]
+
+    def _single_part(self, request: StepRequest, engine: EngineKind, number: int) -> Part:
+        """Return the part of one variable: of the reference engine, or with a sparse gradient."""
+        if engine == "reference":
+            with importing:
+                from thalweg._engines.reference import ReferencePart
+            return ReferencePart(request)
+        return (
+            TorchRows(request) if engine == "torch" else self._sparse_plan(request, engine, number)
+        )
 
     def _sparse_plan(self, request: StepRequest, engine: EngineKind, number: int) -> RowsPlan:
         # A plan is bound to one gradient, so each occurrence of a variable has its own plan.
@@ -295,13 +330,15 @@ def _copy_overlapping(
     written_tensors = [*variables, *(slot for var_slots in slots for slot in var_slots)]
     written_tensors += [copy for copy in copies if copy is not None]
     spans = sorted(
-        layout.byte_span(tensor) for tensor in written_tensors if tensor.device.type in _BY_ADDRESS
+        layout.byte_span(tensor)
+        for tensor in written_tensors
+        if tensor.device.type in layout.BY_ADDRESS
     )
     starts = np.array([start for start, _ in spans], np.int64)
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
 
     def copy_if_overlapping(memory: Tensor) -> Tensor:
-        if memory.device.type not in _BY_ADDRESS:
+        if memory.device.type not in layout.BY_ADDRESS:
             return memory
         start, end = layout.byte_span(memory)
         # Ranges that begin before the memory ends; it overlaps if one ends after it begins.

@@ -10,10 +10,10 @@ from thalweg._base.context_managers import ContextSetting, Sections
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidTypeError
 
-EngineName = Literal["auto", "cpu", "cuda", "reference"]
+EngineName = Literal["auto", "cpu", "cuda", "reference", "torch"]
 Denormals = Literal["flush", "keep"]
 Math = Literal["exact", "fast"]
-ENGINES: tuple[EngineName, ...] = ("auto", "cpu", "cuda", "reference")
+ENGINES: tuple[EngineName, ...] = ("auto", "cpu", "cuda", "reference", "torch")
 DENORMALS: tuple[Denormals, ...] = ("flush", "keep")
 MATHS: tuple[Math, ...] = ("exact", "fast")
 
@@ -64,9 +64,10 @@ def engine(
 
     Args:
         name: "reference" computes whole arrays with NumPy and is the specification; "cpu" and
-            "cuda" run each rule as one fused, compiled pass over variables of that device, others
-            are left to the reference; "auto", the default, takes either of them where the memory
-            layout allows it. None keeps the engine in force.
+            "cuda" run each rule as one fused, compiled pass over variables of that device; "torch"
+            computes with torch functions, on any device; "auto", the default, takes the fused
+            engine of a device where the memory layout allows it. Variables on the CPU that the
+            engine does not support use "reference", others "torch". None keeps the engine in force.
         denormals: "flush" treats numbers below 1.2e-38 (float32) as zero, as TensorFlow does;
             "keep" is IEEE arithmetic, as torch has it. None keeps the setting in force: by default
             "flush", and "keep" for the optimizers of `thalweg.optim` that have torch's numbers.

@@ -23,6 +23,8 @@ from thalweg.variable import REDUCED, TRAINED, dtype_name
 
 STORAGE_NAMES = {dtype: dtype_name(dtype) for dtype in TRAINED}
 _EXPECTED = f"[{', '.join(STORAGE_NAMES.values())}]"
+# Device types whose tensors have addresses of memory.
+BY_ADDRESS = ("cpu", "cuda", "xpu")
 _ENUMERABLE = 1 << 26  # largest strided tensor whose addresses are compared one by one
 _PLAIN_CLASSES = {Tensor, torch.nn.Parameter}  # classes without `__torch_dispatch__`
 _STRIDED = {torch.strided}
@@ -71,6 +73,8 @@ def is_far(tensor: Any, device: torch.device) -> bool:
 def check_memory(tensor: Tensor, subject: str) -> None:
     """Raise if the storage of a tensor does not hold its elements: fake, distributed or freed.
 
+    Tensors of the meta device have no memory; steps of them compute shapes alone.
+
     Args:
         tensor: The tensor.
         subject: The tensor's name as the subject of the message.
@@ -78,6 +82,8 @@ def check_memory(tensor: Tensor, subject: str) -> None:
     Raises:
         LayoutError: The memory is missing or too small.
     """
+    if tensor.is_meta:
+        return
     has_memory, nbytes = False, 0
     # A class with `__torch_dispatch__` (DTensor, FakeTensor) has no elements in its own storage.
     if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
@@ -130,15 +136,12 @@ def check_variable(var: Tensor, name: str) -> None:
 
     Raises:
         InvalidTypeError: If the dtype is not a real floating type that engines compute.
-        InvalidArgumentError: If the variable has no memory (meta device).
         LayoutError: If elements share memory, or the layout is not strided.
     """
     if var.layout != torch.strided:
         raise LayoutError(f"cannot update '{name}' in place: its layout is {var.layout}.")
     if var.dtype not in STORAGE_NAMES:
         raise InvalidTypeError(f"Invalid type {var.dtype} for {name}, expected: {_EXPECTED}.")
-    if var.device.type == "meta":
-        raise InvalidArgumentError(f"'{name}' is on meta: it has no values to update.")
     if var.is_neg():
         raise LayoutError(
             f"cannot update '{name}' in place: it is the negative view of other memory."
@@ -287,6 +290,10 @@ def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
     """Return whether tensors with overlapping spans share a byte; True if they are too large."""
     if tensor1.device != tensor2.device:
         return False
+    # Elsewhere the address of a tensor is that of an object, which says nothing about its memory.
+    storages = (tensor.untyped_storage()._cdata for tensor in (tensor1, tensor2))  # pyright: ignore[reportPrivateUsage]
+    if tensor1.device.type not in BY_ADDRESS and len(set(storages)) > 1:
+        return False
     if is_dense(tensor1) and is_dense(tensor2):
         return True
     addresses: list[Int64] = []
@@ -322,6 +329,8 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
             f"The copy of '{name}' has shape {tuple(copy.shape)} on {copy.device} but the variable"
             f" has shape {tuple(var.shape)} on {var.device}."
         )
+    if copy.is_meta and not var.is_meta:
+        raise InvalidArgumentError(f"the copy of '{name}' is on meta: it holds no values.")
     check_variable(copy, f"the copy of {name}")
 
 
@@ -438,6 +447,17 @@ def as_packed(values: Tensor) -> Tensor:
     """Return values contiguous, aligned and without a lazy negation; copy only if necessary."""
     values = values.detach().resolve_neg().contiguous()
     return values if is_aligned(values) else values.clone()
+
+
+def from_memory_order(flat: Tensor, var: Tensor) -> Tensor:
+    """Return elements as a view of the variable's shape.
+
+    Args:
+        flat: The elements in the order of the variable's memory, or of its indices if its memory
+            has gaps.
+        var: The variable.
+    """
+    return flat.as_strided(var.shape, var.stride()) if is_dense(var) else flat.view(var.shape)
 
 
 def warn_slow(name: str, reason: str) -> None:

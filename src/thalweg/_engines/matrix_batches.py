@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from inspect import signature
 from typing import Any, NamedTuple, cast
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg._base.device_numbers import wide_dtype
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Stage
 from thalweg._engines.formula_source import place_of
@@ -220,9 +222,9 @@ class Batch:
             return shared_scalar if isinstance(shared_scalar, Tensor) else float(shared_scalar)
         vector = columns.separate[name][[self.members[row] for row in rows]]
         ones = [1] * len(shape)
-        kind = torch.float64 if self.is_of_lines else self.kind  # as a number is
+        kind = wide_dtype(self.device) if self.is_of_lines else self.kind  # as a number is
         if isinstance(vector, Tensor):
-            return vector.to(self.device, kind).view(-1, *ones)
+            return vector.to(kind).to(self.device).view(-1, *ones)
         if (vector == vector[0]).all():
             return float(vector[0])
         return torch.tensor(vector, dtype=kind, device=self.device).view(-1, *ones)
@@ -362,13 +364,20 @@ def _call_divided(
     return outputs
 
 
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Return a context without autocast, which some types of devices do not have."""
+    if not torch.amp.is_autocast_available(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
+
+
 def _call_function(stage: Stage, batch: Batch, inputs: dict[str, Any], title: str) -> Any:
     """Call the function of a stage without autocast; errors have a note with its title."""
     call = stage.call
     if isinstance(stage, FusedStage):
         call = partial(_call_fused, stage, batch)
     try:
-        with torch.autocast(batch.device.type, enabled=False):
+        with _without_autocast(batch.device.type):
             return call(inputs)
     except Exception as error:
         error.add_note(f"This is {title}, over matrices of shape {batch.shape}.")
@@ -435,7 +444,7 @@ def sizes_by_name(shape: Sequence[int]) -> dict[str, float]:
 
 def _call_fused(stage: FusedStage, batch: Batch, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the outputs of a fused stage by name."""
-    kind = batch.kind if is_like_update(stage.function) else torch.float64
+    kind = batch.kind if is_like_update(stage.function) else wide_dtype(batch.device)
     arguments = {
         x: argument.to(kind) if isinstance(argument, Tensor) else argument
         for x, argument in inputs.items()

@@ -19,6 +19,7 @@ from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.composite import Part, share_of
 from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest
 from thalweg._engines.reference import ReferencePart
+from thalweg._engines.torch_part import TorchPart
 from thalweg.indexed_slices import IndexedSlices, values_of
 
 RUN = 1 << 25  # bytes of the variables of a run
@@ -272,8 +273,8 @@ class OffloadedPart:
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """See `Part`."""
-        # The reference engine computes when its calls are made.
-        if isinstance(self._inner, ReferencePart):
+        # These compute when their calls are made.
+        if isinstance(self._inner, ReferencePart | TorchPart):
             self._wait_for_rows()
         return [*self._wait_calls(), *self._inner.make_calls(columns), *self._sends]
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from thalweg._engines.array_types import Int64
 
@@ -43,11 +45,11 @@ Positions = int | ElementRuns
 Place = tuple[int | None, Positions]
 
 
-def positions_of(origin: Positions, count: int) -> Int64:
-    """Return the position of each of `count` elements."""
+def tensor_of_positions(origin: Positions, count: int, device: torch.device | str) -> Tensor:
+    """Return the position of each of `count` elements, as an int64 tensor of a device."""
     if isinstance(origin, ElementRuns):
-        return origin.positions()
-    return np.arange(origin, origin + count, dtype=np.int64)
+        return torch.from_numpy(origin.positions()).to(device)  # pyright: ignore[reportUnknownMemberType]
+    return torch.arange(origin, origin + count, device=device)
 
 
 def scalars_of(seed: int, step: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Reference engine: full arrays, one NumPy operation at a time. It is the specification.
 
-NumPy rather than torch on CPU memory, because torch.sqrt is 1 ulp off on 0.64 % of float32 inputs.
-Tensors elsewhere are computed with torch.
+Tensors of other devices are computed by `torch_part`.
 """
 
 # torch.from_numpy has no types.
@@ -9,7 +8,7 @@ Tensors elsewhere are computed with torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -21,12 +20,11 @@ from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Array, Float64, Int64
 from thalweg._engines.denormals import set_denormals
-from thalweg._engines.formula_parser import bind_formula, trace_formula
+from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.layout import compute_dtype
 from thalweg._engines.low_precision_copies import resumed, saturated
 from thalweg._engines.numpy_functions import NUMPY as NUMPY
 from thalweg._engines.numpy_functions import numpy_formula as numpy_formula
-from thalweg._engines.numpy_functions import square
 from thalweg._engines.protocol import (
     Call,
     Columns,
@@ -41,7 +39,8 @@ from thalweg._engines.protocol import (
 from thalweg._engines.random_bits import Positions
 from thalweg._engines.reduction_order import combine_leaves, leaves_of
 from thalweg._engines.row_column_reductions import reduce_lines, view_of
-from thalweg.formula import Formula, Rule, is_like_update, narrow, variable_squares, wide
+from thalweg._engines.torch_functions import torch_dtype, torch_transform
+from thalweg.formula import Formula, Rule, is_like_update, variable_squares
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.variable import REDUCED, numpy_copy
 
@@ -52,59 +51,6 @@ if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
 
 _WIDE = (torch.float32, torch.float64)
-
-
-def _torch_rounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the function evaluated in float64 and rounded to the promoted dtype."""
-
-    def apply(*values: Tensor) -> Tensor:
-        dtype = reduce(torch.promote_types, [value.dtype for value in values])
-        return function(*(value.double() for value in values)).to(dtype)
-
-    return apply
-
-
-def _torch_maximum(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where((a > b) | (a != a), a, b)
-
-
-def _torch_minimum(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where((a < b) | (a != a), a, b)
-
-
-def _torch_sign(x: Tensor) -> Tensor:
-    return torch.where(x > 0, 1.0, torch.where(x < 0, -1.0, x))
-
-
-TORCH: dict[str, Callable[..., Any]] = {
-    "sqrt": torch.sqrt,
-    "absolute": torch.abs,
-    "sign": _torch_sign,
-    "where": torch.where,
-    "maximum": _torch_maximum,
-    "minimum": _torch_minimum,
-    "square": square,
-    "exp": _torch_rounded(torch.exp),
-    "log": _torch_rounded(torch.log),
-    "power": _torch_rounded(torch.pow),
-    "wide": wide,
-    "narrow": narrow,
-}
-
-
-@cache
-def torch_formula(formula: Formula, dtype: torch.dtype, device: torch.device, dim: int) -> Formula:
-    """Return the formula as a function of torch tensors with `dim` dimensions."""
-    return bind_formula(formula, TORCH, _torch_number(dtype, device, dim))
-
-
-def _torch_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callable[[float], Tensor]:
-    """Return a function that converts a number to a tensor of shape (1,), or () if `dim` is 0.
-
-    Shape (1,), because type promotion of torch ignores tensors of shape () next to others, unlike
-    that of NumPy.
-    """
-    return partial(torch.full, (1,) * min(dim, 1), dtype=dtype, device=device)
 
 
 def _pick_scalars(
@@ -157,15 +103,6 @@ def _flush_results(
     return arrays
 
 
-def torch_evaluate(formula: Formula, tensors: list[Tensor], scalars: Scalars) -> list[Tensor]:
-    """Return the results of a formula over tensors of any device, in the dtype of the first."""
-    first = tensors[0]
-    target = first.dtype, first.device, first.dim()
-    function = torch_formula(formula, *target)
-    results = function(*tensors, **_pick_scalars(formula, scalars, _torch_number(*target)))
-    return [result.to(first.dtype).expand(first.shape) for result in results]
-
-
 def transform(
     stages: Stages,
     grad: Tensor,
@@ -187,10 +124,8 @@ def transform(
         return grad
     dtype = dtype or grad.dtype
     if grad.device.type != "cpu":
-        staged_grad = grad.detach().to(namespace_of(compute_dtype(dtype)))
-        for stage in stages:
-            staged_grad = torch_evaluate(stage, [staged_grad], scalars)[0]
-        return staged_grad.to(dtype)
+        staged_grad = grad.detach().to(torch_dtype(compute_dtype(dtype)))
+        return torch_transform(stages, staged_grad, scalars).to(dtype)
     with set_denormals(flush):
         array, compute = grad.detach(), compute_dtype(dtype)
         for stage in stages:
@@ -291,22 +226,25 @@ class ReferencePart:
         if self._number is None or dtype not in REDUCED:
             return value.to(dtype)
         with importing:
-            from thalweg._engines.philox import round_tensor
-        place = self._number, self._origin
-        return round_tensor(value, self._tensors[0], dtype, place, index, scalars)
+            from thalweg._engines.philox import round_randomly
+        bits = layout.from_memory_order(self._draw_bits(index, scalars), self._tensors[0])
+        return round_randomly(value, dtype, bits)
 
     def _part_of(self, value: Tensor, scalars: Scalars, is_lower: bool) -> Tensor:
         """Return the upper or lower part of split weights; see `split8`."""
         with importing:
             from thalweg._engines.codecs.records import split_tensor
+        bits = None if self._number is None else self._draw_bits(0, scalars)
+        return split_tensor(value, bits)[is_lower]
+
+    def _draw_bits(self, stream: int, scalars: Scalars) -> Tensor:
+        """Return random bits for each element of a stored stream."""
+        with importing:
             from thalweg._engines.philox import draw_bits
             from thalweg._engines.random_bits import SCALARS
-        bits = None
-        if self._number is not None:
-            step, *key = (int(scalars[name]) for name in SCALARS)
-            count = value.numel()
-            bits = draw_bits(count, self._origin, step, self._number, 0, (key[0], key[1]))
-        return split_tensor(value, bits)[is_lower]
+        step, low, high = (int(scalars[name]) for name in SCALARS)
+        variable = cast("int", self._number), self._origin, self._tensors[0].numel()
+        return draw_bits([variable], step, stream, (low, high))
 
     @property
     def _resume_at_copy(self) -> Tensor:
@@ -350,7 +288,7 @@ class ReferencePart:
         if not var.numel():
             return [[]]
         scalars = self._scalars_of(columns)
-        staged_grad = transform(stages, grad, scalars, self._flush, namespace_of(self._dtype))
+        staged_grad = transform(stages, grad, scalars, self._flush, torch_dtype(self._dtype))
         tensors = [self._resume_at_copy, staged_grad, *self._slots]
         view = view_of(var.shape)
         line_tensors: list[Tensor] = []
@@ -364,8 +302,6 @@ class ReferencePart:
     def _scalars_of(self, columns: Columns) -> dict[str, Any]:
         """Return the scalars of the variable and its vectors over rows and columns, by name."""
         scalars = {**columns.scalars_of(0, self._dtype), **self._vectors}
-        if self._tensors[0].device.type != "cpu":
-            return scalars
         return {name: x.numpy() if isinstance(x, Tensor) else x for name, x in scalars.items()}
 
     def _apply_stages(self, stages: Stages, columns: Columns) -> Tensor:
@@ -374,7 +310,7 @@ class ReferencePart:
         if not stages:
             return grad
         scalars = columns.scalars_of(0, self._dtype)
-        return transform(stages, grad, scalars, self._flush, namespace_of(self._dtype))
+        return transform(stages, grad, scalars, self._flush, torch_dtype(self._dtype))
 
     def max_abs(self) -> Float64:
         """See `StepPlan`."""
@@ -400,13 +336,12 @@ class ReferencePart:
 
     def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
         """Return calls that copy the new values of variable, slots and copy."""
-        compute = _numpy_results if self._tensors[0].device.type == "cpu" else _torch_results
         var = self._tensors[0]
         # With stochastic rounding `before` stays float32: rounded to the nearest, it could vanish.
         dtype = torch.float32 if self._number is not None and var.dtype in REDUCED else None
         start = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush, dtype)
         tensors = [start, *self._slots]
-        results = compute(self._rule, self._stages, tensors, grad, scalars)
+        results = _results_of(self._rule, self._stages, tensors, grad, scalars)
         indices = self._changed_by(self._rule.update, 1)
         values = {index: self._stored(index, results[index], scalars) for index in indices}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
@@ -440,9 +375,9 @@ class ReferencePart:
             scalars,
             self._flush,
         ):
-            index = torch.from_numpy(rows).to(self._tensors[0].device)
+            index = torch.from_numpy(rows)
             values = [
-                torch.from_numpy(value).to(tensor.dtype).to(tensor.device)
+                torch.from_numpy(value).to(tensor.dtype)
                 for tensor, value in zip(self._tensors, results, strict=True)
             ]
             indices = self._changed_by(formula, int(formula is not self._rule.update_untouched))
@@ -468,11 +403,6 @@ def _encode(codec: Codec, values: Tensor, scalars: Scalars, origin: Positions) -
     return encode_tensor(codec, values, int({**UNCOUNTED, **scalars}[SCALARS[0]]), origin)
 
 
-def namespace_of(dtype: Dtype) -> torch.dtype:
-    """Return the torch dtype of a compute dtype of NumPy."""
-    return torch.float64 if dtype is np.float64 else torch.float32
-
-
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
     """Return the elements as a vector, in the order of the variable's memory if it is dense."""
     if not layout.is_dense(var):
@@ -483,20 +413,16 @@ def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
 def _leaves_of_sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Float64:
     """Return the leaves of the sum of a formula over elements; see `reduction_order`."""
     values = _values_of(formula, tensors, scalars).reshape(-1)
-    if values.device.type == "cpu":
-        return leaves_of(values.numpy())
-    return leaves_of(values).cpu().numpy()
+    return leaves_of(values.numpy())
 
 
 def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
     """Return the values of a measure's formula for each element, float64."""
     dtype = compute_dtype(tensors[0].dtype) if is_like_update(formula) else np.float64
-    kind = namespace_of(dtype)
+    kind = torch_dtype(dtype)
     inputs = [tensor.detach().to(kind) for tensor in tensors][
         : len(trace_formula(formula).positional)
     ]
-    if inputs[0].device.type != "cpu":
-        return torch_evaluate(formula, inputs, scalars)[0].double()
     with np.errstate(all="ignore"):
         values = numpy_formula(formula, dtype)(
             *map(_to_numpy, inputs), **_pick_scalars(formula, scalars, dtype)
@@ -505,7 +431,7 @@ def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) ->
     return torch.from_numpy(np.array(np.broadcast_to(values, inputs[0].shape), np.float64))
 
 
-def _numpy_results(
+def _results_of(
     rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
 ) -> list[Tensor]:
     """Return the new variable and slots in the compute dtype, computed with NumPy."""
@@ -515,19 +441,6 @@ def _numpy_results(
         grad = torch.from_numpy(np.array(array, order="C"))
     results = evaluate_on(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
     return [torch.from_numpy(np.array(result, order="C")) for result in results]
-
-
-def _torch_results(
-    rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
-) -> list[Tensor]:
-    """Return the new variable and slots in the compute dtype, computed with torch."""
-    kind = namespace_of(compute_dtype(tensors[0].dtype))
-    var, staged_grad, *slots = (
-        tensor.detach().to(kind) for tensor in (tensors[0], grad, *tensors[1:])
-    )
-    for stage in stages:
-        staged_grad = torch_evaluate(stage, [staged_grad], scalars)[0]
-    return torch_evaluate(rule.update, [var, staged_grad, *slots], scalars)
 
 
 def _apply_before(
@@ -566,10 +479,10 @@ def _row_results(
     var = tensors[0]
     formula = formula_of_rows(rule, var)
     dtype = compute_dtype(var.dtype)
-    rows = indices.detach().cpu().numpy().astype(np.int64)
-    array = _to_numpy(values.cpu()).astype(dtype, copy=False)
+    rows = indices.detach().numpy().astype(np.int64)
+    array = _to_numpy(values).astype(dtype, copy=False)
     touched, places = np.unique(rows, return_inverse=True)
-    blocks = [_to_numpy(tensor.cpu(), touched) for tensor in tensors]
+    blocks = [_to_numpy(tensor, touched) for tensor in tensors]
     start = _apply_before(rule, torch.from_numpy(blocks[0]).to(var.dtype), scalars, flush)
     blocks = [block.astype(dtype, copy=False) for block in (_to_numpy(start), *blocks[1:])]
     if rule.duplicates == "sum":
@@ -587,6 +500,5 @@ def _row_results(
     yield formula, touched, blocks
     if rule.update_untouched is not None:
         untouched = np.setdiff1d(np.arange(var.shape[0]), touched)
-        cpu = [tensor.cpu() for tensor in tensors]
-        results = evaluate_on(rule.update_untouched, cpu, scalars, rows=untouched)
+        results = evaluate_on(rule.update_untouched, list(tensors), scalars, rows=untouched)
         yield rule.update_untouched, untouched, [np.array(result, order="C") for result in results]

@@ -64,13 +64,11 @@ class StageRandom:
     def _draw(self, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
         """Return uniform numbers, (batch, *shape)."""
         count = 2 * self.matrix_count * prod(shape)  # of 16 bits each
-        rows = [
-            draw_bits(count, self._drawn, self._step, number, self._stream, self._key)
-            for number in self._numbers
-        ]
+        variables = [(number, self._drawn, count) for number in self._numbers]
+        rows = draw_bits(variables, self._step, self._stream, self._key).numpy()
         self._drawn += count
-        high, low = np.moveaxis(np.stack(rows).reshape(-1, *shape, 2), -1, 0)
+        high, low = np.moveaxis(rows.reshape(-1, *shape, 2), -1, 0)
         return (high << 8 | low >> 8) / 2.0**24
 
     def _tensor(self, values: npt.NDArray[np.float64]) -> Tensor:
-        return torch.from_numpy(values).to(self._device, self._dtype)  # pyright: ignore[reportUnknownMemberType]
+        return torch.from_numpy(values).to(self._dtype).to(self._device)  # pyright: ignore[reportUnknownMemberType]

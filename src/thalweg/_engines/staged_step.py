@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
+from thalweg._base.device_numbers import to_host
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure, Pass, Stage
 from thalweg._engines import layout
@@ -227,7 +228,7 @@ class WholeMatrices:
             return gpu_vector
         vector = np.zeros(len(self.made))
         for batch, numbers in batch_numbers:
-            vector[batch.members] = numbers.cpu().numpy()
+            vector[batch.members] = to_host(numbers)
         return vector
 
     def run_stage(
@@ -581,8 +582,10 @@ class StagedStep:
             measures = tuple(map(_sum_measure, line_formulas))
             lines = self._update_plan.compute_lines(measures, stages, columns)
             for position, formula in enumerate(line_formulas):
-                values = [float(tensors[position]) if tensors else 0.0 for tensors in lines]
-                totals[formula] = np.array(values, np.float64)
+                values = [
+                    tensors[position].reshape(()) if tensors else _EMPTY.sum() for tensors in lines
+                ]
+                totals[formula] = np.array(list(map(to_host, values)), np.float64)
         return [totals[formula] for formula in formulas]
 
     def _line_formulas(self, formulas: Formulas) -> tuple[Any, ...]:

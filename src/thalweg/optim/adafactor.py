@@ -62,8 +62,11 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
     @staticmethod
     def _computes(param: Tensor) -> bool:
-        has_engine = param.device.type in ("cpu", "cuda") and not is_on_mesh(param)
-        return has_engine and param.dtype in (torch.float32, torch.float64, torch.bfloat16)
+        return not is_on_mesh(param) and param.dtype in (
+            torch.float32,
+            torch.float64,
+            torch.bfloat16,
+        )
 
 
 def _read_eps(eps: Any) -> tuple[float | None, float]:

@@ -26,6 +26,7 @@ from thalweg._core.param_groups import Group, parameter_names, params_of
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.sparse_gradients import is_sparse
 from thalweg._core.step import run_step, skip_step, try_rebind
+from thalweg._engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
 from thalweg.optim.fused_optimizer import FusedOptimizer
@@ -71,8 +72,9 @@ class _SubStep(NamedTuple):
 class FusedTorchOptimizer(FusedOptimizer):
     """Base class that replaces `step` of a class of `torch.optim`.
 
-    Torch's step runs for all that the engines do not support: parameters on other devices,
-    `differentiable=True`, subclasses of tensors with their own dispatch.
+    Torch's step runs for all that the engines do not support: `differentiable=True`, subclasses of
+    tensors with their own dispatch, and parameters on devices without kernels if there are no
+    options.
 
     Attributes:
         constructor_signature: The signature of the constructor, with options.
@@ -495,7 +497,22 @@ class FusedTorchOptimizer(FusedOptimizer):
         rule = options.rule(self.base_rule(self.param_groups[place], first))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         coded = {slot.name for slot in rule.element_slots if slot.storage}
-        return engines_support(share.pairs, self.state, names, wide, is_offloaded, coded)
+        # Torch's step reads values, which tensors of the meta device do not have.
+        anywhere = is_offloaded or first.is_meta or self._has_no_torch_step()
+        return engines_support(share.pairs, self.state, names, wide, anywhere, coded)
+
+    def _has_no_torch_step(self) -> bool:
+        """Return whether the engines take the step on every device, because torch cannot."""
+        return (
+            bool(self.step_options)
+            or self._is_unscaling()
+            or not getattr(self._torch, "_has_step", True)
+            or current().name == "torch"
+        )
+
+    def _is_unscaling(self) -> bool:
+        """Return whether the step divides gradients by a scale, which torch's may ignore."""
+        return self.step_options.of(Unscaling).fused_unscale and self.unscaling() is not None
 
     def _counts_in_common(self, steps: Sequence[_SubStep]) -> bool:
         """Return whether two parameters share a state tensor of one number.
@@ -728,9 +745,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _step_of_torch(self) -> None:
         """Take the step with torch's own code; raise if options forbid it."""
         self.check_flat_buffers(self.param_groups)
-        # Not all of torch's classes know of a scale, and none that does not unscale says so.
-        is_scaling = self.step_options.of(Unscaling).fused_unscale and self.unscaling() is not None
-        if self.step_options or is_scaling:
+        if self.step_options or self._is_unscaling():
             self._raise_unsupported()
         if self._skip_overflowed_step():
             return
@@ -766,8 +781,9 @@ class FusedTorchOptimizer(FusedOptimizer):
                 " of them, or update it with an optimizer of its own."
             )
         raise NotImplementedError(
-            f"{title} takes steps on dense tensors of the CPU, and of GPUs for which there is an"
-            " engine; this one is torch's."
+            f"{title} takes steps on real, dense tensors without a dispatch of their own, without"
+            " capturable=True where there are no kernels, and without differentiable=True; this one"
+            " is torch's."
         )
 
     def _check_memories(self) -> None:

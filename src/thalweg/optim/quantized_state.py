@@ -28,7 +28,6 @@ from thalweg._core.quantized_slots import (
 )
 from thalweg._core.state import flaw, mismatch
 from thalweg._engines.codecs import OF_SLOTS
-from thalweg._engines.codecs.checks import HOMES
 from thalweg._engines.codecs.split8 import CORRECTION, SPLIT8
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
@@ -58,8 +57,7 @@ def check_params(optimizer: Any, group: Group) -> None:
         InvalidTypeError: One is complex or of float64.
         NotImplementedError: One is a DTensor whose local elements have no known positions; or on a
             GPU, with local elements that are not adjacent in the full tensor.
-        InvalidArgumentError: One is neither on the CPU nor on a GPU, or is a DTensor whose
-            placements cut blocks of codes.
+        InvalidArgumentError: One is a DTensor whose placements cut blocks of codes.
     """
     storage = storage_of(optimizer.rule_of(group))
     if not storage:
@@ -67,8 +65,6 @@ def check_params(optimizer: Any, group: Group) -> None:
     params = group["params"]
     titles = parameter_names(optimizer.param_groups, params)
     slots_text = " and ".join(f"'{name}' in {codec}" for name, codec in storage.items())
-    options = ["state_storage"] if storage.keys() - {CORRECTION} else []
-    options_text = " and ".join(options + ["weights='split'"] * (CORRECTION in storage))
     for param, title in zip(params, titles, strict=True):
         if param.dtype not in _SUPPORTED_DTYPES:
             accepted = ", ".join(map(dtype_name, _SUPPORTED_DTYPES))
@@ -78,11 +74,6 @@ def check_params(optimizer: Any, group: Group) -> None:
             )
         if is_on_mesh(param):
             _check_dtensor(param, title, storage, slots_text)
-        if param.device.type not in (*HOMES, "meta"):
-            raise InvalidArgumentError(
-                f"'{title}' is on {param.device}, and its state would keep {slots_text}, which is"
-                f" updated on the CPU and on GPUs of CUDA: run there, or without {options_text}."
-            )
 
 
 def _check_dtensor(param: Any, title: str, storage: Storage, slots_text: str) -> None:

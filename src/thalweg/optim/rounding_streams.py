@@ -11,12 +11,10 @@ from torch import Tensor
 from thalweg._core.dtensor import is_on_mesh
 from thalweg._core.param_groups import Group, parameter_names
 from thalweg._engines.random_bits import Place
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim.dtensor_params import has_positions, positions_of
 from thalweg.variable import REDUCED, dtype_name
-
-HOMES = ("cpu", "cuda", "meta")  # kinds of devices on which bits are drawn
 
 
 def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[Place]:
@@ -44,17 +42,11 @@ def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
     """Raise if no random bits are defined for parameters of a rule.
 
     Raises:
-        InvalidArgumentError: One is neither on the CPU nor on a GPU.
         InvalidTypeError: One is of float64, and slots of it are of 16 bits.
         NotImplementedError: One is a DTensor with other placements than `Shard` and `Replicate`, or
             not contiguous; or on a GPU, with elements that are not adjacent in the full tensor.
     """
     for param in params:
-        if param.device.type not in HOMES:
-            raise InvalidArgumentError(
-                f"'{_title(optimizer, param)}' is on {param.device}, and round='stochastic' is for"
-                " parameters on the CPU and on GPUs of CUDA: run there, or without it."
-            )
         if is_on_mesh(param) and not has_positions(param):
             raise NotImplementedError(
                 f"'{_title(optimizer, param)}' is a DTensor with the placements"

@@ -28,7 +28,7 @@ def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]
     if optimizer.step_cache.team is not None and any(is_on_mesh(param) for param, _ in new):
         optimizer.step_cache.team.meet()
     for param, effect in new:
-        if not whole(param.any()):
+        if not (param.is_meta or whole(param.any())):
             warn(
                 f"'{parameter_names(optimizer.param_groups, [param])[0]}' {effect}", NumericsWarning
             )

@@ -61,7 +61,7 @@ def doctor(as_json: bool) -> None:
     kernels = facts["kernels"]
     storage = f"not kept: {kernels['trouble']}" if kernels["trouble"] else "private, can be written"
     lines["kernels"] = f"{kernels['folder']} ({storage}; {kernels['files']} there)"
-    gpus = Counter(f"{gpu['name']}, capability {gpu['capability']}" for gpu in facts["gpus"])
+    gpus = Counter(f"{gpu['name']}, {gpu['steps']}" for gpu in facts["gpus"])
     lines["GPUs"] = "; ".join(f"{count} x {name}" for name, count in gpus.items()) or "none"
     settings = (f"{name}={value}" for name, value in facts["environment"].items())
     lines["environment"] = " ".join(settings) or "no variables that matter"
@@ -89,7 +89,7 @@ def _examine_machine() -> dict[str, Any]:
         "threads_of_a_step": _threads_of_a_step(),
         "processor": _processor(),
         "kernels": _kernels_folder(),
-        "gpus": [_describe_gpu(number) for number in range(torch.cuda.device_count())],
+        "gpus": _describe_gpus(),
         "environment": {
             name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)
         },
@@ -168,11 +168,27 @@ def _describe_processor(processor: dict[str, object]) -> str:
     )
 
 
-def _describe_gpu(number: int) -> dict[str, str]:
+def _describe_gpus() -> list[dict[str, str]]:
+    """Return the name of each GPU, and how steps run there."""
     import torch
 
-    capability = ".".join(map(str, torch.cuda.get_device_capability(number)))
-    return {"name": torch.cuda.get_device_name(number), "capability": capability}
+    from thalweg._engines.cuda.availability import takes_device, why_unfused
+
+    gpus: list[dict[str, str]] = []
+    for number in range(torch.cuda.device_count()):
+        device = torch.device("cuda", number)
+        capability = ".".join(map(str, torch.cuda.get_device_capability(number)))
+        steps = f"capability {capability}, "
+        steps += (
+            "Triton kernels"
+            if takes_device(device, "auto")
+            else f"torch functions: {why_unfused(device)}"
+        )
+        gpus.append({"name": torch.cuda.get_device_name(number), "steps": steps})
+    for kind in ("mps", "xpu"):
+        if torch.get_device_module(kind).is_available():
+            gpus.append({"name": kind, "steps": "torch functions"})
+    return gpus
 
 
 def _kernels_folder() -> dict[str, object]:

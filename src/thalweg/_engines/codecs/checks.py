@@ -15,8 +15,6 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name
 
-HOMES = ("cpu", "cuda")  # kinds of devices on which encoded slots are updated
-
 
 def codecs_of(codecs: Sequence[str | None], slots: Sequence[Tensor]) -> list[Codec | None]:
     """Return for each slot of a variable its codec; None for slots kept as numbers.
@@ -40,8 +38,7 @@ def check_encoded(request: StepRequest) -> None:
         InvalidTypeError: A variable is float64, or one with `weights='split'` is not bfloat16; or a
             slot is neither encoded nor of the shape of its variable.
         NotImplementedError: A gradient is sparse.
-        InvalidArgumentError: A variable is neither on the CPU nor on a CUDA GPU, or a slot has the
-            wrong number of bytes or is on another device.
+        InvalidArgumentError: A slot has the wrong number of bytes or is on another device.
         LayoutError: A slot is not contiguous, not aligned, or has no memory.
     """
     rows = zip(request.variables, request.gradients, request.slots, request.titles, strict=True)
@@ -61,8 +58,7 @@ def check_encoded(request: StepRequest) -> None:
 
 
 def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: str) -> None:
-    """Raise an error if the dtype or device of a variable, or its gradient, is not supported."""
-    option = "weights='split'" if codec.is_beside else "state_storage"
+    """Raise an error if the dtype of a variable, or its gradient, is not supported."""
     if codec.is_beside and var.dtype != torch.bfloat16:
         raise InvalidTypeError(
             f"'{title}' is {dtype_name(var.dtype)}, and {name} is the lower part of a bfloat16."
@@ -71,12 +67,6 @@ def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: s
         raise InvalidTypeError(
             f"'{title}' is float64, and {name} is kept in {codec.name}, which holds float32 for"
             " parameters of float32, bfloat16 and float16."
-        )
-    if var.device.type not in HOMES:
-        raise InvalidArgumentError(
-            f"'{title}' is on {var.device}, and {name} is kept in {codec.name}, which is updated on"
-            " the CPU and on GPUs of CUDA: run there, or without"
-            f" {option}."
         )
     if isinstance(grad, IndexedSlices):
         raise NotImplementedError(

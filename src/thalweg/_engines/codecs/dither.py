@@ -29,11 +29,11 @@ Three details:
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from thalweg._engines.codecs.codec import Codec
-from thalweg._engines.random_bits import Positions, positions_of
+from thalweg._engines.random_bits import Positions, tensor_of_positions
 
 PERIOD = 256  # distinct dithers of a step
 TURN = 151  # change of rank between elements that are a period apart
@@ -43,31 +43,30 @@ MASK = 0xFFFFFFFF
 SHIFT = 18  # unused low bits of a sum
 UNIT = 2.0**-14
 
-Float32 = npt.NDArray[np.float32]
 
-
-def dithers_of(count: int, step: int, origin: Positions = 0) -> Float32:
-    """Return the dithers of `count` elements in a step; 0.5 if `step` is negative.
+def dithers_of(
+    count: int, step: int, origin: Positions = 0, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Return the float32 dithers of `count` elements in a step; 0.5 if `step` is negative.
 
     Args:
         count: The number of elements.
         step: The number of the step.
         origin: The positions of the elements in the full parameter.
+        device: The device of the dithers.
     """
     if step < 0:
-        return np.full(count, 0.5, np.float32)
-    elements = positions_of(origin, count).astype(np.uint64)
-    ranks = (elements + (elements // np.uint64(PERIOD)) * np.uint64(TURN)) % np.uint64(PERIOD)
-    begin = np.uint32(step * STEP_STRIDE & MASK)
-    sums = ranks.astype(np.uint32) * np.uint32(ELEMENT_STRIDE) + begin
-    shares = (sums >> np.uint32(SHIFT)).astype(np.float32) + np.float32(0.5)
-    return shares * np.float32(UNIT)
+        return torch.full((count,), 0.5, dtype=torch.float32, device=device)
+    elements = tensor_of_positions(origin, count, device)
+    ranks = (elements + (elements // PERIOD) * TURN) % PERIOD
+    sums = (ranks * ELEMENT_STRIDE + (step * STEP_STRIDE & MASK)) & MASK
+    return ((sums >> SHIFT).to(torch.float32) + 0.5) * UNIT
 
 
-def round_codes(codec: Codec, codes: Float32, dithers: Float32) -> npt.NDArray[np.int16]:
-    """Return the codes of real numbers from `Codec.encode`, after adding dithers."""
+def round_codes(codec: Codec, codes: Tensor, dithers: Tensor) -> Tensor:
+    """Return the codes of real numbers from `Codec.encode`, after adding dithers, in int16."""
     if codec.positive:
-        dithered = np.maximum(codes, np.float32(codec.least)) + dithers
-        return np.where(codes > 0, dithered, np.float32(0)).astype(np.int16)
-    small = codes * np.minimum(np.abs(codes), np.float32(1))
-    return (small + np.copysign(dithers, codes)).astype(np.int16)
+        dithered = codes.clamp(min=codec.least) + dithers
+        return torch.where(codes > 0, dithered, 0).to(torch.int16)
+    small = codes * codes.abs().clamp(max=1)
+    return (small + torch.copysign(dithers, codes)).to(torch.int16)

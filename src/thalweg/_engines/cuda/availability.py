@@ -38,6 +38,18 @@ def _is_able(index: int) -> bool:
     return torch.cuda.get_device_capability(index) >= CAPABILITY
 
 
+def why_unfused(device: torch.device) -> str:
+    """Return the reason why no kernels update variables on a device that is not the CPU."""
+    if device.type != "cuda":
+        return "there are none for this type of device"
+    if reason := why_unavailable():
+        return reason
+    required, present = (
+        ".".join(map(str, pair)) for pair in (CAPABILITY, torch.cuda.get_device_capability(device))
+    )
+    return f"its compute capability is {present}, and kernels need {required}"
+
+
 def takes_device(device: torch.device, name: EngineName) -> bool:
     """Return whether the engine `name` updates variables on `device` with Triton kernels.
 

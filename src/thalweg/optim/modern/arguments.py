@@ -77,14 +77,12 @@ class Arguments(torch.optim.Optimizer):
         return (value,)
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
-        """Raise an error: these rules have no step in tensor operations for cases without an
-        engine.
+        """Raise an error: these rules have no step of torch's, where engines do not support theirs.
 
         Raises:
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} takes steps on real tensors of the CPU, and of GPUs for which"
-            " there is an engine, each in its groups once; capturable=True on GPUs alone, and no"
-            " differentiable=True."
+            f"{type(self).__name__} takes steps on real tensors, each in its groups once;"
+            " capturable=True on GPUs with kernels alone, and no differentiable=True."
         )

@@ -7,6 +7,8 @@ A side that is too long has no factor: an empty one, and an empty basis, stand f
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
 import torch
 
+from thalweg._base.device_numbers import decompose
+
 _TINY = 1e-30  # added to a factor's diagonal before its first eigenvectors
 
 
@@ -36,7 +38,8 @@ def first_basis(factor):
     # One non-finite factor would make `eigh` fail for the whole batch.
     is_finite = factor.isfinite().all(2, keepdim=True).all(1, keepdim=True)
     factor = torch.where(is_finite, factor, eye)
-    return torch.linalg.eigh(factor + _TINY * eye).eigenvectors.flip(2)
+    vectors = decompose(lambda x: torch.linalg.eigh(x).eigenvectors, factor + _TINY * eye)
+    return vectors.flip(2)
 
 
 def next_basis(factor, basis):
@@ -46,7 +49,7 @@ def next_basis(factor, basis):
     powered = factor @ basis
     order = (basis * powered).sum(1).argsort(dim=1, descending=True)
     index = order.unsqueeze(1).expand_as(powered)
-    return torch.linalg.qr(powered.gather(2, index)).Q, order
+    return decompose(lambda x: torch.linalg.qr(x).Q, powered.gather(2, index)), order
 
 
 def reorder(square, rows, columns):

@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 
 import torch
 
-from thalweg.formula import Pass, Rule, Slot, Stage
+from thalweg.formula import Pass, Rule, Slot, Stage, wide
 from thalweg.rules.modern.common import lerp
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, orthogonalize
 from thalweg.rules.modern.newton_schulz import check_dtype, triples
@@ -58,8 +58,8 @@ def move(*, variable, step, radius, learning_rate, coefficients, epsilon, dtype)
 
 
 def _sum_of_products(first, second):
-    """Return the sum of products of the elements of each matrix, (batch, 1, 1), float64."""
-    return (first.double() * second.double()).sum((1, 2), keepdim=True)
+    """Return the sum of products of the elements of each matrix, (batch, 1, 1), in float64."""
+    return (wide(first) * wide(second)).sum((1, 2), keepdim=True)
 
 
 def update(var, grad, variable, step, momentum_buffer, *, mean_weight):

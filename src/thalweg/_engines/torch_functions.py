@@ -1,0 +1,122 @@
+"""Formulas as functions of torch tensors, for devices without kernels."""
+
+# torch.from_numpy has no types.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial, reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._base.device_numbers import widened
+from thalweg._engines.formula_parser import bind_formula, trace_formula
+from thalweg._engines.protocol import Dtype
+from thalweg.formula import Formula, narrow
+
+
+def torch_dtype(dtype: Dtype) -> torch.dtype:
+    """Return the torch dtype of a compute dtype of NumPy."""
+    return torch.float64 if dtype is np.float64 else torch.float32
+
+
+def _rounded_once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the function evaluated in the widest dtype and rounded to the promoted dtype."""
+
+    def apply(*values: Tensor) -> Tensor:
+        dtype = reduce(torch.promote_types, [value.dtype for value in values])
+        return function(*map(widened, values)).to(dtype)
+
+    return apply
+
+
+def _sqrt(x: Tensor) -> Tensor:
+    """Return square roots; torch's own on the CPU are 1 ulp off on 0.64 % of float32 inputs."""
+    if x.device.type != "cpu" or x.is_complex():
+        return torch.sqrt(x)
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(np.asarray(np.sqrt(x.numpy())))
+
+
+def _maximum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a > b) | (a != a), a, b)
+
+
+def _minimum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a < b) | (a != a), a, b)
+
+
+def _sign(x: Tensor) -> Tensor:
+    return torch.where(x > 0, 1.0, torch.where(x < 0, -1.0, x))
+
+
+def _square(x: Tensor) -> Tensor:
+    return x * x
+
+
+TORCH: dict[str, Callable[..., Any]] = {
+    "sqrt": _sqrt,
+    "absolute": torch.abs,
+    "sign": _sign,
+    "where": torch.where,
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "square": _square,
+    "exp": _rounded_once(torch.exp),
+    "log": _rounded_once(torch.log),
+    "power": _rounded_once(torch.pow),
+    "wide": widened,
+    "narrow": narrow,
+}
+
+
+@cache
+def torch_formula(formula: Formula, dtype: torch.dtype, device: torch.device, dim: int) -> Formula:
+    """Return the formula as a function of torch tensors with `dim` dimensions."""
+    return bind_formula(formula, TORCH, _to_number(dtype, device, dim))
+
+
+def _to_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callable[[float], Tensor]:
+    """Return a function that converts a number to a tensor of shape (1,), or () if `dim` is 0.
+
+    Shape (1,), because type promotion of torch ignores tensors of shape () next to others, unlike
+    that of NumPy. Not a Python number, because torch divides by one through its reciprocal.
+    """
+    return partial(torch.full, (1,) * min(dim, 1), dtype=dtype, device=device)
+
+
+def torch_evaluate(
+    formula: Formula,
+    tensors: Sequence[Tensor],
+    scalars: Mapping[str, Any],
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    """Return the results of a formula over tensors of any device.
+
+    Args:
+        formula: The formula.
+        tensors: Its streams; the dtype of the first is that of the arithmetic.
+        scalars: Its scalars by name.
+        dtype: Optional. The dtype of the results, by default that of the arithmetic.
+    """
+    first = tensors[0]
+    target = first.dtype, first.device, first.dim()
+    to_number = _to_number(*target)
+    picked = {name: scalars[name] for name in trace_formula(formula).scalars}
+    # A measure in float64 reads vectors of float32.
+    arguments = {
+        name: x.to(first.dtype) if isinstance(x, Tensor) else to_number(x)
+        for name, x in picked.items()
+    }
+    results = torch_formula(formula, *target)(*tensors, **arguments)
+    return [result.to(dtype or first.dtype).expand(first.shape) for result in results]
+
+
+def torch_transform(stages: Sequence[Formula], grad: Tensor, scalars: Mapping[str, Any]) -> Tensor:
+    """Return a gradient after stages, in its dtype, which is the compute dtype."""
+    for stage in stages:
+        grad = torch_evaluate(stage, [grad], scalars)[0]
+    return grad

@@ -1,0 +1,459 @@
+"""Part of a step with dense gradients computed by torch functions, on devices without kernels.
+
+The formulas are those of the other engines. Small variables are joined into batches, so that an
+operation of a formula is one function of torch for all of them.
+"""
+
+# torch.from_numpy and parts of torch have no types.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._base.context_managers import no_grad
+from thalweg._base.device_numbers import to_host, wide_dtype, widened
+from thalweg._base.locks import importing
+from thalweg._engines import layout
+from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.denormals import set_denormals
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.layout import compute_dtype
+from thalweg._engines.low_precision_copies import resumed, saturated
+from thalweg._engines.protocol import (
+    Call,
+    Columns,
+    Formulas,
+    Scalars,
+    Stages,
+    StepRequest,
+)
+from thalweg._engines.random_bits import SCALARS, UNCOUNTED
+from thalweg._engines.reduction_order import combine_leaves, leaves_by_tensor
+from thalweg._engines.row_column_reductions import View, reduce_lines, view_of
+from thalweg._engines.torch_functions import torch_dtype, torch_evaluate, torch_transform
+from thalweg.formula import Formula, is_like_update
+from thalweg.indexed_slices import IndexedSlices, values_of
+from thalweg.variable import REDUCED
+
+if TYPE_CHECKING:
+    from thalweg._base.rule_passes import Measure
+    from thalweg._engines.codecs.codec import Codec
+
+# Elements of a batch; larger variables are computed one by one.
+_BATCH = 1 << 20
+# Operations whose result may share memory with an argument.
+_ALIASING = ("stream", "scalar", "narrow", "wide")
+
+
+class Batch(NamedTuple):
+    """Variables that are computed together.
+
+    Attributes:
+        members: Their positions in the part.
+        codecs: The codec of the variable, which is None, and of each slot.
+        is_stacked: Values have the shape of the variables behind a dimension of members. Otherwise
+            they are one row of all elements.
+    """
+
+    members: list[int]
+    codecs: list[Codec | None]
+    is_stacked: bool
+
+
+class TorchPart:
+    """Plan for distinct variables of one device with dense gradients; a `Part` of a step.
+
+    New values are separate tensors of the device. The returned calls copy them.
+
+    Args:
+        request: The step.
+    """
+
+    def __init__(self, request: StepRequest) -> None:
+        self._rule, self._stages = request.rule, request.stages
+        self._request = request
+        self._gradients: Sequence[Any] | None = request.gradients
+        self._flush = request.selection.denormals == "flush"
+        self._batches = list(_batches_of(request))
+
+    @property
+    def written(self) -> list[Tensor]:
+        """See `Part`."""
+        request = self._request
+        copies = [copy for copy in request.copies or () if copy is not None]
+        slots = [slot for var_slots in request.slots for slot in var_slots]
+        return [*request.variables, *slots, *copies]
+
+    def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
+        """See `Part`. Values are computed before any is written, so gradients may overlap."""
+        planned, self._gradients = self._request, None
+        is_same = (
+            request.rule is planned.rule
+            and request.stages == planned.stages
+            and request.selection == planned.selection
+            and list(request.places) == list(planned.places)
+            and request.from_copies == planned.from_copies
+            and _are_same(request.copies or (), planned.copies or ())
+            and _are_same(request.variables, planned.variables)
+            and [_kind_of(request, k) for k in range(len(request.variables))]
+            == [_kind_of(planned, k) for k in range(len(planned.variables))]
+        )
+        if is_same:
+            self._gradients = request.gradients
+        return is_same
+
+    def release_gradients(self) -> None:
+        """See `StepPlan`."""
+        self._gradients = None
+
+    def _gradient(self, member: int) -> Tensor:
+        if self._gradients is None:
+            raise RuntimeError("the part is not aimed at gradients")
+        return self._gradients[member].detach()
+
+    def _join(self, batch: Batch, tensors: Sequence[Tensor]) -> Tensor:
+        """Return tensors of the members as one; a view of a single one."""
+        detached = [tensor.detach() for tensor in tensors]
+        if batch.is_stacked:
+            return detached[0].unsqueeze(0) if len(detached) == 1 else torch.stack(detached)
+        rows = [tensor.reshape(-1) for tensor in detached]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def _split(self, batch: Batch, values: Tensor) -> list[Tensor]:
+        """Return the values of each member, in the shape of its variable."""
+        if batch.is_stacked:
+            return list(values.unbind(0))
+        shapes = [self._request.variables[member].shape for member in batch.members]
+        rows = torch.split(values, [shape.numel() for shape in shapes])
+        return [row.view(shape) for row, shape in zip(rows, shapes, strict=True)]
+
+    def _kind(self, batch: Batch) -> torch.dtype:
+        """Return the dtype of the arithmetic."""
+        return torch_dtype(compute_dtype(self._request.variables[batch.members[0]].dtype))
+
+    def _scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
+        """Return the scalars of a batch by name; those that differ between elements as tensors."""
+        request, members = self._request, batch.members
+        first = request.variables[members[0]]
+        kind, scalars = self._kind(batch), dict(columns.shared[compute_dtype(first.dtype)])
+        sizes = [request.variables[member].numel() for member in members]
+        for name, vector in columns.separate.items():
+            if not isinstance(vector, Tensor) and (vector[members] == vector[members[0]]).all():
+                scalars[name] = compute_dtype(first.dtype)(vector[members[0]])
+                continue
+            if isinstance(vector, Tensor):
+                numbers = torch.stack([vector[member] for member in members])
+            else:
+                numbers = torch.tensor(vector[members], dtype=torch.float64, device="cpu")
+            numbers = numbers.to(kind).to(first.device)
+            if batch.is_stacked:
+                scalars[name] = numbers.view(-1, *[1] * first.dim())
+            else:
+                repeats = torch.tensor(sizes, device=first.device)
+                scalars[name] = numbers.repeat_interleave(repeats, output_size=sum(sizes))
+        if request.vectors:
+            for name in request.vectors[members[0]]:
+                scalars[name] = torch.stack([request.vectors[member][name] for member in members])
+        return scalars
+
+    def _staged(self, batch: Batch, stages: Stages, scalars: Scalars) -> Tensor:
+        """Return the gradients in the dtype of the arithmetic, after stages."""
+        grads = [self._gradient(member) for member in batch.members]
+        grad = self._join(batch, grads).to(self._kind(batch))
+        return torch_transform(stages, grad, scalars)
+
+    def _starts(self, batch: Batch) -> Tensor:
+        """Return the variables at which the step begins; see `StepRequest.from_copies`."""
+        request = self._request
+        var = self._join(batch, [request.variables[member] for member in batch.members])
+        if request.copies is None or not request.from_copies:
+            return var
+        copies = [request.copies[member] for member in batch.members]
+        if copies[0] is None:
+            return var
+        return resumed(var, self._join(batch, cast("list[Tensor]", copies)))
+
+    def _slots(self, batch: Batch) -> list[Tensor]:
+        """Return the slots in the dtype of the arithmetic, decoded if they have codecs."""
+        slots: list[Tensor] = []
+        for position, codec in enumerate(batch.codecs[1:]):
+            tensors = [self._request.slots[member][position] for member in batch.members]
+            if codec is None:
+                slots.append(self._join(batch, tensors).to(self._kind(batch)))
+                continue
+            with importing:
+                from thalweg._engines.codecs.records import decode_tensor
+            records = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+            slots.append(decode_tensor(codec, records, self._starts(batch)))
+        return slots
+
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
+    ) -> Sequence[Float64]:
+        """See `StepPlan`."""
+        leaves = self.compute_leaves(formulas, stages, columns)
+        counts = np.array([len(rows) for rows in leaves])
+        return list(combine_leaves(np.concatenate(leaves), counts).T)
+
+    @no_grad()
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
+        """See `StepPlan`."""
+        values: list[list[Tensor]] = [[] for _ in self._request.variables]
+        for batch in self._batches:
+            scalars = self._scalars(batch, columns)
+            tensors = [
+                self._starts(batch),
+                self._staged(batch, stages, scalars),
+                *self._slots(batch),
+            ]
+            for formula in formulas:
+                measured = values_of_measure(formula, tensors, scalars)
+                for member, part in zip(batch.members, self._split(batch, measured), strict=True):
+                    values[member].append(part.reshape(-1))
+        flat = leaves_by_tensor([part for parts in values for part in parts])
+        counts = [len(leaves) for leaves in flat]
+        split = iter(np.split(to_host(torch.cat(flat)), np.cumsum(counts)[:-1]))
+        return [np.stack([next(split) for _ in parts], axis=-1) for parts in values]
+
+    @no_grad()
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """See `StepPlan`."""
+        lines: list[list[Tensor]] = [[] for _ in self._request.variables]
+        for batch in self._batches:
+            var = self._request.variables[batch.members[0]]
+            if not var.numel():
+                continue
+            scalars = self._scalars(batch, columns)
+            tensors = [
+                self._starts(batch),
+                self._staged(batch, stages, scalars),
+                *self._slots(batch),
+            ]
+            for measure in measures:
+                values = values_of_measure(measure.function, tensors, scalars)
+                parts = _reduce(values, view_of(var.shape), len(batch.members), measure)
+                for member, part in zip(batch.members, parts, strict=True):
+                    lines[member].append(part)
+        return lines
+
+    def max_abs(self) -> Float64:
+        """See `StepPlan`."""
+        largest = np.zeros(len(self._request.variables))
+        grads = {k: self._gradient(k) for k in range(len(largest)) if self._gradient(k).numel()}
+        if grads:
+            norms = torch._foreach_norm(list(grads.values()), torch.inf)  # pyright: ignore
+            largest[list(grads)] = to_host(torch.stack([widened(norm) for norm in norms]))
+        return largest
+
+    @no_grad()
+    def make_calls(self, columns: Columns) -> list[Call]:
+        """Compute the new values, and return calls that copy them; [] if the step is not taken."""
+        if columns.apply_flag is not None and not columns.apply_flag:
+            return []
+        with set_denormals(self._flush):
+            return [call for batch in self._batches for call in self._update(batch, columns)]
+
+    def _update(self, batch: Batch, columns: Columns) -> list[Call]:
+        """Return calls that copy the new values of the variables of a batch, slots and copies."""
+        request, rule = self._request, self._rule
+        scalars = self._scalars(batch, columns)
+        grad = self._staged(batch, self._stages, scalars)
+        tensors = [self._before(batch, scalars), *self._slots(batch)]
+        graph = trace_formula(rule.update)
+        results = torch_evaluate(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
+        changed = [
+            index
+            for index in range(len(tensors))
+            if not graph.passes_through(index, index + (index > 0))
+            or (rule.before is not None and not index)
+        ]
+        calls: list[Call] = []
+        stored: dict[int, Tensor] = {}
+        for index in changed:
+            result = results[index]
+            if graph.results[index].op in _ALIASING:
+                result = result.clone()
+            stored[index] = self._stored(batch, index, result, scalars)
+            columns_of = [request.variables, *zip(*request.slots, strict=True)][index]
+            targets = [columns_of[member] for member in batch.members]
+            calls.append(self._copy_call(batch, index, targets, stored[index]))
+        copies = [request.copies[member] for member in batch.members] if request.copies else [None]
+        if copies[0] is not None and (0 in stored or not request.from_copies):
+            values = saturated(stored.get(0, self._starts(batch)), copies[0].dtype)
+            calls.append(self._copy_call(batch, 0, cast("list[Tensor]", copies), values))
+        return calls
+
+    def _before(self, batch: Batch, scalars: Scalars) -> Tensor:
+        """Return the variables after the rule's `before`, in the dtype of the arithmetic."""
+        start, kind, rule = self._starts(batch), self._kind(batch), self._rule
+        if rule.before is None:
+            return start.to(kind)
+        moved = torch_transform((rule.before,), start.to(kind), scalars)
+        # With stochastic rounding it stays float32: rounded to the nearest, it could vanish.
+        draws = self._place(batch.members[0])[0] is not None
+        return moved if draws else moved.to(start.dtype).to(kind)
+
+    def _place(self, member: int) -> tuple[int | None, Any]:
+        """Return the number of the random stream of a member, and the positions of its elements."""
+        return self._request.places[member] if self._request.places else (None, 0)
+
+    def _stored(self, batch: Batch, index: int, values: Tensor, scalars: Scalars) -> Tensor:
+        """Return new values of the tensors at `index`, rounded or encoded like them."""
+        codec, request = batch.codecs[index], self._request
+        first = batch.members[0]
+        has_lower = any(codec is not None and codec.is_beside for codec in batch.codecs)
+        draws = self._place(first)[0] is not None
+        if has_lower and (not index or (codec is not None and codec.is_beside)):
+            with importing:
+                from thalweg._engines.codecs.records import split_tensor
+            bits = self._draw_bits(batch, 0, scalars) if draws else None
+            return split_tensor(values, bits)[index > 0]
+        if codec is not None:
+            return self._encode(batch, codec, values, scalars)
+        dtype = request.slots[first][index - 1].dtype if index else request.variables[first].dtype
+        if not draws or dtype not in REDUCED:
+            return values.to(dtype)
+        with importing:
+            from thalweg._engines.philox import round_randomly
+        bits = self._draw_bits(batch, index, scalars)
+        return round_randomly(values, dtype, bits.view(values.shape))
+
+    def _draw_bits(self, batch: Batch, stream: int, scalars: Scalars) -> Tensor:
+        """Return random bits for each element of a batch, in the order of its values."""
+        with importing:
+            from thalweg._engines.philox import draw_bits
+        step, low, high = (int(scalars[name]) for name in SCALARS)
+        variables = self._request.variables
+        drawn = [
+            (cast("int", number), origin, variables[member].numel())
+            for member in batch.members
+            for number, origin in [self._place(member)]
+        ]
+        first = variables[batch.members[0]]
+        bits = draw_bits(drawn, step, stream, (low, high), first.device)
+        if len(batch.members) > 1:
+            return bits
+        return layout.from_memory_order(bits, first).reshape(-1)
+
+    def _encode(self, batch: Batch, codec: Codec, values: Tensor, scalars: Scalars) -> Tensor:
+        """Return the records of slots of a batch."""
+        with importing:
+            from thalweg._engines.codecs.dither import dithers_of
+            from thalweg._engines.codecs.records import encode_numbers
+        step = int({**UNCOUNTED, **scalars}[SCALARS[0]])
+        dithers = torch.cat(
+            [
+                dithers_of(
+                    self._request.variables[member].numel(),
+                    step,
+                    self._place(member)[1],
+                    values.device,
+                )
+                for member in batch.members
+            ]
+        )
+        return encode_numbers(codec, values.reshape(-1).float(), dithers)
+
+    def _copy_call(
+        self, batch: Batch, index: int, targets: Sequence[Tensor], values: Tensor
+    ) -> Call:
+        """Return a C function that copies values of a batch into tensors of its members."""
+        if batch.codecs[index] is None:
+            parts = self._split(batch, values)
+        else:
+            sizes = [target.numel() for target in targets]
+            rows = torch.split(values.reshape(-1), sizes)
+            parts = [row.view(target.shape) for row, target in zip(rows, targets, strict=True)]
+        copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        return partial(copy, [target.detach() for target in targets], parts)
+
+
+def _batches_of(request: StepRequest) -> Iterator[Batch]:
+    """Yield batches of variables of one kind, with at most `_BATCH` elements or one variable."""
+    members_by_kind: dict[Any, list[int]] = {}
+    for member in range(len(request.variables)):
+        members_by_kind.setdefault(_key_of(request, member), []).append(member)
+    for members in members_by_kind.values():
+        codecs = _codecs_of(request, members[0])
+        batch, size = list[int](), 0
+        for member in members:
+            numel = request.variables[member].numel()
+            if batch and size + numel > _BATCH:
+                yield Batch(batch, codecs, bool(request.vectors))
+                batch, size = [], 0
+            batch.append(member)
+            size += numel
+        yield Batch(batch, codecs, bool(request.vectors))
+
+
+def _codecs_of(request: StepRequest, member: int) -> list[Codec | None]:
+    slots = request.slots[member]
+    if not request.rule.codecs:
+        return [None] * (1 + len(slots))
+    with importing:
+        from thalweg._engines.codecs.checks import codecs_of
+    return [None, *codecs_of(request.rule.codecs, slots)]
+
+
+def _kind_of(request: StepRequest, member: int) -> list[Any]:
+    """Return the dtypes and shapes of the tensors of a variable."""
+    copy = request.copies[member] if request.copies else None
+    grad = values_of(request.gradients[member])
+    tensors = [request.variables[member], grad, *request.slots[member]]
+    tensors += [] if copy is None else [copy]
+    return [(tensor.dtype, tensor.shape, tensor.device) for tensor in tensors]
+
+
+def _key_of(request: StepRequest, member: int) -> tuple[Any, ...]:
+    """Return a key that is equal for variables of one batch."""
+    var = request.variables[member]
+    number = request.places[member][0] if request.places else None
+    blocks = [codec.block for codec in _codecs_of(request, member) if codec is not None]
+    is_alone = (
+        isinstance(request.gradients[member], IndexedSlices)
+        or any(var.numel() % block for block in blocks)
+        or (number is not None and not var.is_contiguous())
+        or not var.numel()
+    )
+    dtypes = [dtype for dtype, _, _ in _kind_of(request, member)]
+    has_copy = bool(request.copies) and request.copies[member] is not None
+    shape = var.shape if request.vectors else None
+    return (*dtypes, has_copy, number is None, shape, member if is_alone else None)
+
+
+def _are_same(left: Sequence[object], right: Sequence[object]) -> bool:
+    return len(left) == len(right) and all(map(is_, left, right))
+
+
+def values_of_measure(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
+    """Return the values of a measure's formula for each element, in the widest dtype.
+
+    Args:
+        formula: The formula.
+        tensors: Variable, gradient in the dtype of the arithmetic, and slots.
+        scalars: The scalars by name.
+    """
+    wide = wide_dtype(tensors[0].device)
+    kind = tensors[1].dtype if is_like_update(formula) else wide
+    count = len(trace_formula(formula).positional)
+    inputs = [tensor.to(kind) for tensor in tensors[:count]]
+    return torch_evaluate(formula, inputs, scalars, wide)[0]
+
+
+def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Tensor]:
+    """Return the measure of each of `count` stacked variables."""
+    if measure.over == "variable":
+        parts = values.reshape(count, *view).unbind(0)
+        return [reduce_lines(part, measure.over, measure.reduce) for part in parts]
+    matrices = values.reshape(count * view.matrices, view.rows, view.columns)
+    lines = reduce_lines(matrices, measure.over, measure.reduce)
+    return list(torch.split(lines, view.matrices))
