@@ -110,14 +110,7 @@ class FormulaWriter:
         return lines, [texts[result] for result in formula_graph.results]
 
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
-        """Add the expression of a node to `texts`, and the assignment of an operation to `lines`.
-
-        Args:
-            node: The node.
-            texts: Expressions of nodes, with those of its inputs.
-            lines: Assignments before it.
-            name: The beginning of the names of intermediate values.
-        """
+        """Add the expression of a node to `texts`, and an operation's assignment to `lines`."""
         if node.op in ("stream", "scalar"):
             texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"
         elif node.op == "const":
@@ -237,9 +230,7 @@ class Update:
     def compute_results(self, writer: FormulaWriter, extra_nodes: Sequence[Node] = ()) -> list[str]:
         """Return lines that compute the formula and name its results `out0`, `out1`, ...
 
-        Args:
-            writer: The writer.
-            extra_nodes: Nodes, which are named like results behind the last one.
+        Nodes in `extra_nodes` are named like results behind the last one.
         """
         outputs = (*self.formula.outputs, *extra_nodes)
         graph = FormulaGraph(self.formula.positional, self.formula.scalars, outputs)
