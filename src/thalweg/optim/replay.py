@@ -33,7 +33,6 @@ from thalweg._engines import current
 from thalweg._engines.engine_selection import choices
 from thalweg._engines.guards import is_recorded
 from thalweg._engines.layout import joined
-from thalweg._engines.protocol import Call
 from thalweg.optim.grad_scaler import forget_scale
 from thalweg.optim.group_options import Options, number
 from thalweg.optim.replay_scalars import hold
