@@ -131,22 +131,5 @@ def check_reductions(
     )
 
 
-def check_accumulation(flat: FlatBuffer, title: str) -> None:
-    """Raise an error if calls of `step` are counted that each update a part of the model.
-
-    Args:
-        flat: The flat buffer.
-        title: Its name in messages.
-
-    Raises:
-        InvalidArgumentError: Names the flat buffer.
-    """
-    if flat.is_stepped_alone:
-        raise InvalidArgumentError(
-            f"'{title}' is a flat buffer of {flat.origin}, which calls step for each of its"
-            " buffers: accumulate= counts calls for all parameters. Accumulate with that library."
-        )
-
-
 def _has_other_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -26,7 +26,7 @@ from thalweg._core.commit import LEFT, TAKEN, add_note, raise_first, says_taken
 from thalweg._core.dtensor import local
 from thalweg._core.flat_buffers import (
     AddedParams,
-    check_accumulation,
+    FlatBuffer,
     check_reductions,
     find_marked,
     is_reducing,
@@ -397,7 +397,7 @@ class FusedOptimizer(GradScalerMixin):
         Any parameter of the optimizer may show that libraries have flattened all of them.
 
         Raises:
-            InvalidArgumentError: As `check_reductions` and `check_accumulation`.
+            InvalidArgumentError: As `check_reductions` and `_check_accumulation`.
         """
         transforms = self.step_options.base_transforms
         is_accumulating = self.step_options.of(Accumulation).accumulate > 1
@@ -415,7 +415,7 @@ class FusedOptimizer(GradScalerMixin):
         if flat is not None:
             (title,) = parameter_names(self.param_groups, [flat.param])
             if is_accumulating:
-                check_accumulation(flat, title)
+                _check_accumulation(flat, title)
             for rule, is_by_shape in rules.items():
                 check_reductions(flat, title, rule, transforms, is_by_shape=is_by_shape)
 
@@ -1043,3 +1043,20 @@ class FusedOptimizer(GradScalerMixin):
 
 
 _COPIED_ATTRIBUTES = ("step_options", "_step_supports_amp_scaling")
+
+
+def _check_accumulation(flat: FlatBuffer, title: str) -> None:
+    """Raise an error if calls of `step` are counted that each update a part of the model.
+
+    Args:
+        flat: The flat buffer.
+        title: Its name in messages.
+
+    Raises:
+        InvalidArgumentError: Names the flat buffer.
+    """
+    if flat.is_stepped_alone:
+        raise InvalidArgumentError(
+            f"'{title}' is a flat buffer of {flat.origin}, which calls step for each of its"
+            " buffers: accumulate= counts calls for all parameters. Accumulate with that library."
+        )
