@@ -97,7 +97,6 @@ def _damaged_file(dice: random.Random) -> str:
 
 def warm() -> None:
     """Compile what the cases need."""
-    torch.set_num_threads(1)
     for number in range(40):
         attempt(0, number)
 
