@@ -95,5 +95,11 @@ def _damaged_file(dice: random.Random) -> str:
     return "taken"
 
 
+def warm() -> None:
+    """Compile what the cases need."""
+    for number in range(40):
+        attempt(0, number)
+
+
 def attack(long: bool, seed: int) -> Figures:
     return figures_of(__name__, seed, CASES_OF_RUN[long], BATCH, GOOD)
