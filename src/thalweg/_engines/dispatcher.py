@@ -257,9 +257,9 @@ class Dispatcher:
             with importing:
                 from thalweg._engines.reference import ReferencePart
             return ReferencePart(request)
-        return (
-            TorchRows(request) if engine == "torch" else self._sparse_plan(request, engine, number)
-        )
+        if engine == "torch":
+            return _torch_part(request)
+        return self._sparse_plan(request, engine, number)
 
     def _sparse_plan(self, request: StepRequest, engine: EngineKind, number: int) -> RowsPlan:
         # A plan is bound to one gradient, so each occurrence of a variable has its own plan.
