@@ -92,8 +92,11 @@ def test_doctor_lists_gpus(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "One\x1b[2J")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (9, 0))
-    assert json.loads(run("--json"))["gpus"] == [{"name": "One\x1b[2J", "capability": "9.0"}]
-    assert "1 x One\\x1b[2J, capability 9.0" in run()
+    (gpu,) = json.loads(run("--json"))["gpus"]
+    assert (gpu["name"], gpu["capability"]) == ("One\x1b[2J", "9.0")
+    reason = availability.why_unavailable()
+    steps = f"torch functions: {reason}" if reason else "Triton kernels"
+    assert f"1 x One\\x1b[2J, capability 9.0, {steps}" in run()
 
 
 def test_doctor_reports_a_failing_engine(folder, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -68,6 +69,7 @@ def is_valid(row: Row) -> bool:
     return True
 
 
+@cache
 def rows() -> list[Row]:
     """Return two options for each class, with options and dtypes in turn."""
     names = [name for name in KINDS if name != "SparseAdam"]
@@ -87,7 +89,7 @@ def all_pairs() -> list[Row]:
     return cover_pairs([row for row in table if row[0] != "SparseAdam" and is_valid(row)])
 
 
-def trained(row: Row, engine: Any, steps: int = 3) -> list[Tensor]:
+def trained(row: Row, engine: Any, steps: int = 2) -> list[Tensor]:
     params = params_of(row[2])
     optimizer = optimizer_of(row, params)
     with thalweg.engine(engine):

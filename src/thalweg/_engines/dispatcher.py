@@ -19,8 +19,6 @@ from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.engine_selection import EngineName
 from thalweg._engines.memory_protection import check_writable
 from thalweg._engines.protocol import Gradient, StepPlan, StepRequest, in_rounds
-from thalweg._engines.torch_part import TorchPart
-from thalweg._engines.torch_rows import TorchRows
 from thalweg.errors import PerformanceWarning, warn
 from thalweg.indexed_slices import IndexedSlices
 
@@ -246,7 +244,7 @@ class Dispatcher:
         for (engine, run, _), group in groups.items():
             share = transfers.take_share(request, group)
             is_unfused = engine == "torch"
-            part = TorchPart(share) if is_unfused else self._dense_plan(share, (engine, run))
+            part = _torch_part(share) if is_unfused else self._dense_plan(share, (engine, run))
             parts.append((group, part))
         for index in singles:
             share = transfers.take_share(request, [index])
@@ -259,9 +257,9 @@ class Dispatcher:
             with importing:
                 from thalweg._engines.reference import ReferencePart
             return ReferencePart(request)
-        return (
-            TorchRows(request) if engine == "torch" else self._sparse_plan(request, engine, number)
-        )
+        if engine == "torch":
+            return _torch_part(request)
+        return self._sparse_plan(request, engine, number)
 
     def _sparse_plan(self, request: StepRequest, engine: EngineKind, number: int) -> RowsPlan:
         # A plan is bound to one gradient, so each occurrence of a variable has its own plan.
@@ -284,6 +282,15 @@ class Dispatcher:
             group = cuda.Group if key[0] == "cuda" else _group_on_cpu
             plan = self._dense[key] = DensePlan(request, group)
         return plan
+
+
+def _torch_part(request: StepRequest) -> Part:
+    """Return a part that torch functions compute: dense, or of one sparse gradient."""
+    with importing:
+        from thalweg._engines.torch_part import TorchPart
+        from thalweg._engines.torch_rows import TorchRows
+    is_sparse = isinstance(request.gradients[0], IndexedSlices)
+    return TorchRows(request) if is_sparse else TorchPart(request)
 
 
 def _group_on_cpu(request: StepRequest, members: list[int]) -> cpu.Group:

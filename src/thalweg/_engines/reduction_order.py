@@ -51,12 +51,12 @@ def leaves_of(values: Array) -> Array:
     height = LEAF // LANES if count > 1 else -(-len(values) // LANES)
     padded = library.zeros(count * height * LANES, **options)
     padded[: len(values)] = values
-    return _fold_lanes(
+    return fold_lanes(
         padded.reshape(count, height, LANES), library.zeros((count, LANES), **options)
     )
 
 
-def _fold_lanes(rows: Any, lanes: Any) -> Any:
+def fold_lanes(rows: Any, lanes: Any) -> Any:
     """Return the sums of leaves (leaves, height, LANES), added to `lanes` of zeros."""
     with np.errstate(all="ignore"):
         for row in range(rows.shape[1]):
@@ -65,25 +65,6 @@ def _fold_lanes(rows: Any, lanes: Any) -> Any:
             half = lanes.shape[1] // 2
             lanes = lanes[:, :half] + lanes[:, half:]
     return lanes[:, 0]
-
-
-def leaves_by_tensor(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return `leaves_of` several tensors of one dtype and device; one sum for those of a height."""
-    members_by_height: dict[int, list[int]] = {}
-    for member, values in enumerate(tensors):
-        height = min(LEAF // LANES, 1 << max(-(-len(values) // LANES) - 1, 0).bit_length())
-        members_by_height.setdefault(height, []).append(member)
-    leaves: dict[int, Tensor] = {}
-    for height, members in members_by_height.items():
-        counts = leaf_counts([len(tensors[member]) for member in members]).tolist()
-        starts = [sum(counts[:position]) * height * LANES for position in range(len(members))]
-        rows = tensors[members[0]].new_zeros((sum(counts), height, LANES))
-        flat = rows.view(-1)
-        for member, start in zip(members, starts, strict=True):
-            flat[start : start + len(tensors[member])].copy_(tensors[member])
-        sums = _fold_lanes(rows, rows.new_zeros((sum(counts), LANES)))
-        leaves |= zip(members, sums.split(counts), strict=True)
-    return [leaves[member] for member in range(len(tensors))]
 
 
 class Tree:

@@ -35,7 +35,7 @@ from thalweg._engines.protocol import (
     StepRequest,
 )
 from thalweg._engines.random_bits import SCALARS, UNCOUNTED
-from thalweg._engines.reduction_order import combine_leaves, leaves_by_tensor
+from thalweg._engines.reduction_order import LANES, LEAF, combine_leaves, fold_lanes, leaf_counts
 from thalweg._engines.row_column_reductions import View, reduce_lines, view_of
 from thalweg._engines.torch_functions import torch_dtype, torch_evaluate, torch_transform
 from thalweg.formula import Formula, is_like_update
@@ -457,3 +457,22 @@ def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Te
     matrices = values.reshape(count * view.matrices, view.rows, view.columns)
     lines = reduce_lines(matrices, measure.over, measure.reduce)
     return list(torch.split(lines, view.matrices))
+
+
+def leaves_by_tensor(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return `leaves_of` several tensors of one dtype and device; one sum for those of a height."""
+    members_by_height: dict[int, list[int]] = {}
+    for member, values in enumerate(tensors):
+        height = min(LEAF // LANES, 1 << max(-(-len(values) // LANES) - 1, 0).bit_length())
+        members_by_height.setdefault(height, []).append(member)
+    leaves: dict[int, Tensor] = {}
+    for height, members in members_by_height.items():
+        counts = leaf_counts([len(tensors[member]) for member in members]).tolist()
+        starts = [sum(counts[:position]) * height * LANES for position in range(len(members))]
+        rows = tensors[members[0]].new_zeros((sum(counts), height, LANES))
+        flat = rows.view(-1)
+        for member, start in zip(members, starts, strict=True):
+            flat[start : start + len(tensors[member])].copy_(tensors[member])
+        sums = fold_lanes(rows, rows.new_zeros((sum(counts), LANES)))
+        leaves |= zip(members, sums.split(counts), strict=True)
+    return [leaves[member] for member in range(len(tensors))]

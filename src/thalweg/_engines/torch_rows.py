@@ -25,9 +25,9 @@ from thalweg._engines.protocol import (
     StepRequest,
     formula_of_rows,
 )
-from thalweg._engines.reduction_order import combine_leaves, leaves_by_tensor
+from thalweg._engines.reduction_order import combine_leaves
 from thalweg._engines.torch_functions import torch_evaluate, torch_transform
-from thalweg._engines.torch_part import Batch, TorchPart, values_of_measure
+from thalweg._engines.torch_part import Batch, TorchPart, leaves_by_tensor, values_of_measure
 from thalweg.formula import Formula, variable_squares
 from thalweg.indexed_slices import IndexedSlices, values_of
 

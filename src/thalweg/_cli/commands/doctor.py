@@ -61,7 +61,9 @@ def doctor(as_json: bool) -> None:
     kernels = facts["kernels"]
     storage = f"not kept: {kernels['trouble']}" if kernels["trouble"] else "private, can be written"
     lines["kernels"] = f"{kernels['folder']} ({storage}; {kernels['files']} there)"
-    gpus = Counter(f"{gpu['name']}, {gpu['steps']}" for gpu in facts["gpus"])
+    gpus = Counter(
+        f"{gpu['name']}, capability {gpu['capability']}, {gpu['steps']}" for gpu in facts["gpus"]
+    )
     lines["GPUs"] = "; ".join(f"{count} x {name}" for name, count in gpus.items()) or "none"
     settings = (f"{name}={value}" for name, value in facts["environment"].items())
     lines["environment"] = " ".join(settings) or "no variables that matter"
@@ -178,16 +180,13 @@ def _describe_gpus() -> list[dict[str, str]]:
     for number in range(torch.cuda.device_count()):
         device = torch.device("cuda", number)
         capability = ".".join(map(str, torch.cuda.get_device_capability(number)))
-        steps = f"capability {capability}, "
-        steps += (
-            "Triton kernels"
-            if takes_device(device, "auto")
-            else f"torch functions: {why_unfused(device)}"
-        )
-        gpus.append({"name": torch.cuda.get_device_name(number), "steps": steps})
+        is_fused = takes_device(device, "auto")
+        steps = "Triton kernels" if is_fused else f"torch functions: {why_unfused(device)}"
+        name = torch.cuda.get_device_name(number)
+        gpus.append({"name": name, "capability": capability, "steps": steps})
     for kind in ("mps", "xpu"):
         if torch.get_device_module(kind).is_available():
-            gpus.append({"name": kind, "steps": "torch functions"})
+            gpus.append({"name": kind, "capability": "none", "steps": "torch functions"})
     return gpus
 
 
