@@ -141,6 +141,9 @@ class Side:
         for place, param in enumerate(self.params):
             values[f"parameter {place}"] = param
             slots = self.opt.state.get(param) or {}
+            # With options, Adagrad makes its state in the first step.
+            if self.name == "Adagrad" and self.options and not slots.get("step", 0):
+                continue
             values |= {f"{name} of {place}": x for name, x in slots.items() if name not in EXTRA}
         return values
 

@@ -419,7 +419,8 @@ def test_arguments_are_those_of_the_rules_and_states_are_counted(tmp_path):
     rows = {row["contender"]: row["state_bytes"] for row in json.loads(result.stdout)["results"]}
     count = 64 * 128
     assert rows["torch-fused"] == 8 + 4 / count
-    assert rows["thalweg"] == 2 * (32 + 4) / 32 + 4 / count
+    # Codes with their scales, the step and the two sizes of `encoded_shape`.
+    assert rows["thalweg"] == 2 * (32 + 4) / 32 + (4 + 2 * 8) / count
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from pairwise import cover_pairs
 from thalweg import Variable, optim
 from thalweg._engines import torch_layout_probe
 from thalweg._engines.cpu import replay_kernel
@@ -106,14 +108,22 @@ def compare(
     return opt
 
 
+HOMES = (optim, tensorflow)
+
+
+def label_home(value: Any) -> str:
+    return getattr(value, "__name__", str(value)).rpartition(".")[2]
+
+
 def groups(params: list[Parameter], **options: Any) -> Any:
     return [{"params": params[::2]}, {"params": params[1::2], **options}]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16", "several"])
-@pytest.mark.parametrize("home", [optim, tensorflow], ids=["torch", "tensorflow"])
+@pytest.mark.parametrize(
+    ("home", "kind", "limit", "options"),
+    cover_pairs(product(HOMES, ("float32", "float64", "bfloat16", "several"), LIMITS, OPTIONS)),
+    ids=label_home,
+)
 def test_a_global_norm_is_replayed(
     home: Any, kind: str, limit: float, options: dict[str, Any], parts: Any
 ) -> None:
@@ -198,10 +208,18 @@ def _tiny(params: list[Parameter]) -> None:
         param.grad = torch.full_like(param, torch.finfo(param.dtype).tiny / 8)
 
 
-@pytest.mark.parametrize("change", [_nan, _infinite, _huge, _zero, _tiny])
-@pytest.mark.parametrize("limit", [0.0, 1e-44, 1e-38, 1.0, 1e30])
-@pytest.mark.parametrize("kind", ["float32", "float64", "several"])
-@pytest.mark.parametrize("home", [optim, tensorflow], ids=["torch", "tensorflow"])
+@pytest.mark.parametrize(
+    ("home", "kind", "limit", "change"),
+    cover_pairs(
+        product(
+            HOMES,
+            ("float32", "float64", "several"),
+            (0.0, 1e-44, 1e-38, 1.0, 1e30),
+            (_nan, _infinite, _huge, _zero, _tiny),
+        )
+    ),
+    ids=label_home,
+)
 def test_extreme_values_equal_the_full_step(
     home: Any, kind: str, limit: float, change: Callable[[list[Parameter]], None], parts: Any
 ) -> None:

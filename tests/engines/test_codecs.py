@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pairwise import cover_pairs
+from pairwise import cover_values
 from quantized_rules import encode_slots, encoded_case, numbers_of, records_of, shard_of
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, assert_same, case, label, reference, take
 from thalweg._engines.codecs import CODECS, OF_SLOTS
@@ -213,7 +213,7 @@ def assert_same_steps(base: Case, problem: Problem, selection: Any = KEEP, steps
 
 @pytest.mark.parametrize(
     ("base", "name", "dtype"),
-    cover_pairs(product(CASES, OF_SLOTS, (torch.float32, torch.bfloat16))),
+    cover_values(product(CASES, OF_SLOTS, (torch.float32, torch.bfloat16)), 3),
     ids=label,
 )
 def test_the_cpu_engine_has_the_bits_of_the_reference(

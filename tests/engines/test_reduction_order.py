@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from pairwise import cover_pairs
 from rulebook import slow_unless
 from thalweg import Hyper, Rule, RuleError, Slot, Variable, optim, sqrt, where
 from thalweg import engine as use_engine
@@ -288,9 +291,11 @@ def of_step(streams, engine: str, repeats: int = 1) -> np.ndarray:
 
 
 @pytest.mark.filterwarnings("ignore::thalweg.errors.PerformanceWarning")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("of_grad", range(5))
-@pytest.mark.parametrize("of_var", range(4))
+@pytest.mark.parametrize(
+    ("of_var", "of_grad", "dtype"),
+    cover_pairs(product(range(4), range(5), (torch.float32, torch.float64, torch.bfloat16))),
+    ids=str,
+)
 def test_elements_count_in_row_major_order_whatever_their_layout(of_var, of_grad, dtype):
     """Every engine measures what it would of contiguous tensors, to the last bit."""
     shape = (8, 4, 67, 35)

@@ -6,6 +6,7 @@ The twin of each training takes careful steps: the native look is switched off f
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import thalweg.v1 as tf
 from bit_comparison import assert_same
+from pairwise import cover_values
 from thalweg import Variable, optim, schedules
 from thalweg._core.replay_pairs import ReplayedPairs
 from thalweg._engines import torch_layout_probe
@@ -273,8 +275,7 @@ def _move_step(run: Training, k: int) -> None:
         run.global_step.assign(10)
 
 
-@pytest.mark.parametrize("name", DECAYS)
-@pytest.mark.parametrize("optimizer", V1)
+@pytest.mark.parametrize(("optimizer", "name"), cover_values(product(V1, DECAYS), 3))
 def test_replay_follows_v1_decays(
     optimizer: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

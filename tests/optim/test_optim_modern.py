@@ -14,7 +14,7 @@ import torch
 
 import thalweg
 from modern_inputs import BESIDE, CASES, TABLE, Case, gradients_of, params_of, train
-from pairwise import cover_pairs
+from pairwise import cover_values
 from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import (
@@ -64,8 +64,9 @@ def test_matches_package_of_its_authors(name: str) -> None:
     assert (actual - expected)[mask].norm() <= BOUND * movement
 
 
-@pytest.mark.parametrize("state", [torch.float32, None], ids=str)
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(
+    ("name", "state"), cover_values(product(TABLE, (torch.float32, None)), 1), ids=str
+)
 def test_bfloat16_params_are_rounded_once_per_step(name: str, state: Any) -> None:
     """The default state of the parameter's dtype has a larger error. An element rounded to the
     other side changes the norm, and with it other elements, in AdamH.
@@ -172,7 +173,7 @@ def run_steps(case: Case, dtype: torch.dtype, count: int = 4, **options: Any) ->
 
 @pytest.mark.parametrize(
     ("case", "options", "dtype"),
-    cover_pairs(product(CASES, BESIDE, (torch.float32, torch.bfloat16))),
+    cover_values(product(CASES, BESIDE, (torch.float32, torch.bfloat16)), 3),
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_engines_agree_on_options(case: Case, options: dict[str, Any], dtype: torch.dtype) -> None:

@@ -8,6 +8,7 @@ import random
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from pairwise import cover_values
 from replay_twins import OPTIONS, SHAPES, are_same, count_replays, diff, params, set_grads, snapshot
 from thalweg import optim
 from thalweg._core.plan_cache import PlanCache
@@ -58,11 +60,15 @@ def compare(sides: list[Side], steps: range, skipped: Any, extras: dict[str, Any
             assert getattr(actual, "_version", 0) == getattr(expected, "_version", 0), (key, step)
 
 
-@pytest.mark.parametrize("extras", [option for option, calls in OPTIONS if calls == 1], ids=str)
-@pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "extras"),
+    cover_values(product(CLASSES, [option for option, calls in OPTIONS if calls == 1]), 3),
+    ids=str,
+)
 def test_params_starting_later_join_the_replay(
-    name: str, options: dict[str, Any], extras: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    case: tuple[str, dict[str, Any]], extras: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name, options = case
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     sides: list[Side] = []
     for _ in range(2):
@@ -165,7 +171,7 @@ def make_random(seed: int) -> Side:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_changes_equal_careful_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():

@@ -6,12 +6,14 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from pairwise import cover_values
 from rulebook import assert_same
 from thalweg import checkpoint, optim
 from thalweg.errors import CheckpointWarning
@@ -91,9 +93,11 @@ PREPARATIONS: dict[str, Callable[[Any, Any, torch.dtype], Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("make", MAKERS.values(), ids=list(MAKERS))
-def test_slots_beside_masters_are_float32(make: Any, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), cover_values(product(MAKERS, (torch.float16, torch.bfloat16)), 1), ids=str
+)
+def test_slots_beside_masters_are_float32(name: str, dtype: torch.dtype) -> None:
+    make = MAKERS[name]
     for prepare in PREPARATIONS.values():
         opt = prepare(make, made_by(make, dtype), dtype)
         assert_wide(opt)

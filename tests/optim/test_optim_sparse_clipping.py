@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import thalweg
-from pairwise import cover_pairs
+from pairwise import cover_values
 from rulebook import assert_same
 from thalweg import optim
 from thalweg.optim import tensorflow
@@ -146,15 +146,18 @@ def is_unsupported(extras: str, dtype: torch.dtype, option: str) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "extras", "dtype", "option"),
-    cover_pairs(
-        (name, extras, dtype, option)
-        for name in MAKERS
-        for extras in OPTION_SETS
-        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-        for option in LIMITS
-        # Scalars beside the slots have the parameter's dtype, with or without masters.
-        if not ("masters" in extras and name in ("torch's Adagrad", "Nadam"))
-        if not is_unsupported(extras, dtype, option)
+    cover_values(
+        (
+            (name, extras, dtype, option)
+            for name in MAKERS
+            for extras in OPTION_SETS
+            for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+            for option in LIMITS
+            # Scalars beside the slots have the parameter's dtype, with or without masters.
+            if not ("masters" in extras and name in ("torch's Adagrad", "Nadam"))
+            if not is_unsupported(extras, dtype, option)
+        ),
+        6,
     ),
     ids=str,
 )

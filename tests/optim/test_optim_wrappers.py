@@ -15,7 +15,7 @@ import torch
 import thalweg
 from case_batches import many
 from modern_inputs import BESIDE, TABLE, gradients_of, params_of, train
-from pairwise import cover_pairs
+from pairwise import cover_pairs, cover_values
 from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError, NumericsWarning, RuleError
@@ -77,11 +77,14 @@ ROW_FLOOR_RULES = [*RULES, *((name, {}) for name in (*MATRIX_RULES, "Adafactor",
 STACKED_OPTIONS = ["cautious", "radial_brake"]
 CASES += [(optim, *rule, option) for rule in SCALED_RULES for option in STACKED_OPTIONS]
 CASES += [(optim, *rule, "row_floor") for rule in ROW_FLOOR_RULES]
-# Each rule meets each of its options and each dtype; each option meets each dtype.
-AGREEMENT_CASES = cover_pairs(
-    ((module, name, kwargs), option, dtype)
-    for module, name, kwargs, option in CASES
-    for dtype in DTYPES
+# Each rule and each option occurs three times at least; pairs are the matter of `OPTION_CASES`.
+AGREEMENT_CASES = cover_values(
+    (
+        ((module, name, kwargs), option, dtype)
+        for module, name, kwargs, option in CASES
+        for dtype in DTYPES
+    ),
+    3,
 )
 OTHER_OPTIONS = [*BESIDE, {"state_device": "cpu"}, {"cautious_decay": True}]
 

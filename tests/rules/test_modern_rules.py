@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import thalweg
 from modern_inputs import gradients_of, params_of
+from pairwise import cover_pairs
 from rule_trainings import KINDS, train_rule
 from rulebook import DTYPES, assert_same, label
 from thalweg import Variable
@@ -21,9 +23,11 @@ OF_MATRICES = [rule for rule in MODERN_RULES if rule.passes]
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=label)
-@pytest.mark.parametrize("rule", OF_ELEMENTS, ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    ("rule", "dtype", "kind"),
+    cover_pairs(product(OF_ELEMENTS, DTYPES, KINDS)),
+    ids=lambda value: getattr(value, "name", label(value)),
+)
 def test_engines_agree_on_modern_rules(rule: Any, dtype: torch.dtype, kind: str) -> None:
     results: list[Any] = []
     for engine in ("cpu", "reference"):
@@ -34,9 +38,13 @@ def test_engines_agree_on_modern_rules(rule: Any, dtype: torch.dtype, kind: str)
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize("kind", ["dense", "none"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
-@pytest.mark.parametrize("rule", OF_MATRICES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    ("rule", "dtype", "kind"),
+    cover_pairs(
+        product(OF_MATRICES, (torch.float32, torch.float64, torch.bfloat16), ("dense", "none"))
+    ),
+    ids=lambda value: getattr(value, "name", label(value)),
+)
 def test_engines_agree_on_modern_matrix_rules(rule: Any, dtype: torch.dtype, kind: str) -> None:
     test_engines_agree_on_modern_rules(rule, dtype, kind)
 

@@ -12,7 +12,7 @@ import torch
 
 import rulebook
 from case_batches import many
-from pairwise import cover_pairs
+from pairwise import cover_values
 from rulebook import (
     CASES,
     DTYPES,
@@ -67,7 +67,7 @@ def in_two_passes(case: Case, problem: Problem, selection: Any) -> Problem:
 @pytest.mark.parametrize(
     ("engine", "case", "dtype", "kind"),
     # Each rule meets each engine, dtype and kind of gradient.
-    cover_pairs(itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS)),
+    cover_values(itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS), 4),
     ids=label,
 )
 def test_fused_weight_decay_equals_two_passes(

@@ -12,7 +12,7 @@ import torch
 
 import thalweg
 from modern_inputs import gradients_of, params_of
-from pairwise import cover_pairs
+from pairwise import cover_values
 from rule_trainings import KINDS, ROWS, train_rule
 from rulebook import DTYPES, assert_same, label
 from thalweg import Rule, Variable, optim
@@ -61,8 +61,8 @@ OF_ROWS = [
 @pytest.mark.parametrize(
     ("rule", "dtype", "kind"),
     [
-        *cover_pairs(product(WRAPPED, DTYPES, KINDS)),
-        *cover_pairs(product(OF_ROWS, (torch.float32, torch.float64, torch.bfloat16), KINDS)),
+        *cover_values(product(WRAPPED, DTYPES, KINDS), 2),
+        *cover_values(product(OF_ROWS, (torch.float32, torch.float64, torch.bfloat16), KINDS), 2),
     ],
     ids=lambda value: getattr(value, "name", label(value)),
 )

@@ -89,9 +89,11 @@ def records_beside(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
 def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
     """Return records with the dimensions of their parameter, if its rows are whole blocks.
 
-    That is their form in a state, which is the same for full parameters and for DTensors.
+    That is their form in a state, which is the same for full parameters and for DTensors. Records
+    that other code has resized are returned unchanged; the next step rejects them.
     """
-    has_rows = codec.divides(param.shape)
+    is_whole = records.numel() == codec.bytes_of(param.numel()) and records.is_contiguous()
+    has_rows = is_whole and codec.divides(param.shape)
     return records.view(codec.shape_of_rows(param.shape)) if has_rows else records
 
 

@@ -123,7 +123,8 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
 class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
     """`torch.optim.Adagrad` in one pass; sparse gradients update their rows.
 
-    `state[p]` holds `step` and `sum` from the beginning.
+    `state[p]` holds `step` and `sum` from the beginning; with options that add entries to the
+    state, such as `ema_decay`, from the first step.
 
     Args:
         lr_decay: The rate is divided by 1 + lr_decay times the number of the steps before.

@@ -105,7 +105,7 @@ def as_torch(
     for _, entries in states_of(twin.state):
         entries.update(dict(_resolved(entries)))
     optimizer.record_format(twin.param_groups, twin.state)
-    separate_slots(twin)
+    separate_slots(twin, optimizer.step_options)
     twin.step_cache.blocks.gather(twin.state, twin._single)
     return Loading(then=_handing_over(twin, optimizer)), lacking
 

@@ -16,20 +16,22 @@ from thalweg.optim.native_support import has_plain_dispatch
 Span = tuple[str, int, int, dict[str, Any] | None, str]
 
 
-def separate_slots(optimizer: Any) -> None:
+def separate_slots(optimizer: Any, step_options: Any) -> None:
     """Copy slots that share memory with parameters or other slots, or within themselves.
 
     Programs make such states by putting one tensor into two places. Every step would raise.
 
     Args:
         optimizer: A `FusedTorchOptimizer`, whose state is changed.
+        step_options: The `StepOptions` of its steps, which add slots to those of its rules.
     """
     spans: list[Span] = []
     for group in optimizer.param_groups:
         for param in group["params"]:
             if _has_memory(param):
                 spans.append((str(param.device), *byte_span(param), None, ""))
-            rule, entries = optimizer.wrapped_rule(group, param), optimizer.state.get(param, {})
+            rule = step_options.rule(optimizer.base_rule(group, param))
+            entries = optimizer.state.get(param, {})
             names = {slot.name for slot in rule.slots if slot not in rule.numbers}
             for name in entries.keys() & {MASTER, SUM, *names}:
                 value = entries[name]
