@@ -30,7 +30,6 @@ from thalweg.rules import clipping
 
 if TYPE_CHECKING:
     from thalweg._core.clip_factor import Factor
-    from thalweg._core.gradient_stats import GradientStats
 
 _STAGES: dict[str, Formula] = {
     "unscaling": clipping.unscale,
@@ -77,13 +76,13 @@ class Decision(NamedTuple):
 
 
 class StepJudge(Protocol):
-    """Decision about a step by the statistics of its gradients, on the host."""
+    """Decision about a step by the statistics of its gradients, `GradientStats` on the host."""
 
-    def is_usual(self, stats: GradientStats) -> bool:
+    def is_usual(self, stats: Any) -> bool:
         """Return True if the step is to be taken without a further look; change nothing."""
         ...
 
-    def decide(self, stats: GradientStats) -> Decision:
+    def decide(self, stats: Any) -> Decision:
         """Return whether the step is taken, and the calls that record this; change nothing."""
         ...
 

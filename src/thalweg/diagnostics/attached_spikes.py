@@ -16,18 +16,14 @@ from thalweg.diagnostics.attach import find_optimizer
 from thalweg.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
-    from thalweg.diagnostics.spikes import Spikes
+    from thalweg.diagnostics.spike_judge import SpikeJudge
 
 
-def attach_spikes(spikes: Spikes, optimizer: Any) -> None:
-    """Have a detector judge the steps of an optimizer; see `Spikes.attach`."""
-    if spikes.judge is None:
-        raise FailedPreconditionError(
-            "These Spikes have no action: make them with Spikes('skip'), or call feed."
-        )
+def attach_judge(judge: SpikeJudge, optimizer: Any) -> None:
+    """Have the steps of an optimizer be judged; see `Spikes.attach`."""
     innermost = find_optimizer(optimizer)
     title = type(innermost).__name__
-    if spikes.judge.keep and not hasattr(innermost, "weights"):
+    if judge.keep and not hasattr(innermost, "weights"):
         raise NotImplementedError(
             f"Steps of {title} cannot be taken back, since its variables may have copies and"
             " counters elsewhere: use Spikes('skip')."
@@ -35,8 +31,8 @@ def attach_spikes(spikes: Spikes, optimizer: Any) -> None:
     with innermost._locked():
         if innermost._spikes is not None:
             raise FailedPreconditionError(f"Steps of {title} are judged by other Spikes already.")
-        spikes.judge.attach_to(_SlotSource(innermost))
-        innermost._judge_by(spikes.judge)
+        judge.attach_to(_SlotSource(innermost))
+        innermost._judge_by(judge)
 
 
 class _SlotSource:

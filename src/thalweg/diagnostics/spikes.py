@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from thalweg._base.showing import show_value
-from thalweg.diagnostics.attached_spikes import attach_spikes
+from thalweg.diagnostics.attached_spikes import attach_judge
 from thalweg.diagnostics.bands import (
     LASTING_ROWS,
     LASTING_STEPS,
@@ -115,7 +115,7 @@ class Spikes:
             FailedPreconditionError: This object has no action, or other ones judge the optimizer.
             NotImplementedError: Steps of the optimizer cannot be taken back.
         """
-        attach_spikes(self, optimizer)
+        attach_judge(self._require_judge(), optimizer)
 
     @property
     def actions(self) -> list[SpikeAction]:
@@ -135,11 +135,15 @@ class Spikes:
                 optimizer.
             InvalidTypeError: `loss` is not a number.
         """
+        self._require_judge().log_loss(as_loss(loss))
+
+    def _require_judge(self) -> SpikeJudge:
+        """Return the judge; raise without an action."""
         if self.judge is None:
             raise FailedPreconditionError(
                 "These Spikes have no action: make them with Spikes('skip'), or call feed."
             )
-        self.judge.log_loss(as_loss(loss))
+        return self.judge
 
     @staticmethod
     def read(path: str | Path) -> list[Warned]:
