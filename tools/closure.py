@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
-BOUNDS = {"optim": 22_100, "optim.tensorflow": 23_150, "keras": 21_700, "checkpoint": 27_450}
+BOUNDS = {"optim": 22_350, "optim.tensorflow": 23_400, "keras": 21_750, "checkpoint": 27_700}
 
 _MODEL = """
 import io, torch

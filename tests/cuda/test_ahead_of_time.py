@@ -39,9 +39,9 @@ WIDE = {
     "float64": 80,
     "power": 104,  # float64's power
     "power of 16 bits": 152,  # as many programs run at once as with 144
-    # The rest of a row of a block, and a hash that rounds positive codes: four programs of 128
-    # threads have 128 registers a thread, so as many run at once as with 104.
-    "coded": 128,
+    # Eight elements of a thread, whose quotients by roots are computed together: three programs of
+    # 128 threads run at once. That saves a quarter of the instructions (`tools/sass_counts.py`).
+    "coded": 168,
     "drawn": 160,  # the words of Philox, and eight elements of a thread, whatever their types
 }
 # Bytes; a few kernels with quotients or roots of 16 bits or float64 have some, also fast ones.
