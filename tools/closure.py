@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
-BOUNDS = {"optim": 22_050, "optim.tensorflow": 23_100, "keras": 21_550, "checkpoint": 27_400}
+BOUNDS = {"optim": 22_100, "optim.tensorflow": 23_150, "keras": 21_600, "checkpoint": 27_450}
 
 _MODEL = """
 import io, torch
