@@ -311,8 +311,8 @@ def _is_kept(tensor: Tensor) -> bool:
 def _give_back_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]) -> None:
     """Restore the bits of scalar slots, and of slots with a dtype of their own, from a state.
 
-    Torch's loader casts all floating-point entries to the dtype of the parameter, except `step`. Casts to a
-    wider dtype stay.
+    Torch's loader casts all floating-point entries but `step` to the dtype of the parameter. Casts
+    to a wider dtype stay.
     """
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
