@@ -144,6 +144,6 @@ def _waves(places: Tensor, count: int) -> Iterator[Tensor]:
     )
     begins = (counts.cumsum(0) - counts)[places[order]]
     ranks = torch.empty_like(places)
-    ranks[order] = torch.arange(len(places), device=places.device) - begins
+    ranks[order] = torch.arange(len(places), dtype=torch.int64, device=places.device) - begins
     for rank in range(int(counts.max()) if count else 0):
         yield (ranks == rank).nonzero().view(-1)
