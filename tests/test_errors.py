@@ -355,12 +355,6 @@ FOREIGN: dict[str, tuple[Any, Any, type[BaseException], str]] = {
         )
         for dtype in (torch.qint8, torch.quint8, torch.qint32)
     },
-    "on another device": (
-        lambda mesh: leaf(torch.ones(2, device="meta")),
-        torch.ones(2, device="meta"),
-        InvalidArgumentError,
-        "'Variable:0' is on meta: it has no values to update.",
-    ),
 }
 FACES = {"keras": lambda: Adam(0.1), "v1": lambda: v1.AdamOptimizer(0.1)}
 
