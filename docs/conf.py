@@ -43,7 +43,8 @@ myst_heading_anchors = 4
 INNER = (
     "_graph", "_base", "_formats", "v1.train", "openseq2seq.optimizers", "distribute",
     "checkpoint.tensorflow", "checkpoint.save_restore", "variable", "autodiff",
-    "optim.fused_optimizer", "diagnostics.sinks", "diagnostics.config", "diagnostics.table",
+    "optim.fused_optimizer", "optim.param_state", "diagnostics.sinks", "diagnostics.config",
+    "diagnostics.table",
 )  # fmt: skip
 # Every reference to a name of the library's own is checked; those of others have no inventory here.
 nitpicky = True

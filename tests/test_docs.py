@@ -59,6 +59,7 @@ EXTRAS = {  # what modules import that may not be installed
     re.compile(r"cuda\.(device|blockwise)_functions"): "triton",
     re.compile(r"integrations\.lightning$"): "lightning",
     re.compile(r"integrations\.transformers$"): "transformers",
+    re.compile(r"integrations\.torchtitan$"): "torchtitan",
 }
 
 

@@ -28,6 +28,7 @@ from thalweg.optim.diagnostics import Diagnostics, JsonLines
 
 SAVER = Path(__file__).parents[1] / "goldens/checkpoints/ckpt_v1/adam"
 WEIGHTS = Path(__file__).parents[1] / "goldens/keras_files"
+CONVERTED = Path(__file__).parents[1] / "goldens/converted"
 MODULE = """
 import torch
 from thalweg import Hyper, Rule, sign
@@ -116,6 +117,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in SAVER.glob("model.ckpt-5.*"):
         shutil.copy(path, ".")
     shutil.copy(next(WEIGHTS.rglob("*.h5")), "weights.h5")
+    shutil.copy(CONVERTED / "adan.pt", "optimizer.pt")
     return tmp_path
 
 

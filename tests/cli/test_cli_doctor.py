@@ -88,6 +88,24 @@ def test_doctor_reports_relative_cache_folder(monkeypatch):
     assert "not absolute" in json.loads(run("--json"))["kernels"]["trouble"]
 
 
+@pytest.mark.parametrize(
+    ("capability", "steps"),
+    [
+        ((9, 0), "Triton kernels"),
+        ((7, 5), "Triton kernels, never run on this capability"),
+        ((7, 0), "torch functions: its compute capability is 7.0, and kernels need 7.5"),
+    ],
+)
+def test_doctor_reports_steps_by_capability(capability, steps, folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "One")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: capability)
+    monkeypatch.setattr(availability, "why_unavailable", lambda: "")
+    monkeypatch.setattr(availability, "_is_able", availability._is_able.__wrapped__)
+    (gpu,) = json.loads(run("--json"))["gpus"]
+    assert gpu["steps"] == steps
+
+
 def test_doctor_lists_gpus(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "One\x1b[2J")

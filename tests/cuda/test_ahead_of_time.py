@@ -69,7 +69,7 @@ MATRIX += [
 MATRIX += [
     slow_unless(False, case, "bfloat16", 90, False) for case in FIRST if case.rule.name in KINDS
 ]
-MATRIX.append(pytest.param(ADAM, "float32", 80, False))
+MATRIX += [pytest.param(ADAM, "float32", 80, False), slow_unless(False, ADAM, "bfloat16", 75, True)]
 
 
 def computed(name):
@@ -169,7 +169,8 @@ BY_NAME = pytest.mark.parametrize("name", [slow_unless(name == "float32", name) 
 BY_CAPABILITY = pytest.mark.parametrize(
     ("capability", "name"),
     [slow_unless(name == "float32", 90, name) for name in NAMES]
-    + [slow_unless(False, 80, "float32"), slow_unless(False, 100, "float32")],
+    + [slow_unless(False, level, "float32") for level in (80, 100)]
+    + [slow_unless(False, 75, "bfloat16")],
 )
 
 
@@ -324,7 +325,7 @@ def test_peak_kernels_compile_within_limits(capability, name, tmp_path):
     assert_small(binary, tmp_path)
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", [80, 90, 100, slow_unless(False, 75)])
 def test_combine_kernel_compiles_within_limits(capability, tmp_path):
     assert_small(launch.compiled_for(generate_combine(), False, capability), tmp_path)
 
@@ -341,7 +342,7 @@ NOISY = [
 @pytest.mark.parametrize(
     ("storage", "capability"),
     [slow_unless(storage is NOISY[0], storage, 90) for storage in NOISY]
-    + [slow_unless(False, NOISY[1], capability) for capability in (80, 100)],
+    + [slow_unless(False, NOISY[1], capability) for capability in (75, 80, 100)],
     ids=label,
 )
 def test_random_rounding_kernels_compile_within_limits(storage, capability, tmp_path):
@@ -378,7 +379,8 @@ CODED = [
         for storage in CODED
         for draws in (False, True)
     ]
-    + [slow_unless(False, CODED[0], False, capability) for capability in (80, 100)],
+    + [slow_unless(False, CODED[0], False, capability) for capability in (75, 80, 100)]
+    + [slow_unless(False, CODED[-2], True, 75)],
     ids=label,
 )
 def test_codec_kernels_compile_within_limits(storage, draws, capability, tmp_path):

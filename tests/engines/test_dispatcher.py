@@ -43,7 +43,7 @@ COPIES: dict[str, tuple[Tensor, Tensor, type[Exception], str]] = {
     ),
     "without memory": (
         torch.ones(2), torch.ones(2, dtype=HALF, device="meta"), InvalidArgumentError,
-        "^'the copy of w' is on meta",
+        "^the copy of 'w' is on meta",
     ),
     "that overlaps": (
         torch.ones(2), torch.ones((), dtype=HALF).expand(2), LayoutError,

@@ -243,7 +243,7 @@ def test_engine_attribute_selects_the_engine() -> None:
     assert opt.engine == "reference"
     opt.engine = None
     with pytest.raises(
-        ValueError, match="engine must be one of 'auto', 'cpu', 'cuda', 'reference', not"
+        ValueError, match="engine must be one of 'auto', 'cpu', 'cuda', 'reference', 'torch', not"
     ):
         opt.engine = "gpu"
     assert opt.engine is None

@@ -9,10 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from attack.interruptions import TRAININGS
+from attack.interruptions import TRAININGS, one_rank
 from interruptions import outcome
 from thalweg import optim
 from thalweg.errors import FailedPreconditionError
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_process_group() -> Iterator[None]:
+    """Leave the process group that trainings of DTensors make."""
+    yield
+    if one_rank.cache_info().currsize:
+        torch.distributed.destroy_process_group()
+        one_rank.cache_clear()
+
 
 STEP_NOTE = "The step was not taken: no variable and no slot has changed."
 INSTRUCTION_LIMIT = 10**9  # more instructions than a step has

@@ -189,10 +189,11 @@ def test_replaced_state_tensors_are_updated(change: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ASGD", "NAdam"])
-def test_loaded_scalars_match_torch(name: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_loaded_scalars_match_torch(name: str, dtype: torch.dtype) -> None:
     options = {"lambd": 0.3, "t0": 2} if name == "ASGD" else {}
     optimizers = [
-        getattr(module, name)(params_of(torch.float32), lr=0.1, **options)
+        getattr(module, name)(params_of(dtype), lr=0.1, **options)
         for module in (optim, torch.optim)
     ]
     for step in range(8):

@@ -84,7 +84,7 @@ def add_note(error: BaseException, notes: Sequence[str]) -> None:
 
 def say_refused(error: Exception) -> None:
     """Add the note of `note_not_applied` to an error that has no note about a step."""
-    if not (says_taken(error) or isinstance(error, ReplicaLostError)):
+    if not (says_committed(error) or isinstance(error, ReplicaLostError)):
         add_note(error, ())
 
 
@@ -93,9 +93,9 @@ def says_not_taken(error: BaseException) -> bool:
     return _NOT_APPLIED_NOTE in _notes_of(error)
 
 
-def says_taken(error: BaseException) -> bool:
-    """Return whether an exception has the note that the step was taken."""
-    return any(note.startswith(TAKEN) for note in _notes_of(error))
+def says_committed(error: BaseException) -> bool:
+    """Return whether an exception has the note that the step was taken or skipped."""
+    return any(note.startswith((TAKEN, SKIPPED)) for note in _notes_of(error))
 
 
 def _notes_of(error: BaseException) -> list[str]:
@@ -105,7 +105,7 @@ def _notes_of(error: BaseException) -> list[str]:
 
 def add_taken(error: BaseException, missing: str = "", message: str = f"{TAKEN}.") -> None:
     """Add the note that the step was taken, unless the exception has such a note."""
-    if not says_taken(error):
+    if not says_committed(error):
         error.add_note(f"{TAKEN}, but {missing}." if missing else message)
 
 

@@ -88,7 +88,9 @@ def _groups_of(origin: Positions, count: int, device: torch.device | str) -> tup
         first = origin // GROUP
         stop = max(-(-(origin + count) // GROUP), first)
         start = origin - first * GROUP
-        return torch.arange(first, stop, device=device), slice(start, start + count)
+        return torch.arange(first, stop, dtype=torch.int64, device=device), slice(
+            start, start + count
+        )
     positions = origin.positions()
     groups, rows = np.unique(positions // GROUP, return_inverse=True)
     index = torch.from_numpy(rows * GROUP + positions % GROUP)

@@ -49,7 +49,7 @@ def tensor_of_positions(origin: Positions, count: int, device: torch.device | st
     """Return the position of each of `count` elements, as an int64 tensor of a device."""
     if isinstance(origin, ElementRuns):
         return torch.from_numpy(origin.positions()).to(device)  # pyright: ignore[reportUnknownMemberType]
-    return torch.arange(origin, origin + count, device=device)
+    return torch.arange(origin, origin + count, dtype=torch.int64, device=device)
 
 
 def scalars_of(seed: int, step: Any) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class TorchPart:
             if batch.is_stacked:
                 scalars[name] = numbers.view(-1, *[1] * first.dim())
             else:
-                repeats = torch.tensor(sizes, device=first.device)
+                repeats = torch.tensor(sizes, dtype=torch.int64, device=first.device)
                 scalars[name] = numbers.repeat_interleave(repeats, output_size=sum(sizes))
         if request.vectors:
             for name in request.vectors[members[0]]:

@@ -146,6 +146,6 @@ def _waves(places: Tensor, count: int) -> Iterator[Tensor]:
     )
     group_starts = (counts.cumsum(0) - counts)[places[order]]
     ranks = torch.empty_like(places)
-    ranks[order] = torch.arange(len(places), device=places.device) - group_starts
+    ranks[order] = torch.arange(len(places), dtype=torch.int64, device=places.device) - group_starts
     for rank in range(int(counts.max()) if count else 0):
         yield (ranks == rank).nonzero().view(-1)

@@ -265,7 +265,8 @@ def _joined_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) ->
 
 def _joined_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
     """Return parameters of stage 3: each one is cut into equal parts."""
-    rows = [torch.cat(parts) if parts else torch.zeros(0) for parts in ranks]
+    no_values = torch.zeros(0, dtype=torch.float32, device="cpu")
+    rows = [torch.cat(parts) if parts else no_values for parts in ranks]
     values: dict[str, Tensor] = {}
     first = 0
     for shapes in files.shapes:

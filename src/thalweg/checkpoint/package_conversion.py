@@ -95,7 +95,9 @@ def _make_optimizer(
     groups: list[dict[str, Any]] = []
     for saved_group, rule in zip(state["param_groups"], names, strict=True):
         shapes = [_shape_of(state["state"].get(key)) for key in saved_group["params"]]
-        params = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+        params = [
+            torch.zeros(shape, dtype=dtype, device="cpu", requires_grad=True) for shape in shapes
+        ]
         groups.append({"params": params, **({"rule": rule} if is_mixed else {})})
     options = {**packages[0].arguments, **arguments}
     if "momentum" in packages[0].fixed or names[0] == "SGD":

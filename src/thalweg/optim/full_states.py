@@ -101,7 +101,10 @@ def _cut(full: Tensor, param: Any, slot: Slot) -> Tensor:
         return _part_of(full, param, likeness_of(codec, param))
     if slot.storage and full.dtype == torch.uint8:
         # Meshes do not encode rows that are not whole blocks.
-        whole_codec, template = CODECS[slot.storage], torch.empty(param.shape, device="cpu")
+        whole_codec, template = (
+            CODECS[slot.storage],
+            torch.empty(param.shape, dtype=torch.float32, device="cpu"),
+        )
         if full.numel() != whole_codec.bytes_of(param.numel()):
             return full
         full = decode_tensor(whole_codec, full.cpu().reshape(-1), template)

@@ -22,7 +22,7 @@ from thalweg._base.locks import Guard, importing
 from thalweg._base.showing import Describing, show_value
 from thalweg._base.tracing import untraced, without_dynamo
 from thalweg._core.atomic_section import Call, run
-from thalweg._core.commit import LEFT, TAKEN, add_note, raise_first, says_taken
+from thalweg._core.commit import LEFT, TAKEN, add_note, raise_first, says_committed
 from thalweg._core.dtensor import local
 from thalweg._core.flat_buffers import (
     AddedParams,
@@ -994,7 +994,7 @@ class FusedOptimizer(GradScalerMixin):
             add_note(error, cache.progress)
         elif cache.has_applied_grads:
             add_note(error, [_WAS_APPLIED])
-        elif not says_taken(error):
+        elif not says_committed(error):
             add_note(error, ())
             if cache.sums is not None:
                 error.add_note(_WAITING)

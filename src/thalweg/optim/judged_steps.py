@@ -55,14 +55,17 @@ class JudgedSteps:
     def _restoring(
         self, params: list[tuple[Tensor, Any]], states: list[tuple[Tensor, dict[str, Any]]]
     ) -> list[Call]:
-        """Return the calls that restore copies; state that has been created since is removed."""
+        """Return the calls that restore copies; state that has been created since is emptied.
+
+        A dictionary of tensors would run Python's `Tensor.__hash__`, which signals interrupt.
+        """
         live_state = self._optimizer.state
         calls: list[Call] = [partial(local(p).detach().copy_, value) for p, value in params]
         former_entries = {id(param): entries for param, entries in states}
         for param, live_entries in states_of(live_state):
             former = former_entries.get(id(param))
             if former is None:
-                calls.append(partial(live_state.pop, param, None))
+                calls.append(live_entries.clear)
                 continue
             for name in live_entries.keys() - former.keys() - {SUM}:
                 calls.append(partial(live_entries.pop, name, None))

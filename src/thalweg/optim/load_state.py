@@ -142,17 +142,16 @@ def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
 
 def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
     """Give the loaded slots of a twin the dtypes, devices and numbers that a step needs."""
-    kinds = optimizer.step_options.kinds
-    if not optimizer.step_options.is_lossless:
-        _give_back_dtypes(twin, saved_state, kinds, optimizer.step_options.keeps_as_torch)
-        for group in twin.param_groups:
-            for param in group["params"]:
-                slots = optimizer.base_rule(group, param).slots
-                kinds.widen_slots(twin.state.get(param, {}), slots, param)
+    options = optimizer.step_options
+    if not options.is_lossless:
+        _give_back_dtypes(twin, saved_state, options.kinds, options.keeps_as_torch)
     _give_back_numbers(twin, optimizer, saved_state)
     for group in twin.param_groups:
         for param in group["params"]:
-            fit_slots(twin, kinds, group, param, twin.state.get(param, {}))
+            entries = twin.state.get(param, {})
+            if not options.is_lossless:
+                options.kinds.widen_slots(entries, optimizer.base_rule(group, param).slots, param)
+            fit_slots(twin, options.kinds, group, param, entries)
 
 
 def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
@@ -286,7 +285,8 @@ def _give_back_dtypes(
     """
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
-    for key, (_, param) in dict(zip(keys, members, strict=True)).items():
+    for key, (group, param) in dict(zip(keys, members, strict=True)).items():
+        numbers = {slot.name for slot in twin.base_rule(group, param).scalar_slots}
         for name, value in saved_state["state"].get(key, {}).items():
             loaded = twin.state[param].get(name)
             are_tensors = isinstance(loaded, Tensor) and isinstance(value, Tensor)
@@ -298,6 +298,8 @@ def _give_back_dtypes(
             must_replace = needs_move or loaded.shape != value.shape
             if must_replace or (_is_kept(value) and loaded.dtype != value.dtype):
                 dtype = value.dtype if _is_kept(value) else loaded.dtype
+                if name in numbers:
+                    dtype = torch.promote_types(dtype, loaded.dtype)
                 twin.state[param][name] = value.detach().to(home, dtype, copy=True)
 
 
@@ -307,10 +309,10 @@ def _is_kept(tensor: Tensor) -> bool:
 
 
 def _give_back_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]) -> None:
-    """Restore dtypes that torch has cast, of scalar slots and of slots with a dtype of their own.
+    """Restore the bits of scalar slots, and of slots with a dtype of their own, from a state.
 
-    Torch's loader casts all floating-point entries to the dtype of the parameter, except `step`. A
-    training would not continue with its bits.
+    Torch's loader casts all floating-point entries but `step` to the dtype of the parameter. Casts
+    to a wider dtype stay.
     """
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
@@ -322,7 +324,8 @@ def _give_back_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]
             value, loaded = saved_entries.get(slot.name), entries.get(slot.name)
             if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
                 continue
-            if value.dtype != loaded.dtype:
+            is_wider = torch.promote_types(value.dtype, loaded.dtype) == loaded.dtype
+            if slot.dtype is not None or not is_wider:
                 entries[slot.name] = value.detach().to(loaded.device, copy=True)
 
 

@@ -179,9 +179,11 @@ def _describe_gpus() -> list[dict[str, str]]:
     gpus: list[dict[str, str]] = []
     for number in range(torch.cuda.device_count()):
         device = torch.device("cuda", number)
-        capability = ".".join(map(str, torch.cuda.get_device_capability(number)))
-        is_fused = takes_device(device, "auto")
-        steps = "Triton kernels" if is_fused else f"torch functions: {why_unfused(device)}"
+        pair = torch.cuda.get_device_capability(number)
+        capability = ".".join(map(str, pair))
+        steps = "Triton kernels" + ", never run on this capability" * (pair < (8, 0))
+        if not takes_device(device, "auto"):
+            steps = f"torch functions: {why_unfused(device)}"
         name = torch.cuda.get_device_name(number)
         gpus.append({"name": name, "capability": capability, "steps": steps})
     for kind in ("mps", "xpu"):

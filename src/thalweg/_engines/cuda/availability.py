@@ -10,8 +10,8 @@ import torch
 
 from thalweg._engines.engine_selection import EngineName
 
-# The lowest compute capability supported: older GPUs have no bfloat16 instructions.
-CAPABILITY = (8, 0)
+# The lowest compute capability supported. Below 8.0, kernels have been compiled, but never run.
+CAPABILITY = (7, 5)
 
 
 def is_interpreted() -> bool:

@@ -301,7 +301,17 @@ def from_float16(x):
     return x.to(tl.float32)
 
 
-# The interpreter truncates to bfloat16 and misreads denormal bfloat16: bits are computed.
+# GPUs below compute capability 8.0 have no bfloat16 instructions, and not every version of Triton
+# has a substitute. The interpreter truncates to bfloat16 and misreads denormal bfloat16.
+@triton.jit
+def to_bfloat16_by_bits(x):
+    """Return what `to_bfloat16` does, computed with integers."""
+    x = x.to(tl.float32)
+    bits = x.to(tl.int32, bitcast=True)
+    bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), 0x7FC00000)
+    return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
 if INTERPRETED:
 
     @triton.jit
@@ -309,13 +319,7 @@ if INTERPRETED:
         """Return a bfloat16 as float32."""
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
-    @triton.jit
-    def to_bfloat16(x):
-        """Return a number rounded to float32, then to bfloat16."""
-        x = x.to(tl.float32)
-        bits = x.to(tl.int32, bitcast=True)
-        bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), 0x7FC00000)
-        return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    to_bfloat16 = to_bfloat16_by_bits
 
 else:
     _FROM_BFLOAT16 = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;")

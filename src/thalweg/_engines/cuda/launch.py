@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Argument = Tensor | int
 _compiling = Awaited()
+# At the end of a kernel's source, for GPUs below compute capability 8.0.
+_BEFORE_8_0 = "to_bfloat16 = to_bfloat16_by_bits\n"
 
 
 class Compiled:
@@ -130,7 +132,8 @@ def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
     compiler: Any = import_module("triton.compiler")
     backends: Any = import_module("triton.backends.compiler")
     with _compiling:
-        function = getattr(load_module(kernel.name, kernel.source), kernel.name)
+        text = kernel.source + (_BEFORE_8_0 if capability < 80 else "")
+        function = getattr(load_module(kernel.name, text), kernel.name)
         signature = {
             name: "i64" if name in kernel.integers else _POINTERS[name]
             for name in function.arg_names[:-1]

@@ -56,9 +56,10 @@ class Codes:
 @cache
 def _numbers_of(codec: str) -> Tensor:
     """Return the numbers of a codec in increasing order, for the scale 1."""
-    codes = torch.arange(_BLOCK, dtype=torch.uint8)
-    scale = torch.ones(1).view(torch.uint8)
-    return decode_tensor(CODECS[codec], torch.cat([scale, codes]), torch.empty(_BLOCK)).sort()[0]
+    codes = torch.arange(_BLOCK, dtype=torch.uint8, device="cpu")
+    scale = torch.ones(1, dtype=torch.float32, device="cpu").view(torch.uint8)
+    like = torch.empty(_BLOCK, dtype=torch.float32, device="cpu")
+    return decode_tensor(CODECS[codec], torch.cat([scale, codes]), like).sort()[0]
 
 
 def _is_map_of(table: Tensor, codec: str) -> bool:

@@ -245,9 +245,8 @@ def _converted_entries(optimizer: Any, member: Member, package: Package) -> dict
             member.report.lost[MASTER] = "which an optimizer with masters=True has"
     for name, source in package.numbers.items():
         number = member.number(source) if isinstance(source, str) else source(member)
-        converted_entries[name] = torch.tensor(
-            float(number), dtype=dtypes.get(name, scalar_dtype())
-        )
+        dtype = dtypes.get(name, scalar_dtype())
+        converted_entries[name] = torch.tensor(float(number), dtype=dtype, device="cpu")
         member.report.exact[name] = ""
     for name, source in package.slots.items():
         value = member.tensor(source) if isinstance(source, str) else source(member)

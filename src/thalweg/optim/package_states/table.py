@@ -158,7 +158,7 @@ def _factor(name: str, side: int) -> Callable[[Member], Tensor]:
             raise member.fail(name, "is converted for parameters of two dimensions only")
         matrix, size = member.items(name, 2)[side], member.param.shape[side]
         if isinstance(matrix, list) and not matrix:
-            return torch.zeros((0, 0), dtype=torch.float32)
+            return torch.zeros((0, 0), dtype=torch.float32, device="cpu")
         return member.checked(name, matrix, (size, size))
 
     return read

@@ -20,7 +20,7 @@ from thalweg._base.execution_context import handle_of, is_deferred, is_ours, thr
 from thalweg._base.locks import Lock, importing
 from thalweg._base.tracing import untraced
 from thalweg._core.atomic_section import run
-from thalweg._core.commit import StepResult, raise_first, says_taken
+from thalweg._core.commit import StepResult, raise_first, says_committed
 from thalweg._core.config_registry import OPTIMIZERS, Argument, Configurable, Names
 from thalweg._core.dtensor import is_imported
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
@@ -621,7 +621,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
             else:
                 step_op = self._apply_aggregated(pairs, global_step, name)
         except BaseException as error:
-            if says_taken(error):
+            if says_committed(error):
                 distribute.commit_sums(self, failed=True)
             raise
         distribute.commit_sums(self)

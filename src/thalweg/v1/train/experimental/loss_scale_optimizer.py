@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg._base.tracing import untraced
 from thalweg._core.atomic_section import calls, drain
-from thalweg._core.commit import putting_back, says_taken
+from thalweg._core.commit import putting_back, says_committed
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg._core.grads_and_vars import as_gradient
 from thalweg._core.state import Entry
@@ -133,7 +133,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 elif should_apply:
                     self._opt.apply_gradients(pairs, global_step=global_step, name=name)
             except BaseException as error:
-                if not says_taken(error):
+                if not says_committed(error):
                     drain(undo)
                 raise
 
