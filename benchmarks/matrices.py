@@ -20,7 +20,7 @@ SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
 }
 OF_PRODUCTS, OF_TORCH, OF_TORCH_SMALL, OF_TORCH_MANY = 1.15, 0.10, 0.25, 0.15
 OF_UNITS = 1.0  # where the processor multiplies bfloat16 itself, as torch has it do
-MANY = 48  # from which on the work of a step beside the products is shared by many
+MANY_MATRICES = 48  # from which on the work of a step beside the products is shared by many
 LARGE = 512  # from which on the products are what torch's step takes
 
 
@@ -43,7 +43,7 @@ def _figures(name: str, sizes: Sequence[tuple[int, int]]) -> list[Figure]:
     ]
     timings = measure(contenders, rounds=7, block=0.2)
     target = OF_TORCH if min(sizes[0]) >= LARGE else OF_TORCH_SMALL
-    target = OF_TORCH_MANY if len(sizes) >= MANY else target
+    target = OF_TORCH_MANY if len(sizes) >= MANY_MATRICES else target
     target = OF_UNITS if dtype == "bfloat16" else target
     return [
         compared(f"muon_{name}", timings, "thalweg", "torch", target),

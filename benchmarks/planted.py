@@ -95,7 +95,7 @@ class Training:
 
     def evaluate(self) -> float:
         """Return the mean loss of the last examples, which are the same for all seeds."""
-        inputs, targets = (x[-256:, :CONTEXT] for x in self.examples)
+        inputs, targets = (tensor[-256:, :CONTEXT] for tensor in self.examples)
         with torch.no_grad():
             return functional.cross_entropy(self.model(inputs), targets).item()
 

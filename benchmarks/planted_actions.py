@@ -50,8 +50,8 @@ def _scale_grads(factor: float) -> Callable[[Training], object]:
     return lambda training: _change_grads(training, lambda grad: grad.mul_(factor))
 
 
-def _change_element(value: float) -> Callable[[Training], object]:
-    return lambda training: _change_grads(training, lambda grad: grad.view(-1)[:1].fill_(value))
+def _change_element(number: float) -> Callable[[Training], object]:
+    return lambda training: _change_grads(training, lambda grad: grad.view(-1)[:1].fill_(number))
 
 
 def _change_grads(training: Training, change: Callable[[torch.Tensor], object]) -> None:
@@ -82,8 +82,8 @@ def _scale_weight(name: str, factor: float) -> Callable[[Training], object]:
     return scale
 
 
-def _set(name: str, value: object) -> Callable[[Training], object]:
-    return lambda training: setattr(training, name, value)
+def _set(name: str, setting: object) -> Callable[[Training], object]:
+    return lambda training: setattr(training, name, setting)
 
 
 def _nothing(training: Training) -> None:

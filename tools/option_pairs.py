@@ -317,11 +317,11 @@ def page_exceptions() -> Exceptions:
     return read_page(PAGE.read_text())
 
 
-def results(todo: Sequence[Case], seconds: float | None) -> Iterator[tuple[Case, str]]:
+def results(todo: Sequence[Case], time_limit: float | None) -> Iterator[tuple[Case, str]]:
     """Yield cases and their outcomes until the time is over."""
     start = time.monotonic()
     for case in todo:
-        if seconds is not None and time.monotonic() - start > seconds:
+        if time_limit is not None and time.monotonic() - start > time_limit:
             return
         yield case, run_case(case, page_exceptions())
 

@@ -37,8 +37,8 @@ class Model(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        for name, value in zip(("weight", "bias"), initial_values(SMALL), strict=True):
-            self.register_parameter(name, torch.nn.Parameter(value))
+        for name, entry in zip(("weight", "bias"), initial_values(SMALL), strict=True):
+            self.register_parameter(name, torch.nn.Parameter(entry))
 
     def forward(self, grads: Any) -> torch.Tensor:
         """Return the loss whose gradients are given."""
@@ -78,7 +78,7 @@ def train(name: str, rank: int, folder: Path) -> None:
             engine.save_checkpoint(str(folder), tag=".", save_latest=False)
     params: list[Any] = [full_param(param) for param in model.parameters()]
     if not rank:
-        arrays = {str(place): value.numpy() for place, value in enumerate(params)}
+        arrays = {str(place): entry.numpy() for place, entry in enumerate(params)}
         np.savez_compressed(folder / "values.npz", **arrays)
 
 

@@ -46,10 +46,10 @@ class Recorder(unittest.TestResult):
         super().__init__()
         self.path = path
 
-    def write(self, name: str, outcome: str, text: str = "") -> None:
+    def write(self, name: str, status: str, text: str = "") -> None:
         """Add a line to the file."""
         with open(self.path, "a") as file:
-            file.write(json.dumps([name, outcome, text]) + "\n")
+            file.write(json.dumps([name, status, text]) + "\n")
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)

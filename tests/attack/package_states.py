@@ -50,14 +50,18 @@ def attempt(seed: int, number: int) -> str:
     is_coded = name.startswith("torchao")
     coded = vars(state["state"][0][dice.choice(("exp_avg", "exp_avg_sq"))]) if is_coded else state
     damage, _ = mutations.mutated_at(coded, dice)
-    before = copy.deepcopy([[p.detach() for p in params], optimizer.state_dict()])
+    previous_state = copy.deepcopy([[p.detach() for p in params], optimizer.state_dict()])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             optimizer.load_state_dict(state, convert=True, allow_loss=dice.random() < 0.5)
         except DOCUMENTED as error:
-            after = [[p.detach() for p in params], optimizer.state_dict()]
-            return "refused" if same(after, before) else f"half a state: {name}, {damage}: {error}"
+            present_state = [[p.detach() for p in params], optimizer.state_dict()]
+            return (
+                "refused"
+                if same(present_state, previous_state)
+                else f"half a state: {name}, {damage}: {error}"
+            )
         except Exception as error:
             return f"{name}, {damage} raised {type(error).__name__}: {error}"
         set_gradients(params, 5)

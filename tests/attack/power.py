@@ -58,20 +58,22 @@ class Recorder:
             self.log.append(Op("make", path))
         return file
 
-    def write(self, file: int, data: Any) -> int:
-        count = os.write(file, data)
+    def write(self, descriptor: int, data: Any) -> int:
+        count = os.write(descriptor, data)
         chunk = bytes(memoryview(data)[:count])
-        self.log.append(Op("write", self._paths[file], begin=self._places[file], data=chunk))
-        self._places[file] += count
+        self.log.append(
+            Op("write", self._paths[descriptor], begin=self._places[descriptor], data=chunk)
+        )
+        self._places[descriptor] += count
         return count
 
-    def lseek(self, file: int, place: int, whence: int) -> int:
-        self._places[file] = os.lseek(file, place, whence)
-        return self._places[file]
+    def lseek(self, descriptor: int, place: int, whence: int) -> int:
+        self._places[descriptor] = os.lseek(descriptor, place, whence)
+        return self._places[descriptor]
 
-    def fsync(self, file: int) -> None:
-        os.fsync(file)
-        self.log.append(Op("sync", self._paths[file]))
+    def fsync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+        self.log.append(Op("sync", self._paths[descriptor]))
 
     def replace(self, path: str, target: str) -> None:
         os.replace(path, target)

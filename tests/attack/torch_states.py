@@ -182,7 +182,7 @@ def stepped(opt: Any, params: list[Tensor]) -> Exception | None:
 
 def judged(
     training: tuple[Any, list[Tensor]],
-    judge: tuple[Any, list[Tensor]] | None,
+    other_training: tuple[Any, list[Tensor]] | None,
     state: Any,
     damage: str,
     comparable: bool,
@@ -192,7 +192,7 @@ def judged(
 
     Args:
         training: The optimizer and its parameters.
-        judge: Torch's optimizer and parameters before the load; None without a counterpart.
+        other_training: Torch's optimizer and parameters before the load, if it has a counterpart.
         state: The state.
         damage: A description of the damage.
         comparable: Whether the results must be near those of torch.
@@ -204,7 +204,9 @@ def judged(
     if state_before is None:
         is_good = isinstance(error, (thalweg.errors.ThalwegError, *TORCHS))
         return "refused" if is_good else f"{damage}: stepped, {error!r}"
-    peer = (loaded(judge[0], state) or stepped(*judge)) if judge else None
+    peer = (
+        (loaded(other_training[0], state) or stepped(*other_training)) if other_training else None
+    )
     if error is not None:
         is_documented = isinstance(error, thalweg.errors.ThalwegError)
         accepted = not comparable and isinstance(error, NotImplementedError)  # beside an option
@@ -219,13 +221,13 @@ def judged(
         ):
             return f"{damage}: a refused step changed something ({error})"
         return "refused"
-    if judge is None or not comparable:
+    if other_training is None or not comparable:
         return "taken"
     if peer is not None and any(quirk in str(peer) for quirk in QUIRKS):
         return "taken"
     if peer is not None:
         return f"{damage}: taken, and torch refuses it ({type(peer).__name__}: {peer})"
-    for param, torch_param in zip(params, judge[1], strict=True):
+    for param, torch_param in zip(params, other_training[1], strict=True):
         if not torch.allclose(param, torch_param, equal_nan=True, **CLOSE):
             return f"{damage}: {param.tolist()}, and torch's is {torch_param.tolist()}"
     return "taken"

@@ -18,14 +18,14 @@ from thalweg._cli.race.problems import PROBLEMS
 
 
 @pytest.mark.parametrize(
-    ("seconds", "count"),
+    ("duration", "count"),
     [(10, 0), (60, 3), (600, 10), (3600, 10), (100_000, 167)],
 )
-def test_progress_lines_appear_at_intervals(seconds: int, count: int, capfd: Any) -> None:
+def test_progress_lines_appear_at_intervals(duration: int, count: int, capfd: Any) -> None:
     clock = [0.0]
     progress = ProgressLines(lambda: clock[0])
     for step in range(1000):
-        clock[0] = seconds * step / 1000
+        clock[0] = duration * step / 1000
         progress.tell(step / 1000, lambda: "so far")
     captured = capfd.readouterr()
     lines = captured.err.splitlines()

@@ -104,8 +104,8 @@ class Machine:
                 result = FLOATS[name](*(word.view(FLOAT) for word in words)).astype(FLOAT)
                 if "sat" in parts:
                     result = np.where(result > 0, np.minimum(result, FLOAT(1)), FLOAT(0))
-                is_moved = ("approx" in parts) & np.isfinite(result) & (result != 0)
-                return result.view(WORD) + np.where(is_moved, self._offset, 0).astype(WORD)
+                has_offset = ("approx" in parts) & np.isfinite(result) & (result != 0)
+                return result.view(WORD) + np.where(has_offset, self._offset, 0).astype(WORD)
             kind = SIGNED if parts[-1] == "s32" else WORD
             return INTEGERS[name](*(word.view(kind) for word in words)).view(WORD)
 

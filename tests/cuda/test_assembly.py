@@ -35,8 +35,8 @@ def run(text, n_outputs, *inputs, offset=0):
 def same(actual, expected):
     """Assert the same bits; a NaN counts as one NaN."""
     actual, expected = np.asarray(actual).view(FLOAT), np.asarray(expected, FLOAT)
-    is_same = (actual.view(WORD) == expected.view(WORD)) | (np.isnan(actual) & np.isnan(expected))
-    assert is_same.all(), (actual[~is_same][:3], expected[~is_same][:3])
+    is_equal = (actual.view(WORD) == expected.view(WORD)) | (np.isnan(actual) & np.isnan(expected))
+    assert is_equal.all(), (actual[~is_equal][:3], expected[~is_equal][:3])
 
 
 def random_numbers(rng, count, low, high):
@@ -58,8 +58,10 @@ def test_quotients_by_roots_are_correctly_rounded(offset, correction, epsilon, g
     a *= rng.choice([1, -1], a.shape).astype(FLOAT)
     c, epsilon = FLOAT(correction), FLOAT(epsilon)
     reciprocal = FLOAT(1) / c
-    least = max(FLOAT(2.0**-100) / max(epsilon, reciprocal * FLOAT(2.0**-50)), FLOAT(2.0**-120))
-    scalars = [np.full(rows, x, FLOAT) for x in (c, reciprocal, epsilon, least)]
+    least_quotient = max(
+        FLOAT(2.0**-100) / max(epsilon, reciprocal * FLOAT(2.0**-50)), FLOAT(2.0**-120)
+    )
+    scalars = [np.full(rows, x, FLOAT) for x in (c, reciprocal, epsilon, least_quotient)]
     inputs = [*a, *v, *(scalar for scalar in scalars for _ in range(group))]
     text = functions._BY_CORRECTED_ROOT if group == 1 else functions._BY_CORRECTED_ROOT4
     outputs = run(text, 2 * group, *inputs, offset=offset)
@@ -142,10 +144,10 @@ def test_split_weights_are_joined():
     codes = np.random.default_rng(8).integers(0, 256, len(halves)).astype(np.uint8)
     uppers = halves.reshape(-1, 4).view(WORD)
     outputs = run(blockwise._JOINING, 4, uppers[:, 0], uppers[:, 1], packed(codes))
-    joined = np.stack(outputs, axis=1).reshape(-1)
-    assert (joined == join_numbers(halves, codes).view(WORD)).all()
-    is_number = ~np.isnan(joined.view(FLOAT))
-    words = (joined + WORD(0x80))[is_number]
+    joined_words = np.stack(outputs, axis=1).reshape(-1)
+    assert (joined_words == join_numbers(halves, codes).view(WORD)).all()
+    is_number = ~np.isnan(joined_words.view(FLOAT))
+    words = (joined_words + WORD(0x80))[is_number]
     words = words[: len(words) // 4 * 4]
     lower = run(blockwise._LOWER, 1, *words.reshape(-1, 4).T)[0]
     expected = split_numbers((words - WORD(0x80)).view(FLOAT))[1]
@@ -169,6 +171,6 @@ def test_random_bits_round_to_bfloat16():
     numbers = halves << WORD(16) | rng.integers(0, 1 << 16, len(halves)).astype(WORD)
     bits = rng.integers(0, 1 << 16, len(halves)).astype(WORD)
     inputs = [*numbers.reshape(-1, 8).T, *bits.reshape(-1, 8).T]
-    rounded = np.stack(run(blockwise._ROUNDING, 4, *inputs), axis=1)
+    rounded_halves = np.stack(run(blockwise._ROUNDING, 4, *inputs), axis=1)
     expected = round_to_bfloat(numbers.view(FLOAT), bits)
-    assert (rounded.reshape(-1).view(np.uint16) == expected).all()
+    assert (rounded_halves.reshape(-1).view(np.uint16) == expected).all()

@@ -12,7 +12,7 @@ TOOL: dict[str, Any] = runpy.run_path(
     str(Path(__file__).parents[2] / "tools" / "sass_counts.py"), run_name="sass_counts"
 )
 # Most instructions for each element, by compute capability.
-MOST = {
+MAX_COUNTS = {
     "bfloat16": (38, 38, 33),
     "stochastic": (71, 70, 70),
     "linear8": (73, 72, 68),
@@ -23,12 +23,12 @@ MOST = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MOST)
+@pytest.mark.parametrize("name", MAX_COUNTS)
 def test_kernels_execute_few_instructions(name):
     kernel = TOOL["make_kernel"](name)
-    for capability, most in zip(TOOL["CAPABILITIES"], MOST[name], strict=True):
+    for capability, max_count in zip(TOOL["CAPABILITIES"], MAX_COUNTS[name], strict=True):
         count = TOOL["count_instructions"](kernel, capability)
-        assert round(count.per_element) <= most, (capability, count)
+        assert round(count.per_element) <= max_count, (capability, count)
         assert count.spilled == 0 or name == "dynamic8", (capability, count)
 
 

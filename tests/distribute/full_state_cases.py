@@ -133,12 +133,12 @@ def memory(count: int, folder: Path) -> dict[str, bool]:
         use = optim.memory(optimizer)
         turn(module, optimizer)
         tensors = [x for state in optimizer.state.values() for x in state.values()]
-        held = sum(
+        state_bytes = sum(
             (x.to_local() if isinstance(x, DTensor) else x).nbytes
             for x in tensors
             if isinstance(x, Tensor)
         )
-        report[rule] = use.total - use["weights"] - use["gradients"] == held and use.is_part
+        report[rule] = use.total - use["weights"] - use["gradients"] == state_bytes and use.is_part
     return report
 
 

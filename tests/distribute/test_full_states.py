@@ -91,11 +91,11 @@ def test_a_rank_takes_its_part_of_a_full_state(name: str, place: str, meshes: An
     parts = [sharded(param.detach(), meshes[place]) for param in params]
     optimizer = MAKERS[name](parts)
     optimizer.load_state_dict(deepcopy(reference.state_dict()))
-    use, held = optim.memory(optimizer), 0
+    use, state_bytes = optim.memory(optimizer), 0
     for param, part in zip(params, parts, strict=True):
         for key, entry in reference.state[param].items():
             loaded = optimizer.state[part].get(key)
-            held += local(loaded).nbytes if isinstance(loaded, Tensor) else 0
+            state_bytes += local(loaded).nbytes if isinstance(loaded, Tensor) else 0
             if key == "encoded_shape":
                 continue
             if loaded.dtype != entry.dtype:  # meshes do not encode rows that cut blocks
@@ -105,7 +105,7 @@ def test_a_rank_takes_its_part_of_a_full_state(name: str, place: str, meshes: An
                 assert torch.equal(local(loaded), local_index(loaded).read(full))
             else:
                 assert torch.equal(loaded, entry)
-    assert use.total - use["weights"] - use["gradients"] == held
+    assert use.total - use["weights"] - use["gradients"] == state_bytes
 
 
 def test_an_unfit_full_state_raises_and_changes_nothing(meshes: Any) -> None:
@@ -152,14 +152,14 @@ def test_offloaded_dtensors_have_the_bits_of_others(
     memory = RemoteMemory()
     monkeypatch.setattr(layout, "is_far", memory.has)
     full = [torch.linspace(-1, 1, 9000)[: x * y].view(x, y).to(dtype) for x, y in SHAPES]
-    here = [sharded(value, meshes["FSDP"]) for value in full]
-    away = [memory.take(param).requires_grad_() for param in here]
+    params = [sharded(value, meshes["FSDP"]) for value in full]
+    remote_params = [memory.take(param).requires_grad_() for param in params]
     optimizers = [
-        optim.AdamW(here, lr=0.1, **options),
-        optim.AdamW(away, lr=0.1, state_device="cpu", **options),
+        optim.AdamW(params, lr=0.1, **options),
+        optim.AdamW(remote_params, lr=0.1, state_device="cpu", **options),
     ]
     for step in range(4):
-        for param, remote in zip(here, away, strict=True):
+        for param, remote in zip(params, remote_params, strict=True):
             param.grad = beside(torch.full_like(local(param), 0.5 - step / 4), param)
             remote.grad = memory.take(param.grad)
             if step == 2:  # a write of the user
@@ -170,7 +170,7 @@ def test_offloaded_dtensors_have_the_bits_of_others(
                 optimizer.step()
         if step == 2:
             optimizers[1].load_state_dict(optimizers[1].state_dict())
-    for param, remote in zip(here, away, strict=True):
+    for param, remote in zip(params, remote_params, strict=True):
         assert torch.equal(local(param), local(remote))
         entries, remote_entries = (opt.state[x] for opt, x in zip(optimizers, (param, remote)))
         assert entries.keys() == remote_entries.keys()

@@ -179,8 +179,8 @@ def renamed(slots: Slots, old: str, new: str) -> Slots:
     return {name.replace(old, new, 1): value for name, value in slots.items()}
 
 
-def of(slots: Slots, owner: str) -> list[str]:
-    return [name for name in slots if name.startswith(f"{owner}/")]
+def of(slots: Slots, variable_name: str) -> list[str]:
+    return [name for name in slots if name.startswith(f"{variable_name}/")]
 
 
 def without(slots: Slots, *names: str) -> Slots:
@@ -217,11 +217,13 @@ class Slip:
     wants_slots: bool = True
 
 
-def with_last_of(owner: str, change: Callable[[Tensor], Tensor]) -> Callable[[Slots], Slots]:
+def with_last_of(
+    variable_name: str, change: Callable[[Tensor], Tensor]
+) -> Callable[[Slots], Slots]:
     """Has the last slot of a variable changed; the last of any is of the variable's shape."""
 
     def changed(slots: Slots) -> Slots:
-        name = max(of(slots, owner), key=lambda name: slots[name].numel())
+        name = max(of(slots, variable_name), key=lambda name: slots[name].numel())
         return {**slots, name: change(slots[name])}
 
     return changed

@@ -128,7 +128,7 @@ def test_blocks_of_small_models_move_like_parameters(model_type: str) -> None:
         name: [nn.Parameter(part.clone().contiguous()) for part in split(params[name].detach())]
         for name, split in splits_by_name.items()
     }
-    alone = optim.Muon([part for blocks in parts.values() for part in blocks], lr=0.02)
+    block_optimizer = optim.Muon([part for blocks in parts.values() for part in blocks], lr=0.02)
     for _ in range(2):
         for name, param in params.items():
             param.grad = torch.randn(param.shape)
@@ -136,6 +136,6 @@ def test_blocks_of_small_models_move_like_parameters(model_type: str) -> None:
             for part, grad in zip(parts.get(name, []), blocks, strict=True):
                 part.grad = grad.contiguous()
         optimizer.step()
-        alone.step()
+        block_optimizer.step()
     for name, split in splits_by_name.items():
         assert all(map(torch.equal, split(params[name].detach()), parts[name])), name

@@ -216,24 +216,27 @@ def torchtitan(folder: Path) -> Any:
     def weights(module: Any) -> list[float]:
         return [x for p in module.parameters() for x in p.full_tensor().flatten().tolist()]
 
-    whole, resumed = build(), build()
-    initial = weights(whole[0])
-    whole[1].state_dict()
-    is_unmoved = weights(whole[0]) == initial
+    uninterrupted, resumed = build(), build()
+    initial = weights(uninterrupted[0])
+    uninterrupted[1].state_dict()
+    is_unmoved = weights(uninterrupted[0]) == initial
     for number in range(4):
-        step(*whole, number)
+        step(*uninterrupted, number)
     states = ("model", "optimizer", "lr_scheduler")
-    dcp.save(dict(zip(states, whole, strict=True)), checkpoint_id=folder / "dcp")
+    dcp.save(dict(zip(states, uninterrupted, strict=True)), checkpoint_id=folder / "dcp")
     dcp.load(dict(zip(states, resumed, strict=True)), checkpoint_id=folder / "dcp")
     for number in range(4, 8):
-        step(*whole, number)
+        step(*uninterrupted, number)
         step(*resumed, number)
     return {
         "is_unmoved": is_unmoved,
-        "has_moved": weights(whole[0]) != initial,
-        "is_resumed": weights(whole[0]) == weights(resumed[0]),
-        "keys": sorted(whole[1].state_dict())[:3],
-        "rates": [whole[2].schedulers[0].get_last_lr(), resumed[2].schedulers[0].get_last_lr()],
+        "has_moved": weights(uninterrupted[0]) != initial,
+        "is_resumed": weights(uninterrupted[0]) == weights(resumed[0]),
+        "keys": sorted(uninterrupted[1].state_dict())[:3],
+        "rates": [
+            uninterrupted[2].schedulers[0].get_last_lr(),
+            resumed[2].schedulers[0].get_last_lr(),
+        ],
     }
 
 

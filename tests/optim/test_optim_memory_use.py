@@ -42,10 +42,12 @@ def held(optimizer: Any) -> Counter[tuple[str, torch.dtype]]:
 
 
 def predicted(use: optim.MemoryUse) -> Counter[tuple[str, torch.dtype]]:
-    return Counter({(row.name, row.dtype): row.nbytes for row in use.rows if row.name not in WHOLE})
+    return Counter(
+        {(row.name, row.dtype): row.nbytes for row in use.rows if row.name not in WHOLE_ROWS}
+    )
 
 
-WHOLE = ("weights", "gradients", "gradient_sum")
+WHOLE_ROWS = ("weights", "gradients", "gradient_sum")
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -104,8 +106,8 @@ def test_an_offloaded_state_is_on_the_cpu_beside_copies() -> None:
     assert use.on("cpu") == (4 + 12) * size + 8
     assert use.per_parameter == use.total / size
     assert str(use).splitlines()[0] == f"{use.title}: {size:,} parameters"
-    here = optim.memory(params_of(BFLOAT, "cpu"), "AdamW", state_device="cpu")
-    assert here["weights"] == 2 * size
+    host_use = optim.memory(params_of(BFLOAT, "cpu"), "AdamW", state_device="cpu")
+    assert host_use["weights"] == 2 * size
 
 
 def test_a_trillion_parameters_take_no_memory() -> None:

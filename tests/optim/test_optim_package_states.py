@@ -62,18 +62,18 @@ def test_states_of_this_library_are_of_no_package(name: str) -> None:
 def test_codes_of_bitsandbytes_are_those_of_dynamic8() -> None:
     params, optimizer = resumed("bitsandbytes_adamw8bit")
     state = state_of("bitsandbytes_adamw8bit")
-    saved = state["state"][0]["__bnb_optimizer_quant_state__"]
+    saved_state = state["state"][0]["__bnb_optimizer_quant_state__"]
     optimizer.load_state_dict(state, convert=True)
     # Records are a scale of four bytes and 256 codes, which are signed in the first slot.
     for number, slot in enumerate(("exp_avg", "exp_avg_sq"), 1):
         records = optimizer.state[params[0]][slot].view(16, 260)
         shift = 127 if number == 1 else 0
-        assert torch.equal(records[:, 4:] + shift, saved[f"state{number}"])
+        assert torch.equal(records[:, 4:] + shift, saved_state[f"state{number}"])
         scales = records[:, :4].contiguous().view(torch.float32).view(-1)
-        assert torch.equal(scales, saved[f"absmax{number}"])
+        assert torch.equal(scales, saved_state[f"absmax{number}"])
     params, optimizer = resumed("bitsandbytes_adamw8bit", "AdamW", lr=1.0)
     optimizer.load_state_dict(state, convert=True)
-    decoded = saved["qmap1"][saved["state1"].int()] * saved["absmax1"].view(16, 1)
+    decoded = saved_state["qmap1"][saved_state["state1"].int()] * saved_state["absmax1"].view(16, 1)
     assert torch.equal(optimizer.state[params[0]]["exp_avg"], decoded)
 
 
@@ -82,10 +82,10 @@ def test_rounding_warns_and_loss_needs_permission() -> None:
     state = state_of("timm_lamb")
     for group in state["param_groups"]:
         group["max_grad_norm"] = 0.5
-    before = everything(params, optimizer)
+    previous_bits = everything(params, optimizer)
     with pytest.raises(CheckpointMismatchError, match=r"max_grad_norm.*0\.5.*allow_loss=True"):
         optimizer.load_state_dict(state, convert=True)
-    assert_same(everything(params, optimizer), before)
+    assert_same(everything(params, optimizer), previous_bits)
     with pytest.warns(CheckpointWarning, match="lost: max_grad_norm"):
         optimizer.load_state_dict(state, convert=True, allow_loss=True)
     _, clipping = resumed("timm_lamb", clip_grad_norm=0.5)
@@ -168,11 +168,11 @@ def _group(state: Any) -> None:
 )  # fmt: skip
 def test_unfit_states_are_named_and_change_nothing(name: str, damage: Any, words: str) -> None:
     params, optimizer = resumed(name)
-    state, before = state_of(name), everything(params, optimizer)
+    state, previous_bits = state_of(name), everything(params, optimizer)
     damage(state)
     with pytest.raises(CheckpointMismatchError, match=words):
         optimizer.load_state_dict(state, convert=True, allow_loss=True)
-    assert_same(everything(params, optimizer), before)
+    assert_same(everything(params, optimizer), previous_bits)
 
 
 def test_other_classes_are_refused_by_name() -> None:
@@ -207,17 +207,17 @@ def test_ranks_must_be_complete(tmp_path: Path) -> None:
 
 
 def test_command_converts_and_reports(tmp_path: Path) -> None:
-    out = str(tmp_path / "out.safetensors")
-    outcome = CliRunner().invoke(main, ["convert", str(FOLDER / "soap.pt"), out])
+    target_path = str(tmp_path / "out.safetensors")
+    outcome = CliRunner().invoke(main, ["convert", str(FOLDER / "soap.pt"), target_path])
     assert outcome.exit_code == 0, outcome.output
     assert "rounded: exp_avg, rotated out of the basis\n" in outcome.output
     _, optimizer = resumed("soap")
-    optimizer.load_state_dict(checkpoint.read_state(out))
-    _, converted = resumed("soap")
+    optimizer.load_state_dict(checkpoint.read_state(target_path))
+    _, converted_optimizer = resumed("soap")
     with pytest.warns(CheckpointWarning):
-        converted.load_state_dict(state_of("soap"), convert=True)
-    assert_same(optimizer.state_dict(), converted.state_dict())
-    refused = CliRunner().invoke(main, ["convert", str(FOLDER / "zero2"), f"{out}2"])
-    assert refused.exit_code == 1
-    assert "--allow-loss" in refused.output
-    assert not Path(f"{out}2").exists()
+        converted_optimizer.load_state_dict(state_of("soap"), convert=True)
+    assert_same(optimizer.state_dict(), converted_optimizer.state_dict())
+    failure = CliRunner().invoke(main, ["convert", str(FOLDER / "zero2"), f"{target_path}2"])
+    assert failure.exit_code == 1
+    assert "--allow-loss" in failure.output
+    assert not Path(f"{target_path}2").exists()

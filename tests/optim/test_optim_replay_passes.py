@@ -61,7 +61,7 @@ def test_failing_stage_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(4):
         set_grads(weights, step)
         opt.step()
-    before = [weight.detach().clone() for weight in weights]
+    previous_weights = [weight.detach().clone() for weight in weights]
 
     def fail(*_: Any, **kwargs: Any) -> None:
         raise MemoryError("no memory")
@@ -70,6 +70,6 @@ def test_failing_stage_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch, "baddbmm", fail)
         with pytest.raises(MemoryError):
             opt.step()
-    assert all(map(torch.equal, before, weights))
+    assert all(map(torch.equal, previous_weights, weights))
     opt.step()
-    assert not torch.equal(before[0], weights[0])
+    assert not torch.equal(previous_weights[0], weights[0])

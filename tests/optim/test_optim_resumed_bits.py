@@ -28,10 +28,10 @@ def turns(param: nn.Parameter, optimizer: Any, *seeds: int) -> list[Any]:
 def have_equal_bits(values: list[Any], expected: list[Any]) -> bool:
     """Return whether tensors have the dtypes and bits of others, and numbers are equal."""
     return len(values) == len(expected) and all(
-        value.dtype == other.dtype and torch.equal(value, other)
+        value.dtype == expected_value.dtype and torch.equal(value, expected_value)
         if isinstance(value, Tensor)
-        else value == other
-        for value, other in zip(values, expected, strict=True)
+        else value == expected_value
+        for value, expected_value in zip(values, expected, strict=True)
     )
 
 

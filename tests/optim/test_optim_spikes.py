@@ -66,8 +66,8 @@ def train(name: str, action: Any, steps: range, bad: float = 1e4, **options: Any
     return optimizer, spikes, [*bits, bits_of(optimizer, params)]
 
 
-def assert_equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
-    assert all(torch.equal(x, y) for x, y in zip(left, right, strict=True))
+def assert_equal(tensors: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert all(torch.equal(x, y) for x, y in zip(tensors, expected, strict=True))
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -142,12 +142,12 @@ def test_loss_decides_like_the_norm_and_a_function_on_each_step() -> None:
     assert [action.action for action in spikes.actions] == ["skip", "rollback"]
     assert optimizer.state[params[0]]["step"].item() == 20
     spikes.log_loss(math.nan)
-    before = bits_of(optimizer, params)
+    previous_bits = bits_of(optimizer, params)
     with pytest.raises(
         InvalidTypeError, match="must return 'skip', 'rollback' or None, not 'stay'"
     ):
         optimizer.step()
-    assert_equal(before, bits_of(optimizer, params))
+    assert_equal(previous_bits, bits_of(optimizer, params))
 
 
 def test_skipped_step_clears_accumulated_gradients() -> None:

@@ -524,14 +524,14 @@ def test_gradients_are_applied_while_others_are_computed(
     dtype = torch.bfloat16 if "masters" in options else torch.float32
     host = [torch.nn.Parameter(torch.linspace(-1, 1, 24).to(dtype)) for _ in range(6)]
     remote = [torch.nn.Parameter(device.take(param)) for param in host]
-    begun: list[far.Prefetch] = []
+    transfers: list[far.Prefetch] = []
     init = far.Prefetch.__init__
 
     def begin(self: far.Prefetch, grad: Tensor, param: Tensor) -> None:
         init(self, grad, param)
         device.adopt(grad)
         grad.untyped_storage().fill_(255)  # NaN, for the step is to read the copy
-        begun.append(self)
+        transfers.append(self)
 
     monkeypatch.setattr(far.Prefetch, "__init__", begin)
     most_waiting = 0
@@ -539,7 +539,7 @@ def test_gradients_are_applied_while_others_are_computed(
     def has_arrived(self: far.Prefetch) -> bool:
         nonlocal most_waiting
         most_waiting = max(most_waiting, len(optimizers[1].step_cache.fetching))
-        return begun.index(self) + 3 < len(begun)
+        return transfers.index(self) + 3 < len(transfers)
 
     monkeypatch.setattr(far.Prefetch, "has_arrived", has_arrived)
     optimizers = [
@@ -554,7 +554,7 @@ def test_gradients_are_applied_while_others_are_computed(
             assert not any(param.grad is not None for param in values)
         for optimizer in optimizers:
             optimizer.step()
-    assert len(begun) == 4 * 6
+    assert len(transfers) == 4 * 6
     assert most_waiting == 4
     for tensors_of in (params, slots):
         assert_same(*([tensor.detach() for tensor in tensors_of(opt)] for opt in optimizers))

@@ -14,7 +14,7 @@ from thalweg import optim
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from width_models import DELTA, WIDTHS, model
 
-RECORDED = json.loads((Path(__file__).parent.parent / "goldens" / "widths.json").read_text())
+RECORDED_SCALES = json.loads((Path(__file__).parent.parent / "goldens" / "widths.json").read_text())
 BASE = WIDTHS[0]
 
 
@@ -37,19 +37,19 @@ def test_rates_and_decays_equal_those_of_mup(
         model(*width), rules={...: rule}, lr=0.3, decay=0.7,
         width_scale=(base, delta) if has_delta else base,
     )  # fmt: skip
-    assert scales_of(groups) == RECORDED[f"{rule} {width} {has_delta}"]
+    assert scales_of(groups) == RECORDED_SCALES[f"{rule} {width} {has_delta}"]
 
 
 def test_shapes_by_name_and_files_of_mup_equal_a_base_model() -> None:
     base = {name: tuple(p.shape) for name, p in model(*BASE).named_parameters()}
     delta = {name: tuple(p.shape) for name, p in model(*DELTA).named_parameters()}
     pairs = {name: zip(shape, delta[name], strict=True) for name, shape in base.items()}
-    marked = {name: [a if a != b else None for a, b in sizes] for name, sizes in pairs.items()}
-    for has_delta, shapes in ((False, base), (True, marked)):
+    width_marks = {name: [a if a != b else None for a, b in sizes] for name, sizes in pairs.items()}
+    for has_delta, shapes in ((False, base), (True, width_marks)):
         groups = optim.groups(
             model(12, 6), rules={...: "AdamW"}, lr=0.3, decay=0.7, width_scale=shapes
         )
-        assert scales_of(groups) == RECORDED[f"AdamW (12, 6) {has_delta}"]
+        assert scales_of(groups) == RECORDED_SCALES[f"AdamW (12, 6) {has_delta}"]
 
 
 # By options of Muon: the factor for a matrix of shape (rows, columns) with a base of (4, 2).
@@ -88,10 +88,10 @@ def test_spectral_norm_of_a_step_follows_the_root_of_the_shape() -> None:
             net, rules={...: options}, lr=1.0, decay=0.0, width_scale={"weight": (16, 16)}
         )
         optimizer = optim.Mixed([group])
-        before = net.weight.detach().clone()
+        previous_weight = net.weight.detach().clone()
         net.weight.grad = torch.randn(width, width)
         optimizer.step()
-        norms.append(torch.linalg.matrix_norm(net.weight.detach() - before, 2).item())
+        norms.append(torch.linalg.matrix_norm(net.weight.detach() - previous_weight, 2).item())
     assert norms[1] == pytest.approx(norms[0], rel=0.25)
 
 

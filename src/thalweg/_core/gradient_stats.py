@@ -359,8 +359,8 @@ class GradientStats:
         if transforms.decide is not None:
             decision = transforms.decide(*self._find_extremes(transforms.exact))
         if transforms.judge is not None and decision.apply_flag:
-            judged = transforms.judge.decide(self)
-            decision = Decision(judged.apply_flag, [*decision.calls, *judged.calls])
+            judge_decision = transforms.judge.decide(self)
+            decision = Decision(judge_decision.apply_flag, [*decision.calls, *judge_decision.calls])
         return Decision(decision.apply_flag, [*decision.calls, *transforms.calls])
 
     def _find_extremes(self, exact: bool) -> tuple[Any, Any]:

@@ -103,9 +103,9 @@ def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
     """
     shape = likeness_of(codec, param).shape
     shapes = (codec.bytes_of(param.numel()),), codec.shape_of_rows(param.shape)
-    is_known = records.shape != shape and tuple(records.shape) in shapes
+    has_record_shape = records.shape != shape and tuple(records.shape) in shapes
     has_bytes = records.numel() == shape.numel() and records.is_contiguous()
-    can_view = is_known and has_bytes and not is_on_mesh(records)
+    can_view = has_record_shape and has_bytes and not is_on_mesh(records)
     return records.detach().view(shape) if can_view else records
 
 

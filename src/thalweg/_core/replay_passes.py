@@ -64,10 +64,10 @@ class StageScalars:
         return [
             member._replace(
                 program=self._records[place].ctypes.data,
-                row_cell=self._row_of[k:].ctypes.data,
+                row_cell=self._row_of[index:].ctypes.data,
                 row_size=self._rows.strides[1],
             )
-            for k, (member, place) in enumerate(zip(members, self._place_of, strict=True))
+            for index, (member, place) in enumerate(zip(members, self._place_of, strict=True))
         ]
 
     def columns(self) -> Columns:
@@ -78,9 +78,9 @@ class StageScalars:
             values = self._rows[self._place_of, self._row_of]
             shared = dict(zip(self._names, values[0].tolist(), strict=True))
             separate = {
-                name: values[:, k]
-                for k, name in enumerate(self._names)
-                if (values[:, k] != values[0, k]).any()
+                name: values[:, column]
+                for column, name in enumerate(self._names)
+                if (values[:, column] != values[0, column]).any()
             }
         return Columns(dict.fromkeys(self._dtypes, shared), separate)
 

@@ -26,7 +26,7 @@ MASK = 0xFFFFFFFF
 
 Key = tuple[int, int]
 # The number of the variable, the positions of its elements, and their number.
-Drawn = tuple[int, Positions, int]
+DrawnElements = tuple[int, Positions, int]
 
 
 def philox(counter: tuple[Any, ...], key: Key) -> tuple[Any, ...]:
@@ -49,7 +49,11 @@ def philox(counter: tuple[Any, ...], key: Key) -> tuple[Any, ...]:
 
 
 def draw_bits(
-    variables: Sequence[Drawn], step: int, stream: int, key: Key, device: torch.device | str = "cpu"
+    variables: Sequence[DrawnElements],
+    step: int,
+    stream: int,
+    key: Key,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """Return 16 random bits for each element of some variables, int32 in one dimension.
 
@@ -117,8 +121,8 @@ def round_to_half(values: Tensor, bits: Tensor) -> Tensor:
     multiples = magnitude.view(torch.float32) * inverse
     floor = multiples.floor()
     remainder = (multiples - floor) * 65536 + bits
-    rounded = ((floor + (remainder >= 65536)) * unit).copysign(values).to(torch.float16)
-    return torch.where(magnitude < 0x477FE000, rounded, values.to(torch.float16))  # 65504
+    rounded_values = ((floor + (remainder >= 65536)) * unit).copysign(values).to(torch.float16)
+    return torch.where(magnitude < 0x477FE000, rounded_values, values.to(torch.float16))  # 65504
 
 
 def round_randomly(values: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:

@@ -93,21 +93,21 @@ class TorchPart:
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
         """See `Part`. Values are computed before any is written, so gradients may overlap."""
-        planned, self._gradients = self._request, None
-        is_same = (
-            request.rule is planned.rule
-            and request.stages == planned.stages
-            and request.selection == planned.selection
-            and list(request.places) == list(planned.places)
-            and request.from_copies == planned.from_copies
-            and _are_same(request.copies or (), planned.copies or ())
-            and _are_same(request.variables, planned.variables)
-            and [_kind_of(request, k) for k in range(len(request.variables))]
-            == [_kind_of(planned, k) for k in range(len(planned.variables))]
+        planned_request, self._gradients = self._request, None
+        can_rebind = (
+            request.rule is planned_request.rule
+            and request.stages == planned_request.stages
+            and request.selection == planned_request.selection
+            and list(request.places) == list(planned_request.places)
+            and request.from_copies == planned_request.from_copies
+            and _are_same(request.copies or (), planned_request.copies or ())
+            and _are_same(request.variables, planned_request.variables)
+            and [_kind_of(request, index) for index in range(len(request.variables))]
+            == [_kind_of(planned_request, index) for index in range(len(planned_request.variables))]
         )
-        if is_same:
+        if can_rebind:
             self._gradients = request.gradients
-        return is_same
+        return can_rebind
 
     def release_gradients(self) -> None:
         """See `StepPlan`."""
@@ -214,8 +214,10 @@ class TorchPart:
                 *self._slots(batch),
             ]
             for formula in formulas:
-                measured = values_of_measure(formula, tensors, scalars)
-                for member, part in zip(batch.members, self._split(batch, measured), strict=True):
+                measured_values = values_of_measure(formula, tensors, scalars)
+                for member, part in zip(
+                    batch.members, self._split(batch, measured_values), strict=True
+                ):
                     values[member].append(part.reshape(-1))
         flat = leaves_by_tensor([part for parts in values for part in parts])
         counts = [len(leaves) for leaves in flat]
@@ -248,7 +250,11 @@ class TorchPart:
     def max_abs(self) -> Float64:
         """See `StepPlan`."""
         largest = np.zeros(len(self._request.variables))
-        grads = {k: self._gradient(k) for k in range(len(largest)) if self._gradient(k).numel()}
+        grads = {
+            index: self._gradient(index)
+            for index in range(len(largest))
+            if self._gradient(index).numel()
+        }
         if grads:
             norms = torch._foreach_norm(list(grads.values()), torch.inf)  # pyright: ignore
             largest[list(grads)] = to_host(torch.stack([widened(norm) for norm in norms]))
@@ -270,25 +276,25 @@ class TorchPart:
         tensors = [self._before(batch, scalars), *self._slots(batch)]
         graph = trace_formula(rule.update)
         results = torch_evaluate(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
-        changed = [
+        changed_indices = [
             index
             for index in range(len(tensors))
             if not graph.passes_through(index, index + (index > 0))
             or (rule.before is not None and not index)
         ]
         calls: list[Call] = []
-        stored: dict[int, Tensor] = {}
-        for index in changed:
+        stored_values: dict[int, Tensor] = {}
+        for index in changed_indices:
             result = results[index]
             if graph.results[index].op in _ALIASING:
                 result = result.clone()
-            stored[index] = self._stored(batch, index, result, scalars)
+            stored_values[index] = self._stored(batch, index, result, scalars)
             columns_of = [request.variables, *zip(*request.slots, strict=True)][index]
             targets = [columns_of[member] for member in batch.members]
-            calls.append(self._copy_call(batch, index, targets, stored[index]))
+            calls.append(self._copy_call(batch, index, targets, stored_values[index]))
         copies = [request.copies[member] for member in batch.members] if request.copies else [None]
-        if copies[0] is not None and (0 in stored or not request.from_copies):
-            values = saturated(stored.get(0, self._starts(batch)), copies[0].dtype)
+        if copies[0] is not None and (0 in stored_values or not request.from_copies):
+            values = saturated(stored_values.get(0, self._starts(batch)), copies[0].dtype)
             calls.append(self._copy_call(batch, 0, cast("list[Tensor]", copies), values))
         return calls
 
@@ -297,10 +303,10 @@ class TorchPart:
         start, kind, rule = self._starts(batch), self._kind(batch), self._rule
         if rule.before is None:
             return start.to(kind)
-        moved = torch_transform((rule.before,), start.to(kind), scalars)
+        moved_values = torch_transform((rule.before,), start.to(kind), scalars)
         # With stochastic rounding it stays float32: rounded to the nearest, it could vanish.
         draws = self._place(batch.members[0])[0] is not None
-        return moved if draws else moved.to(start.dtype).to(kind)
+        return moved_values if draws else moved_values.to(start.dtype).to(kind)
 
     def _place(self, member: int) -> tuple[int | None, Any]:
         """Return the number of the random stream of a member, and the positions of its elements."""
@@ -333,13 +339,13 @@ class TorchPart:
             from thalweg._engines.philox import draw_bits
         step, low, high = (int(scalars[name]) for name in SCALARS)
         variables = self._request.variables
-        drawn = [
+        element_draws = [
             (cast("int", number), origin, variables[member].numel())
             for member in batch.members
             for number, origin in [self._place(member)]
         ]
         first = variables[batch.members[0]]
-        bits = draw_bits(drawn, step, stream, (low, high), first.device)
+        bits = draw_bits(element_draws, step, stream, (low, high), first.device)
         if len(batch.members) > 1:
             return bits
         return layout.from_memory_order(bits, first).reshape(-1)
@@ -418,7 +424,7 @@ def _key_of(request: StepRequest, member: int) -> tuple[Any, ...]:
     var = request.variables[member]
     number = request.places[member][0] if request.places else None
     blocks = [codec.block for codec in _codecs_of(request, member) if codec is not None]
-    is_alone = (
+    has_own_batch = (
         isinstance(request.gradients[member], IndexedSlices)
         or any(var.numel() % block for block in blocks)
         or (number is not None and not var.is_contiguous())
@@ -427,11 +433,11 @@ def _key_of(request: StepRequest, member: int) -> tuple[Any, ...]:
     dtypes = [dtype for dtype, _, _ in _kind_of(request, member)]
     has_copy = bool(request.copies) and request.copies[member] is not None
     shape = var.shape if request.vectors else None
-    return (*dtypes, has_copy, number is None, shape, member if is_alone else None)
+    return (*dtypes, has_copy, number is None, shape, member if has_own_batch else None)
 
 
-def _are_same(left: Sequence[object], right: Sequence[object]) -> bool:
-    return len(left) == len(right) and all(map(is_, left, right))
+def _are_same(objects: Sequence[object], other_objects: Sequence[object]) -> bool:
+    return len(objects) == len(other_objects) and all(map(is_, objects, other_objects))
 
 
 def values_of_measure(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:

@@ -82,8 +82,8 @@ class TorchRows(TorchPart):
         rows, places = cast(Any, torch).unique(indices, return_inverse=True)
         blocks = [tensor[rows].to(kind) for tensor in tensors]
         if rule.before is not None:
-            moved = torch_transform((rule.before,), blocks[0], scalars)
-            blocks[0] = moved.to(var.dtype).to(kind)
+            moved_rows = torch_transform((rule.before,), blocks[0], scalars)
+            blocks[0] = moved_rows.to(var.dtype).to(kind)
         formula = formula_of_rows(rule, var)
         if rule.duplicates == "sum":
             sums = torch.zeros_like(blocks[0]).index_add_(0, places, values)
@@ -91,20 +91,20 @@ class TorchRows(TorchPart):
             blocks = self._evaluate_rows(formula, inputs, scalars)
         else:
             for wave in _waves(places, len(rows)):
-                chosen = places[wave]
-                inputs = [block[chosen] for block in blocks]
+                wave_places = places[wave]
+                inputs = [block[wave_places] for block in blocks]
                 inputs.insert(1, values[wave])
-                for block, result in zip(
+                for block, new_rows in zip(
                     blocks, self._evaluate_rows(formula, inputs, scalars), strict=True
                 ):
-                    block.index_copy_(0, chosen, result)
+                    block.index_copy_(0, wave_places, new_rows)
         calls = self._row_calls(formula, 1, rows, blocks)
         if rule.update_untouched is not None:
             mask = torch.ones(len(var), dtype=torch.bool, device=rows.device)
-            rest = mask.index_fill_(0, rows, value=False).nonzero().view(-1)
-            inputs = [tensor[rest].to(kind) for tensor in tensors]
+            untouched_rows = mask.index_fill_(0, rows, value=False).nonzero().view(-1)
+            inputs = [tensor[untouched_rows].to(kind) for tensor in tensors]
             blocks = self._evaluate_rows(rule.update_untouched, inputs, scalars)
-            calls += self._row_calls(rule.update_untouched, 0, rest, blocks)
+            calls += self._row_calls(rule.update_untouched, 0, untouched_rows, blocks)
         return calls
 
     def _evaluate_rows(
@@ -121,16 +121,18 @@ class TorchRows(TorchPart):
         """Return calls that copy new rows into the tensors that a formula changes."""
         request, graph = self._request, trace_formula(formula)
         tensors = [request.variables[0], *request.slots[0]]
-        is_moved = self._rule.before is not None and grad_count > 0
-        changed = [
+        moves_variable = self._rule.before is not None and grad_count > 0
+        changed_indices = [
             index
             for index in range(len(tensors))
             if not graph.passes_through(index, index + (grad_count if index else 0))
-            or (is_moved and not index)
+            or (moves_variable and not index)
         ]
-        pairs = [(tensors[index], blocks[index].to(tensors[index].dtype)) for index in changed]
+        pairs = [
+            (tensors[index], blocks[index].to(tensors[index].dtype)) for index in changed_indices
+        ]
         copy = request.copies[0] if request.copies else None
-        if copy is not None and (0 in changed or not request.from_copies):
+        if copy is not None and (0 in changed_indices or not request.from_copies):
             pairs.append((copy, saturated(blocks[0], copy.dtype)))
         return [partial(tensor.detach().index_copy_, 0, rows, block) for tensor, block in pairs]
 
@@ -142,8 +144,8 @@ def _waves(places: Tensor, count: int) -> Iterator[Tensor]:
     counts = torch.zeros(count, dtype=places.dtype, device=places.device).index_add_(
         0, places, ones
     )
-    begins = (counts.cumsum(0) - counts)[places[order]]
+    group_starts = (counts.cumsum(0) - counts)[places[order]]
     ranks = torch.empty_like(places)
-    ranks[order] = torch.arange(len(places), dtype=torch.int64, device=places.device) - begins
+    ranks[order] = torch.arange(len(places), dtype=torch.int64, device=places.device) - group_starts
     for rank in range(int(counts.max()) if count else 0):
         yield (ranks == rank).nonzero().view(-1)

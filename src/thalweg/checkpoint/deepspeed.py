@@ -92,16 +92,16 @@ def read_zero(folder: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
     """
     files = _read_files(folder, load_file)
     groups = _groups(files)
-    joined = _joined_flat if files.stage < 3 else _joined_parts
-    masters = joined(files, _masters(files), "masters")
+    join = _joined_flat if files.stage < 3 else _joined_parts
+    masters = join(files, _masters(files), "masters")
     states: dict[int, dict[str, Any]] = {}
     params = [(name, shape) for shapes in files.shapes for name, shape in shapes.items()]
     for number, (name, _) in enumerate(params):
         states[number] = {"master": masters[name]} if name in masters else {}
     for slot in _slot_names(files):
         rows = [_rows(files, rank, slot) for rank in range(len(files.ranks))]
-        for number, value in enumerate(joined(files, rows, slot).values()):
-            states[number][slot] = value
+        for number, tensor in enumerate(join(files, rows, slot).values()):
+            states[number][slot] = tensor
     for number, step in enumerate(_steps(files)):
         states[number]["step"] = step
     return {"state": states, "param_groups": groups}
@@ -144,12 +144,12 @@ def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
 
 def _item(contents: object, name: str, kind: type) -> Any:
     """Return an entry of a file's dict."""
-    value = contents.get(name) if isinstance(contents, Mapping) else None
-    if not isinstance(value, kind):
+    entry = contents.get(name) if isinstance(contents, Mapping) else None
+    if not isinstance(entry, kind):
         raise InvalidArgumentError(
-            f"{name!r} of a file of DeepSpeed is {show_value(value)}, not a {kind.__name__}."
+            f"{name!r} of a file of DeepSpeed is {show_value(entry)}, not a {kind.__name__}."
         )
-    return value
+    return entry
 
 
 def _checked_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
@@ -187,7 +187,7 @@ def _groups(files: ZeroFiles) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = []
     first = 0
     for saved_group, shapes in zip(saved_groups, files.shapes, strict=True):
-        options = {name: value for name, value in saved_group.items() if name != "params"}
+        options = {name: option for name, option in saved_group.items() if name != "params"}
         numbers = [*range(first, first := first + len(shapes))]
         options |= {"zero_stage": files.stage, "params": numbers, "param_names": [*shapes]}
         groups.append({**options, "max_grad_norm": files.clip})
@@ -210,7 +210,7 @@ def _slot_names(files: ZeroFiles) -> list[str]:
     first = next(iter(states.values()), {}) if isinstance(states, Mapping) else {}
     if not isinstance(first, Mapping):
         raise files.fail(f"the state of a group is {show_value(first)}, not a dict")
-    return [name for name, value in first.items() if isinstance(value, Tensor) and value.dim()]
+    return [name for name, entry in first.items() if isinstance(entry, Tensor) and entry.dim()]
 
 
 def _rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
@@ -234,8 +234,10 @@ def _steps(files: ZeroFiles) -> list[Any]:
     groups = files.base(0)["param_groups"]
     steps: list[Any] = []
     for place, shapes in enumerate(files.shapes):
-        value = values[place] if files.stage < 3 and place < len(values) else (values or [None])[0]
-        steps += [groups[place].get("step") if value is None else value] * len(shapes)
+        step_count = (
+            values[place] if files.stage < 3 and place < len(values) else (values or [None])[0]
+        )
+        steps += [groups[place].get("step") if step_count is None else step_count] * len(shapes)
     if any(step is None for step in steps):
         raise files.fail("no step count is there, neither of groups nor of parameters")
     return steps
@@ -251,13 +253,13 @@ def _joined_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) ->
         row = torch.cat([rows[place] for rows in ranks])
         first = 0
         for name, shape in shapes.items():
-            last = first + prod(shape)
-            if last > row.numel():
+            end = first + prod(shape)
+            if end > row.numel():
                 raise files.fail(
                     f"{title} of group {place} have {row.numel()} numbers, too few for {name!r}"
                 )
-            values[name] = row[first:last].view(shape).clone()
-            first = last
+            values[name] = row[first:end].view(shape).clone()
+            first = end
     return values
 
 
@@ -273,7 +275,7 @@ def _joined_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -
             size = -(-count // len(rows))
             if first + size > min(row.numel() for row in rows):
                 raise files.fail(f"{title} have too few numbers for {name!r}")
-            whole = torch.cat([row[first : first + size] for row in rows])
-            values[name] = whole[:count].view(shape)
+            full_row = torch.cat([row[first : first + size] for row in rows])
+            values[name] = full_row[:count].view(shape)
             first += size
     return values

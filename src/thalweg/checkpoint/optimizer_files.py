@@ -106,11 +106,11 @@ def read_state(path: str | PathLike[str]) -> dict[str, Any]:
         is_safetensors = file.read(9)[8:] == b"{"
     contents = restore(Path(path)).extra if is_safetensors else load_file(path)
     for name in (None, *_NESTED):
-        value = contents if name is None else _item(contents, name)
-        if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
-            (value,) = cast("list[Any]", value)
-        if isinstance(value, Mapping) and {"state", "param_groups"} <= value.keys():
-            return dict(cast("Mapping[str, Any]", value))
+        candidate = contents if name is None else _item(contents, name)
+        if isinstance(candidate, list) and len(cast("list[Any]", candidate)) == 1:
+            (candidate,) = cast("list[Any]", candidate)
+        if isinstance(candidate, Mapping) and {"state", "param_groups"} <= candidate.keys():
+            return dict(cast("Mapping[str, Any]", candidate))
     names = ", ".join(map(repr, _NESTED))
     raise InvalidArgumentError(
         f"{fspath(path)} holds no state dict of an optimizer: a dict with 'state' and"

@@ -38,7 +38,7 @@ def is_package_file(path: str | PathLike[str]) -> bool:
 
 def convert_file(
     path: str | PathLike[str],
-    out: str | PathLike[str],
+    target_path: str | PathLike[str],
     optimizer: str | None = None,
     allow_loss: bool = False,
     **arguments: Any,
@@ -49,7 +49,7 @@ def convert_file(
 
     Args:
         path: A file of `torch.save`, or a folder of DeepSpeed.
-        out: The file, in the format of `save`.
+        target_path: The file, in the format of `save`.
         optimizer: Optional. The name of the class of `thalweg.optim`.
         allow_loss: Whether parts without a counterpart are left out; otherwise they raise.
         arguments: Arguments of the class.
@@ -65,8 +65,8 @@ def convert_file(
     groups = state["param_groups"]
     packages = recognize(state, [optimizer or ""] * len(groups))
     if packages is None:
-        known = ", ".join(dict.fromkeys(package.name for package in PACKAGES))
-        raise InvalidArgumentError(f"{fspath(path)}: the state is of none of {known}.")
+        package_names = ", ".join(dict.fromkeys(package.name for package in PACKAGES))
+        raise InvalidArgumentError(f"{fspath(path)}: the state is of none of {package_names}.")
     if any(group.get("train_mode") is False for group in groups):
         raise InvalidArgumentError(
             f"{fspath(path)} was saved in eval mode, in which parameters are averages: use"
@@ -78,7 +78,7 @@ def convert_file(
     if conversion is None:
         raise InvalidArgumentError(f"{fspath(path)}: the state is not converted.")
     target.load_state_dict(conversion.state)
-    save(Path(out), extra={"optimizer": target.state_dict()})
+    save(Path(target_path), extra={"optimizer": target.state_dict()})
     return [line for report in conversion.reports for line in report.lines()]
 
 
@@ -111,7 +111,7 @@ def _shape_of(entries: object) -> tuple[int, ...]:
     outer: Mapping[str, Any] = cast("Mapping[str, Any]", entries) if has_entries else {}
     for values in (outer, *outer.values()):
         for name in _SHAPED if isinstance(values, Mapping) else ():
-            value: Any = values.get(name)
-            if isinstance(value, Tensor):
-                return tuple(value.shape)
+            tensor: Any = values.get(name)
+            if isinstance(tensor, Tensor):
+                return tuple(tensor.shape)
     return (0,)

@@ -36,5 +36,5 @@ class Warned(NamedTuple):
 
     def __str__(self) -> str:
         number = "" if math.isnan(self.number) else f" {self.number:.3g}"
-        usual = "" if math.isnan(self.usual) else f", usually {self.usual:.3g}"
-        return f"step {self.step:,}: {self.title}: {self.what}{number}{usual}"
+        usual_text = "" if math.isnan(self.usual) else f", usually {self.usual:.3g}"
+        return f"step {self.step:,}: {self.title}: {self.what}{number}{usual_text}"

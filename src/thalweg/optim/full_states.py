@@ -41,11 +41,21 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
             if not is_on_mesh(param) or not isinstance(entries, Mapping):
                 continue
             slots = _slots_of(optimizer, group, param)
-            full = {n: x for n, x in entries.items() if n in slots and _is_full(x)}
+            full = {
+                slot_name: entry
+                for slot_name, entry in entries.items()
+                if slot_name in slots and _is_full(entry)
+            }
             if full and not _are_known(param):
                 problems.append(_unknown(param, title))
                 continue
-            states[key] = {**entries, **{n: _cut(x, param, slots[n]) for n, x in full.items()}}
+            states[key] = {
+                **entries,
+                **{
+                    slot_name: _cut(entry, param, slots[slot_name])
+                    for slot_name, entry in full.items()
+                },
+            }
     if problems:
         raise mismatch(problems, type(optimizer).__name__)
     return {**saved_state, "state": states}
@@ -91,13 +101,13 @@ def _cut(full: Tensor, param: Any, slot: Slot) -> Tensor:
         return _part_of(full, param, likeness_of(codec, param))
     if slot.storage and full.dtype == torch.uint8:
         # Meshes do not encode rows that are not whole blocks.
-        whole_codec, like = (
+        whole_codec, template = (
             CODECS[slot.storage],
             torch.empty(param.shape, dtype=torch.float32, device="cpu"),
         )
         if full.numel() != whole_codec.bytes_of(param.numel()):
             return full
-        full = decode_tensor(whole_codec, full.cpu().reshape(-1), like)
+        full = decode_tensor(whole_codec, full.cpu().reshape(-1), template)
     return _part_of(full, param, param)
 
 

@@ -174,7 +174,7 @@ class StepCache:
         self.changes = SetChanges()
         self.diagnosing: Diagnosing | None = None
         self.watch: StepWatch | None = None  # set in a measured step
-        self.judged: JudgedSteps | None = None  # if the option `spikes` judges steps
+        self.judged_steps: JudgedSteps | None = None  # if the option `spikes` judges steps
         # Ranks that exchange messages in the present step, and in the last such step.
         self.team: MatrixProcessGroup | None = None
         self.known_team: MatrixProcessGroup | None = None
@@ -561,12 +561,12 @@ class FusedOptimizer(GradScalerMixin):
             with importing:
                 from thalweg.optim.diagnostics.measuring import diagnose
             diagnose(self, diagnostics, is_copy)
-        if self.step_options.judges and self.step_cache.judged is None:
+        if self.step_options.judges and self.step_cache.judged_steps is None:
             with importing:
                 from thalweg.optim.judged_steps import JudgedSteps
-            self.step_cache.judged = JudgedSteps(self)
+            self.step_cache.judged_steps = JudgedSteps(self)
             spikes: Any = self.step_options.of(SpikeActions).spikes
-            spikes.judge.attach_to(self.step_cache.judged)
+            spikes.judge.attach_to(self.step_cache.judged_steps)
 
     def record_format(self, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
         """Write the entries that describe the form of a state to its groups and parameters."""

@@ -297,11 +297,11 @@ class FusedTorchOptimizer(FusedOptimizer):
         outcome = self._write(steps, update_pairs, make_transforms)
         if outcome is None:
             return self._step_of_torch()
-        errors, was_rebound, is_taken = outcome
-        for substep in steps if is_taken else ():
+        errors, was_rebound, takes_step = outcome
+        for substep in steps if takes_step else ():
             substep.hooks.settle()
         raise_first(errors)
-        if is_taken and single_param is None:
+        if takes_step and single_param is None:
             self._note_taken(steps, was_rebound)
         return None
 
@@ -364,7 +364,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """
         batch = WriteBatch() if len(steps) > 1 else None
         errors: list[BaseException] = []
-        was_rebound = is_taken = True
+        was_rebound = takes_step = True
         try:
             for substep, (pairs, copies) in zip(steps, update_pairs, strict=True):
                 hooks, plans = substep.hooks, substep.part.plans
@@ -381,14 +381,14 @@ class FusedTorchOptimizer(FusedOptimizer):
                         return None
                     outcome = run_step(hooks, plans, pairs, transforms, copies, may_rebind=False)
                 errors += outcome.errors
-                is_taken = outcome.taken is not False
+                takes_step = outcome.taken is not False
             if batch is not None:
                 shared = (substep.hooks.sharing for substep in steps)
                 if (sharing := next(filter(None, shared), None)) is not None:
                     sharing.begin_writing()
                 with writable():
                     errors += batch.write_all()
-            return errors, was_rebound, is_taken
+            return errors, was_rebound, takes_step
         finally:
             if batch is not None:
                 batch.release_gradients()

@@ -45,9 +45,9 @@ class JudgedSteps:
         them.
         """
         optimizer = self._optimizer
-        params = [(p, _copied(p)) for p in params_of(optimizer.param_groups)]
+        params = [(param, _copied(param)) for param in params_of(optimizer.param_groups)]
         states = [
-            (param, {name: _copied(x) for name, x in entries.items() if name != SUM})
+            (param, {name: _copied(entry) for name, entry in entries.items() if name != SUM})
             for param, entries in states_of(optimizer.state)
         ]
         return partial(self._restoring, params, states)
@@ -69,8 +69,8 @@ class JudgedSteps:
                 continue
             for name in live_entries.keys() - former.keys() - {SUM}:
                 calls.append(partial(live_entries.pop, name, None))
-            for name, value in former.items():
-                calls.append(_restoring_entry(live_entries, name, value))
+            for name, entry in former.items():
+                calls.append(_restoring_entry(live_entries, name, entry))
         return calls
 
     def leave_out(self, reason: str) -> list[Call]:

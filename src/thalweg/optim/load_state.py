@@ -75,8 +75,8 @@ def load(
     loading, lacking = plan(optimizer, loaded_state)
     if conversion is not None:
         notes = [*conversion.notes(), *notes]
-        moved = [(entry_of(name, param), value) for name, param, value in conversion.values]
-        loading = replace(loading, pairs=[*loading.pairs, *moved])
+        param_pairs = [(entry_of(name, param), tensor) for name, param, tensor in conversion.values]
+        loading = replace(loading, pairs=[*loading.pairs, *param_pairs])
     warn_of(optimizer, lacking, notes)
     judge = getattr(optimizer.step_options.of(SpikeActions).spikes, "judge", None)
     # Copies of another state are of no use.

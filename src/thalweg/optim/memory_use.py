@@ -150,13 +150,13 @@ def memory(
         optimizer, step_options = _copy_on_meta(params, twins), params.step_options
         return _use_of(optimizer, step_options, twins.originals, twins)
     kind = _kind_of(params, rule)
-    applied = {name: value for name, value in options.items() if name not in _EXCLUDED}
+    class_options = {name: option for name, option in options.items() if name not in _EXCLUDED}
     weights: Sequence[Tensor] = ()
     if isinstance(params, nn.Module):
         weights = list(params.parameters())
         params = [param for param in weights if param.requires_grad]
     optimizer = kind(
-        [twins.of(candidate) for candidate in cast("Iterable[Any]", params)], **applied
+        [twins.of(candidate) for candidate in cast("Iterable[Any]", params)], **class_options
     )
     excluded = {name: options[name] for name in _EXCLUDED if name in options}
     step_options = StepOptions(**{**optimizer.step_options.on, **excluded})
@@ -218,10 +218,12 @@ def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
     cls: Any = type(optimizer)
     copy = cls.__new__(cls)
     cache = copy.step_cache
-    applied = {k: x for k, x in optimizer.step_options.on.items() if k not in _EXCLUDED}
+    class_options = {
+        name: option for name, option in optimizer.step_options.on.items() if name not in _EXCLUDED
+    }
     groups = [twins.of(group) for group in optimizer.param_groups]
     vars(copy).update(vars(optimizer), step_cache=cache, param_groups=groups)
-    vars(copy).update(state=defaultdict(dict), step_options=StepOptions(**applied))
+    vars(copy).update(state=defaultdict(dict), step_options=StepOptions(**class_options))
     return copy
 
 
@@ -269,17 +271,22 @@ def _use_of(
         counts["gradients", dtype, device] += size * dtype.itemsize * param.requires_grad
         if has_sums and param.requires_grad:
             entries[SUM, sum_dtype, device] += size * sum_dtype.itemsize
-        is_away = options.of(Offload).state_device is not None and device != "cpu"
+        is_offloaded = options.of(Offload).state_device is not None and device != "cpu"
         for name, entry in state.get(twin, {}).items():
             if isinstance(entry, Tensor):
-                is_here = entry.is_meta and not is_away
-                entries[name, entry.dtype, device if is_here else "cpu"] += local(entry).nbytes
-        if is_away and param.requires_grad:  # a step copies gradients to the CPU, and weights back
+                is_on_device = entry.is_meta and not is_offloaded
+                entries[name, entry.dtype, device if is_on_device else "cpu"] += local(entry).nbytes
+        if (
+            is_offloaded and param.requires_grad
+        ):  # a step copies gradients to the CPU, and weights back
             counts["weights", dtype, "cpu"] += size * dtype.itemsize
             counts["gradients", sum_dtype, "cpu"] += size * sum_dtype.itemsize
-    ordered = [*counts.items(), *sorted(entries.items(), key=lambda item: (item[0][0], str(item)))]
-    rows = tuple(MemoryRow(*key, nbytes) for key, nbytes in ordered)
-    named = ", ".join(f"{name}={show_value(value)}" for name, value in options.on.items())
-    title = f"{type(optimizer).__name__}({named})"
+    sorted_counts = [
+        *counts.items(),
+        *sorted(entries.items(), key=lambda item: (item[0][0], str(item))),
+    ]
+    rows = tuple(MemoryRow(*key, nbytes) for key, nbytes in sorted_counts)
+    option_text = ", ".join(f"{name}={show_value(value)}" for name, value in options.on.items())
+    title = f"{type(optimizer).__name__}({option_text})"
     parameters = sum(local(param).numel() for param in weights)
     return MemoryUse(title, parameters, rows, any_on_mesh(weights))

@@ -393,10 +393,10 @@ class ReplayedStep:
         """
         snapshot, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
         try:
-            prepared = self._prepare(optimizer, step_count, pairs, beyond_range)
-            if prepared is None:
+            prepared_step = self._prepare(optimizer, step_count, pairs, beyond_range)
+            if prepared_step is None:
                 return None
-            column_updates, judge_calls = prepared
+            column_updates, judge_calls = prepared_step
             numbers = chain.from_iterable(map(_with_present, column_updates))
             for k, (value, current) in enumerate(numbers):
                 snapshot.set_column(k, value, current)
@@ -434,9 +434,9 @@ class ReplayedStep:
                 arguments = self.snapshot, step_count, pairs, beyond_range
                 if self._gradients.measure(transforms, *arguments):
                     return None
-                if (judged := self._judge(self._gradients, step_count)) is None:
+                if (judgement := self._judge(self._gradients, step_count)) is None:
                     return None
-                of_gradients, judge_calls = judged
+                of_gradients, judge_calls = judgement
         if self._in_call is not None:
             self._set_shared(of_gradients)
             return [], judge_calls

@@ -41,11 +41,11 @@ def separate_slots(optimizer: Any, step_options: Any) -> None:
     _copy_overlapping(sorted(spans, key=lambda span: span[:3]))
 
 
-def _copy_overlapping(spans: list[Span]) -> None:
+def _copy_overlapping(sorted_spans: list[Span]) -> None:
     """Copy all slots in runs of overlapping spans, which are sorted."""
     run: list[Span] = []
     reach = 0
-    for span in (*spans, ("", 0, 0, None, "")):
+    for span in (*sorted_spans, ("", 0, 0, None, "")):
         if run and span[0] == run[0][0] and span[1] < reach:
             run.append(span)
             reach = max(reach, span[2])

@@ -157,7 +157,7 @@ def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
 
 
 def of_options(
-    group: Group, option_names: Iterable[str], flags: Iterable[str], place: int, betas: int = 2
+    group: Group, option_names: Iterable[str], flags: Iterable[str], place: int, beta_count: int = 2
 ) -> list[str]:
     """Return descriptions of the options of a group with which a step cannot be taken.
 
@@ -166,7 +166,7 @@ def of_options(
         option_names: The options that a step reads.
         flags: The options that are read as true or false.
         place: The index of the group.
-        betas: The number of betas that the rule has.
+        beta_count: The number of betas that the rule has.
     """
     problems: list[str] = []
     for name in option_names:
@@ -176,7 +176,7 @@ def of_options(
         elif name in flags or name == "rule":  # which is compared apart
             continue
         elif name in PAIRS:
-            count = betas if name == "betas" else 2
+            count = beta_count if name == "betas" else 2
             if not are_numbers(group[name], count):
                 kind = "no pair of numbers" if count == 2 else "not three numbers"
                 problems.append(f"{title} is {told(group[name])}, {kind}")

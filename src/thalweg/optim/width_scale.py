@@ -55,17 +55,17 @@ class BaseWidths:
         pair = width_scale if isinstance(width_scale, tuple) else (width_scale,)
         if len(pair) not in (1, 2):
             raise _type_error(width_scale)
-        shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        shapes = {name: tuple(param.shape) for name, param in module.named_parameters()}
         base = _shapes_of(pair[0], shapes)
         references = shapes if len(pair) == 1 else _shapes_of(pair[1], shapes)
         # A file of mup marks dimensions that are not widths by None, all others are widths.
-        is_marked = any(None in shape for shape in base.values())
+        marks_dims = any(None in shape for shape in base.values())
         self._ratios: dict[str, tuple[float | None, ...]] = {}
         self._base: dict[str, tuple[int, ...]] = {}
         for name, shape in shapes.items():
             dims = list(zip(base[name], references[name], shape, strict=True))
             self._ratios[name] = tuple(
-                size / width if width is not None and (is_marked or width != reference) else None
+                size / width if width is not None and (marks_dims or width != reference) else None
                 for width, reference, size in dims
             )
             for (width, _, size), ratio in zip(dims, self._ratios[name], strict=True):
@@ -141,19 +141,21 @@ class BaseWidths:
                 " layout=, or give heads= a number."
             )
         matrix, base_matrix = ((sizes[0] // heads, math.prod(sizes[1:])) for sizes in (shape, base))
-        up = (matrix[0] * base_matrix[1] / (matrix[1] * base_matrix[0])) ** 0.5
+        up_factor = (matrix[0] * base_matrix[1] / (matrix[1] * base_matrix[0])) ** 0.5
         adjust = options.get("adjust_lr_fn")
         if options["rule"] == "AdaMuon" or options.get("update_scale") == "match_rms":
             adjust = "match_rms_adamw"
         with importing:
             from thalweg.rules.modern.newton_schulz import scale_of
-        return WidthFactor(up, scale_of(adjust, *matrix) / scale_of(adjust, *base_matrix))
+        return WidthFactor(up_factor, scale_of(adjust, *matrix) / scale_of(adjust, *base_matrix))
 
 
 def _shapes_of(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
     """Return the shapes of a base by name, checked beside those of the module."""
     if isinstance(shapes, Module):
-        by_name: Mapping[str, Any] = {name: p.shape for name, p in shapes.named_parameters()}
+        by_name: Mapping[str, Any] = {
+            name: param.shape for name, param in shapes.named_parameters()
+        }
     elif isinstance(shapes, Mapping):
         by_name = cast("Mapping[str, Any]", shapes)
     else:

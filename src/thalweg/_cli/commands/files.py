@@ -209,7 +209,7 @@ def convert(
         raise click.ClickException(f"{existing[0]} is there: give another OUT, or --force.")
     cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
     arguments: dict[str, Any] = dict(map(_parse_number, numbers))
-    left_out: Sequence[str] = ()
+    omitted_names: Sequence[str] = ()
     report: list[str] = []
     try:
         if is_package_file(path):
@@ -218,24 +218,24 @@ def convert(
         else:
             arguments |= {"optimizer": cls, "which": which}
             with _watch_progress(path) as progress:
-                left_out = converted(path, out, rules, to, progress=progress, **arguments)
+                omitted_names = converted(path, out, rules, to, progress=progress, **arguments)
     except ThalwegError as error:
         raise click.ClickException(_with_options(str(error))) from error
-    _print_converted(list_file(out), left_out, report, as_json)
+    _print_converted(list_file(out), omitted_names, report, as_json)
 
 
 def _print_converted(
-    listing: Listing, left_out: Sequence[str], report: Sequence[str], as_json: bool
+    listing: Listing, omitted_names: Sequence[str], report: Sequence[str], as_json: bool
 ) -> None:
     """Print the results of `convert`."""
     if as_json:
-        outcome = {"left_out": list(left_out), "report": list(report)}
+        outcome = {"left_out": list(omitted_names), "report": list(report)}
         click.echo(json.dumps({**_as_json(listing), **outcome}, indent=2))
         return
     lines = [
         *report,
         f"{listing.path}: {len(listing.tensors)} tensors, {_format_size(listing.bytes)}",
-        *(f"left out: {name!r}" for name in left_out),
+        *(f"left out: {name!r}" for name in omitted_names),
     ]
     click.echo("\n".join(map(escape_text, lines)))
 

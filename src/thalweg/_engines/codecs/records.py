@@ -48,12 +48,12 @@ def encode_numbers(codec: Codec, numbers: Tensor, dithers: Tensor | None = None)
         dithers: The dither of each number, from `dithers_of`; None for the nearest codes.
     """
     blocks = _in_blocks(codec, numbers)
-    prepared = _evaluate(codec.prepare, blocks)
+    prepared_numbers = _evaluate(codec.prepare, blocks)
     # Compared as integers: denormals are not flushed to zero, and NaN is the largest.
-    peaks = (prepared.view(torch.int32) & 0x7FFFFFFF).amax(1, keepdim=True)
+    peaks = (prepared_numbers.view(torch.int32) & 0x7FFFFFFF).amax(1, keepdim=True)
     has_scale = (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
     scales = torch.where(has_scale, peaks, _ONE_BITS).view(torch.float32)
-    scaled_numbers = torch.where(has_scale, prepared, 0)
+    scaled_numbers = torch.where(has_scale, prepared_numbers, 0)
     codes = _evaluate(codec.encode, scaled_numbers, scales)
     unusual = torch.where(peaks > LARGEST_PEAK, NAN, 0)
     scale_bits = torch.where(has_scale, peaks, unusual).to(torch.int32)

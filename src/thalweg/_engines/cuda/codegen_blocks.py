@@ -71,7 +71,7 @@ _ENCODED = "{encode}(usual(prepared{stream}, peak{stream}), scale_of(peak{stream
 _OWN_ENCODED = "encode_{name}(prepared{stream}, peak{stream})"
 
 # Codecs with functions in `blockwise_functions` in place of their formulas.
-_OWN = {"encode": ("linear8", "root8", "softsign8"), "decode": ("root8", "softsign8")}
+_CODEC_FUNCTIONS = {"encode": ("linear8", "root8", "softsign8"), "decode": ("root8", "softsign8")}
 
 Coded = Mapping[int, Codec]  # by stream
 
@@ -134,14 +134,14 @@ class _Element(Element):
         self._lower = next((k for k, codec in codecs.items() if codec.is_beside), None)
         self._random_streams = random_streams
         # With random bits each thread updates the elements of one Philox call.
-        plain = [name for k, name in enumerate(update.storage) if k not in codecs]
-        self.block = THREADS * (GROUP if random_streams else share_of(plain))
+        plain_storage = [name for k, name in enumerate(update.storage) if k not in codecs]
+        self.block = THREADS * (GROUP if random_streams else share_of(plain_storage))
         super().__init__(update, writer)
         records = [f"{kind}{stream}" for stream in self._coded for kind in "wc"]
         self.arguments = [*records, *self.arguments]
         blocks = {codec.block: codec for codec in self._coded.values()}
         self._blocks, self._row = list(blocks.values()), min(blocks, default=1)
-        self._prepared = self._prepare_results()
+        self._prepared_nodes = self._prepare_results()
         self.extra_parameters = ["begin", "origin"] if self._coded else []
         self.extra_parameters += (
             ["number", "position", "WHOLE: tl.constexpr"] if random_streams else []
@@ -202,13 +202,15 @@ class _Element(Element):
         """
         formula = self.update.formula
         return {
-            stream: trace_formula(self._coded[stream].prepare).apply([formula.results[result]])[0]
-            for result, stream in self.update.written_results()
-            if stream in self._coded and (formula.is_rounded(result) or not self.writer.flush)
+            stream: trace_formula(self._coded[stream].prepare).apply(
+                [formula.results[result_index]]
+            )[0]
+            for result_index, stream in self.update.written_results()
+            if stream in self._coded and (formula.is_rounded(result_index) or not self.writer.flush)
         }
 
     def more_results(self) -> list[Node]:
-        return list(self._prepared.values())
+        return list(self._prepared_nodes.values())
 
     def update_element(self) -> list[str]:
         lines: list[str] = []
@@ -249,11 +251,11 @@ class _Element(Element):
         codec, lines = self._coded.get(stream), list[str]()
         if codec is not None:
             fields: dict[str, Any] = {"stream": stream, "parts": codec.block // self._row}
-            encoded = _OWN_ENCODED if codec.name in _OWN["encode"] else _ENCODED
+            encoded = _OWN_ENCODED if codec.name in _CODEC_FUNCTIONS["encode"] else _ENCODED
             (encoded,) = _fill_template(encoded, codec, **fields)
             fields["prepared"] = f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"
-            if stream in self._prepared:
-                place = len(self.update.formula.results) + list(self._prepared).index(stream)
+            if stream in self._prepared_nodes:
+                place = len(self.update.formula.results) + list(self._prepared_nodes).index(stream)
                 fields["prepared"] = f"out{place}"
             return _fill_template(_WRITE, codec, encoded=encoded, **fields)
         # Bits are drawn just before the store, which keeps fewer registers busy.
@@ -283,7 +285,7 @@ def _fill_template(template: str, codec: Codec | None = None, **fields: object) 
     if codec is not None:
         fields |= {"name": codec.name} if "name" not in fields else {}
         fields |= {part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in _PARTS}
-        if codec.name in _OWN["decode"]:
+        if codec.name in _CODEC_FUNCTIONS["decode"]:
             fields["decode"] = f"decode_{codec.name}"
         fields["number"] = "code_of" if codec is ROOT8 else "number_of"
         fields |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}

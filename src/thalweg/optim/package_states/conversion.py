@@ -70,8 +70,8 @@ def recognize(saved_state: Mapping[str, Any], kinds: Sequence[str] = ()) -> list
         kind = kinds[place] if place < len(kinds) else ""
         fitting = [package for package in candidates if kind in package.into]
         packages.append((fitting or candidates or [None])[0])
-    found = [package for package in packages if package is not None]
-    return found if found and len(found) == len(packages) else None
+    known_packages = [package for package in packages if package is not None]
+    return known_packages if known_packages and len(known_packages) == len(packages) else None
 
 
 def _entry_names(saved_state: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -118,10 +118,14 @@ def convert_state(
         converted_groups.append({**options, "params": [key for _, key, _ in members]})
         _convert_members(optimizer, members, pair, package, conversion)
     conversion.state["param_groups"] = converted_groups
-    lost = [f"{n}, {why}" for report in conversion.reports for n, why in report.lost.items()]
-    if lost and not allow_loss:
+    lost_entries = [
+        f"{entry_name}, {reason}"
+        for report in conversion.reports
+        for entry_name, reason in report.lost.items()
+    ]
+    if lost_entries and not allow_loss:
         sentence = "Nothing was loaded; allow_loss=True leaves it out."
-        raise mismatch([f"the state has {problem}" for problem in lost], title, sentence)
+        raise mismatch([f"the state has {problem}" for problem in lost_entries], title, sentence)
     return conversion
 
 
@@ -162,12 +166,12 @@ def _note_neutral(
     optimizer: Any, name: str, value: object, package: Package, report: Report
 ) -> None:
     """Note the loss of an option without a counterpart, unless it has no effect."""
-    is_plain = isinstance(value, bool | int | float | str | None)
-    if is_plain and value == package.neutral[name]:
+    is_scalar = isinstance(value, bool | int | float | str | None)
+    if is_scalar and value == package.neutral[name]:
         return
     reason = f"which is {state_mismatch.told(value)}"
     if name == "max_grad_norm":
-        if is_plain and value == optimizer.step_options.of(Clipping).clip_grad_norm:
+        if is_scalar and value == optimizer.step_options.of(Clipping).clip_grad_norm:
             report.exact[name] = ""
             return
         reason += "; an optimizer with clip_grad_norm of this value has it"
@@ -209,7 +213,7 @@ def _matched(
     Muon's distributed classes sort parameters by size.
     """
     group, saved_group = pair
-    names, saved_names = (x.get("param_names") for x in pair)
+    names, saved_names = (member_group.get("param_names") for member_group in pair)
     if names and saved_names and sorted(names) == sorted(saved_names):
         return state_mismatch.matched(group, {**saved_group}, [])
     members = state_mismatch.members_of(group, saved_group)
@@ -217,7 +221,7 @@ def _matched(
         return members
     order = sorted(range(len(members)), key=lambda n: members[n][0].shape, reverse=True)
     keys = dict(zip(order, saved_group["params"], strict=True))
-    return [(param, keys[n], title) for n, (param, _, title) in enumerate(members)]
+    return [(param, keys[index], title) for index, (param, _, title) in enumerate(members)]
 
 
 def _fits(entries: Any, param: Tensor) -> bool:
@@ -230,26 +234,30 @@ def _converted_entries(optimizer: Any, member: Member, package: Package) -> dict
     """Return the state of a parameter as the optimizer keeps it."""
     rule: Rule = optimizer.rule_of(member.own_group)
     names = {*package.entries, *package.unread, *package.numbers.values(), *package.slots.values()}
-    converted = {name: value for name, value in member.entries.items() if name not in names}
+    converted_entries = {name: value for name, value in member.entries.items() if name not in names}
     dtypes = {
         slot.name: slot.dtype or (torch.float64 if slot.per else torch.float32)
         for slot in rule.scalar_slots
     }
-    if MASTER in converted and not optimizer.step_options.kinds.has_master(member.param):
-        del converted[MASTER]
+    if MASTER in converted_entries and not optimizer.step_options.kinds.has_master(member.param):
+        del converted_entries[MASTER]
         if member.param.dtype != torch.float32:
             member.report.lost[MASTER] = "which an optimizer with masters=True has"
     for name, source in package.numbers.items():
         number = member.number(source) if isinstance(source, str) else source(member)
         dtype = dtypes.get(name, scalar_dtype())
-        converted[name] = torch.tensor(float(number), dtype=dtype, device="cpu")
+        converted_entries[name] = torch.tensor(float(number), dtype=dtype, device="cpu")
         member.report.exact[name] = ""
     for name, source in package.slots.items():
         value = member.tensor(source) if isinstance(source, str) else source(member)
-        converted[name] = _kept(optimizer, rule, member, name, value)
-    if any(x.dtype == torch.uint8 for x in converted.values() if isinstance(x, Tensor)):
-        converted[SHAPE] = shape_entry(member.param)
-    return converted
+        converted_entries[name] = _kept(optimizer, rule, member, name, value)
+    if any(
+        entry.dtype == torch.uint8
+        for entry in converted_entries.values()
+        if isinstance(entry, Tensor)
+    ):
+        converted_entries[SHAPE] = shape_entry(member.param)
+    return converted_entries
 
 
 def _kept(optimizer: Any, rule: Rule, member: Member, name: str, value: Tensor | Codes) -> Tensor:

@@ -33,8 +33,10 @@ class Report:
 
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
-        kept = [name for name in self.exact if name not in self.rounded and name not in self.lost]
-        lines = [f"{self.source} to {self.target}", f"exact: {', '.join(kept)}"]
+        exact_names = [
+            name for name in self.exact if name not in self.rounded and name not in self.lost
+        ]
+        lines = [f"{self.source} to {self.target}", f"exact: {', '.join(exact_names)}"]
         for title, entries in (("rounded", self.rounded), ("lost", self.lost)):
             lines += [f"{title}: {name}, {reason}" for name, reason in entries.items()]
         return lines

@@ -16,7 +16,7 @@ from thalweg.optim.package_states.member import Member
 
 # Key of bitsandbytes 0.50 for the slots of a parameter, which hides them from FSDP.
 _WRAPPED = "__bnb_optimizer_quant_state__"
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 Read = str | Callable[[Member], Any]
 
 
@@ -46,15 +46,15 @@ class Package:
     options: frozenset[str]
     slots: Mapping[str, Read]
     lacks: frozenset[str] = frozenset()
-    numbers: Mapping[str, Read] = field(default_factory=lambda: _NOTHING)
+    numbers: Mapping[str, Read] = field(default_factory=lambda: _EMPTY)
     renamed: Mapping[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = field(
-        default_factory=lambda: _NOTHING
+        default_factory=lambda: _EMPTY
     )
-    fixed: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
-    neutral: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    fixed: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    neutral: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
     unread: tuple[str, ...] = ()
     remark: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    arguments: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
 
     def matches(self, entries: set[str], group: Mapping[str, Any]) -> bool:
         """Return whether a group, whose parameters have these entries, is of this class."""
@@ -143,9 +143,9 @@ def _beta3(value: Any, group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rate_mean(member: Member) -> float:
     """Return LaProp's mean of rates; raise the alarm if beta2 has changed in the training."""
-    step, seen = member.number("step"), member.number("exp_avg_lr_2")
+    step, rate_sum = member.number("step"), member.number("exp_avg_lr_2")
     beta2 = member.beta(1)
-    if abs(seen - (1 - beta2**step)) > 1e-5 * abs(seen):
+    if abs(rate_sum - (1 - beta2**step)) > 1e-5 * abs(rate_sum):
         member.report.lost["exp_avg_lr_2"] = "which shows that betas changed during the training"
     return member.number("exp_avg_lr_1")
 
@@ -203,11 +203,13 @@ def _keys(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _bitsandbytes(name: str, into: str, slots: Mapping[str, Read], **rest: Any) -> list[Package]:
+def _bitsandbytes(
+    name: str, class_name: str, slots: Mapping[str, Read], **rest: Any
+) -> list[Package]:
     """Return the entries of a class of bitsandbytes, with and without wrapped slots."""
     options = _keys("lr", "betas", "eps", "weight_decay", *rest.pop("more", ()))
     return [
-        Package(f"bitsandbytes.optim.{name}", (into,), _keys(key), options, slots,
+        Package(f"bitsandbytes.optim.{name}", (class_name,), _keys(key), options, slots,
                 arguments=_EIGHT, unread=_BITSANDBYTES, **rest)
         for key in (_WRAPPED, "state1")
     ]  # fmt: skip
