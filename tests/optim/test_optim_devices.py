@@ -60,7 +60,8 @@ def set_gradients(params: list[torch.nn.Parameter], seed: int) -> None:
 def is_valid(row: Row) -> bool:
     """Return whether a class has an option and supports the dtype."""
     # The first is left to torch, and the others raise in the step.
-    if row[0] in ("Adafactor", "AdafactorHF", "SM3") and row[2] == torch.float16:
+    is_of_rows = row[0] in ("Adafactor", "AdafactorHF", "SM3") or "row_floor" in OPTIONS[row[1]]
+    if is_of_rows and row[2] == torch.float16:
         return False
     try:
         optimizer_of(row, params_of(row[2], "meta"))

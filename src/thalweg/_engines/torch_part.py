@@ -331,10 +331,12 @@ class TorchPart:
         with importing:
             from thalweg._engines.philox import round_randomly
         bits = self._draw_bits(batch, index, scalars)
-        return round_randomly(values, dtype, bits.view(values.shape))
+        if len(batch.members) == 1:  # bits count in the order of the memory, records in row-major
+            bits = layout.from_memory_order(bits, request.variables[first])
+        return round_randomly(values, dtype, bits.reshape(values.shape))
 
     def _draw_bits(self, batch: Batch, stream: int, scalars: Scalars) -> Tensor:
-        """Return random bits for each element of a batch, in the order of its values."""
+        """Return random bits for each element of a batch."""
         with importing:
             from thalweg._engines.philox import draw_bits
         step, low, high = (int(scalars[name]) for name in SCALARS)
@@ -345,10 +347,7 @@ class TorchPart:
             for number, origin in [self._place(member)]
         ]
         first = variables[batch.members[0]]
-        bits = draw_bits(element_draws, step, stream, (low, high), first.device)
-        if len(batch.members) > 1:
-            return bits
-        return layout.from_memory_order(bits, first).reshape(-1)
+        return draw_bits(element_draws, step, stream, (low, high), first.device)
 
     def _encode(self, batch: Batch, codec: Codec, values: Tensor, scalars: Scalars) -> Tensor:
         """Return the records of slots of a batch."""
