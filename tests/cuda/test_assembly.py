@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from ptx_emulator import FLOAT, WORD, Machine
 from thalweg._engines.codecs import root8, softsign8
@@ -135,6 +136,11 @@ def test_only_positive_roots_have_codes():
     same(dithered, np.where(roots > 0, reals, 0) + dithers)
 
 
+def tensor_of(halves):
+    """Return a bfloat16 tensor with the bits of 16-bit words."""
+    return torch.from_numpy(np.ascontiguousarray(halves).view(np.int16)).view(torch.bfloat16)
+
+
 def all_halves():
     return np.arange(1 << 16).astype(np.uint16)
 
@@ -145,13 +151,14 @@ def test_split_weights_are_joined():
     uppers = halves.reshape(-1, 4).view(WORD)
     outputs = run(blockwise._JOINING, 4, uppers[:, 0], uppers[:, 1], packed(codes))
     joined_words = np.stack(outputs, axis=1).reshape(-1)
-    assert (joined_words == join_numbers(halves, codes).view(WORD)).all()
+    expected_numbers = join_numbers(tensor_of(halves), torch.from_numpy(codes)).numpy()
+    assert (joined_words == expected_numbers.view(WORD)).all()
     is_number = ~np.isnan(joined_words.view(FLOAT))
     words = (joined_words + WORD(0x80))[is_number]
     words = words[: len(words) // 4 * 4]
     lower = run(blockwise._LOWER, 1, *words.reshape(-1, 4).T)[0]
-    expected = split_numbers((words - WORD(0x80)).view(FLOAT))[1]
-    assert (lower == packed(expected)).all()
+    expected = split_numbers(torch.from_numpy((words - WORD(0x80)).view(FLOAT)))[1]
+    assert (lower == packed(expected.numpy())).all()
 
 
 def test_codes_are_packed():
@@ -172,5 +179,8 @@ def test_random_bits_round_to_bfloat16():
     bits = rng.integers(0, 1 << 16, len(halves)).astype(WORD)
     inputs = [*numbers.reshape(-1, 8).T, *bits.reshape(-1, 8).T]
     rounded_halves = np.stack(run(blockwise._ROUNDING, 4, *inputs), axis=1)
-    expected = round_to_bfloat(numbers.view(FLOAT), bits)
-    assert (rounded_halves.reshape(-1).view(np.uint16) == expected).all()
+    draws = torch.from_numpy(bits.astype(np.int32))
+    expected = round_to_bfloat(torch.from_numpy(numbers.view(FLOAT)), draws)
+    assert torch.equal(
+        tensor_of(rounded_halves.reshape(-1)).view(torch.int16), expected.view(torch.int16)
+    )
