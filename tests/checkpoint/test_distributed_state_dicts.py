@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -83,10 +84,14 @@ FAST = [
     ("Mixed", "split 8bit"),
     ("Muon by rows", "8bit"), ("tensorflow.Adam", "everything"),
 ]  # fmt: skip
-# The numbers of ASGD (`eta`, `mu`) and of NAdam (`mu_product`) become 16-bit, as in torch, when
-# they are loaded.
-ROUNDED = {("ASGD", "stochastic"), ("NAdam", "stochastic")}
-ALL = [(name, options) for name in MAKERS for options in OPTIONS if (name, options) not in ROUNDED]
+# Each class with each option, in one form and after an odd or an even number of steps.
+TURNS = itertools.cycle(itertools.product(FORMS, (3, 4)))
+ALL = [
+    (name, options, form, steps)
+    for (name, options), (form, steps) in zip(
+        itertools.product(MAKERS, OPTIONS), TURNS, strict=False
+    )
+]
 by_form = pytest.mark.parametrize("form", FORMS)
 
 
@@ -176,11 +181,9 @@ def test_training_resumes_from_a_file(options: str, form: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@by_form
-@pytest.mark.parametrize("steps", [3, 4])
-@pytest.mark.parametrize(("name", "options"), ALL)
+@pytest.mark.parametrize(("name", "options", "form", "steps"), ALL)
 def test_each_class_resumes_to_the_bit(
-    name: str, options: str, steps: int, form: str, tmp_path: Path
+    name: str, options: str, form: str, steps: int, tmp_path: Path
 ) -> None:
     try:
         model_and_optimizer(name, options)
