@@ -218,3 +218,40 @@ ERRORS = [
 def test_invalid_arguments_are_rejected(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("change", ["shape", "group"])
+def test_rollback_of_changed_parameters_leaves_out_the_step(change: str) -> None:
+    optimizer, spikes, _ = train("plain", "rollback", range(1, BAD), keep=5)
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if change == "shape":
+        params[1].data = torch.ones(5)
+        optimizer.state.pop(params[1])
+    else:
+        params.append(torch.nn.Parameter(torch.ones(3)))
+        optimizer.add_param_group({"params": params[2:]})
+    for step, factor in ((BAD, 1.0), (BAD + 1, 1e4)):
+        previous = bits_of(optimizer, params) if factor > 1 else []
+        set_grads(params, step, factor)
+        optimizer.step()
+    assert [action.action for action in spikes.actions] == ["skip"]
+    assert_equal(bits_of(optimizer, params), previous)
+
+
+def test_spikes_of_a_freed_optimizer_begin_anew() -> None:
+    optimizer, spikes, _ = train("plain", "rollback", range(1, BAD), keep=5)
+    del optimizer
+    params = make_params()
+    optimizer = optim.AdamW(params, spikes=spikes)
+    for step in range(1, 30):
+        set_grads(params, step)
+        optimizer.step()
+    set_grads(params, 30, 1e4)
+    with pytest.warns(NumericsWarning, match="went back before step"):
+        optimizer.step()
+    assert spikes.actions[-1].warning.step == 30
+
+
+def test_function_without_copies_that_asks_for_a_rollback_raises() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"keep=20"):
+        train("plain", lambda warning: "rollback", range(1, BAD + 1))

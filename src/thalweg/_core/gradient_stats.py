@@ -361,6 +361,8 @@ class GradientStats:
         if transforms.judge is not None and decision.apply_flag:
             judge_decision = transforms.judge.decide(self)
             decision = Decision(judge_decision.apply_flag, [*decision.calls, *judge_decision.calls])
+        elif transforms.judge is not None:
+            decision = Decision(False, [*decision.calls, *transforms.judge.skip_calls()])
         return Decision(decision.apply_flag, [*decision.calls, *transforms.calls])
 
     def _find_extremes(self, exact: bool) -> tuple[Any, Any]:

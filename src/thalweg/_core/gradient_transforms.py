@@ -86,6 +86,10 @@ class StepJudge(Protocol):
         """Return whether the step is taken, and the calls that record this; change nothing."""
         ...
 
+    def skip_calls(self) -> list[Call]:
+        """Return calls that count a step that is left out without a decision."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GradientTransforms:

@@ -118,18 +118,22 @@ def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
         paths[int(match[1])] = file
     count = len(paths)
     if not count or sorted(paths) != list(range(count)):
-        raise InvalidArgumentError(f"{folder}: the files of ranks {sorted(paths)} are there alone.")
+        raise InvalidArgumentError(
+            f"{folder}: has files of ranks {sorted(paths)}, not of all ranks from 0 on."
+        )
     contents = [load_file(paths[rank]) for rank in range(count)]
     ranks = [_item(content, "optimizer_state_dict", dict) for content in contents]
     # Stage 3 has the maximum in the configuration alone.
     config = contents[0].get("ds_config")
     default = config.get("gradient_clipping", 0.0) if isinstance(config, dict) else 0.0
     clip = ranks[0].get("clip_grad", default)
-    stage = ranks[0].get("zero_stage")
-    stage = stage.value if hasattr(stage, "value") else stage
+    stages = [rank.get("zero_stage") for rank in ranks]
+    stage, *other_stages = (getattr(stage, "value", stage) for stage in stages)
     outline = ZeroFiles(folder, stage if isinstance(stage, int) else 0, ranks, [], clip)
     if outline.stage not in (1, 2, 3):
         raise outline.fail(f"'zero_stage' is {show_value(stage)}, not 1, 2 or 3")
+    if any(other_stage != stage for other_stage in other_stages):
+        raise outline.fail("'zero_stage' differs between the files of ranks")
     counts = ranks[0].get("partition_count", count)
     counts = counts if isinstance(counts, list) else [counts]
     if any(number != count for number in counts):
@@ -207,7 +211,9 @@ def _masters(files: ZeroFiles) -> list[list[Tensor]]:
 def _slot_names(files: ZeroFiles) -> list[str]:
     """Return the names of the slots, which have more than one element."""
     states = files.base(0)["state"]
-    first = next(iter(states.values()), {}) if isinstance(states, Mapping) else {}
+    if not isinstance(states, Mapping):
+        raise files.fail(f"'state' is {show_value(states)}, not a dict")
+    first = next(iter(states.values()), {})
     if not isinstance(first, Mapping):
         raise files.fail(f"the state of a group is {show_value(first)}, not a dict")
     return [name for name, entry in first.items() if isinstance(entry, Tensor) and entry.dim()]
@@ -230,6 +236,8 @@ def _rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
 def _steps(files: ZeroFiles) -> list[Any]:
     """Return the step count of each parameter."""
     states = files.base(0)["state"]
+    if not isinstance(states, Mapping):
+        raise files.fail(f"'state' is {show_value(states)}, not a dict")
     values = [entries.get("step") for entries in states.values() if isinstance(entries, Mapping)]
     groups = files.base(0)["param_groups"]
     steps: list[Any] = []

@@ -14,7 +14,13 @@ from thalweg._core.atomic_section import Call
 from thalweg._core.gradient_transforms import Decision
 from thalweg.diagnostics.bands import WARM_UP, WINDOW
 from thalweg.diagnostics.warned import Warned
-from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning, warn
+from thalweg.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NumericsWarning,
+    warn,
+)
 
 if TYPE_CHECKING:
     from thalweg._core.gradient_stats import GradientStats
@@ -53,7 +59,7 @@ class StepSource(Protocol):
 
     def keep(self) -> Callable[[], list[Call]]:
         """Copy the parameters and the state; return a function that returns calls which restore
-        them.
+        them, or none if they cannot be restored.
         """
         ...
 
@@ -107,6 +113,9 @@ class SpikeJudge:
                 "These Spikes judge another optimizer's steps: give each optimizer its own."
             )
         self._source = source
+        self.step, self._loss, self._copies = 0, None, ()
+        self._losses.clear()
+        self._norms.clear()
 
     @property
     def source(self) -> StepSource:
@@ -140,6 +149,10 @@ class SpikeJudge:
             return Decision(True, [*calls, *self._keeping(step)])
         return Decision(False, [*calls, *self._acting(warning, action)])
 
+    def skip_calls(self) -> list[Call]:
+        """Return calls that count a step that was left out before it could be judged."""
+        return [partial(vars(self).update, {"step": self.step + 1, "_loss": None})]
+
     def _departure(self, norm: float) -> Warned | None:
         """Return why the next step leaves its band; None if it does not."""
         step = self.step + 1
@@ -162,6 +175,11 @@ class SpikeJudge:
                 "The action of Spikes must return 'skip', 'rollback' or None, not"
                 f" {show_value(action)}."
             )
+        if action == "rollback" and not self.keep:
+            raise InvalidArgumentError(
+                "The action of Spikes returned 'rollback', and no copies are kept: give the number"
+                " of steps that may be taken back, such as Spikes(action, keep=20)."
+            )
         return action
 
     def _keeping(self, step: int) -> list[Call]:
@@ -174,11 +192,10 @@ class SpikeJudge:
 
     def _acting(self, warning: Warned, action: str) -> list[Call]:
         """Return the calls that leave out a step and, with "rollback", restore the oldest copy."""
-        calls: list[Call] = []
         first = warning.step
-        if action == "rollback" and self._copies:
-            first, restore = self._copies[0]
-            calls = restore()
+        restore = self._copies[0][1] if action == "rollback" and self._copies else list
+        if calls := restore():
+            first = self._copies[0][0]
             # The copy is of the state before the next step, too.
             copies = ((warning.step + 1, restore),)
             calls.append(partial(vars(self).update, {"_copies": copies}))

@@ -381,7 +381,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                         return None
                     outcome = run_step(hooks, plans, pairs, transforms, copies, may_rebind=False)
                 errors += outcome.errors
-                takes_step = outcome.taken is not False
+                takes_step = takes_step and outcome.taken is not False
             if batch is not None:
                 shared = (substep.hooks.sharing for substep in steps)
                 if (sharing := next(filter(None, shared), None)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import is_
 from typing import Any
 from weakref import ref
 
@@ -15,6 +16,7 @@ from thalweg._core.atomic_section import Call
 from thalweg._core.dtensor import local
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.param_groups import params_of, states_of
+from thalweg._engines.layout import may_overlap
 from thalweg.errors import FailedPreconditionError
 from thalweg.optim.step_options import GradientReport, LastStep
 
@@ -57,8 +59,14 @@ class JudgedSteps:
     ) -> list[Call]:
         """Return the calls that restore copies; state that has been created since is emptied.
 
+        There are none if parameters were added or have other shapes: then the step is left out.
+
         A dictionary of tensors would run Python's `Tensor.__hash__`, which signals interrupt.
         """
+        live_params = params_of(self._optimizer.param_groups)
+        is_same = len(live_params) == len(params) and all(map(is_, live_params, dict(params)))
+        if not (is_same and all(_fits(local(param).detach(), copy) for param, copy in params)):
+            return []
         live_state = self._optimizer.state
         calls: list[Call] = [partial(local(p).detach().copy_, value) for p, value in params]
         former_entries = {id(param): entries for param, entries in states}
@@ -100,12 +108,18 @@ def _copied(value: Any) -> Any:
     return local(value).detach().clone() if isinstance(value, Tensor) else value
 
 
+def _fits(memory: Tensor, value: Tensor) -> bool:
+    """Return whether a tensor can take over the values of a copy."""
+    form = memory.shape, memory.dtype, memory.device
+    return form == (value.shape, value.dtype, value.device) and not may_overlap(memory)
+
+
 def _restoring_entry(entries: dict[str, Any], name: str, value: Any) -> Call:
     """Return the call that restores an entry, in the memory that it has."""
     live = entries.get(name)
     if not isinstance(value, Tensor) or not isinstance(live, Tensor):
         return partial(entries.__setitem__, name, _copied(value))
     memory = local(live).detach()
-    if (memory.shape, memory.dtype) == (value.shape, value.dtype):
+    if _fits(memory, value):
         return partial(memory.copy_, value)
     return partial(entries.__setitem__, name, value.clone())

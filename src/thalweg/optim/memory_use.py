@@ -25,7 +25,7 @@ from thalweg.optim.step_options import StepOptions
 from thalweg.variable import REDUCED, dtype_name
 
 # Options with hooks, buffers and devices of their own; they are reported, but not applied.
-_EXCLUDED = ("state_device", "in_backward", "gradients", "diagnostics")
+_EXCLUDED = ("state_device", "in_backward", "gradients", "diagnostics", "spikes")
 
 
 @dataclass(frozen=True)

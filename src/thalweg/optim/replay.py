@@ -156,7 +156,7 @@ class ReplayedStep:
     def _can_run_passes(self, optimizer: Any, transforms: GradientTransforms) -> bool:
         """Return whether passes can be run between native calls of the step."""
         is_observed = optimizer.step_cache.diagnosing is not None
-        is_simple = not (self._has_sums or self.may_lack or transforms.stages)
+        is_simple = not (self._has_sums or self.may_lack or transforms.stages or transforms.judge)
         return self._in_call is not None and is_simple and not is_observed
 
     def _make_launches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -214,7 +215,7 @@ def _matched(
     """
     group, saved_group = pair
     names, saved_names = (member_group.get("param_names") for member_group in pair)
-    if names and saved_names and sorted(names) == sorted(saved_names):
+    if names and saved_names and Counter(names) == Counter(saved_names):
         return state_mismatch.matched(group, {**saved_group}, [])
     members = state_mismatch.members_of(group, saved_group)
     if package.name != "Muon" or all(_fits(states.get(key), param) for param, key, _ in members):

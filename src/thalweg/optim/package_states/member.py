@@ -92,11 +92,13 @@ class Member:
         """Return one of the two or three betas of the group.
 
         Raises:
-            CheckpointMismatchError: They are missing, or not numbers.
+            CheckpointMismatchError: They are missing, or not numbers from 0 to below 1.
         """
         betas = self.read("betas")
         if not any(are_numbers(betas, count) for count in (2, 3)):
             raise self.fail("betas", f"is {told(betas)}, not numbers")
+        if not 0 <= float(betas[place]) < 1:
+            raise self.fail("betas", f"is {told(betas)}, not numbers from 0 to below 1")
         return float(betas[place])
 
     def tensor(self, name: str, shape: Sequence[int] | None = None) -> Tensor:

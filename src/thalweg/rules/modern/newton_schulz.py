@@ -140,12 +140,15 @@ def orthogonal(
 
 
 def _matrices_per_piece(iterate: Tensor) -> int:
-    """Return the number of matrices to iterate at once: on the CPU, as fit in the L2 caches."""
+    """Return the number of matrices to iterate at once: on the CPU, as fit in the L2 cache.
+
+    It does not depend on the number of threads, as the bits of products depend on it.
+    """
     count, rows, columns = iterate.shape
     if iterate.device.type != "cpu":
         return max(count, 1)
     bytes_of_one = 2 * rows * (rows + columns) * iterate.element_size()
-    limit = max(1, _CACHE * torch.get_num_threads() // max(bytes_of_one, 1))
+    limit = max(1, _CACHE // max(bytes_of_one, 1))
     pieces = max(1, -(-count // limit))
     return max(1, -(-count // pieces))
 
