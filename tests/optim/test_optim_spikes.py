@@ -255,3 +255,11 @@ def test_spikes_of_a_freed_optimizer_begin_anew() -> None:
 def test_function_without_copies_that_asks_for_a_rollback_raises() -> None:
     with pytest.raises(InvalidArgumentError, match=r"keep=20"):
         train("plain", lambda warning: "rollback", range(1, BAD + 1))
+
+
+@pytest.mark.parametrize("keep", [1, 2, 7])
+def test_rollback_takes_back_at_most_the_kept_steps(keep: int) -> None:
+    for last in range(BAD - 3, BAD + 1):
+        with pytest.warns(NumericsWarning, match="went back before step"):
+            _, spikes, _ = train("plain", "rollback", range(BAD - last, BAD + 1), keep=keep)
+        assert len(spikes.actions[-1].steps) - 1 <= keep

@@ -191,14 +191,17 @@ class SpikeJudge:
         return [partial(vars(self).update, {"_copies": copies})]
 
     def _acting(self, warning: Warned, action: str) -> list[Call]:
-        """Return the calls that leave out a step and, with "rollback", restore the oldest copy."""
+        """Return the calls that leave out a step and, with "rollback", restore the oldest copy
+        within `keep` steps.
+        """
         first = warning.step
-        restore = self._copies[0][1] if action == "rollback" and self._copies else list
+        copies = [copy for copy in self._copies if warning.step - copy[0] <= self.keep]
+        step, restore = copies[0] if action == "rollback" and copies else (first, list)
         if calls := restore():
-            first = self._copies[0][0]
+            first = step
             # The copy is of the state before the next step, too.
-            copies = ((warning.step + 1, restore),)
-            calls.append(partial(vars(self).update, {"_copies": copies}))
+            kept_copies = ((warning.step + 1, restore),)
+            calls.append(partial(vars(self).update, {"_copies": kept_copies}))
         step_range = range(first, warning.step + 1)
         event = SpikeAction(warning, "rollback" if calls else "skip", step_range)
         if calls:
