@@ -35,6 +35,7 @@ ELEMENTWISE = [
 ]
 ARGUMENTS: dict[tuple[str, str], dict[str, Any]] = {
     ("optim", "SGD"): {"momentum": 0.9},
+    ("optim", "AdafactorHF"): {"relative_step": False},
     ("tensorflow", "AdamW"): {"weight_decay": 0.01},
     ("tensorflow", "MomentumW"): {"weight_decay": 0.01},
     ("tensorflow", "RMSprop"): {"momentum": 0.9, "centered": True},
