@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from thalweg._engines.formula_graph import INFIX, FormulaGraph, Node
@@ -42,9 +42,31 @@ def digest(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
-def indent_by(lines: list[str], depth: int) -> str:
-    """Return lines as one text, indented by so many levels."""
-    return "\n".join("    " * depth + line for line in lines)
+def fill(template: str, **fields: object) -> list[str]:
+    """Return the lines of a template with values in place of its fields.
+
+    A list of lines replaces a field that is alone in its line; it gets the field's indentation.
+    """
+    lines: list[str] = []
+    for line in template.strip("\n").splitlines():
+        indentation, _, field = line.partition("{")
+        value = fields.get(field[:-1]) if not indentation.strip() else None
+        if isinstance(value, list):
+            block: list[str] = value
+            lines += [indentation + block_line for block_line in block]
+        else:
+            lines.append(line.format(**fields))
+    return lines
+
+
+def nest(header: str, body: Iterable[str]) -> list[str]:
+    """Return the header of a compound statement, and its indented body."""
+    return [header, *("    " + line for line in body)]
+
+
+def join_lines(lines: Iterable[str]) -> str:
+    """Return lines as one text, each ended by a line break."""
+    return "".join(f"{line}\n" for line in lines)
 
 
 def name_scalars(*formulas: FormulaGraph, vectors: Mapping[str, str] = NONE) -> dict[str, str]:
@@ -125,8 +147,8 @@ class FormulaWriter:
         names = (*range(len(formula_graph.positional)), *formula_graph.scalars)
         parameters = ", ".join(f"{LOCAL_PREFIX}{parameter}" for parameter in names)
         lines, (result,) = self.write_formula(formula_graph)
-        body = indent_by([*lines, f"return {result}"], 1)
-        return f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{body}"
+        header = f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):"
+        return "\n".join(nest(header, [*lines, f"return {result}"]))
 
 
 class Update:

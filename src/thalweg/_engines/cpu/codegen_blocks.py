@@ -13,7 +13,7 @@ from thalweg._engines.codecs import CODECS
 from thalweg._engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
 from thalweg._engines.codecs.dither import PERIOD, TURN
 from thalweg._engines.codecs.split8 import HALF
-from thalweg._engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
+from thalweg._engines.codegen import NONE, FormulaWriter, Kernel, Update, fill, nest
 from thalweg._engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
 from thalweg._engines.cpu.codegen_random_bits import (
     begin_draws,
@@ -34,15 +34,12 @@ _LONGEST = 16  # nodes of a formula that decodes in the update's own loop
 _CHUNK = """
 for begin in range(0, length, {step}):
     count = min({step}, length - begin)
-{pointers}
-{decoding}
-{drawing}
-{elements}
-{encoding}
+    {pointers}
+    {decoding}
+    {drawing}
+    {elements}
+    {encoding}
 """
-
-# All slots of one block length share a loop, so that their latencies overlap.
-_BLOCKS = "for part in range(0, count, {block}):"
 
 _RECORD = "record = at{stream} + ((begin + part) >> {shift}) * {record}"
 
@@ -209,20 +206,19 @@ def _update_chunk(
     encoding = _fill(_CLEAR, written_codecs)
     for template in (_SCALE, _ENCODE):
         encoding += _fill_blocks(template, written_codecs)
-    text = _CHUNK.format(
+    lines = fill(
+        _CHUNK,
         step=STEP,
-        pointers=indent_by(_point_at_elements(element.update, coded, lower_stream), 1),
-        decoding=indent_by(
-            [*_fill(_OPEN_RECORD, inline_codecs), *_fill_blocks(_DECODE, block_codecs)], 1
-        ),
-        drawing=indent_by(draw_for(draw_numbers) if draw_numbers else [], 1),
-        elements=indent_by(_loop_over_elements(element), 1),
-        encoding=indent_by(encoding, 1),
+        pointers=_point_at_elements(element.update, coded, lower_stream),
+        decoding=[*_fill(_OPEN_RECORD, inline_codecs), *_fill_blocks(_DECODE, block_codecs)],
+        drawing=draw_for(draw_numbers) if draw_numbers else [],
+        elements=_loop_over_elements(element),
+        encoding=encoding,
     )
     begin = [read_origin(element.update)] if draw_numbers or written_codecs else []
     begin += begin_draws(element.update, draw_numbers.values()) if draw_numbers else []
     begin += _begin_dithers(element.update) if written_codecs else []
-    return [*begin, *text.strip().splitlines()]
+    return [*begin, *lines]
 
 
 def _loop_over_elements(element: Element) -> list[str]:
@@ -231,7 +227,7 @@ def _loop_over_elements(element: Element) -> list[str]:
         with importing:
             from thalweg._engines.cpu.codegen_broadcast import each_line
         return each_line(element, "(offset + begin)", "count")
-    return ["for i in each(count):", *indent_by(element.update_element(), 1).splitlines()]
+    return nest("for i in each(count):", element.update_element())
 
 
 def _is_decoded_inline(codec: Codec) -> bool:
@@ -256,10 +252,10 @@ def _define_codecs(codecs: set[Codec]) -> str:
 def _fill_blocks(template: str, coded: Coded) -> list[str]:
     """Return one loop over blocks per block length, with a template filled for each stream."""
     lines: list[str] = []
+    # All slots of one block length share a loop, so that their latencies overlap.
     for block in dict.fromkeys(codec.block for codec in coded.values()):
         block_codecs = {k: codec for k, codec in coded.items() if codec.block == block}
-        lines.append(_BLOCKS.format(block=block))
-        lines += [f"    {line}" for line in _fill(template, block_codecs)]
+        lines += nest(f"for part in range(0, count, {block}):", _fill(template, block_codecs))
     return lines
 
 
@@ -268,13 +264,14 @@ def _fill(template: str, coded: Coded) -> list[str]:
     lines: list[str] = []
     for stream, codec in coded.items():
         shift, size = _shift_of(codec), codec.record_bytes
-        text = template.format(
+        lines += fill(
+            template,
             stream=stream,
             block=codec.block,
             at_record=_RECORD.format(stream=stream, shift=shift, record=size),
             shift=shift,
             record=size,
-            turn=_TURN.strip(),
+            turn=fill(_TURN),
             header=SCALE_BYTES,
             kind="int8" if codec.signed else "uint8",
             least=LEAST_PEAK,
@@ -284,7 +281,6 @@ def _fill(template: str, coded: Coded) -> list[str]:
             limits=f", {codec.least}" if codec.positive else "",
             **{part: _name_of(part, codec) for part in _PARTS},
         )
-        lines += text.strip().splitlines()
     return lines
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from thalweg._engines.codegen import FormulaWriter, Kernel, indent_by, read_vectors
+from thalweg._engines.codegen import FormulaWriter, Kernel, fill, nest, read_vectors
 from thalweg._engines.codegen_measure import Sweep
-from thalweg._engines.cpu.codegen import HEADER, STORAGE, name_kernel, of_copies
+from thalweg._engines.cpu.codegen import (
+    HEADER,
+    STORAGE,
+    load_scalars,
+    name_kernel,
+    of_copies,
+    write_threads,
+)
 from thalweg._engines.formula_graph import FormulaGraph
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX
@@ -18,50 +25,41 @@ STAGE_LITERAL = "_stage_literal"
 # They lie at multiples of 4 KiB, for which a cache has few places: too few for several streams.
 _ROWS, _STREAMS = 8, 2
 
-_MEASURE = """
-def measured({parameters}):
-{element}
-
-
-def KERNEL_NAME(argument):
-    work = int64_pointer(address_of(argument))
-    slices, flush = work[1], work[2]
-    bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
-    scalar_step, scalars = work[6], float64_pointer(work[7])
-    leaves, streams = float64_pointer(work[8]), work[9]
+_SETUP = """
+slices, flush = work[1], work[2]
+bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
+scalar_step, scalars = work[6], float64_pointer(work[7])
+leaves, streams = float64_pointer(work[8]), work[9]
 {lanes}
 {scratch}
-    found = begin_denormals(flush)
-    ticket = take_ticket(work)
-    while ticket < slices:
-        for leaf in range(bounds[ticket], bounds[ticket + 1]):
-            tensor, offset = chunks[4 * leaf], chunks[4 * leaf + 1]
-            length = chunks[4 * leaf + 3]
-{pointers}
-            row = tensor * scalar_step
-{scalars}
-            width = {count}
-            while width > 1 and width >= 2 * length:  # the lanes beyond are +0 and stay so
-                width >>= 1
-            for lane in range(width):
-{zero}
-            start = 0
-            while start + {rows} * {count} <= length:
-{gather_rows}
-                for lane in range({count}):
-{add_rows}
-                start += {rows} * {count}
-            while start < length:
-{gather_row}
-                for lane in range(min({count}, length - start)):
-{add_row}
-                start += {count}
-            while width > 1:
-                width >>= 1
-{fold}
-{keep}
-        ticket = take_ticket(work)
-    end_denormals(found)
+"""
+_LEAVES = """
+for leaf in range(bounds[ticket], bounds[ticket + 1]):
+    tensor, offset = chunks[4 * leaf], chunks[4 * leaf + 1]
+    length = chunks[4 * leaf + 3]
+    {pointers}
+    row = tensor * scalar_step
+    {scalars}
+    width = {count}
+    while width > 1 and width >= 2 * length:  # the lanes beyond are +0 and stay so
+        width >>= 1
+    for lane in range(width):
+        {zero}
+    start = 0
+    while start + {rows} * {count} <= length:
+        {gather_rows}
+        for lane in range({count}):
+            {add_rows}
+        start += {rows} * {count}
+    while start < length:
+        {gather_row}
+        for lane in range(min({count}, length - start)):
+            {add_row}
+        start += {count}
+    while width > 1:
+        width >>= 1
+        {fold}
+    {keep}
 """
 
 # Copies a block of a tensor that is not in row-major order into row-major scratch, which is still
@@ -77,10 +75,10 @@ while taken < several:
     place -= number * period
     run = min({run}, min(period - place, several - taken))
     origin = origins[number]
-{copy}
+    {copy}
     taken += run
 if several > 0:
-{point}
+    {point}
 """
 
 # The blocks of an encoded slot from `start` on are decoded before they are added up.
@@ -99,24 +97,21 @@ _RUN = 512  # elements that are copied before others are prefetched
 _FOLD = ("for lane in range(width):", "    lanes{0}[lane] += lanes{0}[lane + width]")
 
 # Magnitudes are compared as integers, which order them as numbers do and put NaN above infinity.
-_PEAK = """
-def KERNEL_NAME(argument):
-    work = int64_pointer(address_of(argument))
-    slices = work[1]
-    bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
-    partial, streams, column = int64_pointer(work[8]), work[9], work[10]
-    ticket = take_ticket(work)
-    while ticket < slices:
-        for chunk in range(bounds[ticket], bounds[ticket + 1]):
-            values = {integer}_pointer(
-                base[chunks[4 * chunk] * streams + column] + chunks[4 * chunk + 2] * {size}
-            )
-            peak = {integer}(0)
-            for i in range(chunks[4 * chunk + 3]):
-                value = {integer}(values[i] & {magnitude})
-                peak = value if value > peak else peak
-            partial[chunk] = peak
-        ticket = take_ticket(work)
+_PEAK_SETUP = """
+slices = work[1]
+bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
+partial, streams, column = int64_pointer(work[8]), work[9], work[10]
+"""
+_PEAKS = """
+for chunk in range(bounds[ticket], bounds[ticket + 1]):
+    values = {integer}_pointer(
+        base[chunks[4 * chunk] * streams + column] + chunks[4 * chunk + 2] * {size}
+    )
+    peak = {integer}(0)
+    for i in range(chunks[4 * chunk + 3]):
+        value = {integer}(values[i] & {magnitude})
+        peak = value if value > peak else peak
+    partial[chunk] = peak
 """
 
 
@@ -160,7 +155,8 @@ class Elements(Sweep):
         """Return lines that decode up to `elements` numbers of encoded slots from `start` on."""
         lines: list[str] = []
         for stream, codec in self.codecs.items():
-            text = _DECODE.format(
+            lines += fill(
+                _DECODE,
                 stream=stream,
                 elements=elements,
                 block=codec.block,
@@ -170,7 +166,6 @@ class Elements(Sweep):
                 kind="int8" if codec.signed else "uint8",
                 decode=f"{FUNCTION_PREFIX}decode_{codec.name}",
             )
-            lines += text.strip().splitlines()
         return lines
 
     def gather(self, elements: int) -> list[str]:
@@ -196,17 +191,18 @@ class Elements(Sweep):
             ]
             address = f"address_of(scratch{stream}) - start * {fmt.size}"
             point.append(f"p{stream} = {fmt.pointer}({address})")
-        text = _GATHER.format(
-            elements=elements, run=_RUN, copy=indent_by(copy, 1), point=indent_by(point, 1)
-        )
-        return text.strip().splitlines()
+        return fill(_GATHER, elements=elements, run=_RUN, copy=copy, point=point)
 
     def see_vectors(self) -> dict[str, str]:
         """Return expressions for the numbers of element i in vectors, by the names of scalars."""
         return read_vectors(self.vectors)
 
-    def measure_element(self) -> list[str]:
-        """Return the body of a function that returns every measure of element i."""
+    def define_measures(self, name: str = "measured") -> list[str]:
+        """Return the definition of a function that returns every measure of element i."""
+        header = f"def {name}({', '.join(['i', *self.arguments])}):"
+        return nest(header, self._measure_element())
+
+    def _measure_element(self) -> list[str]:
         lines: list[str] = []
         for stream in self.used:
             load = STORAGE[self.stored_type(stream)].load
@@ -240,7 +236,7 @@ class Elements(Sweep):
         return [*lines, *operations, f"v{index} = float64({result})"]
 
     def define_functions(self, compute: str) -> list[str]:
-        """Return the definitions that the lines of `measure_element` need."""
+        """Return the definitions that the functions of `define_measures` call."""
         definitions = [HEADER.format(literal=LITERAL, compute="float64")]
         if self.stages or self.codecs or any(self.are_like_update):
             definitions.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
@@ -285,15 +281,15 @@ def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, object]:
     reserve = sweep.reserve_scratch if gathers else sweep.reserve_decoded
     gather = sweep.gather if gathers else sweep.decode
     return {
-        "lanes": indent_by(sweep.per_measure(f"lanes{{0}} = lanes({LANES})"), 1),
-        "scratch": indent_by(reserve(rows * LANES), 1),
+        "lanes": sweep.per_measure(f"lanes{{0}} = lanes({LANES})"),
+        "scratch": reserve(rows * LANES),
         "rows": rows,
-        "gather_rows": indent_by(gather(rows * LANES), 4),
-        "gather_row": indent_by(gather(LANES), 4),
-        "zero": indent_by(sweep.per_measure("lanes{0}[lane] = 0.0"), 4),
-        "add_rows": indent_by(sweep.add_rows(rows), 5),
-        "add_row": indent_by(sweep.add_rows(1), 5),
-        "fold": indent_by(sweep.per_measure(*_FOLD), 4),
+        "gather_rows": gather(rows * LANES),
+        "gather_row": gather(LANES),
+        "zero": sweep.per_measure("lanes{0}[lane] = 0.0"),
+        "add_rows": sweep.add_rows(rows),
+        "add_row": sweep.add_rows(1),
+        "fold": sweep.per_measure(*_FOLD),
     }
 
 
@@ -325,17 +321,18 @@ def generate_measure(
     sweep = Elements(
         tuple(formulas[k] for k in summed_indices), stages, storage, readable, from_copy
     )
-    text = _MEASURE.format(
-        parameters=", ".join(["i", *sweep.arguments]),
-        element=indent_by(sweep.measure_element(), 1),
-        pointers=indent_by(sweep.point_at_leaf() or ["pass"], 3),
-        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
+    fields = _lane_fields(sweep, gathers)
+    leaf_lines = fill(
+        _LEAVES,
+        pointers=sweep.point_at_leaf() or ["pass"],
+        scalars=load_scalars(len(sweep.scalars)),
         count=LANES,
-        keep=indent_by([f"leaves[leaf * {count} + {k}] = {leaves[k]}" for k in leaves], 3),
-        **_lane_fields(sweep, gathers),
+        keep=[f"leaves[leaf * {count} + {k}] = {leaves[k]}" for k in leaves],
+        **fields,
     )
-    definitions = "\n\n".join(sweep.define_functions(compute))
-    return name_kernel("m", definitions, text, sweep.scalars, count)
+    lines = [*sweep.define_measures(), *write_threads(fill(_SETUP, **fields), leaf_lines)]
+    definitions = "\n\n".join(sweep.define_functions(compute)) + "\n"
+    return name_kernel("m", definitions, lines, sweep.scalars, count)
 
 
 def generate_peak(size: int) -> Kernel:
@@ -347,5 +344,6 @@ def generate_peak(size: int) -> Kernel:
     header = HEADER.format(literal=LITERAL, compute="float64")
     magnitude = hex(2 ** (8 * size - 1) - 1)
     integer = {2: "uint16", 4: "int32", 8: "int64"}[size]
-    text = _PEAK.format(integer=integer, size=size, magnitude=magnitude)
-    return name_kernel("p", header, text, ())
+    peak_lines = fill(_PEAKS, integer=integer, size=size, magnitude=magnitude)
+    lines = write_threads(fill(_PEAK_SETUP), peak_lines, flushes=False)
+    return name_kernel("p", header, lines, ())

@@ -13,8 +13,15 @@ from math import prod
 
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.codegen import Kernel, Update, indent_by
-from thalweg._engines.cpu.codegen import HEADER, STORAGE, Element, name_kernel
+from thalweg._engines.codegen import Kernel, Update, fill, nest
+from thalweg._engines.cpu.codegen import (
+    HEADER,
+    STORAGE,
+    Element,
+    load_scalars,
+    name_kernel,
+    write_threads,
+)
 from thalweg._engines.cpu.codegen_measure import STAGE_LITERAL, Elements
 from thalweg._engines.cpu.codegen_stage import StageWriter, Values
 from thalweg._engines.cpu.codegen_transpose import (
@@ -31,27 +38,24 @@ from thalweg.formula import Formula, Rule, is_like_update
 
 _NAMES, _ASSIGNED = re.compile(r"\w+"), re.compile(r"(\w+(?:, \w+)*) = ")
 
-_KERNEL = """
-def KERNEL_NAME(argument):
-    work = int64_pointer(address_of(argument))
-    slices, flush = work[1], work[2]
-    bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
-    base, scalar_row = int64_pointer(work[5]), int64_pointer(work[6])
-    scalars = float64_pointer(work[7])
-    one = {literal}(flush | 1)
-{rooms}
-    ticket = take_ticket(work)
-    while ticket < slices:
-        for chunk in range(bounds[ticket], bounds[ticket + 1]):
-            place = chunks[4 * chunk] * {width}
-            row = scalar_row[chunks[4 * chunk]] * {n_scalars}
-            begin = chunks[4 * chunk + 1]
-            end = begin + chunks[4 * chunk + 3]
-{scalars}
-            for first in range(begin, end, {lanes}):
-                count = min({lanes}, end - first)
-{block}
-        ticket = take_ticket(work)
+_SETUP = """
+slices, flush = work[1], work[2]
+bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
+base, scalar_row = int64_pointer(work[5]), int64_pointer(work[6])
+scalars = float64_pointer(work[7])
+one = {literal}(flush | 1)
+{arrays}
+"""
+_CHUNKS = """
+for chunk in range(bounds[ticket], bounds[ticket + 1]):
+    place = chunks[4 * chunk] * {width}
+    row = scalar_row[chunks[4 * chunk]] * {n_scalars}
+    begin = chunks[4 * chunk + 1]
+    end = begin + chunks[4 * chunk + 3]
+    {scalars}
+    for first in range(begin, end, {lanes}):
+        count = min({lanes}, end - first)
+        {block}
 """
 
 _ROUND_TRIP = {
@@ -112,9 +116,7 @@ class _MeasureGroup(Elements):
 
     def define(self, compute: str) -> list[str]:
         """Return definitions that end with the function of the group."""
-        body = indent_by(self.measure_element(), 1)
-        parameters = ", ".join(["i", *self.arguments])
-        return [*self.define_functions(compute), f"def {self._name}({parameters}):\n{body}"]
+        return [*self.define_functions(compute), "\n".join(self.define_measures(self._name))]
 
     def call(self, vector_texts: Mapping[str, str]) -> str:
         """Return a call of the function for element i, given expressions for its vectors."""
@@ -191,22 +193,19 @@ class Short:
             write_lines += self._write_slots()
         read_lines = [line for stream in sorted(self._read) for line in self._read_stream(stream)]
         matrix_lines, names = self._loop_matrices(), tuple(self._place)
-        text = _KERNEL.format(
-            literal=STAGE_LITERAL,
-            rooms=indent_by([f"{name} = {call}" for name, call in self._arrays.items()], 1),
+        arrays = [f"{name} = {call}" for name, call in self._arrays.items()]
+        narrow_scalars = [f"t{k} = {STAGE_LITERAL}(s{k})" for k in range(len(names))]
+        chunks = fill(
+            _CHUNKS,
             width=stream_of_pass(self._rule, self._storage, len(self._rule.passes)),
             n_scalars=len(names),
-            scalars=indent_by(
-                [f"s{k} = scalars[row + {k}]" for k in range(len(names))]
-                + [f"t{k} = {STAGE_LITERAL}(s{k})" for k in range(len(names))]
-                or ["pass"],
-                3,
-            ),
+            scalars=[*load_scalars(len(names)), *narrow_scalars] or ["pass"],
             lanes=LANES,
-            block=indent_by([*slots, *read_lines, *matrix_lines, *totals, *write_lines], 4),
+            block=[*slots, *read_lines, *matrix_lines, *totals, *write_lines],
         )
+        setup = fill(_SETUP, literal=STAGE_LITERAL, arrays=arrays)
         definitions = "\n\n".join(dict.fromkeys(self._definitions)) + "\n"
-        return name_kernel("s", definitions, text, names)
+        return name_kernel("s", definitions, write_threads(setup, chunks, flushes=False), names)
 
     def _add_part(self, lines: list[str], flush: bool = False) -> None:
         """Append lines for matrix `lane` to the part that treats denormals alike, or begin one."""
@@ -230,16 +229,9 @@ class Short:
             for name in kept_names:
                 array_type = self._array_type if name in self._narrow_names else "lanes"
                 self._reserve(f"kept_{name}", 1, array_type)
-            loop = [
-                "for lane in range(count):",
-                *(
-                    f"    {name} = kept_{name}[lane]"
-                    for name in read_names
-                    if name in earlier_names
-                ),
-                *(f"    {line}" for line in lines),
-                *(f"    kept_{name}[lane] = {name}" for name in kept_names),
-            ]
+            loads = [f"{name} = kept_{name}[lane]" for name in read_names if name in earlier_names]
+            stores = [f"kept_{name}[lane] = {name}" for name in kept_names]
+            loop = nest("for lane in range(count):", [*loads, *lines, *stores])
             if flush:
                 loop = ["found = begin_denormals(flush)", *loop, "end_denormals(found)"]
             loops += loop
@@ -382,8 +374,7 @@ class Short:
             total = self._reserve(f"total_{measure.makes}", 1)
             lines.append(f"{total}[lane] = {line_texts[0]}")
             stream = stream_of_pass(self._rule, self._storage, self._rule.passes.index(measure))
-            combine_text = _COMBINE.format(total=total, stream=stream, lanes=LANES)
-            totals += combine_text.strip().splitlines()
+            totals += fill(_COMBINE, total=total, stream=stream, lanes=LANES)
         self._add_part(lines, flush=bool(self._stages))
         return totals
 

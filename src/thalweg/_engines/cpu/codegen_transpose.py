@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thalweg._base.rule_passes import Measure
+from thalweg._engines.codegen import nest
 from thalweg._engines.cpu.codegen_reduction import Reduction
 
 SIDE = 8  # rows and columns at most: LLVM takes so many numbers apart that lie one after the other
@@ -36,11 +37,9 @@ def take_apart(
         return _move_numbers(rows * columns, LANES, "count", move(target))
     lines = _move_numbers(columns, rows * LANES, f"count * {rows}", move(spare))
     for column in range(columns):
-        lines.append("for i in range(count):")
-        lines += [
-            f"    {target}[{lane_index}] = {spare}[{spare_index}]"
-            for spare_index, lane_index in _list_indices(sides, column)
-        ]
+        indices = _list_indices(sides, column)
+        moves = [f"{target}[{lane}] = {spare}[{spare_lane}]" for spare_lane, lane in indices]
+        lines += nest("for i in range(count):", moves)
     return lines
 
 
@@ -60,11 +59,9 @@ def put_together(
         return _move_numbers(rows * columns, LANES, "count", move(source))
     lines: list[str] = []
     for column in range(columns):
-        lines.append("for i in range(count):")
-        lines += [
-            f"    {spare}[{spare_index}] = {source}[{lane_index}]"
-            for spare_index, lane_index in _list_indices(sides, column)
-        ]
+        indices = _list_indices(sides, column)
+        moves = [f"{spare}[{spare_lane}] = {source}[{lane}]" for spare_lane, lane in indices]
+        lines += nest("for i in range(count):", moves)
     return [*lines, *_move_numbers(columns, rows * LANES, f"count * {rows}", move(spare))]
 
 
@@ -89,7 +86,7 @@ def _move_numbers(
         move: Returns a statement, given the index in lanes and the index in memory.
     """
     places = [(f"i + {k * lanes}", f"i * {count} + {k}") for k in range(count)]
-    return [f"for i in range({length}):", *(f"    {move(*indices)}" for indices in places)]
+    return nest(f"for i in range({length}):", [move(*indices) for indices in places])
 
 
 def reduce_values(measure: Measure, values: str, sides: tuple[int, int]) -> list[str]:

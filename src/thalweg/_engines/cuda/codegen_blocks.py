@@ -14,7 +14,7 @@ from thalweg._engines.codecs.codec import SCALE_BYTES, Codec
 from thalweg._engines.codecs.linear8 import LINEAR8
 from thalweg._engines.codecs.root8 import ROOT8
 from thalweg._engines.codecs.split8 import HALF
-from thalweg._engines.codegen import Update
+from thalweg._engines.codegen import Update, fill
 from thalweg._engines.cuda.codegen import (
     BLOCKWISE,
     THREADS,
@@ -110,9 +110,7 @@ def generate_blocks(
     parameters = ["places"] * (draws or dithers)
     program = write_dense(element, element.block, element.places_of_tile(), *parameters)
     return assemble_kernel(
-        element,
-        element.define_functions(*element.extra_parameters) + program,
-        imports=BLOCKWISE,
+        element, program, extra_parameters=element.extra_parameters, imports=BLOCKWISE
     )
 
 
@@ -295,7 +293,7 @@ def _fill_template(template: str, codec: Codec | None = None, **fields: object) 
             fields |= {"round_to": "root_code", "more": f"prepared{fields.get('stream')}, "}
         fields["least"] = f", {codec.least}" if codec.positive else ""
         fields |= {"bytes": codec.record_bytes, "words": _words_of(codec)}
-    return template.format(**fields).strip().splitlines()
+    return fill(template, **fields)
 
 
 def _shift_of(codec: Codec) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.codegen import indent_by
+from thalweg._engines.codegen import fill
 from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cuda.codegen import Kernel, name_kernel
 from thalweg._engines.cuda.codegen_measure import Program
@@ -150,21 +150,21 @@ class MeasureBuilder:
         call_args = [f"{name}_{column}" if name in self.of_columns else name for name in names]
         return f"{value_names} = element({', '.join(call_args)}, {offsets}, {length}, True)"
 
-    def kernel_of(self, text: str, threads: int, **fields: object) -> Kernel:
+    def kernel_of(self, template: str, threads: int, **fields: object) -> Kernel:
         """Return the kernel of a template, filled with common fields and with `fields`."""
         sweep = self._sweep
-        text = text.format(
+        lines = fill(
+            template,
             width=self.width,
             sides=self.sides,
             n_scalars=len(sweep.scalars),
-            scalars=indent_by(self.program.load_scalars(), 1),
+            scalars=self.program.load_scalars(),
             threads=threads,
             **fields,
         )
-        text = self.program.write_header() + self.program.define_functions() + text
         attributes = {
             "measures": self._measures,
             "vectors": tuple(sweep.vectors),
             "threads": threads,
         }
-        return name_kernel(text, sweep.scalars, **attributes)
+        return name_kernel(self.program.define_functions(), lines, sweep.scalars, **attributes)

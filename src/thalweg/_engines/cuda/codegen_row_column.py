@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg._engines.codegen import indent_by
 from thalweg._engines.cuda.codegen import THREADS, Kernel
 from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder, ReducedFormula
 from thalweg._engines.row_column_reductions import TILE_COLUMNS, TILE_ROWS
@@ -27,7 +26,7 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
     rows, columns = tl.load(own + {sides}), tl.load(own + {sides} + 1)
     down, across = tl.load(own + {sides} + 2), tl.load(own + {sides} + 3)
     row = tl.load(scalar_row + tensor) * {n_scalars}
-{scalars}
+    {scalars}
     band = tile // across
     side = tile - band * across
     start = side * {tile_columns}
@@ -37,11 +36,11 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
     most = tl.minimum(rows - first, {tile_rows})
     lane = tl.arange(0, {lanes})
     below = tl.arange(0, {at_once})
-{begin}
+    {begin}
     for number in range(0, most, {at_once}):
         line = matrix * rows + first + number
-{each}
-{end}
+        {each}
+    {end}
 """
 
 # Rows, a power of two. Four rows need so many registers that few programs run at once; with one,
@@ -183,7 +182,7 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
         tile_columns=TILE_COLUMNS,
         lanes=lanes,
         at_once=_ROWS_PER_PASS,
-        begin=indent_by([*begin, *tile.begin()], 1),
-        each=indent_by([*rows, *tile.end_rows()], 2),
-        end=indent_by(tile.end(), 1),
+        begin=[*begin, *tile.begin()],
+        each=[*rows, *tile.end_rows()],
+        end=tile.end(),
     )

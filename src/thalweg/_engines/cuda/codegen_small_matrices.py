@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg._engines.codegen import indent_by
 from thalweg._engines.cuda.codegen import THREADS, Kernel
 from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder, ReducedFormula
 
@@ -21,11 +20,11 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
     own = lines + tensor * {width}
     matrices = tl.load(own + {sides} + 2)
     row = tl.load(scalar_row + tensor) * {n_scalars}
-{scalars}
+    {scalars}
     matrix = tl.load(chunks + 2 * program + 1).to(tl.int64) * {threads} + tl.arange(0, {threads})
     is_there = matrix < matrices
     length = matrices * {size}
-{each}
+    {each}
 """
 
 
@@ -111,6 +110,5 @@ def generate_short(builder: MeasureBuilder, sides: tuple[int, int]) -> Kernel:
             offsets = f"matrix * {rows * columns} + {row * columns + k}"
             lines.append(builder.take(k, offsets, "length", f"_{k}"))
         lines += matrix.add_row(row)
-    body = indent_by([*lines, *matrix.end()], 1)
-    size = rows * columns
-    return builder.kernel_of(_MEASURE, THREADS, size=size, each=body)
+    lines += matrix.end()
+    return builder.kernel_of(_MEASURE, THREADS, size=rows * columns, each=lines)
