@@ -67,7 +67,7 @@ def make_kernel(name: str) -> Kernel:
     formula = split_rule(TORCH_ADAM).update if "split8" in slots else TORCH_ADAM.update
     if name == "bfloat16":
         return generate_update(Update(formula, storage), "float32", flush=False)
-    return generate_blocks(formula, storage, flush=False, draws=name == "stochastic")
+    return generate_blocks(Update(formula, storage, draws=name == "stochastic"), flush=False)
 
 
 def run_tool(name: str, *options: str, binary: bytes) -> str:

@@ -11,7 +11,7 @@ import pytest
 from rulebook import DTYPES, FIRST, KINDS, label, slow_unless
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codegen import Update
-from thalweg._engines.cpu.sparse import from_zero
+from thalweg._engines.cpu.sparse_plan import from_zero
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import WARP, WIDTH, generate_update
 from thalweg._engines.cuda.codegen_blocks import generate_blocks
@@ -347,7 +347,7 @@ NOISY = [
 )
 def test_random_rounding_kernels_compile_within_limits(storage, capability, tmp_path):
     rule = (ADAM if len(storage) == 4 else FIRST[0]).rule
-    kernel = generate_blocks(rule.update, storage, True, draws=True)
+    kernel = generate_blocks(Update(rule.update, storage, draws=True), True)
     binary = launch.compiled_for(kernel, True, capability)
     assert_exact(binary, kernel)
     assert WIDTH in widths(binary, "ld")
@@ -387,7 +387,7 @@ def test_codec_kernels_compile_within_limits(storage, draws, capability, tmp_pat
     formula = ADAM.rule.update
     if "split8" in storage:
         formula = split_rule(ADAM.rule).update
-    kernel = generate_blocks(formula, storage, True, fast=True, draws=draws)
+    kernel = generate_blocks(Update(formula, storage, draws=draws), True, fast=True)
     for aligned in (True, False):
         binary = launch.compiled_for(kernel, aligned, capability)
         # Whatever math is chosen: a code would be another one.

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from thalweg._base.lazy import lazy
-from thalweg._base.locks import importing
-from thalweg._engines.codegen import NONE, name_scalars, name_vectors
+from thalweg._engines.codegen import NONE, codecs_of, name_scalars, name_vectors
 from thalweg._engines.formula_graph import FormulaGraph
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import count_of, place_of
-from thalweg._engines.layout import STORAGE_NAMES
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, is_like_update
-
-if TYPE_CHECKING:
-    from thalweg._engines.codecs.codec import Codec
 
 
 class Sweep:
@@ -35,6 +28,7 @@ class Sweep:
 
     Attributes:
         used, read: The streams that formulas read, in order; `read` includes the copy.
+        codecs: Codecs of the encoded slots that formulas read, by stream.
         copy: The stream of the copy, or None if formulas do not read the variable.
         arguments: The names of the kernel's parameters: streams, vectors, scalars.
 
@@ -59,22 +53,13 @@ class Sweep:
         self.used = sorted({stream for measure in self.measures for stream in measure.streams})
         self.copy = len(storage) - 1 if from_copy and 0 in self.used else None
         self.read = self.used if self.copy is None else [*self.used, self.copy]
+        self.codecs = {k: codec for k, codec in codecs_of(storage).items() if k in self.read}
         self.stages = [trace_formula(stage) for stage in stages] if 1 in self.used else []
         self.scalar = name_scalars(*self.stages, *self.measures, vectors=vectors)
         self.vectors = name_vectors(*self.measures, vectors=vectors)
         self.scalars = tuple(self.scalar)
         parameter_names = [*self.vectors.values(), *self.scalar.values()]
         self.arguments = [*(f"p{stream}" for stream in self.read), *parameter_names]
-
-    @lazy
-    def codecs(self) -> dict[int, Codec]:
-        """Codecs of the encoded slots that formulas read, by stream."""
-        encoded = [k for k in self.read if self.storage[k] not in STORAGE_NAMES.values()]
-        if not encoded:
-            return {}
-        with importing:
-            from thalweg._engines.codecs import CODECS
-        return {stream: CODECS[self.storage[stream]] for stream in encoded}
 
 
 def _check_measure(formula: Formula, formula_graph: FormulaGraph, streams: int) -> None:

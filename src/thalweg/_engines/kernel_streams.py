@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
+from thalweg._engines.codegen import Update
 from thalweg._engines.protocol import Dtype, StepRequest
 from thalweg._engines.random_bits import NARROW, ElementRuns, Place
 
@@ -53,6 +54,20 @@ class Streams(NamedTuple):
     def measured_types(self) -> tuple[str, ...]:
         """Return the storage types of the streams that measures may read."""
         return self.names if self.from_copy else self.names[: len(self.names) - self.copied]
+
+    def describe_update(self, request: StepRequest) -> Update:
+        """Return the description of the update of these variables in a step."""
+        rule = request.rule
+        return Update(
+            rule.update,
+            self.names,
+            request.stages,
+            before=rule.before,
+            copy=self.copied,
+            from_copy=self.from_copy,
+            vectors=tuple(getattr(rule.update, "vectors", {}).items()),
+            draws=self.draws,
+        )
 
     @property
     def bytes(self) -> Int64:

@@ -13,6 +13,7 @@ from thalweg._engines.codegen import (
     LARGEST,
     FormulaWriter,
     Kernel,
+    TracedUpdate,
     Update,
     digest,
     fill,
@@ -143,7 +144,7 @@ class Element:
         compute: The type of the arithmetic, "float32" or "float64".
     """
 
-    def __init__(self, update: Update, compute: str) -> None:
+    def __init__(self, update: TracedUpdate, compute: str) -> None:
         self.update, self.compute = update, compute
 
     def define_functions(self) -> str:
@@ -216,8 +217,8 @@ class Element:
 
 def generate_update(update: Update, compute: str) -> Kernel:
     """Return the kernel that updates chunks of tensors, in arithmetic of type `compute`."""
-    element = Element(update, compute)
-    definitions, pointers = element.define_functions(), point_at_chunk(update)
+    element = Element(update.traced, compute)
+    definitions, pointers = element.define_functions(), point_at_chunk(update.traced)
     return write_kernel(element, definitions, pointers, _update_chunk(definitions, element))
 
 
@@ -270,7 +271,7 @@ def of_copies(storage: str, compute: str) -> dict[str, str]:
     }
 
 
-def point_at_chunk(update: Update) -> list[str]:
+def point_at_chunk(update: TracedUpdate) -> list[str]:
     """Return lines that set address `at{k}` and pointer `p{k}` of each stream k of a chunk."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
@@ -280,7 +281,7 @@ def point_at_chunk(update: Update) -> list[str]:
     return lines
 
 
-def first_of(update: Update, stream: int) -> str:
+def first_of(update: TracedUpdate, stream: int) -> str:
     """Return an expression for the address of a stream of the chunk's tensor."""
     return f"base[tensor * {update.width} + {stream}]"
 

@@ -68,8 +68,8 @@ def generate_seeing(update: Update, compute: str) -> Kernel:
     The table has for each tensor the addresses of its streams and vectors, and the numbers of rows
     and columns of its matrices.
     """
-    element = Element(update, compute)
-    definitions, pointers = element.define_functions(), point_at_chunk(update)
+    element = Element(update.traced, compute)
+    definitions, pointers = element.define_functions(), point_at_chunk(update.traced)
     return write_kernel(element, definitions, pointers, each_line(element, "offset", "length"))
 
 

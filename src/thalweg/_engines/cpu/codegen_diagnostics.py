@@ -86,7 +86,7 @@ def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, s
     Returns:
         The kernel. It writes `MEASURED` for each chunk, with 0 for the momentum without one.
     """
-    element = Element(update, "float32")
+    element = Element(update.traced, "float32")
     quantities = _QUANTITIES if momentum is not None else _QUANTITIES[:3]
     sums = {name: pair for name, pair in PRODUCTS.items() if {*pair} <= {*quantities}}
     magnitude, raw, tiny, infinite = _BITS[update.storage[1]]
@@ -113,8 +113,8 @@ def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, s
         *(f"lanes_{name} = lanes({COLUMNS})" for name in sums),
         *(f"kept_{name} = numbers({BLOCK})" for name in quantities),
     ]
-    lines = write_chunks(element, point_at_chunk(update), chunk, setup)
-    return name_kernel("d", element.define_functions(), lines, update.scalars)
+    lines = write_chunks(element, point_at_chunk(update.traced), chunk, setup)
+    return name_kernel("d", element.define_functions(), lines, update.traced.scalars)
 
 
 def _store_results(sums: Iterable[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thalweg._engines.codegen import FormulaWriter, Kernel, fill, nest, read_vectors
+from thalweg._engines.codegen import Field, FormulaWriter, Kernel, fill, nest, read_vectors
 from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cpu.codegen import (
     HEADER,
@@ -273,7 +273,7 @@ def _counts(formula_graph: FormulaGraph) -> bool:
     return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)
 
 
-def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, object]:
+def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
     """Return the fields of `_MEASURE` that fill, add and fold lanes."""
     rows = _ROWS if len(sweep.read) <= _STREAMS else 1
     # `Dispatcher` leaves variables with encoded slots that are not contiguous to the reference.

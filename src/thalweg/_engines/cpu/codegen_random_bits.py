@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from thalweg._engines.codegen import Update, fill
+from thalweg._engines.codegen import TracedUpdate, fill
 from thalweg._engines.cpu.codegen import first_of
 from thalweg._engines.philox import INCREMENTS, MASK, MULTIPLIERS, ROUNDS
 from thalweg._engines.random_bits import GROUP, SCALARS
@@ -35,7 +35,7 @@ for j in range(((count + (position & {last}) + {most}) >> {shift}) << 3):
 _ADDRESS = "drawn{stream} = uint16_pointer(address_of(words{k}) + 2 * (position & {last}))"
 
 
-def read_origin(update: Update) -> str:
+def read_origin(update: TracedUpdate) -> str:
     """Return a line that reads the position of the first element of a chunk.
 
     The table has the address of the positions of all chunks.
@@ -43,7 +43,7 @@ def read_origin(update: Update) -> str:
     return f"origin = int64_pointer({first_of(update, len(update.storage) + 1)})[chunk]"
 
 
-def begin_draws(update: Update, numbers: Iterable[int]) -> list[str]:
+def begin_draws(update: TracedUpdate, numbers: Iterable[int]) -> list[str]:
     """Return lines that set key, step and buffers of the draws of a chunk.
 
     Args:

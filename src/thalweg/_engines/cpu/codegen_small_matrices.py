@@ -13,7 +13,7 @@ from math import prod
 
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.codegen import Kernel, Update, fill, nest
+from thalweg._engines.codegen import Kernel, TracedUpdate, Update, fill, nest
 from thalweg._engines.cpu.codegen import (
     HEADER,
     STORAGE,
@@ -159,7 +159,10 @@ class Short:
         self._counts = {"row": sides[0], "column": sides[1], "matrix": 1, "": 1}
         self._array_type = "numbers" if compute == "float32" else "lanes"
         self._plain_storage = (compute,) * len(storage)
-        self._update = update and Update(update, self._plain_storage, stages, vectors=rule.vectors)
+        vectors = tuple(rule.vectors.items())
+        self._update = update and TracedUpdate(
+            Update(update, self._plain_storage, stages, vectors=vectors)
+        )
         self._place = {name: place for place, name in enumerate(self._list_scalars())}
         self._arrays: dict[str, str] = {}  # calls that reserve arrays, by name
         self._definitions = [
@@ -403,7 +406,7 @@ class Short:
             ]
         self._add_part(lines)
 
-    def _update_elements(self, update: Update) -> None:
+    def _update_elements(self, update: TracedUpdate) -> None:
         """Append the update of each element."""
         element = Element(update, self._compute)
         update.scalar = {name: f"t{self._place[name]}" for name in update.scalar}

@@ -177,12 +177,12 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
         compute: "float32" or "float64".
         duplicates: Whether several entries of a row are summed, or update it one after another.
     """
-    element = (_SummedRow if duplicates == "sum" else _SuccessiveRow)(update, compute)
-    scalars = load_scalars(len(update.scalars))
+    element = (_SummedRow if duplicates == "sum" else _SuccessiveRow)(update.traced, compute)
+    scalars = load_scalars(len(update.traced.scalars))
     setup = fill(_SETUP, literal=LITERAL, compute=compute, scalars=scalars)
     rows = fill(_ROWS, prefetches=_prefetch_rows(update.storage), update=element.update_row())
     lines = write_threads(setup, rows)
-    return name_kernel("k", element.define_functions(), lines, update.scalars)
+    return name_kernel("k", element.define_functions(), lines, update.traced.scalars)
 
 
 def _prefetch_rows(storage: tuple[str, ...]) -> list[str]:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from thalweg._engines.cpu.offsets import Layout, Offsets
     from thalweg._engines.cpu.reductions import Leaves, Sweep
     from thalweg._engines.cpu.row_column_reductions import Lines
-    from thalweg.formula import Rule
 
 
 class Group:
@@ -44,18 +43,9 @@ class Group:
 
     def __init__(self, request: StepRequest, members: list[int]) -> None:
         streams = self._set_members(request, members)
-        self.kernel = launch.update_kernel(
-            request.rule.update,
-            request.stages,
-            streams.names,
-            streams.compute,
-            copy=streams.copied,
-            before=request.rule.before,
-            from_copy=streams.from_copy,
-            vectors=_kinds_of(request.rule),
-            draws=streams.draws,
-        )
-        self._kinds = _kinds_of(request.rule)
+        update = streams.describe_update(request)
+        self.kernel = launch.update_kernel(update, streams.compute)
+        self._kinds = update.vectors
         self._shapes = [request.variables[i].shape for i in members]
         self._vectors = [request.vectors[i] for i in members] if request.vectors else []
         chunk = chunk_of(sum(streams.sizes))
@@ -216,8 +206,3 @@ class Group:
         """Return C functions that launch the update kernel with these scalars."""
         self.set_scalars(columns.shared[self.dtype], columns.separate)
         return [self.kernel.bind_table(self.table, self.scalars, self.flush)]
-
-
-def _kinds_of(rule: Rule) -> tuple[tuple[str, str], ...]:
-    """Return name and axis of each vector that the update reads, as pairs."""
-    return tuple(getattr(rule.update, "vectors", {}).items())

@@ -73,41 +73,33 @@ def is_serial(elements: int) -> bool:
 
 @cache
 def update_kernel(
-    formula: Formula,
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
+    update: Update,
     compute: type[np.floating],
-    grad: bool = True,
     duplicates: Literal["sum", "successive"] | None = None,
-    copy: bool = False,
-    entries: tuple[Formula, ...] = (),
-    before: Formula | None = None,
-    from_copy: bool = False,
-    vectors: tuple[tuple[str, str], ...] = (),
-    draws: bool = False,
 ) -> Compiled:
-    """Return the compiled update kernel of a formula, from memory, disk or LLVM; see `Update`."""
+    """Return the compiled kernel of an update, from memory, disk or LLVM.
+
+    Args:
+        update: The update.
+        compute: The type of the arithmetic.
+        duplicates: How several entries of a row are treated, if the gradient is sparse.
+    """
     name = np.dtype(compute).name
-    # Storage types outside STORAGE are those of encoded slots.
-    if draws or not STORAGE.keys() >= {*storage}:
+    if update.draws or not STORAGE.keys() >= {*update.storage}:
         with importing:
             from thalweg._engines.cpu.codegen_blocks import generate_blocks
-        kernel, read = generate_blocks(
-            formula, storage, stages, before, copy, from_copy, draws, dict(vectors)
-        )
-        return Compiled(kernel, compute, read)
-    update = Update(
-        formula, storage, stages, grad, entries, before, copy, from_copy, vectors=dict(vectors)
-    )
-    if update.vectors:
+        kernel = generate_blocks(update)
+    elif update.traced.vectors:
         with importing:
             from thalweg._engines.cpu.codegen_broadcast import generate_seeing
-        return Compiled(generate_seeing(update, name), compute, tuple(update.vectors))
-    if duplicates is None:
-        return Compiled(generate_update(update, name), compute, tuple(update.vectors))
-    with importing:
-        from thalweg._engines.cpu.codegen_sparse import generate_rows
-    return Compiled(generate_rows(update, name, duplicates), compute)
+        kernel = generate_seeing(update, name)
+    elif duplicates is None:
+        kernel = generate_update(update, name)
+    else:
+        with importing:
+            from thalweg._engines.cpu.codegen_sparse import generate_rows
+        kernel = generate_rows(update, name, duplicates)
+    return Compiled(kernel, compute, tuple(update.traced.vectors))
 
 
 @cache

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 
 from thalweg._engines import codegen
-from thalweg._engines.codegen import LARGEST, FormulaWriter, Update, digest, fill, join_lines, nest
+from thalweg._engines.codegen import (
+    LARGEST,
+    FormulaWriter,
+    TracedUpdate,
+    Update,
+    digest,
+    fill,
+    join_lines,
+    nest,
+)
 from thalweg._engines.cuda.fused_roots import BY_CORRECTED_ROOT, BY_ROOT, ITEMS, fuse_roots
 from thalweg._engines.cuda.scalar_branches import find_branches
 from thalweg._engines.formula_graph import ROUNDED, FormulaGraph, Node, in_order
@@ -287,7 +296,7 @@ class Element:
         writer: Writer for the compute dtype.
     """
 
-    def __init__(self, update: Update, writer: Writer) -> None:
+    def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         self.update, self.writer = update, writer
         self.arguments = [
             *(f"p{stream}" for stream in self.pointed_streams()),
@@ -427,8 +436,8 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
         flush: Whether denormals are treated as zero.
         fast: Whether products and sums may be fused, and quotients and roots be approximate.
     """
-    element = Element(update, Writer(compute, flush, fast))
-    element.writer.has_scalar_branches = not update.vectors
+    element = Element(update.traced, Writer(compute, flush, fast))
+    element.writer.has_scalar_branches = not update.traced.vectors
     element.writer.group = share_of(update.storage)
     block = THREADS * element.writer.group
     return assemble_kernel(element, write_dense(element, block, f"tl.arange(0, {block})"))

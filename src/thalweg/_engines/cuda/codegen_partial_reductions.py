@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.codegen import fill
+from thalweg._engines.codegen import Field, fill
 from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cuda.codegen import Kernel, name_kernel
 from thalweg._engines.cuda.codegen_measure import Program
@@ -150,7 +150,7 @@ class MeasureBuilder:
         call_args = [f"{name}_{column}" if name in self.of_columns else name for name in names]
         return f"{value_names} = element({', '.join(call_args)}, {offsets}, {length}, True)"
 
-    def kernel_of(self, template: str, threads: int, **fields: object) -> Kernel:
+    def kernel_of(self, template: str, threads: int, **fields: Field) -> Kernel:
         """Return the kernel of a template, filled with common fields and with `fields`."""
         sweep = self._sweep
         lines = fill(

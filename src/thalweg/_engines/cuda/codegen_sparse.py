@@ -162,7 +162,7 @@ def generate_rows(
         threads: Threads of a program.
     """
     element = (_Summed if duplicates == "sum" else _Successive)(
-        update, Writer(compute, flush, fast)
+        update.traced, Writer(compute, flush, fast)
     )
     lines = fill(
         _ROWS,
@@ -186,7 +186,8 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
         update: The update; it reads no gradient.
         compute, flush, fast: As for `generate_update` of `codegen`.
     """
-    element, share = Element(update, Writer(compute, flush, fast)), share_of(update.storage)
+    element = Element(update.traced, Writer(compute, flush, fast))
+    share = share_of(update.storage)
     lines = fill(
         _UNTOUCHED,
         chunk=CHUNK,

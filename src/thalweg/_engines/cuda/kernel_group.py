@@ -19,7 +19,7 @@ from thalweg._engines.cuda.codegen import CHUNK, SIZES, WIDTH
 from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, send_constant
 from thalweg._engines.cuda.tree_reduction import LaunchedTree
-from thalweg._engines.kernel_streams import Streams, streams_of
+from thalweg._engines.kernel_streams import streams_of
 from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest
 from thalweg._engines.random_bits import GROUP, UNCOUNTED
 from thalweg._engines.reduction_order import LEAF, leaf_counts
@@ -45,8 +45,10 @@ class Group:
         self._measurable = len(kernel_streams.names) - kernel_streams.copied
         self.dtype = kernel_streams.compute
         self._flush = request.selection.denormals == "flush"
-        self._kinds = tuple(getattr(request.rule.update, "vectors", {}).items())
-        self.kernel = self._generate_kernel(request, kernel_streams)
+        update = kernel_streams.describe_update(request)
+        self._kinds = update.vectors
+        is_fast = request.selection.math == "fast"
+        self.kernel = launch.update_kernel(update, self.dtype, self._flush, is_fast)
         self.members = members
         self.has_all_variables = len(members) == len(request.variables)
         self._sizes, self.bytes = kernel_streams.sizes, kernel_streams.bytes
@@ -74,22 +76,6 @@ class Group:
         self._rows: dict[launch.Compiled, Rows] = {}
         self._bound: launch.Bound | None = None
         self._bound_to: tuple[Sequence[Any], bool] = (), False
-
-    def _generate_kernel(self, request: StepRequest, kernel_streams: Streams) -> launch.Compiled:
-        """Return the kernel that updates variables with these streams."""
-        return launch.update_kernel(
-            request.rule.update,
-            request.stages,
-            self._names,
-            self.dtype,
-            self._flush,
-            copy=kernel_streams.copied,
-            before=request.rule.before,
-            fast=request.selection.math == "fast",
-            from_copy=kernel_streams.from_copy,
-            draws=kernel_streams.draws,
-            vectors=self._kinds,
-        )
 
     @lazy
     def _leaves(self) -> _Leaves:

@@ -194,39 +194,20 @@ class _Interpreted:
 
 @cache
 def update_kernel(
-    formula: Formula,
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
+    update: Update,
     compute: type[np.floating[Any]],
     flush: bool,
-    grad: bool = True,
-    duplicates: Literal["sum", "successive"] | None = None,
-    copy: bool = False,
-    entries: tuple[Formula, ...] = (),
-    before: Formula | None = None,
     fast: bool = False,
-    from_copy: bool = False,
+    duplicates: Literal["sum", "successive"] | None = None,
     threads: int = THREADS,
-    draws: bool = False,
-    vectors: tuple[tuple[str, str], ...] = (),
 ) -> Compiled:
-    """Return the update kernel of a formula for storage dtypes; arguments as for `Update`."""
-    vector_names = dict(vectors)
-    # Encoded slots.
-    if draws or not SIZES.keys() >= {*storage}:
+    """Return the kernel of an update; arguments as for the functions that generate it."""
+    name = np.dtype(compute).name
+    if update.draws or not SIZES.keys() >= {*update.storage}:
         with importing:
             from thalweg._engines.cuda.codegen_blocks import generate_blocks
-        options: dict[str, Any] = {"stages": stages, "before": before, "vectors": vector_names}
-        options |= {"copy": copy, "from_copy": from_copy}
-        kernel = generate_blocks(
-            formula, storage, flush, fast, draws=draws, before_name="before", **options
-        )
-        return Compiled(kernel, compute)
-    update = Update(
-        formula, storage, stages, grad, entries, before, copy, from_copy, "before", vector_names
-    )
-    name = np.dtype(compute).name
-    if not grad:
+        kernel = generate_blocks(update, flush, fast)
+    elif not update.grad:
         kernel = generate_untouched(update, name, flush, fast)
     elif duplicates is None:
         kernel = generate_update(update, name, flush, fast)
