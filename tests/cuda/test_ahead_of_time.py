@@ -11,6 +11,7 @@ import pytest
 from rulebook import DTYPES, FIRST, KINDS, label, slow_unless
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codegen import Update
+from thalweg._engines.codegen_measure import Measurement, distinct_formulas
 from thalweg._engines.cpu.sparse_plan import from_zero
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import WARP, WIDTH, generate_update
@@ -294,7 +295,9 @@ def test_untouched_rows_need_one_division_per_thread():
     ],
 )
 def test_measure_kernels_compile_within_limits(capability, name, formulas, stages, tmp_path):
-    kernel = generate_measure(formulas, stages, (name, name), 2, computed(name), bool(stages))
+    kernel = generate_measure(
+        Measurement(formulas, (name, name), computed(name), stages), bool(stages)
+    )
     binary = launch.compiled_for(kernel, True, capability)
     assert_exact(binary, kernel)
     # Four lanes of a thread, at whose width all that is read is.
@@ -305,7 +308,8 @@ def test_measure_kernels_compile_within_limits(capability, name, formulas, stage
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_measure_kernels_from_copies_compile_within_limits(kind, tmp_path):
     storage = ("float32", "bfloat16", kind)
-    kernel = generate_measure((variable_squares,), (), storage, 2, "float32", True, True)
+    measurement = Measurement((variable_squares,), storage, "float32", copy=True, from_copy=True)
+    kernel = generate_measure(measurement, True)
     binary = launch.compiled_for(kernel, True, 90)
     assert_exact(binary, kernel)
     assert_small(binary, tmp_path, REGISTERS)
@@ -314,7 +318,7 @@ def test_measure_kernels_from_copies_compile_within_limits(kind, tmp_path):
 @pytest.mark.slow
 def test_two_measures_spill_no_registers(tmp_path):
     formulas = (variable_squares, gradient_squares)
-    kernel = generate_measure(formulas, (), ("float32",) * 2, 2, "float32", False)
+    kernel = generate_measure(Measurement(formulas, ("float32",) * 2, "float32"), False)
     assert_small(launch.compiled_for(kernel, True, 90), tmp_path, REGISTERS)
 
 
@@ -419,7 +423,9 @@ MEASURES = tuple(
 @BY_NAME
 def test_line_kernels_compile_within_limits(name, tmp_path):
     storage, compute = (name,) * 3, computed(name)
-    kernel = generate_update(Update(update_of_lines, storage, vectors=VECTORS), compute, True)
+    kernel = generate_update(
+        Update(update_of_lines, storage, vectors=(*VECTORS.items(),)), compute, True
+    )
     assert kernel.vectors == (*VECTORS,)
     binary = launch.compiled_for(kernel, True, 90)
     assert_exact(binary, kernel)
@@ -439,7 +445,10 @@ PASSES = [MEASURES, TORCH_ADAFACTOR.passes[:3]]
 @pytest.mark.parametrize("measures", PASSES, ids=["mixed", "Adafactor"])
 @BY_NAME
 def test_line_measure_kernels_compile_within_limits(name, measures, layout, tmp_path):
-    measuring = MeasureBuilder(measures, (), (name,) * 3, 2, computed(name), VECTORS, True, False)
+    measurement = Measurement(
+        distinct_formulas(measures), (name,) * 3, computed(name), vectors=(*VECTORS.items(),)
+    )
+    measuring = MeasureBuilder(measures, measurement, True)
     if layout.sides:
         kernel = generate_short(measuring, layout.sides)
     else:

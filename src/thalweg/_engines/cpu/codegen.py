@@ -56,7 +56,7 @@ def KERNEL_NAME(argument):
 """
 
 # Of a kernel over the chunks of a work table.
-_SETUP = """
+_TABLE = """
 slices, flush = work[1], work[2]
 bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
 base, scalar_row = int64_pointer(work[5]), int64_pointer(work[6])
@@ -113,6 +113,16 @@ def write_threads(setup: list[str], slice_lines: list[str], flushes: bool = True
         slice=slice_lines,
         end=["end_denormals(found)"] * flushes,
     )
+
+
+def read_table(compute: str, literal: str = LITERAL) -> list[str]:
+    """Return lines that read the work table of a kernel over chunks, with scalars of a type.
+
+    Args:
+        compute: The type of the scalars.
+        literal: The name of the type of `one`, which LLVM does not know to be 1.
+    """
+    return fill(_TABLE, compute=compute, literal=literal)
 
 
 def load_scalars(count: int) -> list[str]:
@@ -254,8 +264,7 @@ def write_chunks(
         scalars=load_scalars(count) or ["pass"],
         elements=elements,
     )
-    first_setup = fill(_SETUP, compute=element.compute, literal=LITERAL)
-    return write_threads([*first_setup, *setup], chunk)
+    return write_threads([*read_table(element.compute), *setup], chunk)
 
 
 def of_copies(storage: str, compute: str) -> dict[str, str]:

@@ -7,9 +7,10 @@ codecs, and encodes it.
 from __future__ import annotations
 
 from thalweg._base.locks import importing
-from thalweg._engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
+from thalweg._engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, Codec
 from thalweg._engines.codecs.dither import PERIOD, TURN
 from thalweg._engines.codecs.split8 import HALF
+from thalweg._engines.codecs.texts import codec_fields, define_codecs
 from thalweg._engines.codegen import (
     DECODED,
     FormulaWriter,
@@ -28,10 +29,8 @@ from thalweg._engines.cpu.codegen_random_bits import (
 )
 from thalweg._engines.cpu.work_table import STEP
 from thalweg._engines.formula_parser import trace_formula
-from thalweg._engines.formula_source import FUNCTION_PREFIX
 from thalweg._engines.random_bits import SCALARS
 
-_PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 _LONGEST = 16  # nodes of a formula that decodes in the update's own loop
 
 _CHUNK = """
@@ -78,7 +77,7 @@ peak = int32(0)
 for j in range({block}):
     size = magnitude_of(p{stream}[part + j])
     peak = size if size > peak else peak
-if (peak > {least}) & (peak <= {largest}):
+if (peak > {smallest}) & (peak <= {largest}):
     int32_pointer(record)[0] = peak
 else:
     int32_pointer(record)[0] = {nan} if peak > {largest} else 0
@@ -102,11 +101,9 @@ Coded = dict[int, Codec]  # by stream
 
 def generate_blocks(update: Update) -> Kernel:
     """Return the kernel of an update in float32, with random rounding or encoded slots."""
-    element, codecs = _Element(update.traced), {*update.traced.blocks.values()}
-    definitions = element.define_functions() + "\n" + _define_codecs(codecs)
-    return write_kernel(
-        element, definitions, _point_at_chunk(update.traced), _update_chunk(element)
-    )
+    element = _Element(update.traced)
+    pointers, elements = _point_at_chunk(update.traced), _update_chunk(element)
+    return write_kernel(element, element.define_functions(), pointers, elements)
 
 
 class _Element(Element):
@@ -117,6 +114,11 @@ class _Element(Element):
 
     def __init__(self, update: TracedUpdate) -> None:
         super().__init__(update, DECODED)
+
+    def define_functions(self) -> str:
+        codecs = sorted({*self.update.blocks.values()}, key=lambda codec: codec.name)
+        functions = define_codecs(FormulaWriter(), codecs).values()
+        return super().define_functions() + "\n" + "\n\n".join(functions) + "\n"
 
     def begins_at(self, stream: int) -> str:
         if self.update.before and stream == 0 and 0 in self.update.random_streams:
@@ -129,8 +131,8 @@ class _Element(Element):
             return f"join_bfloat(p0[i], p{stream}[i])"
         codec = self.update.blocks.get(stream)
         if codec is not None and _is_decoded_inline(codec):
-            name = _name_of("decode", codec)
-            return f"{name}(float32(stored{stream}[i]), scale{stream})"
+            decode = codec_fields(codec)["decode"]
+            return f"{decode}(float32(stored{stream}[i]), scale{stream})"
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
@@ -140,7 +142,7 @@ class _Element(Element):
             return f"p{stream}[i] = {part}_of({value}, {bits})"
         codec = self.update.blocks.get(stream)
         if codec is not None:
-            value = f"{_name_of('prepare', codec)}({value})"
+            value = f"{codec_fields(codec)['prepare']}({value})"
         if stream in self.update.random_streams:
             return f"p{stream}[i] = {round_by_draw(stream, self.update.storage[stream], value)}"
         return super().store_value(stream, value)
@@ -184,20 +186,6 @@ def _is_decoded_inline(codec: Codec) -> bool:
     return codec.block == STEP and len(trace_formula(codec.decode).nodes) <= _LONGEST
 
 
-def _name_of(part: str, codec: Codec) -> str:
-    return f"{FUNCTION_PREFIX}{part}_{codec.name}"
-
-
-def _define_codecs(codecs: set[Codec]) -> str:
-    """Return the text of the functions that decode, prepare and encode, of each codec."""
-    texts = [
-        FormulaWriter().define_function(f"{part}_{codec.name}", trace_formula(getattr(codec, part)))
-        for codec in sorted(codecs, key=lambda codec: codec.name)
-        for part in _PARTS
-    ]
-    return "\n\n".join(texts) + "\n"
-
-
 def _fill_blocks(template: str, coded: Coded) -> list[str]:
     """Return one loop over blocks per block length, with a template filled for each stream."""
     lines: list[str] = []
@@ -212,23 +200,16 @@ def _fill(template: str, coded: Coded) -> list[str]:
     """Return the lines of a template filled for each stream and its codec."""
     lines: list[str] = []
     for stream, codec in coded.items():
-        shift, size = _shift_of(codec), codec.record_bytes
+        fields = codec_fields(codec)
         lines += fill(
             template,
             stream=stream,
-            block=codec.block,
-            at_record=_RECORD.format(stream=stream, shift=shift, record=size),
-            shift=shift,
-            record=size,
+            at_record=_RECORD.format(stream=stream, **fields),
             turn=fill(_TURN),
-            header=SCALE_BYTES,
-            kind="int8" if codec.signed else "uint8",
-            least=LEAST_PEAK,
+            smallest=LEAST_PEAK,
             largest=LARGEST_PEAK,
             nan=NAN,
-            round_to="positive_code" if codec.positive else "signed_code",
-            limits=f", {codec.least}" if codec.positive else "",
-            **{part: _name_of(part, codec) for part in _PARTS},
+            **fields,
         )
     return lines
 
@@ -242,10 +223,6 @@ def _begin_dithers(update: TracedUpdate) -> list[str]:
     ]
 
 
-def _shift_of(codec: Codec) -> int:
-    return codec.block.bit_length() - 1
-
-
 def _point_at_chunk(update: TracedUpdate) -> list[str]:
     """Return lines with the address of each stream of a chunk, and arrays for encoded ones."""
     lines: list[str] = []
@@ -256,7 +233,7 @@ def _point_at_chunk(update: TracedUpdate) -> list[str]:
             size = 1 if stream == update.lower else STORAGE[kind].size
             lines.append(f"at{stream} = {first} + {start} * {size}")
         else:
-            records = f"(offset >> {_shift_of(codec)}) * {codec.record_bytes}"
+            records = "(offset >> {shift}) * {record}".format(**codec_fields(codec))
             lines += [f"at{stream} = {first} + {records}", f"p{stream} = numbers({STEP})"]
     return lines
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thalweg._engines.codegen import Field, FormulaWriter, Kernel, fill, nest, read_vectors
-from thalweg._engines.codegen_measure import Sweep
+from thalweg._engines.codegen_measure import Measurement, Sweep
 from thalweg._engines.cpu.codegen import (
     HEADER,
     STORAGE,
@@ -13,10 +15,8 @@ from thalweg._engines.cpu.codegen import (
     write_threads,
 )
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX
 from thalweg._engines.reduction_order import LANES
-from thalweg.formula import Formula
 
 # Formulas are float64; stages, and those that are `like_update`, of the type of the update.
 STAGE_LITERAL = "_stage_literal"
@@ -155,17 +155,7 @@ class Elements(Sweep):
         """Return lines that decode up to `elements` numbers of encoded slots from `start` on."""
         lines: list[str] = []
         for stream, codec in self.codecs.items():
-            lines += fill(
-                _DECODE,
-                stream=stream,
-                elements=elements,
-                block=codec.block,
-                shift=codec.block.bit_length() - 1,
-                record=codec.record_bytes,
-                header=codec.header_bytes,
-                kind="int8" if codec.signed else "uint8",
-                decode=f"{FUNCTION_PREFIX}decode_{codec.name}",
-            )
+            lines += fill(_DECODE, stream=stream, elements=elements, **self.codec_fields(codec))
         return lines
 
     def gather(self, elements: int) -> list[str]:
@@ -235,16 +225,14 @@ class Elements(Sweep):
         operations, (result,) = writer.write_formula(formula_graph, f"node{index}_")
         return [*lines, *operations, f"v{index} = float64({result})"]
 
-    def define_functions(self, compute: str) -> list[str]:
+    def define_functions(self) -> list[str]:
         """Return the definitions that the functions of `define_measures` call."""
         definitions = [HEADER.format(literal=LITERAL, compute="float64")]
         if self.stages or self.codecs or any(self.are_like_update):
-            definitions.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
+            definitions.append(HEADER.format(literal=STAGE_LITERAL, compute=self.compute))
         for index, stage in enumerate(self.stages):
             definitions.append(FormulaWriter(STAGE_LITERAL).define_function(f"stage{index}", stage))
-        for codec in dict.fromkeys(self.codecs.values()):
-            writer, graph = FormulaWriter(STAGE_LITERAL), trace_formula(codec.decode)
-            definitions.append(writer.define_function(f"decode_{codec.name}", graph))
+        definitions += self.define_decoders(FormulaWriter(STAGE_LITERAL))
         if self.copy is not None:
             definitions += of_copies(self.storage[-1], self.storage[0]).values()
         return definitions
@@ -293,34 +281,25 @@ def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
     }
 
 
-def generate_measure(
-    formulas: tuple[Formula, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    compute: str,
-    from_copy: bool = False,
-    gathers: bool = False,
-) -> Kernel:
+def generate_measure(measurement: Measurement, gathers: bool = False) -> Kernel:
     """Return the kernel that sums formulas over each leaf, in one pass over memory.
 
     Args:
-        formulas, stages, storage, from_copy: As for `Sweep`.
-        compute: In what stages are evaluated, "float32" or "float64".
+        measurement: The formulas, and the memory that they read.
         gathers: Whether tensors may have another order of elements than row-major; the argument of
             the kernel then has the address of `Offsets.table`.
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
     """
-    readable, count = len(storage) - from_copy, len(formulas)
-    all_formulas = Sweep(formulas, stages, storage, readable, from_copy)
+    graphs, formulas = Sweep(measurement).measures, measurement.formulas
+    count = len(formulas)
     # Counts need neither memory nor lanes; the first measure is always summed.
-    leaves = {k: "float64(length)" for k in range(1, count) if _counts(all_formulas.measures[k])}
+    leaves = {k: "float64(length)" for k in range(1, count) if _counts(graphs[k])}
     summed_indices = [k for k in range(count) if k not in leaves]
     leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(summed_indices)}
-    sweep = Elements(
-        tuple(formulas[k] for k in summed_indices), stages, storage, readable, from_copy
-    )
+    summed = tuple(formulas[k] for k in summed_indices)
+    sweep = Elements(replace(measurement, formulas=summed))
     fields = _lane_fields(sweep, gathers)
     leaf_lines = fill(
         _LEAVES,
@@ -331,7 +310,7 @@ def generate_measure(
         **fields,
     )
     lines = [*sweep.define_measures(), *write_threads(fill(_SETUP, **fields), leaf_lines)]
-    definitions = "\n\n".join(sweep.define_functions(compute)) + "\n"
+    definitions = "\n\n".join(sweep.define_functions()) + "\n"
     return name_kernel("m", definitions, lines, sweep.scalars, count)
 
 

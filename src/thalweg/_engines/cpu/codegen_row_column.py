@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codegen import Kernel, fill, nest
+from thalweg._engines.codegen_measure import Measurement, Targets, share_reductions
 from thalweg._engines.cpu.codegen import STORAGE, load_scalars, name_kernel, write_threads
 from thalweg._engines.cpu.codegen_broadcast import SHORT, spread_name, spread_vectors
 from thalweg._engines.cpu.codegen_measure import Elements
 from thalweg._engines.cpu.codegen_reduction import Reduction
 from thalweg._engines.reduction_order import LANES
 from thalweg._engines.row_column_reductions import TILE_COLUMNS, TILE_ROWS
-from thalweg.formula import Formula
 
 # How many rows are added up at once, where they are long, and over how many tiles of a row: columns
 # are then read and written once for all of them. What pays is to read memory in its order: a cache
@@ -110,38 +109,18 @@ while tile < end:
 _SIZES = {"tile_rows": TILE_ROWS, "tile_columns": TILE_COLUMNS, "lane_count": LANES}
 
 
-@dataclass(frozen=True)
-class _TileReduction(Reduction):
-    """Reduction of one formula in a tile, and the measures that take it.
+class _TileReduction(Targets, Reduction):
+    """Reduction of one formula in a tile.
 
-    Attributes:
+    Args:
         value: The index of the formula.
-        targets: The indices of measures over "row", "column" and "variable", by these words; two
-            measures may be alike.
+        reduce: As for `Reduction`.
     """
 
-    value: int
-    targets: dict[str, list[int]]
-
-    @property
-    def has_columns(self) -> bool:
-        """Return whether measures need the reductions of columns."""
-        return not self.targets.keys().isdisjoint(("column", "variable"))
-
-
-def _share_formulas(
-    measures: tuple[Measure, ...],
-) -> tuple[tuple[Formula, ...], list[_TileReduction]]:
-    """Return the distinct formulas of measures, and a reduction per formula and way to reduce."""
-    formulas = tuple(dict.fromkeys(measure.function for measure in measures))
-    reductions: dict[tuple[int, str], _TileReduction] = {}
-    for number, measure in enumerate(measures):
-        index = formulas.index(measure.function)
-        reduction = reductions.setdefault(
-            (index, measure.reduce), _TileReduction(measure.reduce, index, {})
-        )
-        reduction.targets.setdefault(measure.over, []).append(number)
-    return formulas, [*reductions.values()]
+    def __init__(self, value: int, reduce: str) -> None:
+        Targets.__init__(self)
+        Reduction.__init__(self, reduce)
+        self.value = value
 
 
 class _ShortTile:
@@ -443,24 +422,15 @@ def _write_long_tiles(
     return [line for tile in tiles for line in tile.lanes], lines
 
 
-def generate_lines(
-    measures: tuple[Measure, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    compute: str,
-    vectors: Mapping[str, str],
-    from_copy: bool,
-) -> tuple[Kernel, tuple[str, ...]]:
-    """Return the kernel that computes measures in one pass, and its vectors in the table's order.
+def generate_lines(measures: tuple[Measure, ...], measurement: Measurement) -> Kernel:
+    """Return the kernel that computes measures in one pass.
 
     Args:
         measures: The measures.
-        stages, storage, from_copy: As for `Sweep`.
-        compute: The type of vectors and stages, "float32" or "float64".
-        vectors: "row" or "column" for each name of a vector that formulas may read.
+        measurement: Their distinct formulas, and the memory that these read.
     """
-    formulas, reductions = _share_formulas(measures)
-    sweep = Elements(formulas, stages, storage, len(storage) - from_copy, from_copy, vectors)
+    reductions, sweep = share_reductions(measures, _TileReduction), Elements(measurement)
+    compute, storage = sweep.compute, sweep.storage
     sides = len(storage) + len(sweep.vectors)
     names = enumerate(sweep.vectors.values(), len(storage))
     addresses = {name: f"base[tensor * streams + {column}]" for column, name in names}
@@ -478,6 +448,5 @@ def generate_lines(
         long_tiles=long_tiles,
     )
     lines = [*sweep.define_measures(), *write_threads(setup, slice_lines)]
-    definitions = "\n\n".join(sweep.define_functions(compute)) + "\n"
-    kernel = name_kernel("l", definitions, lines, sweep.scalars, len(measures))
-    return kernel, tuple(sweep.vectors)
+    definitions = "\n\n".join(sweep.define_functions()) + "\n"
+    return name_kernel("l", definitions, lines, sweep.scalars, len(measures))

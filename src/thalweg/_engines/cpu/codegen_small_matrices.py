@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codegen import Kernel, TracedUpdate, Update, fill, nest
+from thalweg._engines.codegen_measure import Measurement, distinct_formulas
 from thalweg._engines.cpu.codegen import (
     HEADER,
     STORAGE,
     Element,
     load_scalars,
     name_kernel,
+    read_table,
     write_threads,
 )
 from thalweg._engines.cpu.codegen_measure import STAGE_LITERAL, Elements
@@ -38,14 +41,6 @@ from thalweg.formula import Formula, Rule, is_like_update
 
 _NAMES, _ASSIGNED = re.compile(r"\w+"), re.compile(r"(\w+(?:, \w+)*) = ")
 
-_SETUP = """
-slices, flush = work[1], work[2]
-bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
-base, scalar_row = int64_pointer(work[5]), int64_pointer(work[6])
-scalars = float64_pointer(work[7])
-one = {literal}(flush | 1)
-{arrays}
-"""
 _CHUNKS = """
 for chunk in range(bounds[ticket], bounds[ticket + 1]):
     place = chunks[4 * chunk] * {width}
@@ -90,21 +85,12 @@ class _MeasureGroup(Elements):
 
     Args:
         number: The index of the group, for the name of the function.
-        formulas, stages, storage: As for `Sweep`, with the storage types of lanes.
+        measurement: The formulas, with the storage types of lanes.
         scalars: The local name of each scalar of the kernel.
-        kinds: "row" or "column" for each name of a vector that formulas may read.
     """
 
-    def __init__(
-        self,
-        number: int,
-        formulas: tuple[Formula, ...],
-        stages: tuple[Formula, ...],
-        storage: tuple[str, ...],
-        scalars: Mapping[str, str],
-        kinds: Mapping[str, str],
-    ) -> None:
-        super().__init__(formulas, stages, storage, len(storage), False, kinds)
+    def __init__(self, number: int, measurement: Measurement, scalars: Mapping[str, str]) -> None:
+        super().__init__(measurement)
         self._name = f"measured{number}"
         self.scalar = {name: scalars[name] for name in self.scalar}
         streams = [f"p{stream}" for stream in self.read]
@@ -114,9 +100,9 @@ class _MeasureGroup(Elements):
         """Return the names of parameters for vectors, by the names of scalars."""
         return {name: f"seen_{name}" for name in self.vectors}
 
-    def define(self, compute: str) -> list[str]:
+    def define(self) -> list[str]:
         """Return definitions that end with the function of the group."""
-        return [*self.define_functions(compute), "\n".join(self.define_measures(self._name))]
+        return [*self.define_functions(), "\n".join(self.define_measures(self._name))]
 
     def call(self, vector_texts: Mapping[str, str]) -> str:
         """Return a call of the function for element i, given expressions for its vectors."""
@@ -125,10 +111,11 @@ class _MeasureGroup(Elements):
         return f"{self._name}({', '.join(['i', *arguments])})"
 
 
-class Short:
-    """Writer of a kernel over matrices of one shape.
+@dataclass(frozen=True)
+class SmallMatrixSweep:
+    """Description of one sweep over matrices of one shape: the key of its kernel.
 
-    Args:
+    Attributes:
         rule: A rule of measures and fused stages.
         passes: The passes of the kernel, in order: all fused stages and measures of rows and
             columns, and the measures of variables whose results per block it writes.
@@ -141,33 +128,37 @@ class Short:
         flush: Whether the update, and measures after `stages`, treat denormals as zero.
     """
 
-    def __init__(
-        self,
-        rule: Rule,
-        passes: Sequence[Measure | FusedStage],
-        update: Formula | None,
-        stages: tuple[Formula, ...],
-        storage: tuple[str, ...],
-        lines: tuple[str, ...],
-        compute: str,
-        sides: tuple[int, int],
-        flush: bool,
-    ) -> None:
-        self._rule, self._passes, self._stages = rule, passes, stages
-        self._storage, self._lines, self._compute = storage, lines, compute
-        self._sides, self._flush = sides, flush
-        self._counts = {"row": sides[0], "column": sides[1], "matrix": 1, "": 1}
-        self._array_type = "numbers" if compute == "float32" else "lanes"
-        self._plain_storage = (compute,) * len(storage)
-        vectors = tuple(rule.vectors.items())
-        self._update = update and TracedUpdate(
-            Update(update, self._plain_storage, stages, vectors=vectors)
-        )
+    rule: Rule
+    passes: tuple[Measure | FusedStage, ...]
+    update: Formula | None
+    stages: tuple[Formula, ...]
+    storage: tuple[str, ...]
+    lines: tuple[str, ...]
+    compute: str
+    sides: tuple[int, int]
+    flush: bool
+
+
+class SmallMatrixKernel:
+    """Writer of the kernel of a sweep."""
+
+    def __init__(self, sweep: SmallMatrixSweep) -> None:
+        self._rule, self._passes, self._stages = sweep.rule, sweep.passes, sweep.stages
+        self._storage, self._lines, self._compute = sweep.storage, sweep.lines, sweep.compute
+        self._sides, self._flush = sweep.sides, sweep.flush
+        self._counts = {"row": sweep.sides[0], "column": sweep.sides[1], "matrix": 1, "": 1}
+        self._array_type = "numbers" if sweep.compute == "float32" else "lanes"
+        self._plain_storage = (sweep.compute,) * len(sweep.storage)
+        self._update: TracedUpdate | None = None
+        if sweep.update is not None:
+            vectors = tuple(sweep.rule.vectors.items())
+            update = Update(sweep.update, self._plain_storage, sweep.stages, vectors=vectors)
+            self._update = TracedUpdate(update)
         self._place = {name: place for place, name in enumerate(self._list_scalars())}
         self._arrays: dict[str, str] = {}  # calls that reserve arrays, by name
         self._definitions = [
             HEADER.format(literal=LITERAL, compute="float64"),
-            HEADER.format(literal=STAGE_LITERAL, compute=compute),
+            HEADER.format(literal=STAGE_LITERAL, compute=sweep.compute),
         ]
         self._read: set[int] = set()
         # Elements read vectors of rows and columns, but not the slots that stages have computed.
@@ -206,7 +197,7 @@ class Short:
             lanes=LANES,
             block=[*slots, *read_lines, *matrix_lines, *totals, *write_lines],
         )
-        setup = fill(_SETUP, literal=STAGE_LITERAL, arrays=arrays)
+        setup = [*read_table("float64", STAGE_LITERAL), *arrays]
         definitions = "\n\n".join(dict.fromkeys(self._definitions)) + "\n"
         return name_kernel("s", definitions, write_threads(setup, chunks, flushes=False), names)
 
@@ -248,19 +239,19 @@ class Short:
                 stage_scalars = read_stage(self._rule, rule_pass).scalars
                 names |= dict.fromkeys(name for name in stage_scalars if name not in SIZES)
             else:
-                plain_storage = self._plain_storage
-                kinds = self._rule.vectors
-                names |= dict.fromkeys(
-                    Elements(
-                        (rule_pass.function,),
-                        self._stages,
-                        plain_storage,
-                        len(plain_storage),
-                        False,
-                        kinds,
-                    ).scalars
-                )
+                measurement = self._measurement([rule_pass], self._rule.vectors)
+                names |= dict.fromkeys(Elements(measurement).scalars)
         return names | dict.fromkeys(self._update.scalars if self._update is not None else ())
+
+    def _measurement(self, measures: Sequence[Measure], kinds: Mapping[str, str]) -> Measurement:
+        """Return the formulas of measures over lanes; `kinds` as `Measurement.vectors`."""
+        return Measurement(
+            distinct_formulas(measures),
+            self._plain_storage,
+            self._compute,
+            self._stages,
+            vectors=tuple(kinds.items()),
+        )
 
     def _reserve(self, name: str, count: int, array_type: str = "lanes") -> str:
         """Register a stack array of `count` numbers per matrix, and return its name."""
@@ -352,15 +343,15 @@ class Short:
 
     def _measure(self, number: int, measures: list[Measure]) -> list[str]:
         """Append measures, and return lines that write the results of those over variables."""
-        formulas = tuple(dict.fromkeys(measure.function for measure in measures))
         scalars = {name: f"s{place}" for name, place in self._place.items()}
         kinds = {name: values.axis for name, values in self._vectors.items()}
-        group = _MeasureGroup(number, formulas, self._stages, self._plain_storage, scalars, kinds)
-        self._definitions += group.define(self._compute)
+        measurement = self._measurement(measures, kinds)
+        group = _MeasureGroup(number, measurement, scalars)
+        self._definitions += group.define()
         self._read |= {*group.read}
         vectors = self._narrow(group.vectors)
         lines, totals = list[str](), list[str]()
-        values = {formula: f"value{number}_{k}" for k, formula in enumerate(formulas)}
+        values = {formula: f"value{number}_{k}" for k, formula in enumerate(measurement.formulas)}
         for k, row, column in self._list_elements():
             targets = ", ".join(f"{name}_{k}" for name in values.values())
             call = group.call(self._index_vectors(vectors, row, column))

@@ -35,12 +35,10 @@ def take_apart(
     rows, columns = sides
     if rows * columns <= SIDE:
         return _move_numbers(rows * columns, LANES, "count", move(target))
-    lines = _move_numbers(columns, rows * LANES, f"count * {rows}", move(spare))
-    for column in range(columns):
-        indices = _list_indices(sides, column)
-        moves = [f"{target}[{lane}] = {spare}[{spare_lane}]" for spare_lane, lane in indices]
-        lines += nest("for i in range(count):", moves)
-    return lines
+    return [
+        *_move_numbers(columns, rows * LANES, f"count * {rows}", move(spare)),
+        *_move_columns(sides, target + "[{lane}] = " + spare + "[{spare}]"),
+    ]
 
 
 def put_together(
@@ -57,21 +55,30 @@ def put_together(
     rows, columns = sides
     if rows * columns <= SIDE:
         return _move_numbers(rows * columns, LANES, "count", move(source))
-    lines: list[str] = []
-    for column in range(columns):
-        indices = _list_indices(sides, column)
-        moves = [f"{spare}[{spare_lane}] = {source}[{lane}]" for spare_lane, lane in indices]
-        lines += nest("for i in range(count):", moves)
-    return [*lines, *_move_numbers(columns, rows * LANES, f"count * {rows}", move(spare))]
-
-
-def _list_indices(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
-    """Return the indices of each row of a column of matrix i: in spare lanes, and in lanes."""
-    rows, columns = sides
     return [
-        (f"i * {rows} + {column * rows * LANES + row}", f"i + {(row * columns + column) * LANES}")
-        for row in range(rows)
+        *_move_columns(sides, spare + "[{spare}] = " + source + "[{lane}]"),
+        *_move_numbers(columns, rows * LANES, f"count * {rows}", move(spare)),
     ]
+
+
+def _move_columns(sides: tuple[int, int], template: str) -> list[str]:
+    """Return one loop over matrices i per column, which moves the numbers of its rows.
+
+    Args:
+        sides: Rows and columns.
+        template: A statement; `lane` and `spare` are indices in lanes and in spare lanes.
+    """
+    (rows, columns), lines = sides, list[str]()
+    for column in range(columns):
+        moves = [
+            template.format(
+                lane=f"i + {(row * columns + column) * LANES}",
+                spare=f"i * {rows} + {column * rows * LANES + row}",
+            )
+            for row in range(rows)
+        ]
+        lines += nest("for i in range(count):", moves)
+    return lines
 
 
 def _move_numbers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
 from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.codegen_measure import Measurement, distinct_formulas
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.work_table import (
@@ -64,8 +66,15 @@ class Group:
         streams = streams_of(request, members)
         self.dtype = streams.compute
         self.flush = request.selection.denormals == "flush"
-        self._gradient, self._measurable = streams.gradient, streams.measured_types
-        self._from_copy = streams.from_copy
+        self._gradient = streams.gradient
+        # Of kernels that reduce formulas; each has its own formulas and stages.
+        self._measurement = Measurement(
+            (),
+            streams.measured_types,
+            np.dtype(self.dtype).name,
+            copy=streams.from_copy,
+            from_copy=streams.from_copy,
+        )
         self.members = members
         self.has_all_variables = len(members) == len(request.variables)
         self._sizes, self.bytes = streams.sizes, streams.bytes
@@ -112,11 +121,13 @@ class Group:
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
         """Return for each member its measures over rows, over columns or over all elements."""
-        kernel = launch.lines_kernel(
-            measures, stages, self._measurable, self.dtype, self._kinds, self._from_copy
+        formulas = distinct_formulas(measures)
+        measurement = replace(
+            self._measurement, formulas=formulas, stages=stages, vectors=self._kinds
         )
+        kernel = launch.lines_kernel(measures, measurement)
         scalars = self._scalars_of(kernel.scalars, columns)
-        streams = self.table.base[:, : len(self._measurable)]
+        streams = self.table.base[:, : len(measurement.storage)]
         return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
 
     @lazy
@@ -170,9 +181,8 @@ class Group:
 
     def _sum_kernel(self, formulas: Formulas, stages: Stages) -> Compiled:
         """Return the kernel that sums formulas over the members without copies."""
-        return launch.sum_kernel(
-            formulas, stages, self._measurable, self.dtype, self._from_copy, bool(self._layouts)
-        )
+        measurement = replace(self._measurement, formulas=tuple(formulas), stages=stages)
+        return launch.sum_kernel(measurement, bool(self._layouts))
 
     def _scalars_of(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate

@@ -15,10 +15,10 @@ from thalweg._engines.cpu import kernel_cache, openmp
 from thalweg._engines.cpu.codegen import STORAGE, generate_update
 from thalweg._engines.cpu.machine_code import tuning
 from thalweg._engines.cpu.work_table import Table
-from thalweg.formula import Formula
 
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
+    from thalweg._engines.codegen_measure import Measurement
     from thalweg._engines.cpu.compiled_loops import Loop
 
 
@@ -115,36 +115,21 @@ def jit_loop(*functions: Callable[..., Any]) -> Loop:
 
 
 @cache
-def sum_kernel(
-    formulas: tuple[Formula, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    compute: type[np.floating],
-    from_copy: bool = False,
-    gathers: bool = False,
-) -> Compiled:
+def sum_kernel(measurement: Measurement, gathers: bool = False) -> Compiled:
     """Return the compiled kernel that sums formulas over leaves; see `generate_measure`."""
     with importing:
         from thalweg._engines.cpu.codegen_measure import generate_measure
-    kernel = generate_measure(formulas, stages, storage, np.dtype(compute).name, from_copy, gathers)
-    return Compiled(kernel, np.float64)
+    return Compiled(generate_measure(measurement, gathers), np.float64)
 
 
 @cache
-def lines_kernel(
-    measures: tuple[Measure, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    compute: type[np.floating],
-    vectors: tuple[tuple[str, str], ...],
-    from_copy: bool,
-) -> Compiled:
+def lines_kernel(measures: tuple[Measure, ...], measurement: Measurement) -> Compiled:
     """Return the compiled kernel that measures rows, columns and variables in tiles."""
     with importing:
+        from thalweg._engines.codegen_measure import Sweep
         from thalweg._engines.cpu.codegen_row_column import generate_lines
-    name = np.dtype(compute).name
-    kernel, read = generate_lines(measures, stages, storage, name, dict(vectors), from_copy)
-    return Compiled(kernel, np.float64, read)
+    vectors = tuple(Sweep(measurement).vectors)
+    return Compiled(generate_lines(measures, measurement), np.float64, vectors)
 
 
 @cache

@@ -12,6 +12,7 @@ from thalweg._engines.codecs.codec import SCALE_BYTES, Codec
 from thalweg._engines.codecs.linear8 import LINEAR8
 from thalweg._engines.codecs.root8 import ROOT8
 from thalweg._engines.codecs.split8 import HALF
+from thalweg._engines.codecs.texts import codec_fields, define_codecs
 from thalweg._engines.codegen import DECODED, Field, TracedUpdate, Update, codecs_of, fill
 from thalweg._engines.cuda.codegen import (
     BLOCKWISE,
@@ -27,8 +28,6 @@ from thalweg._engines.formula_graph import Node
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import FUNCTION_PREFIX
 from thalweg._engines.random_bits import GROUP, SCALARS
-
-_PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 
 _NUMBER = "number = tl.load(places + 2 * tensor).to(tl.uint32)"
 _POSITION = "position = whole_position(tl.load(places + 2 * tensor + 1) + offset, ALIGNED)"
@@ -57,7 +56,7 @@ _WRITE = """
 prepared{stream} = tile_of({prepared}, at, length, MASKED)
 peak{stream} = peaks_of(prepared{stream}, {parts})
 real{stream} = {encoded}
-code{stream} = {round_to}(real{stream}, {more}dithers{least})
+code{stream} = {round_to}(real{stream}, {more}dithers{limits})
 store_scales(w{stream}, record{block} * {words}, kept_of(peak{stream}), there{block}, MASKED)
 store_codes(c{stream}, codes{block}, fours{block}, code{stream}, there{block}, MASKED)
 """
@@ -136,8 +135,8 @@ class _Element(Element):
         lines += [_NUMBER] if self.update.random_streams else []
         lines += [_POSITION] if self.update.random_streams or self.update.blocks else []
         for stream, codec in self.update.blocks.items():
-            record = f"(offset >> {_shift_of(codec)})"
-            kind = "int8" if codec.signed else "uint8"
+            fields = codec_fields(codec)
+            record, kind = f"(offset >> {fields['shift']})", fields["kind"]
             for name, element_type, size in (
                 ("w", "int32", _words_of(codec)),
                 ("c", kind, codec.record_bytes),
@@ -159,11 +158,8 @@ class _Element(Element):
     def called_functions(self) -> dict[str, str]:
         """See `Element`; adds the formulas of codecs."""
         functions = super().called_functions()
-        for codec in sorted({*self.update.blocks.values()}, key=lambda entry: entry.name):
-            for part in _PARTS:
-                name, formula = f"{part}_{codec.name}", trace_formula(getattr(codec, part))
-                functions[name] = self.writer.define_function(name, formula)
-        return functions
+        codecs = sorted({*self.update.blocks.values()}, key=lambda entry: entry.name)
+        return functions | define_codecs(self.writer, codecs)
 
     def _prepare_results(self) -> dict[int, Node]:
         """Return the nodes of prepared numbers by stream: the update may have computed them.
@@ -262,24 +258,14 @@ def _plain_share(update: TracedUpdate) -> int:
 def _fill_template(template: str, codec: Codec | None = None, **fields: Field) -> list[str]:
     """Return the lines of a template, filled with fields of a codec and with `fields`."""
     if codec is not None:
-        fields |= {"name": codec.name} if "name" not in fields else {}
-        fields |= {part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in _PARTS}
+        fields = {"name": codec.name, "more": "", **codec_fields(codec), **fields}
         if codec.name in _CODEC_FUNCTIONS["decode"]:
             fields["decode"] = f"decode_{codec.name}"
         fields["number"] = "code_of" if codec is ROOT8 else "number_of"
-        fields |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}
-        fields["round_to"] = "positive_code" if codec.positive else "signed_code"
-        fields["more"] = ""
         if codec is ROOT8:
             fields |= {"round_to": "root_code", "more": f"prepared{fields.get('stream')}, "}
-        fields["least"] = f", {codec.least}" if codec.positive else ""
-        fields |= {"bytes": codec.record_bytes, "words": _words_of(codec)}
+        fields["words"] = _words_of(codec)
     return fill(template, **fields)
-
-
-def _shift_of(codec: Codec) -> int:
-    """Return the base-2 logarithm of a codec's block size."""
-    return codec.block.bit_length() - 1
 
 
 def _words_of(codec: Codec) -> int:

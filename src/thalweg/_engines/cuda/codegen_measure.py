@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from thalweg._engines.codegen import fill
-from thalweg._engines.codegen_measure import Sweep
+from thalweg._engines.codegen_measure import Measurement, Sweep
 from thalweg._engines.cuda.codegen import (
     BLOCKWISE,
     Kernel,
@@ -18,10 +18,8 @@ from thalweg._engines.cuda.codegen import (
     write_header,
 )
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import FUNCTION_PREFIX, LOCAL_PREFIX
 from thalweg._engines.reduction_order import LANES, LEAF
-from thalweg.formula import Formula
 
 if TYPE_CHECKING:
     from thalweg._engines.codecs.codec import Codec
@@ -59,7 +57,7 @@ def KERNEL_NAME(base, chunks, sizes, scalar_row, scalars, leaves, whole, ALIGNED
 
 # Decodes elements of a slot; p0, p1, ... point at the first record of the leaf.
 _DECODE = """
-record{stream} = (at >> {shift}) * {bytes}
+record{stream} = (at >> {shift}) * {record}
 scale{stream} = load_where(word_pointer(p{stream}), record{stream} // 4, at < length, MASKED)
 scale{stream} = {scale}
 stored{stream} = load_where(
@@ -113,14 +111,13 @@ class Program:
 
     Args:
         sweep: The streams that it reads and the formulas that it computes.
-        compute: "float32" or "float64": the dtype of the update and of gradient stages.
         flush: Whether denormals are treated as zero.
     """
 
-    def __init__(self, sweep: Sweep, compute: str, flush: bool) -> None:
+    def __init__(self, sweep: Sweep, flush: bool) -> None:
         self.sweep = sweep
         self._double = Writer("float64", flush)
-        self._single = Writer(compute, flush, literal=_STAGE_LITERAL)
+        self._single = Writer(sweep.compute, flush, literal=_STAGE_LITERAL)
 
     def define_functions(self) -> str:
         """Return imports, and the text of `element`, which computes all formulas."""
@@ -128,9 +125,7 @@ class Program:
         header = write_header("float64") + imports + _stage_header(self._single.compute) + "\n\n"
         stages = enumerate(self.sweep.stages)
         functions = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
-        for codec in dict.fromkeys(self.sweep.codecs.values()):
-            graph = trace_formula(codec.decode)
-            functions.append(self._single.define_function(f"decode_{codec.name}", graph))
+        functions += self.sweep.define_decoders(self._single)
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
         element = define_element(parameters, self._measure_element())
         return header + "\n\n\n".join([*functions, element]) + "\n"
@@ -168,12 +163,9 @@ class Program:
         lines = fill(
             _DECODE,
             stream=stream,
-            shift=codec.block.bit_length() - 1,
-            bytes=codec.record_bytes,
             within=codec.block - 1,
-            header=codec.header_bytes,
             scale=self._single.flush_value(f"scale{stream}.to(tl.float32, bitcast=True)"),
-            decode=f"{FUNCTION_PREFIX}decode_{codec.name}",
+            **self.sweep.codec_fields(codec),
         )
         value = self._double.read_value(f"decoded{stream}", "float32")
         return [*lines, f"e{stream} = {value}"]
@@ -215,9 +207,9 @@ class Program:
         for stream in self.sweep.read:
             place = f"base + tensor * {len(self.sweep.storage)} + {stream}"
             if codec := self.sweep.codecs.get(stream):
-                kind = "tl.int8" if codec.signed else "tl.uint8"
-                first = f"offset // {codec.block} * {codec.record_bytes}"
-                lines.append(f"p{stream} = records({place}, {kind}) + {first}")
+                template = "p{stream} = records({place}, tl.{kind}) + offset // {block} * {record}"
+                fields = self.sweep.codec_fields(codec)
+                lines.append(template.format(stream=stream, place=place, **fields))
                 continue
             kind = f"tl.{self.sweep.storage[stream]}"
             lines.append(f"p{stream} = pointer({place}, {kind}, ALIGNED) + offset")
@@ -277,27 +269,18 @@ class Program:
         return [f"tl.store({place}, sum{k})" for k, place in enumerate(places)]
 
 
-def generate_measure(
-    formulas: tuple[Formula, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    n_readable: int,
-    compute: str,
-    flush: bool,
-    from_copy: bool = False,
-) -> Kernel:
+def generate_measure(measurement: Measurement, flush: bool) -> Kernel:
     """Return the kernel that sums formulas over the leaves of tensors.
 
     Args:
-        formulas, stages, storage, from_copy: As for `Sweep`.
-        n_readable: Number of leading streams that formulas may read.
-        compute, flush: As for `generate_update` of `codegen`.
+        measurement: The formulas, and the memory that they read.
+        flush: Whether denormals are treated as zero.
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
     """
-    sweep = Sweep(formulas, stages, storage, n_readable, from_copy)
-    program = Program(sweep, compute, flush)
+    sweep = Sweep(measurement)
+    program = Program(sweep, flush)
     lines = fill(
         _MEASURE,
         leaf=LEAF,
@@ -311,7 +294,7 @@ def generate_measure(
         fold=program.fold_sums(),
         keep=program.store_sums(),
     )
-    attributes = {"integers": ("whole",), "measures": len(formulas)}
+    attributes = {"integers": ("whole",), "measures": len(sweep.measures)}
     return name_kernel(program.define_functions(), lines, sweep.scalars, **attributes)
 
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from thalweg._base.locks import Awaited, importing
 from thalweg._engines.codegen import Update
+from thalweg._engines.codegen_measure import Measurement
 from thalweg._engines.cuda import driver
 from thalweg._engines.cuda.availability import is_interpreted
 from thalweg._engines.cuda.codegen import SIZES, THREADS, WARP, Kernel, generate_update
 from thalweg._engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg._engines.cuda.codegen_sparse import generate_rows, generate_untouched
-from thalweg.formula import Formula
 
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
@@ -217,48 +217,26 @@ def update_kernel(
 
 
 @cache
-def sum_kernel(
-    formulas: tuple[Formula, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    n_readable: int,
-    compute: type[np.floating[Any]],
-    flush: bool,
-    from_copy: bool = False,
-) -> Compiled:
+def sum_kernel(measurement: Measurement, flush: bool) -> Compiled:
     """Return the kernel that sums formulas over leaves; arguments as for `generate_measure`."""
-    name = np.dtype(compute).name
-    kernel = generate_measure(formulas, stages, storage, n_readable, name, flush, from_copy)
-    return Compiled(kernel, np.float64)
+    return Compiled(generate_measure(measurement, flush), np.float64)
 
 
 @cache
 def lines_kernel(
-    measures: tuple[Measure, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    n_readable: int,
-    compute: type[np.floating[Any]],
-    vectors: tuple[tuple[str, str], ...],
-    flush: bool,
-    from_copy: bool,
-    layout: Layout,
+    measures: tuple[Measure, ...], measurement: Measurement, flush: bool, layout: Layout
 ) -> Compiled:
     """Return the kernel that measures rows, columns and variables.
 
     Args:
+        measures, measurement, flush: As for `MeasureBuilder`.
         layout: The layout of the matrices.
-
-    The others are those of `MeasureBuilder`.
     """
     with importing:
         from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder
         from thalweg._engines.cuda.codegen_row_column import generate_lines
         from thalweg._engines.cuda.codegen_small_matrices import generate_short
-    name, vector_scopes = np.dtype(compute).name, dict(vectors)
-    builder = MeasureBuilder(
-        measures, stages, storage, n_readable, name, vector_scopes, flush, from_copy
-    )
+    builder = MeasureBuilder(measures, measurement, flush)
     if layout.sides:
         return Compiled(generate_short(builder, layout.sides), np.float64)
     return Compiled(generate_lines(builder, layout.columns), np.float64)
