@@ -21,7 +21,7 @@ class Replicas(Protocol):
     Attributes:
         ranks: The ranks.
         sending: The settings of the transfer of gradients.
-        is_default: Whether it is the default, used where the user made no strategy.
+        is_default: True if it is the default, used where the user made no strategy.
     """
 
     ranks: Ranks
@@ -37,7 +37,7 @@ class Replica(Protocol):
 
 
 class Entered(NamedTuple):
-    """Context that a thread has entered.
+    """Strategy context that a thread has entered.
 
     Attributes:
         strategy: The strategy.
@@ -49,7 +49,7 @@ class Entered(NamedTuple):
 
 
 def enter_cross_replica(strategy: Replicas) -> ContextSetting:
-    """Return a context manager that enters the cross-replica context and yields the strategy."""
+    """Return a context manager that enters cross-replica context and yields the strategy."""
     return _enter_scope(Entered(strategy, None), strategy)
 
 
@@ -71,14 +71,14 @@ def innermost_context() -> Entered | None:
 
 
 def enter_update() -> AbstractContextManager[Any]:
-    """Return a context manager for updates by hooks: cross-replica if there are several."""
+    """Return a context manager for updates by hooks: cross-replica context if ranks are several."""
     if replicas() == 1:
         return contextlib.nullcontext()
     return enter_cross_replica(thread.strategies[-1].strategy)
 
 
 def has_strategy() -> bool:
-    """Return whether this thread is in the scope of a user's strategy."""
+    """Return True if this thread is in the scope of a strategy that the user made."""
     context = innermost_context()
     return context is not None and not (context.replica is None and context.strategy.is_default)
 
