@@ -71,7 +71,7 @@ def dumps(content: object) -> str:
 
 
 def _is_deep(text: str) -> bool:
-    """Return whether brackets are nested deeper than `DEPTH`, without recursion.
+    """Return True if brackets are nested deeper than `DEPTH`, without recursion.
 
     Python's parser would need a stack as deep as the text.
     """

@@ -50,7 +50,7 @@ def add(
         kind: "pure", "update", "blocking", "placeholder" or "variable".
         type: What the operation does; by default as `name`.
         control_inputs: Run before it, in addition to those of `control_dependencies`.
-        absolute: Whether `name` is the whole name.
+        absolute: True if `name` is the whole name.
         make: The class of the outputs.
         captured: Inputs that are computed before it, and are no arguments.
 

@@ -95,7 +95,7 @@ def case(
     Args:
         pred_fn_pairs: Pairs of a condition and a function, or a dict of these.
         default: Optional. A function.
-        exclusive: Whether several conditions that hold are an error.
+        exclusive: True if several conditions that hold are an error.
         strict: As in `cond`.
         name: The name scope.
 

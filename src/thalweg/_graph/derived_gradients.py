@@ -30,7 +30,7 @@ def made_of_gradients(
         *others: More arguments, maybe symbolic.
         name: Name of the operation.
         dtypes: The dtypes of the results.
-        dense: Whether the results are whole tensors even if the gradients are slices.
+        dense: True if the results are whole tensors even if the gradients are slices.
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     results: list[Any] = [None] * len(gradients)

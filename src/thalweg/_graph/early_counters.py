@@ -38,7 +38,7 @@ def find_early_operations(
 
 
 def _is_counter(variable: object) -> bool:
-    """Return whether a variable is a scalar int64 reference variable that is not trained.
+    """Return True if a variable is a scalar int64 reference variable that is not trained.
 
     TensorFlow's executor reads counters of int32 before it assigns to them.
     """

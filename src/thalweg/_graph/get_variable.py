@@ -318,7 +318,7 @@ def _find_existing(
 
 
 def _takes_argument(function: Callable[..., object], name: str) -> bool:
-    """Return whether a function's signature, if it has one, takes an argument of that name."""
+    """Return True if a function's signature, if it has one, takes an argument of that name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:

@@ -45,11 +45,11 @@ def while_loop(
         loop_vars: A list or tuple of nests of tensors.
         shape_invariants: Optional. Shapes in the structure of `loop_vars`, with None for sizes that
             differ from one time to the next.
-        back_prop: Whether gradients flow through it, in graph mode.
+        back_prop: True if gradients flow through it, in graph mode.
         parallel_iterations, swap_memory: Ignored.
         name: Optional. The name scope.
         maximum_iterations: Optional. Ends the loop after so many times.
-        return_same_structure: Whether the only variable is returned in a list; by default in eager
+        return_same_structure: True if the only variable is returned in a list; by default in eager
             mode, as in TensorFlow 2, and not in graph mode, as in TensorFlow 1.
 
     Raises:

@@ -61,7 +61,7 @@ def truediv(x: Any, y: Any) -> Any:
 
 
 def _has_dtype(value: object) -> bool:
-    """Return whether a value is an array or a scalar of NumPy."""
+    """Return True if a value is an array or a scalar of NumPy."""
     return isinstance(value, np.ndarray | np.generic)
 
 
@@ -152,13 +152,13 @@ class Operators(Symbolic):
         return method
 
     def _is_hook(self) -> bool:
-        """Return whether a hook of an optimizer is called, which may be written for torch's
+        """Return True if a hook of an optimizer is called, which may be written for torch's
         tensors.
         """
         return False
 
     def _writes(self, name: str) -> bool:
-        """Return whether a method of torch's, here and now, becomes a node that writes in place."""
+        """Return True if a method of torch's, here and now, becomes a node that writes in place."""
         return False
 
     def _write(self, name: str, *args: object, **kwargs: object) -> object:

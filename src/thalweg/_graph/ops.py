@@ -87,7 +87,7 @@ def constant(
         shape: Optional; a single number fills it, other values are laid out in it. In a graph the
             last of too few is repeated.
         name: Optional.
-        verify_shape: Whether the value must have the shape itself.
+        verify_shape: True if the value must have the shape itself.
 
     Raises:
         InvalidTypeError: The value is not numeric, or in eager mode does not fit the shape.

@@ -81,7 +81,7 @@ class RunPlan:
         given: Fetches that are fed: their places, and the tensors.
         watched_feeds: Fed tensors by which a step differentiates.
         count: The number of fetches.
-        overwrites: Whether a variable is written to before a gradient needs the value it had.
+        overwrites: True if a variable is written to before a gradient needs the value it had.
     """
 
     segments: list[tuple[str | None, list[Step]]]
@@ -255,7 +255,7 @@ def _end_unit(frame: Any, unit: Unit) -> None:
 
 
 def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
-    """Return whether an update overwrites the input of a later gradient; see `RunPlan`."""
+    """Return True if an update overwrites the input of a later gradient; see `RunPlan`."""
     variables: set[SymbolicTensor] = set()
     for step in steps:
         inner_ops = _ops_in(step.operation, fed)

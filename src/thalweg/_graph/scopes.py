@@ -105,7 +105,7 @@ class Scopes:
 
         Args:
             name: The name inside the current scope, or the whole name if `absolute`.
-            mark_as_used: Whether it then counts as given away.
+            mark_as_used: True if it then counts as given away.
 
         Raises:
             InvalidArgumentError: It may not name an operation.
@@ -161,7 +161,7 @@ class Scopes:
         in a branch or loop is one for itself.
 
         Args:
-            is_one: Whether they are; False leads out of all units.
+            is_one: True if they are; False leads out of all units.
         """
         outer_unit = self._place.unit
         joins = outer_unit is not None and outer_unit.block is self.block

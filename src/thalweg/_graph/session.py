@@ -191,7 +191,7 @@ class Session:
         return results
 
     def _joins_outer_run(self, plan: RunPlan) -> bool:
-        """Return whether a node that runs in this thread started this run, under a lock it
+        """Return True if a node that runs in this thread started this run, under a lock it
         holds.
         """
         held_mode = self._held_lock()

@@ -88,7 +88,7 @@ def _without_shape(inputs: Sequence[SymbolicTensor]) -> Output:
 
 
 def _asks_for_data(error: Exception) -> bool:
-    """Return whether a function failed because it was given no data, as far as one can tell."""
+    """Return True if a function failed because it was given no data, as far as one can tell."""
     if "meta" in str(error) or isinstance(error, NotImplementedError):
         return True
     return not isinstance(error, (TypeError, RuntimeError, IndexError, ValueError))

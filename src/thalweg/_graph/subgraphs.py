@@ -109,7 +109,7 @@ def run_by(
 
 
 def _is_outside(tensor: SymbolicTensor, op: Operation) -> bool:
-    """Return whether a tensor must be there before the block of `op` runs; variables always are."""
+    """Return True if a tensor must be there before the block of `op` runs; variables always are."""
     return tensor.op.block is not op.block and not isinstance(tensor, GraphVariable)
 
 

@@ -170,7 +170,7 @@ def variable_scope(
             where `getter(name, ...)` does what it would do otherwise; around that of the scope
             outside.
         reuse: True, AUTO_REUSE, or None to inherit it.
-        auxiliary_name_scope: Whether a name scope is opened with it.
+        auxiliary_name_scope: True if a name scope is opened with it.
 
     Raises:
         InvalidArgumentError: There is neither a name nor a default.

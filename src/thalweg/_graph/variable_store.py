@@ -164,7 +164,7 @@ def _make_leaf(variable: GraphVariable, value: torch.Tensor) -> SessionVariable:
 
 
 def _is_alike(leaf: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return whether `copy_` can write the value."""
+    """Return True if `copy_` can write the value."""
     has_form = leaf.shape == value.shape and leaf.dtype == value.dtype
     return has_form and not leaf.is_inference()
 

@@ -50,11 +50,11 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     `get_variable` and `make_variable`.
 
     Attributes:
-        trainable: Whether it is in the collection of variables that `minimize` trains.
+        trainable: True if it is in the collection of variables that `minimize` trains.
         constraint: A function that an optimizer applies after each update, or None.
         initial_value: A symbolic tensor.
         initializer: The operation that gives the variable its initial value.
-        is_resource: Whether it is what TensorFlow calls a resource variable: fetched beside an
+        is_resource: True if it is what TensorFlow calls a resource variable: fetched beside an
             update it has the value from before that; any other has the one after it.
     """
 

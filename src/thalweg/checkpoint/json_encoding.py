@@ -35,7 +35,7 @@ class Writer:
     Args:
         special: Optional. Called first, with a value and its name. Returns JSON, or NotImplemented
             to have this class encode the value.
-        copies: Whether tensors are copied; otherwise they must not change before they are written.
+        copies: True if tensors are copied; otherwise they must not change before they are written.
 
     Attributes:
         tensors: The tensors so far, by name.
@@ -104,7 +104,7 @@ class JsonReader:
         tensors: The tensors by name.
         special: Optional. Called first, with the mark of a dict, such as "$schedule", and its
             content. Returns the decoded value, or NotImplemented to have this class decode it.
-        copies: Whether tensors are copied.
+        copies: True if tensors are copied.
     """
 
     def __init__(

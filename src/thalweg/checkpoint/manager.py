@@ -77,7 +77,7 @@ class CheckpointManager:
         best: Optional. The name of a metric: the checkpoint with its best value is retained.
         mode: "min" if the lowest value is the best, "max" if the highest is.
         name: The beginning of the files' names: "checkpoint" in "checkpoint-12.safetensors".
-        asynchronous: Whether a thread writes the files while the training goes on.
+        asynchronous: True if a thread writes the files while the training goes on.
         clock: Returns the time in seconds since 1970.
 
     Raises:
@@ -230,8 +230,8 @@ class CheckpointManager:
                 describes one. False ignores the file's optimizer.
             variables, module: The variables and the module that were saved, with the same names.
                 `variables=False` without a module restores no variables.
-            check_arguments: Whether the arguments of `optimizer` must equal the saved ones.
-            convert: Whether state of `thalweg.optim` is converted to the form that `optimizer` has.
+            check_arguments: True if the arguments of `optimizer` must equal the saved ones.
+            convert: True if state of `thalweg.optim` is converted to the form that `optimizer` has.
             progress: Optional. Called with the bytes read and their total.
 
         Returns:

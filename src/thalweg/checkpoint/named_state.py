@@ -211,7 +211,7 @@ class _FileNames:
 
     Args:
         named_tensors: Variables by name.
-        requires_all: Whether a variable that is not in `named_tensors` raises InvalidArgumentError.
+        requires_all: True if a variable that is not in `named_tensors` raises InvalidArgumentError.
     """
 
     def __init__(self, named_tensors: Mapping[str, Tensor], requires_all: bool = False) -> None:

@@ -73,7 +73,7 @@ class Snapshot:
 
         Args:
             path, progress: As in `save`.
-            waits: Whether all ranks wait until rank 0 has written.
+            waits: True if all ranks wait until rank 0 has written.
         """
         write = partial(self._write_file, path, progress)
         if self.ranks is not None and waits:
@@ -257,9 +257,9 @@ def restore(
             the same shape and dtype, and there must be no others. Without both, the file's
             variables are not read, with a `CheckpointWarning`; `variables=False` suppresses the
             warning.
-        check_arguments: Whether the given optimizer must have been made with the arguments of the
+        check_arguments: True if the given optimizer must have been made with the arguments of the
             saved one. Hyperparameters of Keras' optimizers are part of the state, and are set.
-        convert: Whether the state of an optimizer of `thalweg.optim` is converted to the form that
+        convert: True if the state of an optimizer of `thalweg.optim` is converted to the form that
             the given one has, as `load_state_dict(state, convert=True)` does; otherwise a different
             form raises. Then `state_storage`, `weights`, `round` and `seed` may differ, and
             `masters` instead of split weights. State of options that the file lacks is initialized

@@ -23,7 +23,7 @@ def prepare_rates(optimizer: object, states: Mapping[str, object], must_match: b
     Args:
         optimizer: The optimizer.
         states: The states from `states_of`.
-        must_match: Whether a missing or superfluous state raises.
+        must_match: True if a missing or superfluous state raises.
 
     Raises:
         CheckpointMismatchError: A state is missing, or belongs to no rate.

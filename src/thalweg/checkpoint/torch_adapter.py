@@ -336,7 +336,7 @@ class TorchOptimizerAdapter:
 def _have_equal_counts(
     groups: Sequence[Group], saved_groups: Sequence[Group], errors: list[str]
 ) -> bool:
-    """Return whether a file has as many groups as an optimizer; append an error if it has not."""
+    """Return True if a file has as many groups as an optimizer; append an error if it has not."""
     if len(groups) == len(saved_groups):
         return True
     count = len(saved_groups)
@@ -355,7 +355,7 @@ def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
 
 
 def _rule_options_differ(group: Group, saved_group: Group) -> bool:
-    """Return whether flags that select a rule differ, so that a file may lack slots."""
+    """Return True if flags that select a rule differ, so that a file may lack slots."""
     return any(
         isinstance(option, bool) and name in saved_group and saved_group[name] != option
         for name, option in group.items()

@@ -87,7 +87,7 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
         ours: The same for this library's optimizer; unset arguments that `theirs` also has get its
             values.
         steps: The number of steps.
-        search: Whether to try argument changes if the optimizers differ.
+        search: True if to try argument changes if the optimizers differ.
 
     Raises:
         ConformError: An optimizer cannot be constructed or stepped, moves no parameter, or differs

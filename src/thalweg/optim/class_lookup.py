@@ -45,7 +45,7 @@ def kind_of(rule: object) -> Any:
 
 
 def is_named(name: str) -> bool:
-    """Return whether a class of this package has a name."""
+    """Return True if a class of this package has a name."""
     return name in KINDS
 
 

@@ -45,7 +45,7 @@ class Operands:
         parameters: The parameters of all groups.
         slots: The tensors of the state that a step writes element by element, or, where these are
             views, the blocks that they lie in.
-        is_stale: Whether a step has replaced one of them.
+        is_stale: True if a step has replaced one of them.
     """
 
     def __init__(self, optimizer: object) -> None:

@@ -98,7 +98,7 @@ def entry_of(name: str, tensor: Tensor) -> Entry:
 
 
 def has_positions(param: Any) -> bool:
-    """Return whether the elements of a DTensor's local part have known positions, in order."""
+    """Return True if the elements of a DTensor's local part have known positions, in order."""
     from thalweg.distribute.sharding.shard_index import are_known
 
     return param.is_contiguous() and param.to_local().is_contiguous() and are_known(param)
@@ -114,7 +114,7 @@ def positions_of(param: Tensor) -> Positions:
 
 
 def cuts_blocks(param: Any, block: int) -> bool:
-    """Return whether a rank's part of a DTensor begins or ends inside a block of a row.
+    """Return True if a rank's part of a DTensor begins or ends inside a block of a row.
 
     Rows of the full parameter are whole blocks.
     """

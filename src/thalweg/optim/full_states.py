@@ -78,7 +78,7 @@ def _unknown(param: Any, title: object) -> str:
 
 
 def _is_full(entry: object) -> bool:
-    """Return whether an entry is a tensor with dimensions and memory, and no DTensor."""
+    """Return True if an entry is a tensor with dimensions and memory, and no DTensor."""
     if not isinstance(entry, Tensor) or is_on_mesh(entry):
         return False
     return entry.dim() > 0 and flaw(entry) is None

@@ -106,7 +106,7 @@ class SetChanges:
     """Counter of steps with other gradients than before: decides when to plan for absent ones.
 
     Attributes:
-        needs_plan: Whether the next step is to be planned so.
+        needs_plan: True if the next step is to be planned so.
     """
 
     # The largest number of changes to wait for before the next plan.
@@ -201,7 +201,7 @@ class StepCache:
         self.replay, self.due_substeps = None, ()
 
     def _is_replayed(self, shares: Sequence[RepeatedSubStep]) -> bool:
-        """Return whether `replay` repeats exactly the plans that the parts in `shares` ran last."""
+        """Return True if `replay` repeats exactly the plans that the parts in `shares` ran last."""
         plans = [] if self.replay is None else [substep.plan for substep in self.replay.shares]
         current_plans = [substep.part.plans.last for substep in shares]
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
@@ -324,7 +324,7 @@ class FusedOptimizer(GradScalerMixin):
         raise NotImplementedError
 
     def encodes_slots(self) -> bool:
-        """Return whether slots of some group are kept in 8 bits."""
+        """Return True if slots of some group are kept in 8 bits."""
         return any(map(self.encodes_group, self.param_groups))
 
     def encodes_group(self, group: Group) -> bool:
@@ -461,7 +461,7 @@ class FusedOptimizer(GradScalerMixin):
         Args:
             group: The group.
             place: Its number.
-            complete: Whether it has all options, or is given defaults later.
+            complete: True if it has all options, or is given defaults later.
 
         Raises:
             InvalidArgumentError: It has one that is one for all groups; names it.
@@ -730,7 +730,7 @@ class FusedOptimizer(GradScalerMixin):
                 self._end_step()
 
     def _is_allocating(self) -> bool:
-        """Return whether all gradients and rates are 0.
+        """Return True if all gradients and rates are 0.
 
         `torch.distributed.checkpoint` takes such a step to allocate the state of an optimizer
         without one, and changes neither parameters nor sums of gradients.
@@ -757,7 +757,7 @@ class FusedOptimizer(GradScalerMixin):
         With `gradients="flat"` gradients become 0 and stay in their buffers in both cases.
 
         Args:
-            set_to_none: Whether gradients become None.
+            set_to_none: True if gradients become None.
         """
         flat = self.step_cache.flat
         if flat is None and set_to_none and is_dynamo_compiling():
@@ -803,7 +803,7 @@ class FusedOptimizer(GradScalerMixin):
         return cache.replay is not None and cache.replay.take(self, has_sums)
 
     def is_torchs_group(self, group: Group) -> bool:
-        """Return whether options of a group leave the step to torch."""
+        """Return True if options of a group leave the step to torch."""
         return False
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
@@ -856,7 +856,7 @@ class FusedOptimizer(GradScalerMixin):
         raise NotImplementedError
 
     def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Return whether a part still updates all groups, given these gradients."""
+        """Return True if a part still updates all groups, given these gradients."""
         return True
 
     def _keep_rebind_target(self, part: ParamState, places: Sequence[int]) -> None:

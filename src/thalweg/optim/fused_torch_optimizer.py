@@ -340,7 +340,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return parts[rule]
 
     def _are_ours(self, steps: Sequence[_SubStep]) -> bool:
-        """Return whether the engines support the whole step."""
+        """Return True if the engines support the whole step."""
         new_substeps = [substep for substep in steps if not substep.hooks.repeats]
         if not new_substeps:
             return True
@@ -425,14 +425,14 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _may_repeat(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Return whether a plan for such gradients may be rebound: all dense, or options unchanged.
+        """Return True if a plan for such gradients may be rebound: all dense, or options unchanged.
 
         Options of groups decide on those with rows; all else that `_fits` looks at plans look at.
         """
         return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
     def is_torchs_group(self, group: Group) -> bool:
-        """Return whether the options of a group need torch's own step."""
+        """Return True if the options of a group need torch's own step."""
         if group.get("capturable"):
             params = params_of(self.param_groups)
             if self.step_options.kinds.device or device_of(params) is None:
@@ -474,7 +474,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _fits(self, share: _Share) -> bool:
-        """Return whether the engines support a share.
+        """Return True if the engines support a share.
 
         Raises:
             RuntimeError: The class takes no such gradients.
@@ -502,7 +502,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return engines_support(share.pairs, self.state, names, wide, anywhere, coded)
 
     def _has_no_torch_step(self) -> bool:
-        """Return whether the engines take the step on every device, because torch cannot."""
+        """Return True if the engines take the step on every device, because torch cannot."""
         return (
             bool(self.step_options)
             or self._is_unscaling()
@@ -511,11 +511,11 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _is_unscaling(self) -> bool:
-        """Return whether the step divides gradients by a scale, which torch's may ignore."""
+        """Return True if the step divides gradients by a scale, which torch's may ignore."""
         return self.step_options.of(Unscaling).fused_unscale and self.unscaling() is not None
 
     def _counts_in_common(self, steps: Sequence[_SubStep]) -> bool:
-        """Return whether two parameters share a state tensor of one number.
+        """Return True if two parameters share a state tensor of one number.
 
         Raises:
             NotImplementedError: They have, and options ask for what torch does not do.
@@ -533,7 +533,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return shared_scalar is not None
 
     def _has_kind(self, group: Group, param: Tensor) -> bool:
-        """Return whether the slots of a parameter have its dtype, or that of the rule."""
+        """Return True if the slots of a parameter have its dtype, or that of the rule."""
         entries = self.state.get(param, {})
         slots = [slot for slot in self.base_rule(group, param).slots if slot.shape is None]
         dtypes = {slot.name: slot.dtype or param.dtype for slot in slots if not slot.scalar}
@@ -545,12 +545,12 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @staticmethod
     def _computes(param: Tensor) -> bool:
-        """Return whether the class's rules support a parameter that engines support."""
+        """Return True if the class's rules support a parameter that engines support."""
         return True
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
-        """Return whether the engines support sparse gradients of a group."""
+        """Return True if the engines support sparse gradients of a group."""
         return True
 
     def _shares(self, absent: Mapping[int, Tensor] = NO_GRADIENTS) -> dict[Rule, _Share]:
@@ -607,7 +607,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return {**step, **specs} if self._keeps_step(kind) else specs
 
     def _keeps_step(self, kind: type[FusedTorchOptimizer]) -> bool:
-        """Return whether parameters have a step number, for the class of their group or for an
+        """Return True if parameters have a step number, for the class of their group or for an
         option.
         """
         return kind._counts or self.step_options.counts

@@ -38,7 +38,7 @@ class GradScalerMixin:
         return device_of(params), CPU
 
     def _counts_there(self) -> bool:
-        """Return whether per-parameter numbers are on the GPU only."""
+        """Return True if per-parameter numbers are on the GPU only."""
         return self.step_options.of(Unscaling).fused_unscale
 
     def _found_finite(self) -> Tensor | None:
@@ -63,7 +63,7 @@ class GradScalerMixin:
         return found_inf.detach().reshape(()) == 0 if has_state else None
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
-        """Return whether parameters of a group have all their state."""
+        """Return True if parameters of a group have all their state."""
         raise NotImplementedError
 
     def _skip_overflowed_step(self) -> bool:

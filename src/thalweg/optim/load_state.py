@@ -50,9 +50,9 @@ def load(
         optimizer: A `FusedOptimizer`.
         state_dict: What it was given.
         plan: `as_torch` or `in_place`.
-        convert: Whether slots that are kept otherwise than here, and states of other packages, are
+        convert: True if slots that are kept otherwise than here, and states of other packages, are
             converted, or refused.
-        allow_loss: Whether parts of other packages without a counterpart are left out, or refused.
+        allow_loss: True if parts of other packages without a counterpart are left out, or refused.
 
     Raises:
         CheckpointMismatchError: A step could not be taken with it.
@@ -181,7 +181,7 @@ def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, 
 
 
 def _has_placeholders(entries: Mapping[str, Any]) -> bool:
-    """Return whether the state of a parameter is empty, or has empty sums or dicts."""
+    """Return True if the state of a parameter is empty, or has empty sums or dicts."""
     has_empty_dicts = any(isinstance(entry, dict) and not entry for entry in entries.values())
     return not entries or has_empty_dicts or is_empty_sum(entries.get(SUM))
 
@@ -304,7 +304,7 @@ def _give_back_dtypes(
 
 
 def _is_kept(tensor: Tensor) -> bool:
-    """Return whether a tensor keeps its dtype: numbers, and bytes of codecs."""
+    """Return True if a tensor keeps its dtype: numbers, and bytes of codecs."""
     return tensor.is_floating_point() or tensor.dtype == torch.uint8
 
 

@@ -53,7 +53,7 @@ class MemoryUse:
         title: Name of the optimizer's class, with the options that are on.
         parameters: Number of elements of all parameters; of DTensors those of this rank.
         rows: Bytes of the weights, of the gradients and of each entry of the state.
-        is_part: Whether parameters are DTensors, so that all numbers are those of this rank.
+        is_part: True if parameters are DTensors, so that all numbers are those of this rank.
     """
 
     title: str

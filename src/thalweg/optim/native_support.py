@@ -32,8 +32,8 @@ def engines_support(
         pairs: Gradients and parameters.
         state: The states of the parameters.
         names: The keys that a step reads from a state; all other entries belong to the user.
-        wide: Whether gradients of 16-bit parameters may be float32: sums of them, for masters.
-        anywhere: Whether tensors may be on a device without an engine.
+        wide: True if gradients of 16-bit parameters may be float32: sums of them, for masters.
+        anywhere: True if tensors may be on a device without an engine.
         coded: The names of slots that may be bytes of a codec.
     """
     param_ids = {id(param) for _, param in pairs}
@@ -122,5 +122,5 @@ def is_host(params: Sequence[Tensor]) -> bool:
 
 
 def _has_engine(device: torch.device) -> bool:
-    """Return whether the selected engine supports a device."""
+    """Return True if the selected engine supports a device."""
     return device.type == "cpu" or takes_device(device, current().name)

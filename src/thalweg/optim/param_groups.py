@@ -60,7 +60,7 @@ def groups(
             widths as those of MuAdam and MuSGD of mup do; see docs/width-scaling.md. A pair of two
             such models tells which dimensions are widths: those in which they differ. Needs `rules`
             and `lr`.
-        scale_decay: Whether `width_scale` keeps the product of rate and decay, as mup does unless
+        scale_decay: True if `width_scale` keeps the product of rate and decay, as mup does unless
             its `decoupled_wd` is True.
 
     Raises:

@@ -335,17 +335,17 @@ def scalar_dtype() -> torch.dtype:
 
 
 def _hold(column: Column | ForeignColumn) -> bool:
-    """Return whether the storages of the numbers have kept their size."""
+    """Return True if the storages of the numbers have kept their size."""
     return list(map(torch.UntypedStorage.nbytes, column._memory)) == column._sizes
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a number is a tensor that no other code or process shares."""
+    """Return True if a number is a tensor that no other code or process shares."""
     is_number = type(tensor) is Tensor and not tensor.dim() and not tensor.requires_grad
     is_private = tensor.layout == torch.strided and not tensor.is_meta and not _is_shared(tensor)
     return is_number and is_private
 
 
 def _is_shared(tensor: Tensor) -> bool:
-    """Return whether processes share memory of the CPU; torch calls that of a GPU always shared."""
+    """Return True if processes share memory of the CPU; torch calls that of a GPU always shared."""
     return tensor.device.type == "cpu" and tensor.is_shared()

@@ -55,8 +55,8 @@ class ScalarSpec(NamedTuple):
     Attributes:
         start: What it is before the first step.
         dtype: That of its tensors; torch's own for such numbers if None.
-        may_lack: Whether a state that has all else may be without it: an option asks for it.
-        rounds_as_tensor: Whether torch makes a tensor of it before it counts.
+        may_lack: True if a state that has all else may be without it: an option asks for it.
+        rounds_as_tensor: True if torch makes a tensor of it before it counts.
     """
 
     start: float
@@ -91,7 +91,7 @@ class ParamState:
     Args:
         rule: The rule.
         numbers: What each parameter has of its own, by name.
-        plain: Whether these are numbers of Python's.
+        plain: True if these are numbers of Python's.
         kinds: What stands for parameters, and what their state is kept in.
         blocks: The blocks of numbers that the optimizer made.
 
@@ -150,7 +150,7 @@ class ParamState:
         )
 
     def _have(self, last_values: Sequence[object]) -> bool:
-        """Return whether this is what the states hold, beside sums of gradients."""
+        """Return True if this is what the states hold, beside sums of gradients."""
         owners = self._owners_without_sums()
         values = chain.from_iterable(map(dict.values, owners))
         return sum(map(len, owners)) == len(last_values) and all(map(is_, values, last_values))
@@ -374,7 +374,7 @@ class ParamState:
         Args:
             state: The state of the optimizer.
             params: The parameters.
-            is_unchanged: Whether parameters and state are those that the step before left.
+            is_unchanged: True if parameters and state are those that the step before left.
 
         Raises:
             NotImplementedError: A complex parameter would need a master or an offloaded state.

@@ -27,7 +27,7 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
 
     Args:
         optimizer: One of `thalweg.optim`.
-        masters: Whether each parameter of 16 bits that has a state has its weight in float32 in it,
+        masters: True if each parameter of 16 bits that has a state has its weight in float32 in it,
             as `master`, which is what `masters=True` keeps: of 24 bits with `weights="split"`,
             whose lower bits are left behind otherwise.
 

@@ -150,7 +150,7 @@ def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
 
 
 def has_codes(entries: Mapping[str, object], storage: Storage) -> bool:
-    """Return whether the state of a parameter has encoded slots."""
+    """Return True if the state of a parameter has encoded slots."""
     return bool(_records_in(entries, storage))
 
 
@@ -221,7 +221,7 @@ def fit_storage(
         optimizer: The optimizer.
         saved_state: The state, of the right form.
         notes: A warning is appended if the state does not have shapes.
-        convert: Whether slots in another storage are converted; otherwise they raise.
+        convert: True if slots in another storage are converted; otherwise they raise.
         values: New values of those parameters that are loaded with the state.
 
     Raises:

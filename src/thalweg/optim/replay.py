@@ -154,7 +154,7 @@ class ReplayedStep:
         return any(share.part.rule.passes for share in self.shares)
 
     def _can_run_passes(self, optimizer: Any, transforms: GradientTransforms) -> bool:
-        """Return whether passes can be run between native calls of the step."""
+        """Return True if passes can be run between native calls of the step."""
         is_observed = optimizer.step_cache.diagnosing is not None
         is_simple = not (self._has_sums or self.may_lack or transforms.stages or transforms.judge)
         return self._in_call is not None and is_simple and not is_observed
@@ -242,7 +242,7 @@ class ReplayedStep:
         }
 
     def _stands(self, optimizer: Any, gradients: Sequence[Any]) -> bool:
-        """Return whether a careful step with these gradients would be the one before."""
+        """Return True if a careful step with these gradients would be the one before."""
         remaining = iter(gradients)
         return all(
             share.stands(optimizer, [next(remaining) for _ in share.owners])
@@ -250,7 +250,7 @@ class ReplayedStep:
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
-        """Return whether parameters are in the groups in which the last step found them."""
+        """Return True if parameters are in the groups in which the last step found them."""
         indices = {id(p): place for place, group in enumerate(self.groups) for p in group["params"]}
         return [indices.get(id(param)) for param in owners] == [*places]
 
@@ -299,8 +299,8 @@ class ReplayedStep:
 
         Args:
             optimizer: The optimizer.
-            has_sums: Whether gradients were added up, and their sums are to be taken.
-            unrecorded: Whether it is left to the caller while a profiler records operations.
+            has_sums: True if gradients were added up, and their sums are to be taken.
+            unrecorded: True if it is left to the caller while a profiler records operations.
 
         Returns:
             Whether it was taken; if not, nothing has changed.

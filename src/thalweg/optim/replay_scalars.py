@@ -59,7 +59,7 @@ class GroupScalars:
         self.options: Options = self._hooks.part.options(self.place, self._hooks.optimizer)
 
     def _moves(self) -> bool:
-        """Return whether others may write to what is kept of the options."""
+        """Return True if others may write to what is kept of the options."""
         return self.options.moves
 
 
@@ -90,7 +90,7 @@ class TorchScalars(GroupScalars):
             return self._hooks.prepare_scalars(self._key())
 
     def reads(self, names: Sequence[str]) -> bool:
-        """Return whether the programs of the group read these hyperparameters at every step."""
+        """Return True if the programs of the group read these hyperparameters at every step."""
         return set(names) <= set(self._inputs)
 
     def check_in_call(self) -> None:

@@ -44,7 +44,7 @@ class ReplayedSubStep:
         owners: The parameters that have the gradients of the update.
         places: The index of the group of each owner.
         keys: For each owner, a key that is equal for owners of the same group and numbers.
-        is_torchs: Whether the numbers are computed as in torch, not as in TensorFlow.
+        is_torchs: True if the numbers are computed as in torch, not as in TensorFlow.
     """
 
     def __init__(self, substep: RepeatedSubStep) -> None:
@@ -64,7 +64,7 @@ class ReplayedSubStep:
         self._unlaunched: list[TensorFlowScalars] = []  # of groups that have no elements
 
     def _is_usual(self, column: Any) -> bool:
-        """Return whether numbers lie in a block, those of TensorFlow the same for all
+        """Return True if numbers lie in a block, those of TensorFlow the same for all
         parameters.
         """
         if type(column) is not Column or column.dtype not in KINDS:
@@ -86,7 +86,7 @@ class ReplayedSubStep:
         )
 
     def stands(self, optimizer: Any, gradients: Sequence[Tensor | None]) -> bool:
-        """Return whether a careful step with these gradients would be the one before.
+        """Return True if a careful step with these gradients would be the one before.
 
         Options of groups may have changed since, if they still choose the rule. Parameters may have
         moved within their groups, on which the random bits of stochastic rounding depend.

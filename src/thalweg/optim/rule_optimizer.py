@@ -63,7 +63,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         rule: The rule.
         lr: The learning rate, a number or a tensor of shape (). None takes the rule's default.
         initial: Optional. What slots start from, by name, where that is not what the rule says.
-        capturable: Whether steps over parameters on a GPU can be captured in a CUDA graph: `step`
+        capturable: True if steps over parameters on a GPU can be captured in a CUDA graph: `step`
             is counted there, and `prepare` of the rule is given tensors. Nothing changes elsewhere.
         **hypers: The rule's other hyperparameters by name, or as groups call them: `betas` for
             beta1 and beta2, `eps` for epsilon; and what is done around an update (see
@@ -339,7 +339,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
         Args:
             state_dict: As `state_dict` returns it.
-            convert: Whether slots that are kept in another codec than here, or as numbers, are
+            convert: True if slots that are kept in another codec than here, or as numbers, are
                 converted, or refused; and whether a state of other random bits goes on with those
                 of here.
             allow_loss: As in other classes; no state of another package is one of a rule.

@@ -207,7 +207,7 @@ def _check_share(share: ReplayedSubStep) -> None:
 
 
 def has_step_counts_alone(part: ParamState) -> bool:
-    """Return whether scalars of a rule depend on options and step counts, and on nothing else."""
+    """Return True if scalars of a rule depend on options and step counts, and on nothing else."""
     rule = part.rule
     has_reductions = rule.per_variable is not None or rule.per_optimizer is not None or rule.levels
     return part.numbers.keys() <= {STEP} and not has_reductions

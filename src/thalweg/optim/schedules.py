@@ -225,7 +225,7 @@ def _factors_of(
 
 
 def _selects(selector: GroupSelector, index: int, group: Mapping[str, Any]) -> bool:
-    """Return whether a selector selects a group, but for `...`."""
+    """Return True if a selector selects a group, but for `...`."""
     if isinstance(selector, int) and not isinstance(selector, bool):
         return index == selector
     if isinstance(selector, str):

@@ -57,6 +57,6 @@ def _copy_overlapping(sorted_spans: list[Span]) -> None:
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor has elements, which are where torch says."""
+    """Return True if a tensor has elements, which are where torch says."""
     is_strided = not (tensor.is_sparse or tensor.is_meta) and has_plain_dispatch(tensor)
     return bool(is_strided and tensor.numel() and has_storage(tensor))

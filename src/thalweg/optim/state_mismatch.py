@@ -33,9 +33,9 @@ class StateEntrySpec(NamedTuple):
         like: A tensor of the required shape; None requires a number, as a tensor or not.
         dtypes: Optional. The dtypes allowed; by default all of the kind of `like`: real, complex,
             or else that dtype alone.
-        has_rows: Whether the value may be sparse.
-        is_optional: Whether the value may be missing, or None.
-        is_count: Whether the value is a number of steps.
+        has_rows: True if the value may be sparse.
+        is_optional: True if the value may be missing, or None.
+        is_count: True if the value is a number of steps.
         name: The name of the value in messages of `state_mismatches`.
     """
 
@@ -196,7 +196,7 @@ def of_options(
 
 
 def is_flag(option: object) -> bool:
-    """Return whether a value is true or false, or a number."""
+    """Return True if a value is true or false, or a number."""
     if isinstance(option, Tensor) and option.dtype == torch.bool:
         return option.numel() == 1 and flaw(option) is None
     return isinstance(option, np.bool_) or is_number(option)
@@ -336,7 +336,7 @@ def is_number(value: object) -> bool:
 
 
 def are_numbers(value: object, count: int) -> bool:
-    """Return whether a value is so many numbers: a sequence, or an array of one dimension."""
+    """Return True if a value is so many numbers: a sequence, or an array of one dimension."""
     if isinstance(value, np.ndarray | Tensor):
         items: list[Any] = [*value] if value.ndim == 1 and _is_held(value) else []
     else:

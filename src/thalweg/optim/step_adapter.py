@@ -291,7 +291,7 @@ class ParamGroupAdapter(StepAdapter):
         return place, numbers
 
     def is_on_step_device(self, value: Any) -> bool:
-        """Return whether a number is a tensor of the device that keeps those of the step."""
+        """Return True if a number is a tensor of the device that keeps those of the step."""
         return self.there is not None and isinstance(value, Tensor) and value.device == self.there
 
     def detach(self) -> None:

@@ -87,7 +87,7 @@ class LastStep(NamedTuple):
     """Report of a step.
 
     Args:
-        taken: Whether the step was taken.
+        taken: True if the step was taken.
         reason: The reason if it was not; "" if it was.
         count: The number of steps that this optimizer has taken since it was made or loaded.
         grad_norm: The common norm of the gradients, unscaled, their elements clipped. None where
@@ -111,12 +111,12 @@ class StepOptions:
     Attributes:
         on: What differs from a constructor that was given nothing, by keyword.
         wrapping: The options that do something beside the rule, in the same pass over memory.
-        clips: Whether gradients are clipped, or their norm decides on the step.
-        judges: Whether the norm of the gradients decides on the step.
+        clips: True if gradients are clipped, or their norm decides on the step.
+        judges: True if the norm of the gradients decides on the step.
         accumulate: How many calls of `step` add up gradients for one that is taken.
-        in_backward: Whether each gradient is applied as it arrives.
-        counts: Whether an option asks for the number of a step.
-        keeps_as_torch: Whether the state is what torch would keep, where it would.
+        in_backward: True if each gradient is applied as it arrives.
+        counts: True if an option asks for the number of a step.
+        keeps_as_torch: True if the state is what torch would keep, where it would.
         kinds: What the state of parameters is kept in.
         zero_warning: As `without` of a `Wrapper`, if there is one.
         base_transforms: What happens to gradients where nothing is known of a step.
@@ -164,7 +164,7 @@ class StepOptions:
         return cast("Kind", self._option_of[kind])
 
     def __bool__(self) -> bool:
-        """Return whether anything happens that a step of torch's would not do."""
+        """Return True if anything happens that a step of torch's would not do."""
         return self._needs_engine
 
     @property
@@ -310,7 +310,7 @@ def gradient_transforms(
         unscaling: The first factor of gradients, or None; a tensor stays one.
         count: The number of gradients.
         grad_report: Receives the norm and factor where gradients are measured.
-        is_torchs: Whether a common norm clips with torch's factor, not with TensorFlow's.
+        is_torchs: True if a common norm clips with torch's factor, not with TensorFlow's.
         factor: The factor that clips by a common norm, if it is known; see `CommonNorm`.
     """
     if not options.clips and unscaling is None:

@@ -50,7 +50,7 @@ class SGD(RuleOptimizer):
         params: As torch takes them.
         lr: The learning rate, a number or a tensor of shape ().
         momentum: A number in [0, 1]; whether there is momentum is decided here.
-        nesterov: Whether momentum is Nesterov's.
+        nesterov: True if momentum is Nesterov's.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class RMSprop(RuleOptimizer):
         rho: Share of the averages that is kept.
         momentum: A number in [0, 1]; whether there is momentum is decided here.
         eps: Epsilon.
-        centered: Whether to divide by the root of the variance.
+        centered: True if to divide by the root of the variance.
     """
 
     _exact = ("epsilon",)

@@ -135,7 +135,7 @@ def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
 
 
 def _is_usual(optimizer: Any, group: Group, param: Tensor, entries: Mapping[str, object]) -> bool:
-    """Return whether a state is as torch's steps make it: slots are like their parameter.
+    """Return True if a state is as torch's steps make it: slots are like their parameter.
 
     Only names tell slots from numbers, as both have the shape () where a parameter has it.
     """
@@ -158,7 +158,7 @@ def _has_dtype_of(value: object, param: Tensor) -> bool:
 
 
 def _is_ordinary(value: object) -> bool:
-    """Return whether a value is a number of a state that torch calculates with."""
+    """Return True if a value is a number of a state that torch calculates with."""
     if isinstance(value, Tensor):
         if value.dim() or not value.is_floating_point():
             return False
@@ -176,7 +176,7 @@ def _kind(value: object) -> Hashable:
 
 
 def _are_plain(optimizer: Any, group: Group) -> bool:
-    """Return whether all options that a step reads are there, and ordinary numbers."""
+    """Return True if all options that a step reads are there, and ordinary numbers."""
     return all(
         name in group and _is_plain(group[name], is_share=name.startswith("betas"))
         for name in optimizer.read_options
@@ -184,7 +184,7 @@ def _are_plain(optimizer: Any, group: Group) -> bool:
 
 
 def _is_plain(option: object, is_share: bool = False) -> bool:
-    """Return whether an option is a number that torch calculates with, or numbers, or None."""
+    """Return True if an option is a number that torch calculates with, or numbers, or None."""
     if isinstance(option, tuple | list):
         return all(_is_plain(number, is_share) for number in cast("Sequence[Any]", option))
     if option is None or not isinstance(option, int | float):

@@ -33,7 +33,7 @@ class Elements:
         dtype: A dtype of safetensors, "opaque" for bytes without a meaning, "string" for text of a
             fixed length, or "text" for text of any length, which is stored in a heap.
         size: The number of bytes of an element.
-        is_big_endian: Whether the first byte of a number is the highest.
+        is_big_endian: True if the first byte of a number is the highest.
     """
 
     dtype: str

@@ -37,7 +37,7 @@ def add_step(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggreg
         optimizer: The optimizer.
         given: Gradients, none of them None, and variables.
         name: The name of the step.
-        aggregates: Whether gradients are aggregated first.
+        aggregates: True if gradients are aggregated first.
 
     Returns:
         The operation that counts the step, after its updates.

@@ -329,7 +329,7 @@ def _prepare_optimizer(
         opt: The optimizer, or the training step that has one.
         mapped: The tensors of the file, by variable.
         detected: The optimizer in the file, or None.
-        is_new: Whether `opt` was made from the file, so that its hyperparameters are already set.
+        is_new: True if `opt` was made from the file, so that its hyperparameters are already set.
 
     Raises:
         CheckpointMismatchError: The state in the file does not fit `opt`.

@@ -32,7 +32,7 @@ class TorchEntry:
         key: The key in the state of a parameter.
         rates: Power of the learning rate in the slot: 0 or 1; -1 if the slot also has the opposite
             sign.
-        may_lack: Whether the slot is zeros if torch has no momentum, and so no such tensor.
+        may_lack: True if the slot is zeros if torch has no momentum, and so no such tensor.
     """
 
     key: str
@@ -52,7 +52,7 @@ class Counterpart:
         epsilon: A note on the place of epsilon in both formulas, if the places differ.
         rate: A note on the place of the learning rate in both formulas, if the places differ.
         options: Options that a group must have.
-        powers: Whether the step count is part of the formula.
+        powers: True if the step count is part of the formula.
     """
 
     family: str

@@ -115,7 +115,7 @@ def _keys_of_variables(pairs: Pairs) -> list[str]:
 
 
 def _has_state(parameter: Parameter) -> bool:
-    """Return whether a parameter's state has more than step counts."""
+    """Return True if a parameter's state has more than step counts."""
     return any(entry is not None for key, entry in parameter.state.items() if key not in _COUNTS)
 
 

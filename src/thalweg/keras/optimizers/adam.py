@@ -29,7 +29,7 @@ class Adam(BuiltIn):
         beta_2: Share of v that is kept. A float, tensor or callable.
         epsilon: Added to the root of v before bias correction ("epsilon hat"); None and 0 mean
             1e-7.
-        amsgrad: Whether to divide by the largest v so far.
+        amsgrad: True if to divide by the largest v so far.
         name: Name of the optimizer.
         **kwargs: See `Optimizer`.
 

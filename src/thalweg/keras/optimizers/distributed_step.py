@@ -67,14 +67,14 @@ def sum_over_replicas(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tupl
 
 
 def _sums_first(optimizer: Any) -> bool:
-    """Return whether only the sum over replicas precedes `_transform_gradients`."""
+    """Return True if only the sum over replicas precedes `_transform_gradients`."""
     if optimizer._aggregator is not None or replicas() == 1:
         return False
     return _EARLY_HOOKS.isdisjoint(optimizer._overridden_hooks())
 
 
 def _is_summed(optimizer: Any) -> bool:
-    """Return whether the optimizer sums gradients over several replicas."""
+    """Return True if the optimizer sums gradients over several replicas."""
     if optimizer._aggregator is not None or replicas() == 1:
         return False
     return "_aggregate_gradients" not in optimizer._overridden_hooks()

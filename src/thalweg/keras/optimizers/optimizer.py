@@ -195,7 +195,7 @@ class Optimizer(
             grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor (dense, or
                 sparse COO over dimension 0), `IndexedSlices`, an array, a list, or None.
             name: Name of the operation in graph mode; eager steps have none.
-            experimental_aggregate_gradients: Whether `gradient_aggregator` is called, or without
+            experimental_aggregate_gradients: True if `gradient_aggregator` is called, or without
                 one, in `thalweg.distribute.Strategy.run`, the gradients of all replicas are summed.
 
         Returns:
@@ -283,7 +283,7 @@ class Optimizer(
         return self.iterations
 
     def _is_recorded(self) -> bool:
-        """Return whether hooks are called once, when a graph is built."""
+        """Return True if hooks are called once, when a graph is built."""
         return has_hooks(self) and not self.HOOKS_AT_EACH_RUN and distribute.shards_of(self) is None
 
     def _waited_for(self) -> AbstractContextManager[None]:
@@ -298,7 +298,7 @@ class Optimizer(
 
     @classmethod
     def _counts_more(cls) -> bool:
-        """Return whether a step counts more than `iterations`."""
+        """Return True if a step counts more than `iterations`."""
         return cls._counting_calls is not Optimizer._counting_calls
 
     def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:

@@ -212,7 +212,7 @@ class KerasReplay(ReplayedApply):
         return True
 
     def _is_as_read(self, optimizer: Any) -> bool:
-        """Return whether no scalar was set in Python since all were read."""
+        """Return True if no scalar was set in Python since all were read."""
         rate = self._values.get(_RATE)
         return (
             rate is self._given_rate
@@ -337,13 +337,13 @@ class _Schedule:
         ]
 
     def is_plain(self) -> bool:
-        """Return whether all fields are scalars, strings or lists of them, as `is_same` assumes."""
+        """Return True if all fields are scalars, strings or lists of them, as `is_same` assumes."""
         items = [entry for _, sequence in self._lists for entry in sequence]
         fields = [field for field in self._fields if not isinstance(field, list | tuple)]
         return all(isinstance(field, _FIELDS) for field in (*items, *fields))
 
     def is_same(self) -> bool:
-        """Return whether no field was set and no list changed since the snapshot."""
+        """Return True if no field was set and no list changed since the snapshot."""
         fields = self._current_fields
         return (
             len(fields) == len(self._fields)
@@ -360,14 +360,14 @@ _FIELDS = (int, float, str, np.generic, type(None))
 
 
 def _may_call_users(optimizer: Any) -> bool:
-    """Return whether a step calls users' functions outside of `_call_functions`."""
+    """Return True if a step calls users' functions outside of `_call_functions`."""
     return optimizer._is_begun_by_users() or (
         bool(_user_functions(optimizer)) and not optimizer._has_usual_scalars()
     )
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Return whether a step only updates by a rule and counts, and its exact numbers are plain."""
+    """Return True if a step only updates by a rule and counts, and its exact numbers are plain."""
     count = optimizer.iterations
     return (
         not optimizer._counts_more()

@@ -27,7 +27,7 @@ class RMSprop(BuiltIn):
         momentum: A number in [0, 1], tensor or callable. Whether there is momentum, and its slot,
             is decided here: by a number above 0, or by any tensor or callable.
         epsilon: Outside the root without momentum, inside with; None and 0 mean 1e-7.
-        centered: Whether to normalise by the variance instead of the mean square.
+        centered: True if to normalise by the variance instead of the mean square.
         name: Name of the optimizer.
         **kwargs: See `Optimizer`.
 

@@ -139,7 +139,7 @@ class RuleOptimizer(Optimizer):
         return derived(self._choose_rule(), values, dtype, int(self.iterations.item()) + 1)
 
     def _has_usual_scalars(self) -> bool:
-        """Return whether no method that computes scalars is overridden by users."""
+        """Return True if no method that computes scalars is overridden by users."""
         methods = (
             self._decayed_lr, self._choose_rule, self._rule_scalars, self._hyper_scalars,
             self._scalar, self._rate, self._learning_rate, self._get_hyper,
@@ -176,14 +176,14 @@ class RuleOptimizer(Optimizer):
         return not self._overridden_hooks().isdisjoint(UPDATES)
 
     def _may_repeat(self) -> bool:
-        """Return whether steps may be replayed: no hook or function receives gradients."""
+        """Return True if steps may be replayed: no hook or function receives gradients."""
         has_functions = self._aggregator is not None or bool(self._transformers)
         return not has_functions and not self._overridden_hooks()
 
     @classmethod
     @cache
     def _is_begun_by_users(cls) -> bool:
-        """Return whether a subclass's hooks are called before the updates."""
+        """Return True if a subclass's hooks are called before the updates."""
         is_standard = is_ours(cls._decayed_lr) and is_ours(cls._create_slots)
         return not is_standard or not cls._overridden_hooks() <= {*UPDATES}
 

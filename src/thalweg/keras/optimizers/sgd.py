@@ -22,7 +22,7 @@ class SGD(BuiltIn):
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
         momentum: A number in [0, 1], tensor or callable. Whether there is momentum, and its slot,
             is decided here: by a number above 0, or by any tensor or callable.
-        nesterov: Whether momentum is Nesterov's; without momentum it changes nothing.
+        nesterov: True if momentum is Nesterov's; without momentum it changes nothing.
         name: Name of the optimizer.
         **kwargs: See `Optimizer`.
 

@@ -72,7 +72,7 @@ class KerasStepAdapter(StepAdapter):
 
     Args:
         optimizer: The optimizer, of Keras' base class or derived from it.
-        aggregates: Whether gradients are aggregated first.
+        aggregates: True if gradients are aggregated first.
     """
 
     def __init__(self, optimizer: Any, aggregates: bool) -> None:
@@ -316,7 +316,7 @@ _HOOKS = (
 
 
 def has_hooks(optimizer: Any) -> bool:
-    """Return whether a step calls users' functions other than hyperparameters."""
+    """Return True if a step calls users' functions other than hyperparameters."""
     hooks = [getattr(optimizer, hook) for hook in _HOOKS]
     return not all(map(is_ours, (*hooks, optimizer._aggregator, *optimizer._transformers)))
 

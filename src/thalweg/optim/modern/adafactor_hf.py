@@ -35,9 +35,9 @@ class AdafactorHF(ModernOptimizer):
         clip_threshold: The largest root mean square of a step before it is multiplied by its rate.
         decay_rate: The weight of a square in its mean is the number of the step to this power.
         beta1: What the mean of steps keeps; None has no mean.
-        scale_parameter: Whether the rate is multiplied by the root mean square of the parameter.
-        relative_step: Whether the rate is 1 over the root of the step's number, at most 0.01.
-        warmup_init: Whether that rate is at most 1e-6 times the step's number, in place of 0.01.
+        scale_parameter: True if the rate is multiplied by the root mean square of the parameter.
+        relative_step: True if the rate is 1 over the root of the step's number, at most 0.01.
+        warmup_init: True if that rate is at most 1e-6 times the step's number, in place of 0.01.
 
     Raises:
         ValueError: `lr` and `relative_step=True` are both given or both missing, or

@@ -74,7 +74,7 @@ class ADOPT(ModernOptimizer):
 
     Args:
         clip_exp: The power of the number of steps before to which what is divided is clipped.
-        decoupled: Whether decay is AdamW's, beside the step.
+        decoupled: True if decay is AdamW's, beside the step.
 
     Source: Taniguchi et al. 2024, https://arxiv.org/abs/2411.02853
     """
@@ -101,7 +101,7 @@ class Adan(ModernOptimizer):
 
     Args:
         betas: What is kept of the means of gradients, of their differences and of squares.
-        no_prox: Whether decay is AdamW's.
+        no_prox: True if decay is AdamW's.
 
     Source: Xie et al. 2022, https://arxiv.org/abs/2208.06677; timm.optim.Adan
     """
@@ -127,8 +127,8 @@ class LAMB(ModernOptimizer):
     longer than Adam's. Others clip the norm of gradients to 1 first: `clip_grad_norm=1.0`.
 
     Args:
-        trust_clip: Whether no step is longer than Adam's.
-        always_adapt: Whether parameters without decay take such steps, too.
+        trust_clip: True if no step is longer than Adam's.
+        always_adapt: True if parameters without decay take such steps, too.
 
     Source: You et al. 2019, https://arxiv.org/abs/1904.00962; timm.optim.Lamb
     """

@@ -34,7 +34,7 @@ class MARS(ModernOptimizer):
     Args:
         gamma: The weight of a gradient's change.
         mars_type: "adamw" or "lion": whose steps are taken with corrected gradients.
-        optimize_1d: Whether parameters of fewer than two dimensions take them, too.
+        optimize_1d: True if parameters of fewer than two dimensions take them, too.
         lr_1d_factor: What their rate is multiplied by otherwise.
         betas_1d: What the means of theirs keep in a step otherwise.
         caution: Refused, if it is true.

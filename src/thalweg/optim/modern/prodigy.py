@@ -27,9 +27,9 @@ class Prodigy(ModernOptimizer):
 
     Args:
         beta3: What the sums of the estimate keep in a step; the root of `betas[1]` if None.
-        decouple: Whether decay is AdamW's, beside the step.
-        use_bias_correction: Whether means are corrected as Adam's.
-        safeguard_warmup: Whether the rate is left out of what the estimate divides by.
+        decouple: True if decay is AdamW's, beside the step.
+        use_bias_correction: True if means are corrected as Adam's.
+        safeguard_warmup: True if the rate is left out of what the estimate divides by.
         d0: What the estimate begins with.
         d_coef: What it is multiplied by.
         growth_rate: How many times larger it may become in a step.

@@ -63,7 +63,7 @@ def _numbers_of(codec: str) -> Tensor:
 
 
 def _is_map_of(table: Tensor, codec: str) -> bool:
-    """Return whether a map has the numbers of a codec, up to the last bits."""
+    """Return True if a map has the numbers of a codec, up to the last bits."""
     if not codec.startswith("dynamic8") or table.numel() != _BLOCK:
         return False
     return torch.allclose(table.cpu(), _numbers_of(codec), rtol=1e-6, atol=0)

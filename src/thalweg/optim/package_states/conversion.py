@@ -91,7 +91,7 @@ def convert_state(
     Args:
         optimizer: The optimizer.
         saved_state: The state, of the right form.
-        allow_loss: Whether parts without a counterpart are left out; otherwise they raise.
+        allow_loss: True if parts without a counterpart are left out; otherwise they raise.
 
     Raises:
         CheckpointMismatchError: The optimizer is of another class than continues the state, a part
@@ -226,7 +226,7 @@ def _matched(
 
 
 def _fits(entries: Any, param: Tensor) -> bool:
-    """Return whether Muon's state of a parameter has its shape, or is absent."""
+    """Return True if Muon's state of a parameter has its shape, or is absent."""
     momentum = entries.get("momentum_buffer") if isinstance(entries, Mapping) else None
     return not isinstance(momentum, Tensor) or momentum.shape == param.shape
 

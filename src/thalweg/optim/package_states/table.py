@@ -57,7 +57,7 @@ class Package:
     arguments: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
 
     def matches(self, entries: set[str], group: Mapping[str, Any]) -> bool:
-        """Return whether a group, whose parameters have these entries, is of this class."""
+        """Return True if a group, whose parameters have these entries, is of this class."""
         return (
             self.entries <= entries
             and self.options <= group.keys()

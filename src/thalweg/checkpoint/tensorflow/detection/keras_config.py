@@ -69,7 +69,7 @@ def notes_of(family: Family | None, file: KerasFile) -> tuple[str, ...]:
 
 
 def _is_optimizer_v2(file: KerasFile) -> bool:
-    """Return whether the optimizer has the formulas and options of OptimizerV2."""
+    """Return True if the optimizer has the formulas and options of OptimizerV2."""
     return is_legacy(file) or file.package == "thalweg"
 
 

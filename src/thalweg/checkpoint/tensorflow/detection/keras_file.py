@@ -238,7 +238,7 @@ def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
 
 
 def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
-    """Return whether the file's description allows an optimizer of this family."""
+    """Return True if the file's description allows an optimizer of this family."""
     if file.class_name is None:
         return True
     if family.cls != file.class_name:

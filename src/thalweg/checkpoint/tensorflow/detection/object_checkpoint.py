@@ -339,7 +339,7 @@ def _keras_hypers(scalars: dict[str, StoredTensor]) -> dict[str, float]:
 
 
 def _has_default_name(family: Family, titles: set[str], is_keras: bool) -> bool:
-    """Return whether variables are named after the default name of this optimizer."""
+    """Return True if variables are named after the default name of this optimizer."""
     if is_keras:
         return any(title.split("/")[0] == family.title for title in titles)
     return any(title.rpartition("/")[2] == family.title for title in titles)
