@@ -37,15 +37,16 @@ def cond(
 ) -> Any:
     """Return the result of `true_fn()` if `pred` holds, otherwise that of `false_fn()`.
 
-    In graph mode both functions are called at once, to build their parts of the graph, and of these
-    each run has one run, with its updates. What they use of the outside runs before either.
+    In graph mode both functions are called at once to build their parts of the graph, and each run
+    executes one of the parts, with its updates. Outside tensors that either part uses are computed
+    first.
 
     Args:
         pred: A number or tensor of one element.
         true_fn: Returns a nest of tensors, or operations.
         false_fn: Returns a nest of the same structure and dtypes.
-        strict: In graph mode, whether a list of one tensor stays a list.
-        name: Optional. The name scope of what they add.
+        strict: True if, in graph mode, a list of one tensor stays a list.
+        name: Optional. The name scope of their operations.
         fn1, fn2: The old names of `true_fn` and `false_fn`.
 
     Returns:
@@ -80,6 +81,7 @@ def cond(
 
 
 def _run_branch(then: Branch, otherwise: Branch, pred: object) -> Any:
+    """Return the result of `then()` if `pred` holds, else of `otherwise()`."""
     return then() if pred else otherwise()
 
 
@@ -90,7 +92,7 @@ def case(
     strict: bool = False,
     name: str | None = "case",
 ) -> Any:
-    """Return the result of the function of the first condition that holds, or that of `default`.
+    """Return the result of the function of the first condition that holds, or of `default`.
 
     Args:
         pred_fn_pairs: Pairs of a condition and a function, or a dict of these.
@@ -127,5 +129,5 @@ def case(
 
 
 def _unpack_single(nest: object) -> object:
-    """Return the only element of a list or tuple; anything else as it is."""
+    """Return the only element of a list or tuple; return anything else unchanged."""
     return nest[0] if isinstance(nest, list | tuple) and len(nest) == 1 else nest

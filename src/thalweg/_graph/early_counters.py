@@ -22,7 +22,7 @@ _COMPUTED = ("pure", "variable")
 def find_early_operations(
     operations: set[Operation], predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return assignments that count steps, and the operations that compute their values.
+    """Return assignments that count steps, with the operations that compute their values.
 
     Args:
         operations: The operations of a run.
@@ -55,9 +55,8 @@ def _computed_alone(
 ) -> set[Operation]:
     """Return an operation and all operations that compute its inputs.
 
-    Returns:
-        The operations; an empty set if one of them is ordered after another by a control
-        dependency, updates a variable or is part of an optimizer's update.
+    Return an empty set if one of them has control dependencies, updates a variable or is part of
+    the update of an optimizer.
     """
     closure: set[Operation] = set()
     stack = [op]

@@ -20,12 +20,12 @@ from thalweg._graph.shapes import infer_outputs
 
 
 def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str, Any]) -> None:
-    """Add the node that calls a method of torch's which writes to a variable.
+    """Add the node that calls an in-place tensor method on a variable.
 
     Args:
         variable: The variable, in the unit that its graph is in.
         name: One of `IN_PLACE`.
-        args, kwargs: What the method is given.
+        args, kwargs: Arguments of the method.
 
     Raises:
         InvalidArgumentError: Shapes do not fit together.
@@ -44,4 +44,5 @@ def _call_method(
     args: Sequence[object],
     kwargs: dict[str, object],
 ) -> object:
+    """Call an in-place method on the session's tensor of a variable; return the result."""
     return method(variable, *args, **kwargs)

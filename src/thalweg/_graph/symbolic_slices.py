@@ -48,7 +48,7 @@ class SymbolicSlices(SymbolicRows):
 
     @classmethod
     def of(cls, source: SymbolicTensor) -> SymbolicSlices:
-        """Return the slices that `source` will be in a run."""
+        """Return the slices of a tensor whose value in a run is an `IndexedSlices`."""
         slices = cls.__new__(cls)
         slices.source = source
         rows = None if source.shape is UNKNOWN else (None, *source.shape[1:])
@@ -91,6 +91,7 @@ class SymbolicSlices(SymbolicRows):
     def _scale_values(
         self, function: Callable[[Any, Any], object], factor: object
     ) -> SymbolicSlices:
+        """Return slices whose values are `function(values, factor)`."""
         if getattr(factor, "shape", UNKNOWN) not in ((), UNKNOWN):
             raise InvalidArgumentError("IndexedSlices can be scaled by a scalar only.")
         return SymbolicSlices(function(self.values, factor), self.indices, self.dense_shape)
@@ -118,6 +119,8 @@ class SymbolicSlices(SymbolicRows):
 
 
 def _add_part(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
+    """Return a new node for one field, values or indices, of `source`."""
+
     def part_of(slices: IndexedSlices) -> object:
         value = getattr(slices, name)
         if name != "dense_shape":

@@ -47,8 +47,8 @@ def Variable(
         name: Optional; made unique, below the current name scope.
         dtype: Optional; converts the initial value.
         constraint: Optional; a function that an optimizer applies after each update.
-        shape: For an initializer; otherwise what the variable's shape is to be, None for sizes
-            that `assign`, or a session, may change. `tf.TensorShape(None)` leaves all open.
+        shape: For an initializer; otherwise the declared shape, None for sizes that `assign`, or a
+            session, may change. `tf.TensorShape(None)` leaves all open.
         use_resource: True if it is a resource variable of a graph, which is read before the
             updates of the run that fetches it, and any other after them. By default that is so
             unless `tf.compat.v1` was told otherwise, as by `disable_v2_behavior`.
@@ -98,7 +98,7 @@ def make_variable(
     collections: Iterable[str] | None = None,
     dtype: object = None,
 ) -> GraphVariable:
-    """Return a variable for an optimizer's own use, such as a slot.
+    """Return a variable for internal use of an optimizer, such as a slot.
 
     Args:
         initial_value: As in `Variable`; a callable without arguments is called when a session

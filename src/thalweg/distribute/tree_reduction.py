@@ -22,6 +22,8 @@ Sums = list[Gradient]
 def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
     """Return the sums over micro-batches `low` to `high` - 1, added in tree order.
 
+    At most one more gradient list than the depth of the tree is alive at a time.
+
     Args:
         low, high: Numbers of micro-batches; `high` is above `low`.
         gradients: Returns the gradients of a micro-batch; called once for each, in order.
