@@ -96,9 +96,9 @@ def argument_filler(arguments: Sequence[object]) -> Filler:
     """Return a function of a `Frame` that returns the argument values of one run, in order."""
     if not arguments:
         return no_arguments
-    if _are_many(arguments, SymbolicTensor):
+    if _are_all(arguments, SymbolicTensor):
         return itemgetter(*arguments)
-    template, fillers = list(arguments), _moving(enumerate(arguments))
+    template, fillers = list(arguments), _find_fillers(enumerate(arguments))
 
     def fill_arguments(frame: object) -> list[Any]:
         """Return the argument values from a frame."""
@@ -115,7 +115,7 @@ def no_arguments(frame: object) -> Sequence[Any]:
     return ()
 
 
-def _moving(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Filler]]:
+def _find_fillers(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Filler]]:
     """Return (index or key, filler) for each item that contains symbols."""
     fillers = [(place, _filler(item)) for place, item in items]
     return [(place, fill) for place, fill in fillers if fill is not None]
@@ -133,7 +133,7 @@ def _filler(nest: object) -> Filler | None:
     if not isinstance(nest, list | tuple):
         return None
     items, kind = cast("list[Any]", nest), cast("type[Any]", type(nest))
-    if kind in (list, tuple) and _are_many(items, SymbolicTensor):
+    if kind in (list, tuple) and _are_all(items, SymbolicTensor):
         getter = itemgetter(*items)
         return getter if kind is tuple else lambda frame: [*getter(frame)]
     if kind in (list, tuple) and items and all(type(item) is Reference for item in items):
@@ -146,7 +146,7 @@ def _filler(nest: object) -> Filler | None:
     return lambda frame: build(fill(frame))
 
 
-def _are_many(items: Sequence[object], kind: type[object]) -> bool:
+def _are_all(items: Sequence[object], kind: type[object]) -> bool:
     """Return True if there are several items, all of a type."""
     return len(items) > 1 and all(isinstance(item, kind) for item in items)
 
@@ -158,12 +158,12 @@ def _nest_filler(
 
     `items` are pairs of index or key and item; None is returned if no item has symbols.
     """
-    fillers = _moving(items := list(items))
+    fillers = _find_fillers(items := list(items))
     if not fillers:
         return None
     filled_places = {place for place, _ in fillers}
     fillers += [
-        (place, partial(_copied, item))
+        (place, partial(_copy_nest, item))
         for place, item in items
         if place not in filled_places and isinstance(item, list | tuple | dict)
     ]
@@ -177,6 +177,6 @@ def _nest_filler(
     return fill_nest
 
 
-def _copied(nest: object, frame: object) -> object:
+def _copy_nest(nest: object, frame: object) -> object:
     """Return a copy of a nest without symbols; `frame` is ignored."""
     return mapped(lambda leaf: leaf, nest)

@@ -13,7 +13,7 @@ from thalweg._graph.assertions import must_hold
 from thalweg._graph.default_graph import control_dependencies, get_default_graph
 from thalweg._graph.ops import convert_to_tensor
 from thalweg._graph.subgraphs import (
-    check_alike,
+    check_same_structure,
     flows_of,
     merged_output,
     run_by,
@@ -69,7 +69,7 @@ def cond(
     with graph.name_scope(name or "cond"):
         predicate = convert_to_tensor(pred)
         branches = [trace_block(graph, function) for function in (then, otherwise)]  # pyright: ignore
-        check_alike(branches[0].nest, branches[1].nest, "What true_fn and false_fn return")
+        check_same_structure(branches[0].nest, branches[1].nest, "What true_fn and false_fn return")
         columns = zip(*(branch.results for branch in branches), strict=True)
         outputs = [
             merged_output(pair, [x for branch in branches for x in flows_of(branch, pair)])

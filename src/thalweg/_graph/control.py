@@ -123,7 +123,7 @@ def is_variable_initialized(
     outputs = [Output(torch.bool, (), ())]
 
     def is_initialized() -> torch.Tensor:
-        return torch.tensor(_is_known(ref), dtype=torch.bool, device="cpu")
+        return torch.tensor(_has_value(ref), dtype=torch.bool, device="cpu")
 
     op = add(ref.graph, name, is_initialized, outputs=outputs)
     return op.outputs[0]
@@ -141,7 +141,7 @@ def report_uninitialized_variables(
     variables = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
 
     def uninitialized_names() -> object:
-        return np.array([x.op.name.encode() for x in variables if not _is_known(x)], dtype=object)
+        return np.array([x.op.name.encode() for x in variables if not _has_value(x)], dtype=object)
 
     return add(
         get_default_graph(), name, uninitialized_names, outputs=[Output(None, (None,), ())]
@@ -159,7 +159,7 @@ def assert_variables_initialized(var_list: Sequence[GraphVariable] | None = None
 
     def check() -> None:
         """Raise FailedPreconditionError if a variable is not initialized."""
-        missing = [var.op.name for var in variables if not _is_known(var)]
+        missing = [var.op.name for var in variables if not _has_value(var)]
         if missing:
             raise FailedPreconditionError(
                 f"Attempting to use uninitialized value {', '.join(missing)}"
@@ -168,7 +168,7 @@ def assert_variables_initialized(var_list: Sequence[GraphVariable] | None = None
     return add(get_default_graph(), "assert_variables_initialized", check)
 
 
-def _is_known(variable: GraphVariable) -> bool:
+def _has_value(variable: GraphVariable) -> bool:
     """Return True if the session that runs has initialized the variable."""
     session = current_session()
     return session is not None and session.is_initialized(variable)

@@ -66,7 +66,7 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
     values: dict[SymbolicTensor, Any] = {}
     for key, value in feeds.items():
         if isinstance(key, SymbolicTensor) and key.op.graph is graph:
-            tensor = _fed_as_is(key, value)
+            tensor = _match_feed(key, value)
             if tensor is not None:
                 values[key] = tensor
                 continue
@@ -75,7 +75,7 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
     return values
 
 
-def _fed_as_is(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
+def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
     """Return `value` without conversion if it is a matching torch tensor, else None."""
     kind, shape = type(value), tensor.shape
     if kind not in (np.ndarray, torch.Tensor):

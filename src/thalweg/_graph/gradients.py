@@ -84,8 +84,8 @@ def _add_derivatives(
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     if not connected:
         return {}
-    by_rows = [_is_looked_up(x, uses[x]) for x in connected]
-    choosing = _below_choices(uses)
+    by_rows = [_is_used_by_rows(x, uses[x]) for x in connected]
+    choosing = _find_conditional(uses)
     zeros = [zero or x in choosing for x in connected]
     op = add(
         connected[0].graph,
@@ -244,7 +244,7 @@ def _find_uses(
     return uses
 
 
-def _below_choices(
+def _find_conditional(
     uses: dict[SymbolicTensor, list[Operation | None]],
 ) -> set[SymbolicTensor]:
     """Return tensors below branches and loops, whose gradient is not computed in every run."""
@@ -258,7 +258,7 @@ def _below_choices(
     return reachable
 
 
-def _is_looked_up(x: SymbolicTensor, users: Sequence[Operation | None]) -> bool:
+def _is_used_by_rows(x: SymbolicTensor, users: Sequence[Operation | None]) -> bool:
     """Return True if all users look up rows of `x`, so that its gradient is sparse."""
     return all(user is not None and x in user.sparse_flows for user in users)
 

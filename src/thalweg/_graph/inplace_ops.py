@@ -15,7 +15,7 @@ import torch
 from thalweg._core.nest import mapped
 from thalweg._graph.add_operation import add
 from thalweg._graph.arguments import Reference, densify
-from thalweg._graph.recording import prepare_nest, symbol_in
+from thalweg._graph.recording import prepare_nest, unwrap_gradient
 from thalweg._graph.shapes import infer_outputs
 
 
@@ -33,7 +33,7 @@ def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str,
     graph, unit = variable.graph, variable.graph.unit
     call_args = mapped(densify, prepare_nest(graph, (tuple(args), dict(kwargs))))
     call = partial(_call_method, getattr(torch.Tensor, name))
-    infer_outputs(call, (Reference(variable), *mapped(symbol_in, call_args)), name)
+    infer_outputs(call, (Reference(variable), *mapped(unwrap_gradient, call_args)), name)
     op = add(graph, name.rstrip("_"), call, (Reference(variable), *call_args), kind="update")
     unit.note_write(variable, op)
 

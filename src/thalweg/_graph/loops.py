@@ -15,7 +15,13 @@ from thalweg._graph.default_graph import get_default_graph
 from thalweg._graph.nodes import Subgraph, SymbolicTensor
 from thalweg._graph.ops import convert_to_tensor, identity
 from thalweg._graph.shapes import Output
-from thalweg._graph.subgraphs import check_alike, flows_of, merged_output, run_by, trace_block
+from thalweg._graph.subgraphs import (
+    check_same_structure,
+    flows_of,
+    merged_output,
+    run_by,
+    trace_block,
+)
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 Step = Callable[..., Any]
@@ -106,7 +112,7 @@ def _add_loop(
     step = trace_block(
         graph, lambda *given: _as_list(body(*packed(start, iter(given))), len(start)), specs
     )
-    check_alike([*start], [*step.nest], "loop_vars and what body returns")
+    check_same_structure([*start], [*step.nest], "loop_vars and what body returns")
     flows = _find_flows(first, step) if back_prop else []
     outputs = []
     for parameter, new_output, shape in zip(step.parameters, step.results, declared, strict=True):
@@ -252,7 +258,7 @@ def _add_fold(
             return fn(packed(state, leaves), packed(elems, leaves))
 
         body = trace_block(graph, apply_once, [*first, *_row_of(elems)])
-        check_alike(state, body.nest, "initializer and what fn returns")
+        check_same_structure(state, body.nest, "initializer and what fn returns")
         flows = _find_flows([*leaves_of(elems), *leaves_of(state)], body)
         pairs = zip(body.parameters[: len(first)], body.results, strict=True)
         outputs = [merged_output(pair, flows) for pair in pairs]

@@ -19,7 +19,7 @@ class Calls(Lock):
     def __init__(self) -> None:
         super().__init__()
         self._pending_calls: list[list[tuple[dict[str, Any], str, Any]]] = []  # the innermost last
-        on_fork(self, Calls._put_back)
+        on_fork(self, Calls._restore_modules)
 
     def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
         """Record the tensors that a module has; the lock must be held."""
@@ -38,7 +38,7 @@ class Calls(Lock):
         """Drop the record of the innermost call, whose module has its tensors back."""
         self._pending_calls.pop()
 
-    def _put_back(self) -> None:
+    def _restore_modules(self) -> None:
         """Restore, in a forked child, tensors of modules that another thread was calling."""
         if not self.is_abandoned():
             return

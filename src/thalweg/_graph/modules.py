@@ -50,7 +50,7 @@ def call_module(
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
     call = functools.partial(
-        _call_apart if _writes_to_inputs(module) else _call_functionally, module
+        _call_on_copies if _writes_to_inputs(module) else _call_functionally, module
     )
     arguments = (weights, buffers, tuple(args), dict(kwargs))
     sparse = frozenset(_row_gradients(module, weights))
@@ -81,7 +81,9 @@ def _call_functionally(
     return result
 
 
-def _call_apart(module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+def _call_on_copies(
+    module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any
+) -> Any:
     """Call a module on copies of its inputs, which it may write to and others need unchanged."""
     args, kwargs = mapped(_clone_tensor, (tuple(args), dict(kwargs)))
     return _call_functionally(module, weights, buffers, args, kwargs)

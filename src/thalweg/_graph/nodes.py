@@ -176,10 +176,10 @@ class SymbolicTensor(Operators):
         """Return True while a hook of an optimizer builds the graph."""
         return self.graph.unit is not None
 
-    def _why_not(self) -> str:
+    def _explain_restriction(self) -> str:
         """Return advice for an error about a use that a symbolic tensor does not support."""
         if not self._is_hook():
-            return super()._why_not()
+            return super()._explain_restriction()
         return (
             "These methods can write to variables and slots in a hook, outside of branches:"
             f" {_IN_PLACE_NAMES}."
@@ -230,12 +230,12 @@ class SymbolicTensor(Operators):
         if size is None:
             raise InvalidTypeError(
                 f"'{self.name}' {_NEEDS_A_RUN}, nor a first dimension to iterate over it."
-                f" {self._way_out()}"
+                f" {self._explain_evaluation()}"
             )
         return iter([self[index] for index in range(size)])
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise InvalidTypeError(f"'{self.name}' {_NEEDS_A_RUN}. {self._way_out()}")
+        raise InvalidTypeError(f"'{self.name}' {_NEEDS_A_RUN}. {self._explain_evaluation()}")
 
     def __array_function__(self, function: object, *_: object) -> Any:
         """Return the result of `np.shape` or `np.ndim`, which read no element; raise for others."""
@@ -243,7 +243,7 @@ class SymbolicTensor(Operators):
             return self.shape
         return self.ndim if function is np.ndim else self._refuse()
 
-    def _way_out(self) -> str:
+    def _explain_evaluation(self) -> str:
         """Return the sentence of an error that tells how to get a value."""
         if self.op.type != "Placeholder":
             return f"{_RUN_IT}."
@@ -252,7 +252,7 @@ class SymbolicTensor(Operators):
     def __bool__(self) -> bool:
         raise InvalidTypeError(
             f"'{self.name}' {_NEEDS_A_RUN}: no `if` can ask for it while a graph is built."
-            f" {self._way_out()} tf.cond and tf.where choose inside of a graph."
+            f" {self._explain_evaluation()} tf.cond and tf.where choose inside of a graph."
         )
 
     def __format__(self, spec: str) -> str:

@@ -141,7 +141,7 @@ class Operators(Symbolic):
         if name.endswith("_"):
             if self._writes(name):
                 return partial(self._write, name)
-            self._raise_no_attribute(name, f"{self._why_not()} {_ASSIGN_HINT}")
+            self._raise_no_attribute(name, f"{self._explain_restriction()} {_ASSIGN_HINT}")
         attribute = getattr(torch.Tensor, name, None)
         if attribute is None:
             self._raise_no_attribute(name, "Nor has torch.Tensor.")
@@ -165,7 +165,7 @@ class Operators(Symbolic):
         """Add the node of an in-place method; return this tensor."""
         raise NotImplementedError
 
-    def _why_not(self) -> str:
+    def _explain_restriction(self) -> str:
         """Return advice for an error about an unsupported in-place method."""
         return "No node writes in place."
 
@@ -206,5 +206,7 @@ def _record_write(title: str, args: Sequence[object], kwargs: Mapping[str, objec
                 parts = [part[place] if isinstance(part, list | tuple) else part for part in args]
                 node._write(name[1:], *parts[1:], **kwargs)
             return None
-    reason = next((x._why_not() for x in leaves_of(target) if isinstance(x, Operators)), "")
+    reason = next(
+        (x._explain_restriction() for x in leaves_of(target) if isinstance(x, Operators)), ""
+    )
     raise InvalidTypeError(f"{title} writes in place. {reason} {_ASSIGN_HINT}")

@@ -106,7 +106,7 @@ def constant(
                 f"Expected a value with shape {tuple(shape)}, but got shape {tuple(tensor.shape)}."
             )
         if count not in (1, room):
-            tensor = _filled_up(tensor, room, shape)
+            tensor = _pad_elements(tensor, room, shape)
         tensor = tensor.reshape(() if count == 1 else shape).expand(shape)
     if executing_eagerly():
         return tensor
@@ -116,7 +116,7 @@ def constant(
     return op.outputs[0]
 
 
-def _filled_up(tensor: torch.Tensor, room: int, shape: Sequence[int]) -> torch.Tensor:
+def _pad_elements(tensor: torch.Tensor, room: int, shape: Sequence[int]) -> torch.Tensor:
     """Return the elements in one dimension, padded to `room` with the last one, or with zeros.
 
     Raise in eager mode, and for more than `room` elements.

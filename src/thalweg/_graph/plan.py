@@ -229,7 +229,9 @@ def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
                 continue
             for step in steps[places[0] : places[-1] + 1]:
                 step.lock = EXCLUSIVE
-            nested = chain.from_iterable(_ops_in(steps[place].operation, fed) for place in updates)
+            nested = chain.from_iterable(
+                _nested_operations(steps[place].operation, fed) for place in updates
+            )
             variables = tuple(dict.fromkeys(x for op in nested for x in op.written))
             begin = partial(_begin_unit, unit=unit, written=variables)
             if places[0] < updates[0]:  # what fails here has written nothing yet, and says so
@@ -263,7 +265,7 @@ def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
     """Return True if an update overwrites the input of a later gradient."""
     variables: set[SymbolicTensor] = set()
     for step in steps:
-        inner_ops = _ops_in(step.operation, fed)
+        inner_ops = _nested_operations(step.operation, fed)
         if step.operation.subgraphs:  # may be a loop, in which an update comes before, too
             variables.update(x for op in inner_ops for x in op.written)
         read = (op.function.read for op in inner_ops if isinstance(op.function, GradientsOfRun))
@@ -273,12 +275,12 @@ def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
     return False
 
 
-def _ops_in(op: Operation, fed: Fed) -> list[Operation]:
+def _nested_operations(op: Operation, fed: Fed) -> list[Operation]:
     """Return an operation and all operations of its subgraphs."""
     operations = [op]
     for subgraph in op.subgraphs:
         for inner in _find_needed(subgraph.results, fed):
-            operations += _ops_in(inner, fed)
+            operations += _nested_operations(inner, fed)
     return operations
 
 

@@ -46,14 +46,14 @@ def record(
         InvalidTypeError: The result is no tensor and only a run knows it.
     """
     arguments, keywords = prepare_nest(graph, tuple(args)), prepare_nest(graph, dict(kwargs))
-    looked_up_tables = _looked_up(function, arguments, keywords)
+    looked_up_tables = _find_sparse_table(function, arguments, keywords)
     if keywords and inputs_of(keywords, graph):
         call, arguments = functools.partial(_call_with, function), (arguments, keywords)
     else:
         call = functools.partial(function, **keywords) if keywords else function
     arguments = mapped(densify, arguments)
     inputs_of(arguments, graph)  # refuses what is of another graph before it is tried
-    nest = infer_outputs(call, mapped(symbol_in, arguments), name)
+    nest = infer_outputs(call, mapped(unwrap_gradient, arguments), name)
     outputs = [leaf for leaf in leaves_of(nest) if isinstance(leaf, Output)]
     if not outputs:
         return nest
@@ -69,7 +69,7 @@ def record(
     )
 
 
-def _looked_up(
+def _find_sparse_table(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> frozenset[SymbolicTensor]:
     """Return a set of the table of an embedding lookup with sparse gradients; empty otherwise."""
@@ -95,7 +95,7 @@ def _prepare_leaf(graph: Nodes, leaf: object) -> Any:
     return graph.symbol_of(leaf)
 
 
-def symbol_in(leaf: object) -> Any:
+def unwrap_gradient(leaf: object) -> Any:
     """Return the symbol inside a `DenseGradient`; other leaves unchanged."""
     return leaf.symbol if isinstance(leaf, DenseGradient) else leaf
 

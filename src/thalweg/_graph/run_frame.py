@@ -110,7 +110,7 @@ class Frame(dict[SymbolicTensor, Any]):
                 else:
                     value = step.function(*step.fill(self))
                 if self.read and not step.is_closed:
-                    self._forget_read()
+                    self._drop_variables()
                 if step.plain is not None:
                     self[step.plain] = value
                 elif step.results:
@@ -118,28 +118,28 @@ class Frame(dict[SymbolicTensor, Any]):
                 for tensor in step.dead_tensors:
                     self.pop(tensor, None)
         except BaseException as error:
-            self._forget_read()
+            self._drop_variables()
             if self.undo:
-                self._put_back(error)
+                self._undo_units(error)
             if isinstance(error, Exception):
                 self.failed, op = step, step.operation
                 error.add_note(f"In operation '{op.name}' ({op.type}), made at {op.origin}.")
             raise
 
-    def _forget_read(self) -> None:
+    def _drop_variables(self) -> None:
         """Drop cached variables: their storage may have been freed or replaced."""
         while self.read:
             self.pop(self.read.pop(), None)
 
     def begin_unit(self, unit: Unit, variables: Sequence[GraphVariable]) -> None:
-        """Record the present values of variables, for `_put_back` until `end_unit`."""
+        """Record the present values of variables, for `_undo_units` until `end_unit`."""
         self.undo[unit] = calls(self.session.putting_back(variables))
 
     def end_unit(self, unit: Unit) -> None:
         """Keep everything written since `begin_unit`."""
         del self.undo[unit]
 
-    def _put_back(self, error: BaseException) -> None:
+    def _undo_units(self, error: BaseException) -> None:
         """Undo the writes of incomplete units; add a note to the error."""
         while self.undo:
             drain(self.undo[next(reversed(self.undo))])

@@ -114,7 +114,7 @@ class Session:
             feeds = convert_feeds(self.graph, feed_dict) if feed_dict else {}
             plan = self._plan_for(requests, frozenset(feeds))
         except Exception as error:
-            self._tell_abandoned(requests, error)
+            self._abandon_waiting(requests, error)
             raise
         results = self._execute_plan(plan, feeds)
         return results[0] if is_single else packed(fetches, iter(results))
@@ -125,7 +125,7 @@ class Session:
         """Return a function that runs `fetches` with the values of `feed_list` as arguments."""
         return lambda *values: self.run(fetches, dict(zip(feed_list, values, strict=True)))
 
-    def _tell_abandoned(self, requests: tuple[object, ...], error: BaseException) -> None:
+    def _abandon_waiting(self, requests: tuple[object, ...], error: BaseException) -> None:
         """Pass the error of a run that cannot begin to threads that wait for its operations."""
         operations = self.graph.get_operations()
         if any(op.abandoned is not None for op in operations):

@@ -74,17 +74,17 @@ def describe_misfit(calls: Sequence[TorchCall]) -> str:
         for group in zip(*(call.shapes for call in calls), strict=True)
     ]
     if first.name in _ELEMENTWISE or first.name in _REFLECTED:
-        return _not_broadcast(shapes)
+        return _explain_broadcast_error(shapes)
     if len(shapes) < 2:
         return ""
     if first.name == "linear":
         return _describe_unequal_sizes(shapes[0], -1, shapes[1], -1)
     if first.name in ("matmul", "mm", "bmm", "mv"):
-        return _no_product(shapes[0], shapes[1])
-    return _no_product(shapes[1], shapes[0]) if first.name == "rmatmul" else ""
+        return _explain_product_error(shapes[0], shapes[1])
+    return _explain_product_error(shapes[1], shapes[0]) if first.name == "rmatmul" else ""
 
 
-def _not_broadcast(shapes: Sequence[Sizes]) -> str:
+def _explain_broadcast_error(shapes: Sequence[Sizes]) -> str:
     """Return why shapes do not broadcast; "" if they may."""
     columns = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
     for place, sizes in enumerate(columns, 1):
@@ -96,13 +96,13 @@ def _not_broadcast(shapes: Sequence[Sizes]) -> str:
     return ""
 
 
-def _no_product(left: Sizes, right: Sizes) -> str:
+def _explain_product_error(left: Sizes, right: Sizes) -> str:
     """Return why shapes have no matrix product; "" if they may."""
     if not left or not right:
         return ""
-    return _describe_unequal_sizes(left, -1, right, -2 if len(right) > 1 else -1) or _not_broadcast(
-        [left[:-2], right[:-2]]
-    )
+    return _describe_unequal_sizes(
+        left, -1, right, -2 if len(right) > 1 else -1
+    ) or _explain_broadcast_error([left[:-2], right[:-2]])
 
 
 def _describe_unequal_sizes(left: Sizes, i: int, right: Sizes, j: int) -> str:

@@ -61,17 +61,17 @@ def infer_outputs(function: Callable[..., object], arguments: Sequence[object], 
         TypeError: The function does not take such arguments.
     """
     inputs = [leaf for leaf in leaves_of(arguments) if isinstance(leaf, SymbolicTensor)]
-    unknown = _without_shape(inputs)
+    unknown = _unknown_output(inputs)
     if any(tensor.dtype is None for tensor in inputs):
         return unknown
     if any(tensor.shape is UNKNOWN for tensor in inputs):
-        return _without_ranks(function, arguments, inputs) or unknown
+        return _infer_dtypes(function, arguments, inputs) or unknown
     has_full_shapes = all(None not in (tensor.shape or ()) for tensor in inputs)
     try:
         sizes = _SIZES[:1] if has_full_shapes else _SIZES
         results = [_run_trial(function, arguments, inputs, size) for size in sizes]
     except Exception as error:
-        if _asks_for_data(error):
+        if _needs_data(error):
             return unknown
         if isinstance(error, TypeError):
             raise
@@ -80,22 +80,24 @@ def infer_outputs(function: Callable[..., object], arguments: Sequence[object], 
             return _infer_broadcast(function, arguments, inputs, name) or unknown
         raise InvalidArgumentError(f"{name}: {reason} {_describe_inputs(arguments)}") from error
     merged = _merge_trials(results, name)
-    return merged if has_full_shapes else _with_small(merged, function, arguments, inputs)
+    return (
+        merged if has_full_shapes else _refine_by_small_trial(merged, function, arguments, inputs)
+    )
 
 
-def _without_shape(inputs: Sequence[SymbolicTensor]) -> Output:
+def _unknown_output(inputs: Sequence[SymbolicTensor]) -> Output:
     """Return a description with the dtype of the first differentiable input, or nothing known."""
     return Output(next((x.dtype for x in inputs if x.is_differentiable()), None))
 
 
-def _asks_for_data(error: Exception) -> bool:
+def _needs_data(error: Exception) -> bool:
     """Return True if an error probably means that a function needs element values."""
     if "meta" in str(error) or isinstance(error, NotImplementedError):
         return True
     return not isinstance(error, (TypeError, RuntimeError, IndexError, ValueError))
 
 
-def _with_small(
+def _refine_by_small_trial(
     merged: object,
     function: Callable[..., object],
     arguments: Sequence[object],
@@ -156,18 +158,19 @@ def _forget_unequal_sizes(merged: object, small: object) -> object:
     if len(large) != len(leaves):
         return merged
     return packed(
-        merged, (_sizes_in_common(leaf, trial) for leaf, trial in zip(large, leaves, strict=True))
+        merged,
+        (_without_unequal_sizes(leaf, trial) for leaf, trial in zip(large, leaves, strict=True)),
     )
 
 
-def _sizes_in_common(output: object, trial: object) -> object:
+def _without_unequal_sizes(output: object, trial: object) -> object:
     """Return a description without the sizes that differ in a trial."""
     if not (isinstance(output, Output) and isinstance(trial, Output)):
         return output
     shape, trial_shape = output.shape, tuple(trial.shape or ())
     if shape is None or len(shape) != len(trial_shape):
         return output
-    return Output(output.dtype, _in_common(shape, trial_shape), output.flows)
+    return Output(output.dtype, _common_sizes(shape, trial_shape), output.flows)
 
 
 def _run_trial(
@@ -260,15 +263,17 @@ def _merge_outputs(first: object, trial: object, name: str) -> object:
     shape, varied = tuple(first.shape or ()), tuple(trial.shape or ())
     if len(shape) != len(varied):
         return Output(first.dtype, None, first.flows)
-    return Output(first.dtype, _in_common(shape, varied), first.flows)
+    return Output(first.dtype, _common_sizes(shape, varied), first.flows)
 
 
-def _in_common(first: Sequence[int | None], second: Sequence[int | None]) -> tuple[int | None, ...]:
+def _common_sizes(
+    first: Sequence[int | None], second: Sequence[int | None]
+) -> tuple[int | None, ...]:
     """Return the sizes of two shapes of equal rank, None where they differ."""
     return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
 
 
-def _without_ranks(
+def _infer_dtypes(
     function: Callable[..., object], arguments: Sequence[object], inputs: Sequence[SymbolicTensor]
 ) -> object:
     """Return the outputs with dtypes only, for inputs of unknown rank; None if no rank works.

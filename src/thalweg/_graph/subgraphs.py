@@ -149,10 +149,10 @@ def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTen
         descriptions = " and ".join(f"'{x.name}' is {x.dtype}" for x in tensors)
         raise InvalidTypeError(f"All must have the same type, but {descriptions}.")
     shapes = [x.shape for x in tensors]
-    return Output(next(iter(kinds), None), in_common(shapes), tuple(dict.fromkeys(flows)))
+    return Output(next(iter(kinds), None), common_shape(shapes), tuple(dict.fromkeys(flows)))
 
 
-def in_common(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
+def common_shape(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
     """Return the shape that several shapes have in common; None for each size that differs.
 
     Return None if the shapes have different numbers of dimensions, or if one is unknown.
@@ -178,7 +178,7 @@ def _sparse_like(result: Any, output: SymbolicTensor) -> SymbolicSlices | Symbol
     return output
 
 
-def check_alike(first: object, second: object, title: str) -> None:
+def check_same_structure(first: object, second: object, title: str) -> None:
     """Raise InvalidTypeError for nests of different structures."""
     shapes = [repr(mapped(lambda _: "*", nest)).replace("'*'", "*") for nest in (first, second)]
     if shapes[0] != shapes[1]:

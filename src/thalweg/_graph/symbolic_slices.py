@@ -53,9 +53,9 @@ class SymbolicSlices(SymbolicRows):
         slices.source = source
         rows = None if source.shape is UNKNOWN else (None, *source.shape[1:])
         rank = None if source.shape is UNKNOWN else (len(source.shape),)
-        slices.values = _add_part(source, "values", Output(source.dtype, rows))
-        slices.indices = _add_part(source, "indices", Output(torch.int64, (None,)))
-        slices.dense_shape = _add_part(source, "dense_shape", Output(torch.int64, rank))
+        slices.values = _add_field(source, "values", Output(source.dtype, rows))
+        slices.indices = _add_field(source, "indices", Output(torch.int64, (None,)))
+        slices.dense_shape = _add_field(source, "dense_shape", Output(torch.int64, rank))
         return slices
 
     @property
@@ -118,7 +118,7 @@ class SymbolicSlices(SymbolicRows):
         return self
 
 
-def _add_part(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
+def _add_field(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
     """Return a new node for one field, values or indices, of `source`."""
 
     def part_of(slices: IndexedSlices) -> object:

@@ -103,7 +103,7 @@ class Leaves:
             if leaf is not None:
                 check_held(leaf)
             tensor = tensor.to(variable.op.device if leaf is None else leaf.device)
-            if leaf is not None and _is_alike(leaf, tensor):
+            if leaf is not None and _can_copy(leaf, tensor):
                 calls.append(partial(leaf.detach().copy_, tensor))
             else:
                 leaves[variable] = _make_leaf(variable, tensor)
@@ -163,7 +163,7 @@ def _make_leaf(variable: GraphVariable, value: torch.Tensor) -> SessionVariable:
     return leaf
 
 
-def _is_alike(leaf: torch.Tensor, value: torch.Tensor) -> bool:
+def _can_copy(leaf: torch.Tensor, value: torch.Tensor) -> bool:
     """Return True if `copy_` can write the value to the leaf."""
     has_form = leaf.shape == value.shape and leaf.dtype == value.dtype
     return has_form and not leaf.is_inference()

@@ -233,7 +233,8 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         if not self._is_hook():
             return NotImplemented
         raise InvalidTypeError(
-            f"'{self.name}' cannot be written by +=, -= and the like in a hook. {self._why_not()}"
+            f"'{self.name}' cannot be written by +=, -= and the like in a hook."
+            f" {self._explain_restriction()}"
         )
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = (

@@ -91,10 +91,10 @@ class Sender:
         if self._compression is not None:
             self._compression.begin_step()
 
-    def keep_wanted(self, variables: Iterable[Tensor]) -> None:
+    def keep_errors_of(self, variables: Iterable[Tensor]) -> None:
         """Drop new rounding errors of all variables but these."""
         if self._compression is not None:
-            self._compression.keep_wanted(variables)
+            self._compression.keep_errors_of(variables)
 
     def commit_step(self) -> None:
         """Keep the new rounding errors for the next step; called after the sums were applied."""

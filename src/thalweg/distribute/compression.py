@@ -63,7 +63,7 @@ class Compression:
         for var, residual in zip(bucket_vars, residuals, strict=True):
             self._next_residuals.setdefault(id(var), (var, residual))
 
-    def keep_wanted(self, variables: Iterable[Tensor]) -> None:
+    def keep_errors_of(self, variables: Iterable[Tensor]) -> None:
         """Drop new rounding errors of all variables but these."""
         variable_ids = set(map(id, variables))
         self._next_residuals = {

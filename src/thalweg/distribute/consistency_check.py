@@ -110,10 +110,10 @@ class Agreement:
         """Make the next `check` compare all facts in place of digests."""
         self._steps = 0
 
-    def ask_all(self, variables: Sequence[Tensor], declines: bool) -> Meeting:
+    def start_vote(self, variables: Sequence[Tensor], declines: bool) -> Vote:
         """Start a vote: all agree if they have the same variables and none passes `declines`."""
         digests, flags = (self._hash_variables(variables),), (declines,)
-        return Meeting(RankMessage(self._ranks, PendingCollective.BACKWARD, digests, flags))
+        return Vote(RankMessage(self._ranks, PendingCollective.BACKWARD, digests, flags))
 
     def _hash_variables(self, variables: Sequence[Tensor]) -> int:
         """Return a hash of names, dtypes, shapes and strides; cached for unchanged variables."""
@@ -137,14 +137,14 @@ class Agreement:
         compare_lines(self._ranks, lines, _HINTS)
 
 
-class Meeting:
+class Vote:
     """Vote of all ranks that does not block until its result is needed."""
 
     def __init__(self, message: RankMessage) -> None:
         self._message = message
         self._answer: bool | None = None
 
-    def reach_agreement(self) -> bool:
+    def is_unanimous(self) -> bool:
         """Wait for the vote; return True, on every rank, if all ranks agree."""
         if self._answer is None:
             are_equal, (is_declined, _) = self._message.receive()

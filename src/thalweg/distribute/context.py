@@ -36,7 +36,7 @@ class Replica(Protocol):
     def strategy(self) -> Replicas: ...
 
 
-class Entered(NamedTuple):
+class StrategyContext(NamedTuple):
     """Strategy context that a thread has entered.
 
     Attributes:
@@ -50,22 +50,22 @@ class Entered(NamedTuple):
 
 def enter_cross_replica(strategy: Replicas) -> ContextSetting:
     """Return a context manager that enters cross-replica context and yields the strategy."""
-    return _enter_scope(Entered(strategy, None), strategy)
+    return _enter_scope(StrategyContext(strategy, None), strategy)
 
 
 def enter_replica(replica: Replica) -> ContextSetting:
     """Return a context manager that enters the context of a replica."""
-    return _enter_scope(Entered(replica.strategy, replica))
+    return _enter_scope(StrategyContext(replica.strategy, replica))
 
 
-def _enter_scope(context: Entered, target: object = None) -> ContextSetting:
+def _enter_scope(context: StrategyContext, target: object = None) -> ContextSetting:
     def enter_section() -> Sections:
         return [partial(thread.strategies.append, context)], [thread.strategies.pop]
 
     return ContextSetting(enter_section, target)
 
 
-def innermost_context() -> Entered | None:
+def innermost_context() -> StrategyContext | None:
     """Return the innermost context of this thread, or None."""
     return thread.strategies[-1] if thread.strategies else None
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thalweg.distribute.bucketed_all_reduce import Sender
-from thalweg.distribute.consistency_check import Meeting
+from thalweg.distribute.consistency_check import Vote
 from thalweg.indexed_slices import Gradient
 
 
@@ -22,7 +22,7 @@ class InFlightAllReduce:
         variables: All variables of the pass.
         dense: Indices of the variables with a dense gradient in the last step, equal on all ranks.
         sender: The sender.
-        meeting: The vote of all ranks; no bucket is sent before it is decided.
+        vote: The vote of all ranks; no bucket is sent before it is decided.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class InFlightAllReduce:
         variables: Sequence[Tensor],
         dense: Sequence[int],
         sender: Sender,
-        meeting: Meeting,
+        vote: Vote,
     ) -> None:
-        self._variables, self._sender, self._meeting = list(variables), sender, meeting
+        self._variables, self._sender, self._vote = list(variables), sender, vote
         templates = [(index, variables[index].detach()) for index in dense]
         self._buckets = sender.buckets_for(templates, self._variables)
         self._buckets_by_index = {
@@ -106,7 +106,7 @@ class InFlightAllReduce:
 
     def _is_agreed(self) -> bool:
         """Wait for the vote; return True if all ranks send during the backward pass."""
-        return self._meeting.reach_agreement()
+        return self._vote.is_unanimous()
 
     def _send_next(self) -> None:
         self._sender.send_bucket(self._buckets[self._num_sent], self._variables)

@@ -11,7 +11,7 @@ from thalweg.autodiff import watching
 from thalweg.distribute.all_reduce_gradients import MaybePair, fill_missing, sum_matched_pairs
 from thalweg.distribute.bucketed_all_reduce import Sender
 from thalweg.distribute.buckets import Sending
-from thalweg.distribute.consistency_check import Agreement, Meeting, StepFingerprint
+from thalweg.distribute.consistency_check import Agreement, StepFingerprint, Vote
 from thalweg.distribute.gradient_kinds import signature
 from thalweg.distribute.handshake import PendingCollective, raise_on_all
 from thalweg.distribute.overlapped_all_reduce import InFlightAllReduce
@@ -44,7 +44,7 @@ class Reducer:
         self._variables: list[Tensor] = []
         self._dense: list[int] = []
         self._underway: InFlightAllReduce | None = None
-        self._declined_meeting: Meeting | None = None
+        self._declined_vote: Vote | None = None
         self._has_backward_begun = False
         self._expects_sums = False
         # Whether the last step failed on this rank, but perhaps not on others.
@@ -66,10 +66,10 @@ class Reducer:
             variables: The variables of the pairs; ignored if `make_pairs` raises.
             fingerprint: The description that must be equal on all ranks.
         """
-        with self._in_a_step():
+        with self._explain_loss():
             all_pairs, early_sums = self._reach_agreement(make_pairs, variables, fingerprint)
             sums = sum_matched_pairs(all_pairs, self._sender, early_sums)
-            self._sender.keep_wanted(variables[index] for index in self._dense)
+            self._sender.keep_errors_of(variables[index] for index in self._dense)
         self._steps += 1
         self._is_in_doubt = True
         return sums
@@ -90,13 +90,13 @@ class Reducer:
         Returns:
             The pairs, dense gradients as they were given if `scatters`, and the step.
         """
-        shards = self._shards_here()
+        shards = self._require_shards()
 
         def check_and_reduce() -> Sequence[MaybePair]:
             shards.check_sizes(variables)
             return make_pairs()
 
-        with self._in_a_step():
+        with self._explain_loss():
             all_pairs, early_sums = self._reach_agreement(
                 check_and_reduce, variables, fingerprint, scatters
             )
@@ -114,16 +114,16 @@ class Reducer:
     def step_of_sums(self) -> SharedStep:
         """Count a step with sharded slots and return it; its gradients are already sums."""
         self._steps += 1
-        return SharedStep(self._shards_here(), {}, self._steps, self._sending.bucket_size)
+        return SharedStep(self._require_shards(), {}, self._steps, self._sending.bucket_size)
 
-    def _shards_here(self) -> Shards:
+    def _require_shards(self) -> Shards:
         """Return the assignment of slots to ranks; raise RuntimeError if slots are not sharded."""
         if self.shards is None:
             raise RuntimeError("the strategy does not share out slots")
         return self.shards
 
     @contextlib.contextmanager
-    def _in_a_step(self) -> Iterator[None]:
+    def _explain_loss(self) -> Iterator[None]:
         """Add the step number and the state of the variables to errors about lost ranks."""
         try:
             yield
@@ -156,7 +156,7 @@ class Reducer:
         grads = [grad for grad, _ in pairs]
         is_changed = underway is None or not underway.carries(own_vars, grads)
         is_changed = is_changed or scatters != self._sender.scatters
-        extra_digest, all_facts = self._with_shards(fingerprint, scatters)
+        extra_digest, all_facts = self._add_shards(fingerprint, scatters)
         agreement = self._agreement.check(
             own_vars, all_facts, trouble, is_changed, signature(grads), extra_digest
         )
@@ -180,7 +180,7 @@ class Reducer:
         parts = self.shards if scatters else None
         return Sender(self._ranks, self._sending, compresses=True, shards=parts)
 
-    def _with_shards(
+    def _add_shards(
         self, fingerprint: StepFingerprint, scatters: bool
     ) -> tuple[int, StepFingerprint]:
         """Return a digest of the shards (0 without), and the fingerprint with lines about them."""
@@ -217,7 +217,7 @@ class Reducer:
             raise
         except Exception as error:
             if self._expects_sums:
-                with self._in_a_step():
+                with self._explain_loss():
                     raise_on_all(self._ranks, PendingCollective.STEP, error)
             raise
 
@@ -229,7 +229,7 @@ class Reducer:
         """
         self._underway, self._has_backward_begun = None, False
         self._sender.begin_step()
-        with self._in_a_step():
+        with self._explain_loss():
             yield from self._watch_backward()
 
     def _watch_backward(self) -> Iterator[None]:
@@ -253,10 +253,10 @@ class Reducer:
     def _end_backward(self) -> None:
         """Finish the transfer of gradients; decline the vote if no backward pass has voted."""
         self._begin_backward((), declines=True)
-        if self._declined_meeting is not None:
-            meeting, self._declined_meeting = self._declined_meeting, None
+        if self._declined_vote is not None:
+            vote, self._declined_vote = self._declined_vote, None
             # Detects ranks that take another action.
-            meeting.reach_agreement()
+            vote.is_unanimous()
         if self._underway is not None and not self._underway.finish_sending():
             self._underway = None
 
@@ -279,11 +279,11 @@ class Reducer:
         if self.shards is not None and not self.shards.fits(self._variables):
             # The step will raise the error.
             declines = True
-        meeting = self._agreement.ask_all(self._variables, declines)
+        vote = self._agreement.start_vote(self._variables, declines)
         if declines:
-            self._declined_meeting = meeting
+            self._declined_vote = vote
             return None
-        self._underway = InFlightAllReduce(self._variables, self._dense, self._sender, meeting)
+        self._underway = InFlightAllReduce(self._variables, self._dense, self._sender, vote)
         return self._underway.take_gradient
 
 

@@ -22,7 +22,7 @@ from thalweg._graph.default_graph import get_default_graph, graph_variable_of
 from thalweg._graph.gradients import gradients as gradients_of
 from thalweg._graph.keras.captured_hypers import capture_hypers
 from thalweg._graph.keras.traced_hooks import add_step
-from thalweg._graph.keras.variables import kept_in_graph
+from thalweg._graph.keras.variables import find_graph_state
 from thalweg._graph.nodes import Operation, SymbolicTensor
 from thalweg._graph.operation import operation
 from thalweg._graph.shapes import Output
@@ -106,7 +106,7 @@ def _add_step(
         grads, leaves = [grad for grad, _ in pairs], [by_reference(var) for _, var in pairs]
         with get_default_graph().name_scope(name):
             op = operation(run_step, [grads, leaves, *read.inputs], "AssignAddVariableOp")
-        op.written += tuple(kept_in_graph(optimizer, variables))
+        op.written += tuple(find_graph_state(optimizer, variables))
         return op
 
 

@@ -22,7 +22,7 @@ from thalweg._graph.default_graph import graph_variable_of
 from thalweg._graph.derived_gradients import made_of_gradients
 from thalweg._graph.eager_or_graph import IndexedSlices
 from thalweg._graph.keras.captured_hypers import Captured, capture_hypers
-from thalweg._graph.keras.variables import kept_in_graph
+from thalweg._graph.keras.variables import find_graph_state
 from thalweg._graph.operation import operation
 from thalweg._graph.traced_hooks import explain_errors, gradient_symbol, update_of
 from thalweg._graph.variables import GraphVariable, check_updates
@@ -113,7 +113,7 @@ def _add_count(
     ]
     done = [made for made in updates if made is not None]
     op = operation(count_step, [*inputs, *read.inputs], "AssignAddVariableOp", control_inputs=done)
-    op.written += tuple(kept_in_graph(optimizer, []))
+    op.written += tuple(find_graph_state(optimizer, []))
     return op
 
 

@@ -44,7 +44,7 @@ def check_graph(variables: Iterable[Any], name: str) -> None:
             )
 
 
-def kept_in_graph(optimizer: Any, variables: Sequence[object]) -> list[GraphVariable]:
+def find_graph_state(optimizer: Any, variables: Sequence[object]) -> list[GraphVariable]:
     """Return the slots and other optimizer variables in the graph that a step writes to."""
     found: list[Any] = []
     for each in optimizer._with_inner():

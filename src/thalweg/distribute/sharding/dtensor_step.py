@@ -252,7 +252,7 @@ class _ShardedMeasures:
     ) -> Sequence[Float64]:
         """Return, per formula, the sums over each full variable; see `StepPlan`."""
         totals = np.stack(self._plan.compute_sums(formulas, stages, columns), axis=-1)
-        self._meet(len(formulas))
+        self._compare_ranks(len(formulas))
         for (mesh, *dims), indices in self._cut.items():
             local_totals = torch.from_numpy(totals[indices])  # pyright: ignore[reportUnknownMemberType]
             for dim in dims:
@@ -261,7 +261,7 @@ class _ShardedMeasures:
             totals[indices] = local_totals.cpu().numpy()
         return list(totals.T)
 
-    def _meet(self, *values: object) -> None:
+    def _compare_ranks(self, *values: object) -> None:
         """Wait for the other ranks; compare the sharded variables and `values` with theirs."""
         if self._group is not None:
             self._group.meet([len(places) for places in self._cut.values()], *values)
@@ -272,7 +272,7 @@ class _ShardedMeasures:
     def max_abs(self) -> Float64:
         """Return the largest gradient magnitude of each full variable; NaN is largest."""
         magnitudes = np.abs(self._plan.max_abs())
-        self._meet()
+        self._compare_ranks()
         for (mesh, *dims), indices in self._cut.items():
             # As whole numbers, magnitudes have the same order, and NaN is the largest.
             bits = torch.from_numpy(magnitudes[indices].view(np.int64))  # pyright: ignore[reportUnknownMemberType]

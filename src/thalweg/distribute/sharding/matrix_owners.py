@@ -125,7 +125,7 @@ def stacks_of(
                 numbered = {number_of[rank]: position for rank, position in team.items()}
                 stack = Stack(index, var.shape, rows, sharded_tensor(var), numbered, rank_number)
                 stacks += _divide(stack) if can_divide else [stack]
-    owners = spread(
+    owners = assign_owners(
         [_work_of(stack, layout) for stack in stacks], [[*stack.parts()] for stack in stacks]
     )
     owned = (stack._replace(owner=owner) for stack, owner in zip(stacks, owners, strict=True))
@@ -150,7 +150,7 @@ def _work_of(stack: Stack, layout: MatrixLayout) -> int:
     return layout.matrix_sizes(stack.shape)[0] * work
 
 
-def spread(work: Sequence[int], ranks: Sequence[Sequence[int]]) -> list[int]:
+def assign_owners(work: Sequence[int], ranks: Sequence[Sequence[int]]) -> list[int]:
     """Return the owner rank of each matrix; costly ones go first, to the least loaded rank.
 
     Args:

@@ -95,7 +95,7 @@ def shard_index(
             continue
         dim, factor = placement.dim % len(shape), getattr(placement, "split_factor", 1)
         pieces = [_chunk(runs[dim], factor, piece) for piece in range(factor)]
-        runs[dim] = _joined(run for piece in pieces for run in _chunk(piece, count, number))
+        runs[dim] = _merge_adjacent(run for piece in pieces for run in _chunk(piece, count, number))
     return ShardIndex(tuple(runs))
 
 
@@ -113,7 +113,7 @@ def _chunk(runs: Sequence[Run], count: int, number: int) -> tuple[Run, ...]:
     return tuple(chunk)
 
 
-def _joined(runs: Iterator[Run]) -> tuple[Run, ...]:
+def _merge_adjacent(runs: Iterator[Run]) -> tuple[Run, ...]:
     """Return the runs, with adjacent ones merged."""
     joined_runs: list[Run] = []
     for start, stop in runs:
