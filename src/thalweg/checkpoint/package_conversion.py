@@ -88,7 +88,7 @@ def _make_optimizer(
     name: str | None,
     arguments: Mapping[str, Any],
 ) -> Any:
-    """Return an optimizer of parameters with the shapes of a state."""
+    """Return a `thalweg.optim` optimizer over new parameters with the shapes of a state."""
     dtype = torch.bfloat16 if arguments.get("masters") else torch.float32
     names = [name or package.into[0] for package in packages]
     is_mixed = len(set(names)) > 1

@@ -92,6 +92,7 @@ class Snapshot:
         return {name: of_tensor(tensor) for name, tensor in self.tensors.items()}
 
     def _write_file(self, path: Path, progress: Progress | None) -> None:
+        """Write the file in this process."""
         container.write(path, self.stored_tensors(), self.document, progress)
 
 
@@ -266,8 +267,8 @@ def restore(
             from the parameters, with a warning.
         progress: Optional. Called with the bytes read and their total.
 
-    Returns:
-        The optimizer, the value saved as `extra`, and the names of what was not restored.
+    Returns: The optimizer, the value saved as `extra`, and the names of all parts that were not
+    restored.
 
     Raises:
         MissingFileError: The file does not exist.
@@ -329,7 +330,7 @@ def _describe_restored(
     copying_reader: JsonReader,
     names: tuple[str, ...],
 ) -> Restored:
-    """Return the result of `restore`; `names` are those of the parts that are not restored."""
+    """Return the result of `restore`; `names` are the parts that were not restored."""
     is_adapter = isinstance(optimizer, TorchOptimizerAdapter)
     return Restored(
         optimizer.optimizer if is_adapter else optimizer,

@@ -13,7 +13,7 @@ from thalweg.schedules import LearningRateSchedule
 
 
 def states_of(optimizer: object) -> dict[str, dict[str, Any]]:
-    """Return the states of an optimizer's learning rates, by the paths of their arguments."""
+    """Return the state dict of each learning-rate schedule, by the path of its argument."""
     return {name: rate.state_dict() for name, rate in _rates_by_path(optimizer).items()}
 
 
@@ -44,6 +44,7 @@ def prepare_rates(optimizer: object, states: Mapping[str, object], must_match: b
 
 
 def _rates_by_path(optimizer: Any, path: str = "") -> dict[str, Any]:
+    """Return schedules that have a state by path: "learning_rate", "inner.learning_rate"."""
     rates: dict[str, Any] = {}
     for name, argument in optimizer._arguments().items():
         if isinstance(argument, Configurable):

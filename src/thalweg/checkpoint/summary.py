@@ -63,7 +63,10 @@ def _first_count(stored_tensors: Mapping[str, StoredTensor], counters: Sequence[
 def _steps_from_powers(
     document: Mapping[str, object], scalars: Mapping[str, StoredTensor], powers: Mapping[str, str]
 ) -> int | None:
-    """Return the step count that a power implies for the optimizer's beta, or None."""
+    """Return the step count that a beta power implies, or None.
+
+    `powers` maps the argument of each beta to the name of its power.
+    """
     arguments = as_object(as_object(document.get("optimizer")).get("arguments"))
     for name, beta in powers.items():
         dtype = _POWER_DTYPES.get(scalars[name].dtype) if name in scalars else None

@@ -74,7 +74,7 @@ class TorchOptimizerAdapter:
     def title(self) -> str:
         """Name of the optimizer's class in checkpoints, such as "torch.optim.Adam".
 
-        A class of `thalweg.optim` that replaces one of torch has the name of torch's class; a class
+        A class of `thalweg.optim` that replaces a torch class has the name of that class; a class
         of the user is "mine:" and its name without a package.
         """
         cls: type[Any] = self.optimizer.__class__
@@ -91,7 +91,7 @@ class TorchOptimizerAdapter:
         return ".".join([*cls.__module__.split(".")[:depth], cls.__name__])
 
     def convert_to_fit(self, values: Mapping[str, Any]) -> None:
-        """Have later loadings convert state that has another form than this optimizer's.
+        """Make later loadings convert state of another form to this optimizer's form.
 
         Args:
             values: Parameters by their names in the file, with which split weights are decoded.
@@ -105,6 +105,7 @@ class TorchOptimizerAdapter:
         return any_on_mesh(params_of(self.optimizer.param_groups))
 
     def _locked(self) -> AbstractContextManager[Any]:
+        """Return the lock that blocks steps; raise FailedPreconditionError within a step."""
         if not self._is_fused:
             return nullcontext()
         cache = self.optimizer.step_cache
@@ -172,6 +173,7 @@ class TorchOptimizerAdapter:
             yield state.Loading(*updates, type(self.optimizer).__name__)
 
     def _names_by_param(self, names: Names) -> dict[Tensor, str]:
+        """Return {parameter: name}; `names` maps a list of parameters to their names."""
         params = params_of(self.optimizer.param_groups)
         return dict(zip(params, names(params), strict=True))
 
@@ -238,7 +240,7 @@ class TorchOptimizerAdapter:
     def _record_format(
         self, groups: list[Group], states: Mapping[Tensor, Any], errors: list[str]
     ) -> None:
-        """Append what is wrong with groups to `errors`, or write the form of states to them."""
+        """Write the form of states to groups, or append reasons against it to `errors`."""
         errors += self.optimizer._unfit_groups(groups)
         if not errors:
             self.optimizer.record_format(groups, states)
@@ -387,6 +389,7 @@ def _narrow_slots(param_state: dict[str, Any], slots: Iterable[Slot], param: Ten
 
 
 def _is_number(option: object) -> bool:
+    """Return True for a number or tensor, or a tuple or list of these."""
     if isinstance(option, tuple | list):
         return all(map(_is_number, cast("list[Any]", option)))
     return isinstance(option, int | float | Tensor) and not isinstance(option, bool)
@@ -404,7 +407,7 @@ def _copy_value(entry: object, name: str) -> Any:
 
 
 def _map_tensors(nested: object, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested lists, tuples and dicts with each tensor replaced by `change(tensor)`."""
+    """Return a copy of nested lists, tuples and dicts with `change(tensor)` for each tensor."""
     if isinstance(nested, Tensor):
         return change(nested)
     if isinstance(nested, dict):

@@ -107,7 +107,7 @@ class _Heap:
         self._read: dict[int, FilePart] = {}
 
     def _direct_blocks(self, address: int, rows: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the offset in the heap, the size and the address of each block with objects."""
+        """Yield (offset in the heap, size, address) of each block with objects."""
         if not rows:
             yield 0, self._first, address
             return

@@ -88,6 +88,7 @@ def load_outline(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
 def _sort_tensors(
     path: str, stored_tensors: Mapping[str, StoredTensor], graph: ObjectGraph | None
 ) -> TensorFlowCheckpoint:
+    """Return the sorted checkpoint: by the object graph if there is one, else by names."""
     return (
         sorted_names(path, stored_tensors)
         if graph is None

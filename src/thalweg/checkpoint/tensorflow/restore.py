@@ -323,7 +323,7 @@ def _require_optimizer(checkpoint: TensorFlowCheckpoint) -> None:
 def _prepare_optimizer(
     opt: object, mapped: MappedTensors, detected: FoundOptimizer | None, is_new: bool
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager whose `Loading` sets the state of `opt` to that of the file.
+    """Return a context manager that yields the `Loading` of `opt` from the file's state.
 
     Args:
         opt: The optimizer, or the training step that has one.

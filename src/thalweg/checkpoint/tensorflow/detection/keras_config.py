@@ -101,6 +101,7 @@ def momentum_product(file: KerasFile, steps: int) -> dict[str, StoredTensor]:
 
 
 def _make_schedule(config: Mapping[str, object]) -> object:
+    """Return the schedule of a serialized configuration; raise InvalidConfigError if invalid."""
     try:
         return deserialize(dict(config))
     except (ValueError, TypeError, KeyError) as error:

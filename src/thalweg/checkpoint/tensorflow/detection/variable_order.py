@@ -63,6 +63,7 @@ def _may_follow(place: Place, next_place: Place) -> bool:
 
 
 def _layer_class(group: str) -> str:
+    """Return the class of a layer in the name of its group: "dense" for "dense_1"."""
     return re.sub(r"_?\d+$", "", group)
 
 

@@ -119,10 +119,12 @@ class _Graph:
         )
 
     def _add_node(self) -> int:
+        """Append an empty node; return its number."""
         self._children.append({})
         return len(self._children) - 1
 
     def _add_value(self, node: int, key: str, tensor: StoredTensor, full_name: str) -> None:
+        """Set the value of a node, and store the tensor under its key."""
         self._attributes[node] = SavedAttribute(ATTRIBUTE, full_name, key)
         self.tensors[key] = tensor
 
