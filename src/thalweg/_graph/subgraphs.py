@@ -31,7 +31,7 @@ from thalweg.errors import InvalidTypeError
 def trace_block(
     graph: Nodes, function: Callable[..., object], parameters: Iterable[Output] = ()
 ) -> Subgraph:
-    """Call `function` with one new tensor per element of `parameters`; return its operations.
+    """Call `function` with a new tensor per element of `parameters`; return the traced block.
 
     The function may return a nest of numbers, tensors, slices and operations; an operation becomes
     a tensor that is True when the operation is done.

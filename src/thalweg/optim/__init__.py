@@ -1,4 +1,4 @@
-"""`torch.optim`, whose steps are one pass over memory: `from thalweg import optim`.
+"""`torch.optim`, with steps in one pass over memory: `from thalweg import optim`.
 
 What `torch.optim` has is here under its names. Twelve of its classes take their steps in one pass,
 and `Adafactor` in three, with torch's numbers; all others (`LBFGS`, `lr_scheduler`, ...) are

@@ -30,9 +30,9 @@ class CommonNorm:
         self._ready: StepPlan | None = None
 
     def try_rebind(self, shares: Sequence[Share]) -> bool:
-        """Return True if the step's gradients fit the measurement of the step before.
+        """Return True if the last measurement fits the present gradients; bind it to them.
 
-        If so, that measurement is bound to them and `clip_factor` uses it; otherwise it is dropped.
+        Otherwise the measurement is dropped.
         """
         pairs = [pair for _, grads_and_vars in shares for pair in grads_and_vars]
         request = _asked(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
@@ -43,8 +43,7 @@ class CommonNorm:
     def clip_factor(
         self, shares: Sequence[Share], transforms: GradientTransforms
     ) -> tuple[Factor, Decision]:
-        """Return the factor that clips all gradients of a step by their common norm, and whether
-        the step is taken.
+        """Return (factor that clips all gradients by their common norm, decision to take the step).
 
         Args:
             shares: The shares that `try_rebind` was given.
@@ -70,7 +69,7 @@ class CommonNorm:
     def _measure_anew(
         self, shares: Sequence[Share], transforms: GradientTransforms
     ) -> tuple[Measures, list[Tensor]]:
-        """Return new measures of gradients that were not checked before, and their variables."""
+        """Return (new measures of unchecked gradients, their variables)."""
         gradients: list[Any] = []
         variables: list[Tensor] = []
         for hooks, grads_and_vars in shares:
@@ -98,9 +97,11 @@ def _asked(shares: Sequence[Share], gradients: Sequence[object], variables: Any)
 
 
 def _norm_request(shares: Sequence[Share], request: StepRequest) -> StepRequest:
+    """Return the request over the local parts, if ranks share the step."""
     sharing = _sharing(shares)
     return request if sharing is None else sharing.share_out(request)
 
 
 def _sharing(shares: Sequence[Share]) -> Any:
+    """Return the object that shares the step between ranks, or None."""
     return next((hooks.sharing for hooks, _ in shares if hooks.sharing is not None), None)

@@ -1,4 +1,4 @@
-"""`matrix_layouts`: for each parameter of a model its matrices, or that AdamW updates it."""
+"""`matrix_layouts`: for each parameter of a model, its matrices or AdamW."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ParamLayout(NamedTuple):
         name: Its name, as `named_parameters()` has it.
         shape: Its shape.
         layout: Its matrices, or None if AdamW updates it.
-        reason: What decided: the module class and what its forward pass does.
+        reason: Reason of the decision: the module class and the use of outputs in the forward pass.
     """
 
     name: str
@@ -119,18 +119,19 @@ def matrix_layouts(
     output: Iterable[str] | str | None = None,
     inputs: Any = None,
 ) -> MatrixLayouts:
-    """Return for each parameter of a model the matrices that it holds, or that AdamW updates it.
+    """Return the decision for each parameter of a model: its matrix layout, or AdamW.
 
     The forward pass of the model decides. It runs once on the CPU, on a copy without memory for
     weights, and shows how each weight multiplies and where its outputs are divided. AdamW updates
-    embeddings, output layers, routers, norms, vectors, and what multiplies nothing.
+    embeddings, output layers, routers, norms, vectors, and weights that no product uses.
 
     Args:
         module: The model. It does not change, and may be on any device, "meta" included.
         layouts: Layouts by name or pattern of parameters, such as `{"*.qkv.weight": "rows=3"}`,
             which replace decisions; "AdamW" says that AdamW updates a parameter.
         output: The parameters of the output layer, by name or pattern; () for none. None takes
-            those of `get_output_embeddings()`, or else what computes the result of the model.
+            those of `get_output_embeddings()`, or else the layer that computes the result of the
+            model.
         inputs: The inputs of the forward pass: a tuple of arguments, a dict of keyword arguments or
             one argument. None makes them from the model's signature.
 
@@ -173,6 +174,7 @@ class _Decisions(Iterable[ParamLayout]):
         self._bases = dict(module.named_parameters(remove_duplicate=False))
 
     def __iter__(self) -> Iterator[ParamLayout]:
+        """Yield all decisions; raise InvalidArgumentError if a parameter is undecided."""
         undecided: list[tuple[str, Tensor, str]] = []
         decisions: list[ParamLayout] = []
         for name, param in self._params.named_params:
@@ -187,14 +189,16 @@ class _Decisions(Iterable[ParamLayout]):
         return iter(decisions)
 
     def _failure(self) -> str:
+        """Return a sentence about the error that ended the forward pass; "" if none."""
         error = self._run.error
         return f" The forward pass ended with {type(error).__name__}: {error}" if error else ""
 
     def _returned(self) -> set[int]:
-        """Return the `id` of each weight whose outputs the model returns and nothing else takes."""
+        """Return `id`s of weights with outputs that the model returns and no function takes."""
         return {key for key, use in self._run.uses.items() if use.is_output}
 
     def _decide(self, name: str, param: Tensor) -> tuple[MatrixLayout | None, str]:
+        """Return (layout or None for AdamW, reason); raise UndecidedError."""
         if name in self._named_layouts:
             return self._named_layouts[name], "layouts="
         owners = self._params.owners[id(param)]
@@ -218,6 +222,7 @@ class _Decisions(Iterable[ParamLayout]):
     def _by_use(
         self, name: str, param: Tensor, use: WeightUse | None
     ) -> tuple[MatrixLayout | None, str]:
+        """Return (layout or None for AdamW, reason) by the use in the forward pass."""
         if use is None:
             raise UndecidedError("it is not a parameter of the model that runs")
         if use.is_lookup_table:
@@ -240,12 +245,14 @@ class _Decisions(Iterable[ParamLayout]):
         return layout, _described(layout, len(layout.blocks(param.shape)))
 
     def _base_layout(self, name: str) -> MatrixLayout:
+        """Return the layout of the weight that an adapter is added to."""
         use = self._run.uses.get(id(self._bases.get(name)))
         if use is None:
             raise UndecidedError("the weight that the adapter is added to was not found")
         return use.layout()
 
     def _undecided(self, undecided: Sequence[tuple[str, Tensor, str]]) -> Exception:
+        """Return the error about undecided parameters, (name, parameter, reason) each."""
         name, param, reason = undecided[0]
         owner = type(self._params.owners[id(param)][0]).__name__
         tail = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""
@@ -259,7 +266,7 @@ class _Decisions(Iterable[ParamLayout]):
 
 
 def _described(layout: MatrixLayout, block_count: int) -> str:
-    """Return in words how outputs are divided."""
+    """Return a phrase about the division of outputs into blocks."""
     stack = "a matrix for each expert, " if layout.batch else ""
     if block_count == 1:
         return f"{stack}outputs are used as a whole"
@@ -267,7 +274,7 @@ def _described(layout: MatrixLayout, block_count: int) -> str:
 
 
 def _checked(layouts: Layouts, params: ModuleParams) -> dict[str, MatrixLayout | None]:
-    """Return the layouts that the user names, by name of the parameter.
+    """Return {parameter name: layout or None} of layouts that the user names.
 
     Raises:
         InvalidArgumentError: A pattern selects nothing, two select one parameter, or a layout does

@@ -25,25 +25,25 @@ def hidden_matrices(
     """Return the names of the weights of linear and convolutional layers between input and output.
 
     It is a selector of `groups(model, rules=...)`. This is a heuristic: embeddings, the output
-    layer, and what is tied to either are none of them, nor are weights of norms. A parameter of two
-    or more dimensions whose owner is of another class is refused until it is named: it may hold
-    several matrices at once, or hold them transposed. So may the weight of a convolution in groups.
-    Rules of matrices take parameters of three dimensions, such as kernels of Conv1d, with a
-    `layout` or `heads=1` only.
+    layer, and parameters tied to either are excluded, as are weights of norms. A parameter of two
+    or more dimensions in a module of another class raises until it is named: it may hold several
+    matrices at once, or hold them transposed. So may the weight of a convolution in groups. Rules
+    of matrices take parameters of three dimensions, such as kernels of Conv1d, with a `layout` or
+    `heads=1` only.
 
     Args:
         module: The model.
         output: The parameters of the output layer, by name or pattern ("head.*"); () says that
             there is none. None asks `get_output_embeddings()` of the model.
-        allow: Names or patterns of parameters that are to be among them, whatever they are.
-        leave: Names or patterns of parameters that are not.
+        allow: Names or patterns of parameters to include in any case.
+        leave: Names or patterns of parameters to exclude.
 
     Returns:
         Names as `named_parameters()` has them, in its order.
 
     Raises:
-        InvalidArgumentError: A parameter is refused; a name or pattern selects nothing; or nothing
-            says what the output is.
+        InvalidArgumentError: A parameter has an unknown owner; a name or pattern selects nothing;
+            or the output layer is unknown.
 
     Example:
         >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
@@ -92,11 +92,12 @@ def _not_known(unclassified: Sequence[tuple[str, Tensor]], params: ModuleParams)
 
 
 def _has(owners: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Return True if an owner is an instance of one of the classes."""
     return any(isinstance(owner, kinds) for owner in owners)
 
 
 def _called(patterns: Iterable[str] | str, params: ModuleParams, argument: str) -> set[int]:
-    """Return the `id` of each parameter that a pattern selects."""
+    """Return the `id` of each parameter that a pattern selects; raise if one selects nothing."""
     selected_ids: set[int] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         ids = {id(param) for _, param in params.named_params if params.called(pattern, param)}
@@ -106,7 +107,7 @@ def _called(patterns: Iterable[str] | str, params: ModuleParams, argument: str) 
 
 
 def _asked(module: nn.Module, name: str) -> set[int] | None:
-    """Return the `id` of the parameters of a layer that a model's getter returns, or None."""
+    """Return the `id`s of parameters of the layer that the getter `name` returns, or None."""
     getter: Any = getattr(module, name, None)
     try:
         layer = getter() if callable(getter) else None
@@ -125,7 +126,7 @@ def _of_input(module: nn.Module) -> set[int]:
 def output_ids(
     module: nn.Module, params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int] | None:
-    """Return the `id` of the output layer's parameters, or None if nothing says which they are."""
+    """Return the `id`s of the output layer's parameters, or None if the layer is unknown."""
     if output is not None:
         return _called(output, params, "output")
     return _asked(module, "get_output_embeddings")

@@ -97,6 +97,7 @@ class MemoryUse:
         return "\n".join(lines)
 
     def _counted(self, nbytes: int) -> tuple[str, str]:
+        """Return the bytes and the bytes per parameter as text."""
         return f"{nbytes:,}", f"{nbytes / max(self.parameters, 1):.3f}"
 
 
@@ -105,12 +106,12 @@ def memory(
 ) -> MemoryUse:
     """Return the bytes that a training takes from its second step on, without allocating them.
 
-    They are those of weights, gradients and state, without activations and without what a step
-    needs temporarily. Parameters may be on the device "meta". Nothing is changed.
+    They are those of weights, gradients and state, without activations and temporary buffers of a
+    step. Parameters may be on the device "meta". Nothing is changed.
 
     Args:
-        params: A module, of which parameters that need no gradient are only weights; or what the
-            constructor of an optimizer accepts; or an optimizer of `thalweg.optim`, with `rule` and
+        params: A module, of which parameters that need no gradient are only weights; or an argument
+            of an optimizer's constructor; or an optimizer of `thalweg.optim`, with `rule` and
             options left out.
         rule: The class of `thalweg.optim`, its name, or a `thalweg.Rule`.
         **options: Arguments of the class.
@@ -214,7 +215,7 @@ def _twin_of(param: Tensor) -> Tensor:
 
 
 def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
-    """Return an optimizer without state whose parameters are on the device "meta"."""
+    """Return an optimizer without state, with parameters on the device "meta"."""
     cls: Any = type(optimizer)
     copy = cls.__new__(cls)
     cache = copy.step_cache
@@ -257,7 +258,7 @@ def _use_of(
         optimizer: The optimizer of the twins.
         options: The options of the training.
         weights: All parameters.
-        twins: The twins of those that the optimizer updates.
+        twins: The twins of the parameters that the optimizer updates.
     """
     counts: Counter[tuple[str, torch.dtype, str]] = Counter()
     for param in weights:

@@ -54,9 +54,9 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
 
     Args:
         params: Groups as torch takes them, each with a `rule`, a class of `thalweg.optim` or its
-            name, or a `thalweg.Rule` of your own, and options of it; what a group lacks is its
-            default. `thalweg.optim.groups(model, rules=...)` makes such. Of a rule of your own,
-            whose numbers are made as for torch's classes, groups and states have the name.
+            name, or a `thalweg.Rule` of your own, and options of the rule, with defaults for
+            missing ones. `thalweg.optim.groups(model, rules=...)` makes such. Groups and states
+            store the name of a rule of your own; its numbers are computed as for torch's classes.
 
     Raises:
         NotFoundError: A group has no rule.
@@ -109,9 +109,11 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
             raise
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
+        """Return the class that updates a group."""
         return _kind_named(group, self._named)
 
     def _choose_rule(self, group: Group) -> Rule:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the rule of a group, by the class of its rule."""
         kind = _kind_named(group, self._named)
         try:
             return kind._choose_rule(group)
@@ -122,26 +124,31 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
             ) from error
 
     def _starts_of(self, group: Group) -> Entries:
+        """Return the initial state of a group's parameters, where its rule cannot define it."""
         return self._kind_of(group)._starts_of(self, group)
 
     @property
     def _has_means(self) -> bool:
+        """True if a group has a schedule-free rule."""
         return any(issubclass(self._kind_of(group), Means) for group in self.param_groups)
 
     @property
     def _single(self) -> set[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """State keys that hold one number per parameter."""
         return {name for group in self.param_groups for name in self._kind_of(group)._single}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_named": self._named, "layouts": self.layouts}
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
+        """Return reasons why a step cannot be taken with the options of a group; [] if none."""
         rule, current_rule = group.get("rule"), self.param_groups[place]["rule"]
         if rule != current_rule:
             return [f"the rule of group {place} is {shown(rule)}, here {current_rule!r}"]
         return super()._unfit_options(group, place)
 
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+        """Return {option: reason} for options that a group may not have."""
         reasons = super()._strange_options(group)
         reasons.pop("rule", None)
         if group.get("differentiable"):
@@ -180,7 +187,7 @@ def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, place: int) -> Map
 
 
 def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group:
-    """Return a group with all options of its rule, which are checked."""
+    """Return a group with all options of its rule, validated."""
     if "rule" not in group:
         raise NotFoundError(
             f"Group {place} has no 'rule': the name of a class of thalweg.optim, such as 'AdamW'."
@@ -230,10 +237,11 @@ _FREE_KEYS = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")
 
 
 def _of_others(kind: Any) -> set[str]:
-    """Return the options of all classes that a class does not have."""
+    """Return the options of other classes that a class does not have."""
     return _options_of_all().difference(kind.constructor_signature.parameters, kind.fixed_options)
 
 
 @cache
 def _options_of_all() -> set[str]:
+    """Return the options that classes of this package read."""
     return {name for kind_name in KINDS for name in class_named(kind_name).read_options}

@@ -51,6 +51,7 @@ def _fits(
     anywhere: bool,
     coded: Container[str],
 ) -> bool:
+    """Return True if the engines support a gradient, its parameter and the parameter's state."""
     entries = state.get(param, {}).items()
     slots = [
         value
@@ -72,9 +73,9 @@ def _fits(
 def find_shared_scalar(
     params: Iterable[Tensor], state: Mapping[Tensor, Any], names: Container[str]
 ) -> tuple[str, list[Tensor]] | None:
-    """Return a number that two parameters have in one tensor, and these.
+    """Return (state key, the two parameters) of a number that two parameters share, or None.
 
-    Torch's loop raises it for one after the other, and a step here for all at once.
+    Torch's loop increments it for one after the other, a step here for all at once.
     """
     first_owner: dict[int, Tensor] = {}
     for param in params:
@@ -87,6 +88,7 @@ def find_shared_scalar(
 
 
 def _is_ours(tensor: Tensor, anywhere: bool) -> bool:
+    """Return True for dense tensors of supported dtype and device; `anywhere`: any device."""
     return (
         (anywhere or _has_engine(tensor.device))
         and tensor.layout == torch.strided
@@ -96,11 +98,12 @@ def _is_ours(tensor: Tensor, anywhere: bool) -> bool:
 
 
 def has_plain_dispatch(tensor: Tensor) -> bool:
-    """Return True if a tensor's class has torch's dispatch, which defines where elements are."""
+    """Return True if a tensor's class has torch's dispatch, so that memory is as torch says."""
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__  # pyright: ignore
 
 
 def _is_of_rows(grad: Tensor, anywhere: bool) -> bool:
+    """Return True for a sparse gradient of rows on a supported device."""
     has_engine = (anywhere or _has_engine(grad.device)) and not grad.is_complex()
     return has_engine and grad.layout == torch.sparse_coo and grad.sparse_dim() == 1
 

@@ -38,23 +38,23 @@ def groups(
 
     A parameter is selected by a part of its name between dots or a pattern over all of it ("bias",
     "encoder.*"), by the class of the module that owns it (`torch.nn.LayerNorm`), or by the largest
-    number of dimensions (1: biases and the weights of norms). Parameters that nothing tells apart
-    are one group; what needs no gradient is left out.
+    number of dimensions (1: biases and the weights of norms). Parameters with equal options are one
+    group; parameters that need no gradient are left out.
 
     Args:
         module: The module.
-        rules: Optional. What updates parameters, by selector, for `thalweg.optim.Mixed`: a class of
-            `thalweg.optim`, its name, a `thalweg.Rule` of your own, or a dict of its options with
-            that as "rule". A tuple of names is a selector, too (`hidden_matrices` makes one), and
-            `...`: all that is left. Names come first, then patterns and parts of names, tuples,
-            classes, dimensions, `...`; of those that come first exactly one is to select a
-            parameter. `print` shows the table.
-        decay: Optional. `weight_decay` of the groups, where a rule has none of its own.
-        no_decay: What has a `weight_decay` of 0 instead.
+        rules: Optional. Rules by selector, for `thalweg.optim.Mixed`: a class of `thalweg.optim`,
+            its name, a `thalweg.Rule` of your own, or a dict of its options with that as "rule". A
+            tuple of names is a selector, too (`hidden_matrices` makes one), and `...`: all that is
+            left. Names come first, then patterns and parts of names, tuples, classes, dimensions,
+            `...`; of those that come first exactly one is to select a parameter. `print` shows the
+            table.
+        decay: Optional. `weight_decay` of the groups, unless set for a rule.
+        no_decay: Selectors of parameters with a `weight_decay` of 0.
         lr: Optional. The learning rate of the groups, likewise; needed for `lr_scale`.
-        lr_scale: Optional. What the learning rate is multiplied by, by selector. Where several
-            select a parameter, their product.
-        frozen: What is left out.
+        lr_scale: Optional. Factors of the learning rate by selector; several factors of a parameter
+            are multiplied.
+        frozen: Selectors of parameters to leave out.
         width_scale: Optional. The same model with the widths for which `lr` was tuned, such as one
             made on the device "meta", or a dict of its shapes by name. Rates and decays follow the
             widths as those of MuAdam and MuSGD of mup do; see docs/width-scaling.md. A pair of two
@@ -108,6 +108,7 @@ def groups(
 
 
 def _by_selector(rules: Mapping[RuleSelector, Any]) -> RulesBySelector:
+    """Return the argument `rules`, validated."""
     with importing:
         from thalweg.optim.rules_by_selector import RulesBySelector
     return RulesBySelector(rules)
@@ -138,6 +139,7 @@ def _selected(params: ModuleParams, selectors: object, argument: str) -> set[int
 
 
 def _set_decay(group: Group, decay: float | None, has_no_decay: bool) -> None:
+    """Set the weight decay of a group in place: 0 if `has_no_decay`, else the default."""
     if has_no_decay:
         group["weight_decay"] = 0.0
     elif decay is not None:
@@ -145,7 +147,7 @@ def _set_decay(group: Group, decay: float | None, has_no_decay: bool) -> None:
 
 
 def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> object:
-    """Set the learning rate of a group; return what distinguishes it from other groups."""
+    """Set the learning rate of a group in place; return a key that tells groups apart."""
     if lr is not None:
         group.setdefault("lr", lr)
     rate = group.get("lr")
@@ -156,5 +158,6 @@ def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> obj
 
 
 def _listed(selectors: object) -> list[object]:
+    """Return selectors as a list; a single one may be bare."""
     is_single = isinstance(selectors, str | type | int)
     return [selectors] if is_single else list(cast("Iterable[Any]", selectors))

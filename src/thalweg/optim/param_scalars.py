@@ -1,4 +1,4 @@
-"""Numbers that an optimizer keeps for each parameter, such as that of its steps.
+"""Per-parameter numbers of an optimizer, such as step counts.
 
 Torch keeps each in a tensor of shape () of its own. Here these are views of one tensor, so that all
 are read and written at once, and one version tells whether anybody else wrote to one. Tensors that
@@ -34,7 +34,7 @@ _HIGHEST = 3.4028234663852886e38  # of float32
 def _stored(value: object, dtype: torch.dtype) -> Any:
     """Return a number as a tensor's dtype stores it: infinite beyond the range of float32.
 
-    Torch refuses it, and would do so in the midst of a step.
+    Torch would reject it in the midst of a step.
     """
     if dtype == torch.float32 and isinstance(value, float) and abs(value) > _HIGHEST:
         with np.errstate(over="ignore"):
@@ -43,7 +43,7 @@ def _stored(value: object, dtype: torch.dtype) -> Any:
 
 
 def _check_count(name: str, value: object, dtype: torch.dtype) -> None:
-    """Raise if a count exceeds its dtype.
+    """Raise if a count exceeds the range of its dtype.
 
     Raises:
         InvalidArgumentError: Names it.
@@ -55,6 +55,7 @@ def _check_count(name: str, value: object, dtype: torch.dtype) -> None:
 
 
 def _plainly(value: object) -> object:
+    """Return the value unchanged: the conversion of step counts."""
     return value
 
 
@@ -97,11 +98,11 @@ class Column:
 
     @property
     def pointers(self) -> Sequence[int]:
-        """The address of the number of each parameter."""
+        """Address of the number of each parameter."""
         return self._pointers
 
     def stands(self) -> bool:
-        """Return True if the state's tensors have the addresses that they had at construction."""
+        """Return True if the state tensors have the addresses that they had at construction."""
         return _hold(self) and list(map(Tensor.data_ptr, self.views)) == self._pointers
 
     def read(self) -> None:
@@ -122,18 +123,19 @@ class Column:
             self._version = self.block._version
 
     def _know(self, values: list[Any]) -> None:
+        """Store the present numbers, one per parameter, and the common number."""
         self._values = values
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
     @property
     def values(self) -> list[Any]:
-        """The numbers, as they were last read or written."""
+        """Numbers of all parameters, as last read or written."""
         if self.common is not None:
             return [self.common] * len(self.views)
         return self._values
 
     def of(self, index: int) -> Any:
-        """Return the number of one parameter."""
+        """Return the number of the parameter at an index, as last read or written."""
         return self._values[index] if self.common is None else self.common
 
     @property
@@ -177,8 +179,8 @@ class ForeignColumn:
         views: The tensors in the state, of one element each.
 
     Attributes:
-        kinds: The dtypes of the tensors, where these differ: equal numbers go on as different ones
-            then.
+        kinds: The dtypes of the tensors if they differ, so that equal numbers round differently;
+            else None.
     """
 
     is_on_device: ClassVar[Literal[False]] = False  # see `device_param_scalars`
@@ -198,11 +200,11 @@ class ForeignColumn:
         self.read()
 
     def stands(self) -> bool:
-        """Return True if the state's tensors have the addresses that they had at construction."""
+        """Return True if the state tensors have the addresses that they had at construction."""
         return _hold(self) and list(map(Tensor.data_ptr, self._foreign_views)) == self._pointers
 
     def read(self) -> None:
-        """Read the numbers."""
+        """Read the present numbers into `values` and `common`."""
         devices = {view.device for view in self.views}
         if len(devices) > 1 or any(view.dtype != self.dtype for view in self.views):
             numbers = list(map(Tensor.item, self.views))
@@ -212,8 +214,9 @@ class ForeignColumn:
         self.common = self.values[0] if len({*numbers}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls of C functions that write one number per parameter, or one for all; a step
-        count is added to, as torch counts.
+        """Return calls of C functions that write one number per parameter, or one for all.
+
+        Step counts are incremented by the difference, as torch counts.
         """
         numbers = [*values] * len(self.views) if len(values) == 1 else values
         if self.name == STEP:  # as torch counts, which others may do meanwhile
@@ -255,11 +258,12 @@ class PlainColumn:
         return True
 
     def read(self) -> None:
-        """Read the numbers."""
+        """Read the present numbers into `values` and `common`."""
         numbers = [entries.get(self.name, 0) for entries in self._owners]
         self._know([number.item() if isinstance(number, Tensor) else number for number in numbers])
 
     def _know(self, values: Sequence[Any]) -> None:
+        """Store the present numbers, one per parameter, and the common number."""
         self.values = values = [*values]
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
@@ -278,29 +282,30 @@ class PlainColumn:
 
 
 class Blocks:
-    """The blocks that an optimizer made, whose numbers it may bring to others; no others."""
+    """Blocks of numbers that an optimizer created, and may move to other blocks."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, ref[Tensor]] = {}
 
     def views(self, block: Tensor) -> list[Tensor]:
-        """Return the numbers of a new block, as tensors of a state."""
+        """Register a new block; return each element as a tensor of shape ()."""
         self._blocks = {key: weak for key, weak in self._blocks.items() if weak() is not None}
         self._blocks[id(block)] = ref(block)
         return [block[index] for index in range(len(block))]
 
     def have(self, number: Tensor) -> bool:
-        """Return True if a tensor of one number is an element of one of the blocks."""
+        """Return True if a tensor of one number is an element of a registered block."""
         return self._block_of(number) is not None
 
     def of(self, numbers: Sequence[object], device: torch.device) -> Tensor | None:
-        """Return the block of a device in which all numbers lie, if there is one."""
+        """Return the block on a device that contains all of the numbers, or None."""
         blocks = [self._block_of(x) if isinstance(x, Tensor) else None for x in numbers]
         first = blocks[0] if blocks else None
         is_shared = first is not None and first.device == device and all(b is first for b in blocks)
         return first if is_shared else None
 
     def _block_of(self, number: Tensor) -> Tensor | None:
+        """Return the registered block that contains a number, or None."""
         block: Tensor | None = number._base
         weak = self._blocks.get(id(block))
         # Its storage is another one after `number.data = other` or `number.set_(other)`.
@@ -312,7 +317,7 @@ class Blocks:
         return block if shares_storage and number.dtype == block.dtype else None
 
     def gather(self, state: Mapping[Any, Any], names: Iterable[str]) -> None:
-        """Move numbers that torch made as one tensor each into blocks."""
+        """Move numbers that torch created as single tensors into blocks, in `state`."""
         for name in names:
             owners_by_kind: dict[Any, list[dict[str, Any]]] = {}
             for param, entries in state.items():
@@ -328,9 +333,7 @@ class Blocks:
 
 
 def scalar_dtype() -> torch.dtype:
-    """Return the dtype in which torch keeps numbers of a state: float64 if it is the default dtype,
-    else float32.
-    """
+    """Return torch's dtype for numbers of a state: float64 if that is the default, else float32."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
@@ -347,5 +350,5 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _is_shared(tensor: Tensor) -> bool:
-    """Return True if processes share memory of the CPU; torch calls that of a GPU always shared."""
+    """Return True for CPU memory shared by processes; torch calls GPU memory always shared."""
     return tensor.device.type == "cpu" and tensor.is_shared()

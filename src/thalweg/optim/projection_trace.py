@@ -67,7 +67,7 @@ class ProjectionTrace(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run a function of torch, and record what it does with weights and labelled tensors."""
+        """Run a torch function; record its use of weights and labelled tensors."""
         del types
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):
@@ -84,7 +84,7 @@ class ProjectionTrace(TorchFunctionMode):
         return output
 
     def mark_returned(self, output: Any, *, of_model: bool) -> None:
-        """Record which outputs the result of the model or of a layer contains."""
+        """Record the outputs that the result of the model, or of a layer, contains."""
         for tensor in tensors_in(output):
             for use, outputs in self._outputs_in(tensor):
                 use.is_returned |= of_model
@@ -92,6 +92,7 @@ class ProjectionTrace(TorchFunctionMode):
                     use.consume(outputs)
 
     def _use_of(self, tensor: Tensor) -> WeightUse | None:
+        """Return the record of the weight that a tensor is, or is a view of; else None."""
         if not tensor.is_meta:
             return None
         place = self._places.get(id(tensor if tensor._base is None else tensor._base))
@@ -155,6 +156,7 @@ class ProjectionTrace(TorchFunctionMode):
     def _label_product(
         self, product: Tensor, use: WeightUse, outputs: Any, roles: tuple[str, list[int | None]]
     ) -> None:
+        """Label the result of a product with the outputs of the weight."""
         if not use.first_label:
             use.first_label = self._label_count + 1
             self._label_starts.append(use.first_label)
@@ -195,6 +197,7 @@ class ProjectionTrace(TorchFunctionMode):
         return output
 
     def _zeros_of(self, argument: Any) -> Any:
+        """Return CPU zeros in place of a weight; other arguments unchanged."""
         if not isinstance(argument, Tensor) or self._use_of(argument) is None:
             return argument
         if argument.numel() > _LARGEST_COPY:
@@ -202,7 +205,7 @@ class ProjectionTrace(TorchFunctionMode):
         return torch.zeros(argument.shape, dtype=argument.dtype, device="cpu")
 
     def _pass_channels(self, source: Tensor, output: Tensor) -> None:
-        """Label the result of a depthwise convolution as its input."""
+        """Copy the labels of the input of a depthwise convolution to its result."""
         labels = self._labels_of(source)
         axis = 1 if source.dim() == output.dim() == 3 or source.dim() > 3 else 0
         if labels is None or source.shape[axis] != output.shape[axis]:
@@ -215,7 +218,7 @@ class ProjectionTrace(TorchFunctionMode):
     def _follow(
         self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Label the result of a function of labelled tensors, or record the end of their labels."""
+        """Update the labels of the results of a function of labelled tensors, or mark their end."""
         labelled = [arg for arg in tensors_in((args, kwargs)) if id(arg) in self._labels]
         results = tensors_in(output)
         if not labelled or not (results or name == "__setitem__"):
@@ -249,7 +252,7 @@ class ProjectionTrace(TorchFunctionMode):
         kwargs: dict[str, Any],
         results: list[Tensor],
     ) -> None:
-        """Label the results of a function that moves elements, by calling it with the labels."""
+        """Move labels to the results of a function that moves elements, by a call on the labels."""
         func = Tensor.reshape if name == "view" else func
         if name in ("gather", "take_along_dim"):
             self._consume(args[0])  # Which outputs are gathered depends on data.
@@ -258,7 +261,7 @@ class ProjectionTrace(TorchFunctionMode):
             self._set_labels(tensor, labels)
 
     def _follow_glu(self, source: Tensor, axis: int, output: Tensor) -> None:
-        """Record that a gated linear unit uses halves of its input apart; label its result."""
+        """Record separate uses of the halves of a gated linear unit's input; label its result."""
         halves = self._labels[id(source)][1].chunk(2, axis)
         for half in halves:
             self._record(half, WeightUse.consume)
@@ -276,6 +279,7 @@ class ProjectionTrace(TorchFunctionMode):
     def _follow_elementwise(
         self, name: str, args: Any, labelled: list[Tensor], results: list[Tensor]
     ) -> None:
+        """Move the labels to the results of an elementwise function, or mark their end."""
         first, *other_tensors = labelled
         fits = bool(results) and all(covers(output, first.shape) for output in results)
         if not fits:
@@ -313,7 +317,10 @@ class ProjectionTrace(TorchFunctionMode):
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
     def _joined(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
-        """Join the outputs of two weights whose sum is used as one, as with a low-rank adapter."""
+        """Return True if the sum of two weights' outputs is used as one; then join their records.
+
+        This is the case for a low-rank adapter.
+        """
         if len(other_tensors) != 1 or other_tensors[0].shape != first.shape:
             return False
         label_pair = [self._labels[id(tensor)][1] for tensor in (first, other_tensors[0])]
@@ -335,7 +342,7 @@ class ProjectionTrace(TorchFunctionMode):
         return True
 
     def _assign(self, name: str, args: Any) -> None:
-        """Label what an assignment writes to, which may be a view of another tensor."""
+        """Move labels to the target of an assignment, which may be a view of another tensor."""
         target, source = args[0], args[-1]
         labels = self._labels_of(target)
         if labels is None or any(stride == 0 for stride in labels.stride()):
@@ -363,18 +370,21 @@ class ProjectionTrace(TorchFunctionMode):
         return argument
 
     def _labels_of(self, tensor: Tensor) -> Tensor | None:
+        """Return the labels of a tensor, or None."""
         entry = self._labels.get(id(tensor))
         return None if entry is None else entry[1]
 
     def _set_labels(self, tensor: Tensor, labels: Tensor) -> None:
+        """Set the labels of a tensor."""
         self._labels[id(tensor)] = (tensor, labels)
 
     def _outputs_in(self, tensor: Tensor) -> list[tuple[WeightUse, Any]]:
+        """Return (weight record, output indices) of all outputs in a tensor."""
         labels = self._labels_of(tensor)
         return [] if labels is None else self._split(labels)
 
     def _split(self, labels: Tensor) -> list[tuple[WeightUse, Any]]:
-        """Return the weights whose outputs have these labels, and the outputs."""
+        """Return (weight record, output indices) for labels."""
         output_labels = distinct_labels(labels)
         owners = np.searchsorted(self._label_starts, output_labels, side="right") - 1
         uses: list[tuple[WeightUse, Any]] = []
@@ -384,10 +394,12 @@ class ProjectionTrace(TorchFunctionMode):
         return uses
 
     def _consume(self, tensor: Tensor) -> None:
+        """Record that a function uses all outputs in a tensor together."""
         if (labels := self._labels_of(tensor)) is not None:
             self._record(labels, WeightUse.consume)
 
     def _record(self, labels: Tensor, method: Callable[[WeightUse, Any], None]) -> None:
+        """Call `method(record, output indices)` for each weight with these labels."""
         for use, outputs in self._split(labels):
             method(use, outputs)
 
@@ -396,6 +408,7 @@ def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any
     """Return arguments with zeros or copies in place of tensors of other devices."""
 
     def move(arg: Any) -> Any:
+        """Return zeros for a weight, a CPU copy for a tensor; other arguments unchanged."""
         if isinstance(arg, torch.device):
             return torch.device("cpu")
         if not isinstance(arg, Tensor) or arg.device.type == "cpu" or use_of(arg) is not None:
@@ -406,5 +419,6 @@ def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any
 
 
 def _all_views(output: Any, use_of: Callable[[Tensor], WeightUse | None]) -> bool:
+    """Return True if all tensors of a result are views of weights."""
     views = tensors_in(output)
     return bool(views) and all(use_of(view) is not None for view in views)

@@ -46,7 +46,7 @@ Storage = dict[str, str]  # codecs by the names of slots
 
 
 def storage_of(rule: Rule) -> Storage:
-    """Return the slots of a rule that are kept in codecs."""
+    """Return {slot: codec} of the encoded slots of a rule."""
     return {slot.name: slot.storage for slot in rule.element_slots if slot.storage}
 
 
@@ -114,8 +114,8 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
     """Raise if no rule has a slot that can be encoded.
 
     Args:
-        storage: As constructors are given it.
-        rules: Those of all groups, by what users call them.
+        storage: The argument of the constructor.
+        rules: The rules of all groups, by their names in messages.
 
     Raises:
         InvalidArgumentError: Names them.
@@ -133,7 +133,7 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
 
 
 def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """Give encoded slots of a state the dimensions of their parameters, as DTensors have them.
+    """Reshape encoded slots of a state to the dimensions of their parameters, as DTensors have.
 
     Args:
         optimizer: The optimizer.
@@ -155,7 +155,7 @@ def has_codes(entries: Mapping[str, object], storage: Storage) -> bool:
 
 
 def _records_in(entries: Mapping[str, object], storage: Storage) -> dict[str, Tensor]:
-    """Return the encoded slots in the state of a parameter."""
+    """Return the encoded slots in the state of a parameter, by name."""
     slots = {name: entries.get(name) for name in storage}
     return {n: x for n, x in slots.items() if isinstance(x, Tensor) and x.dtype == torch.uint8}
 
@@ -170,12 +170,12 @@ def _as_kept(
 ) -> Mapping[str, Any]:
     """Return the state of a parameter with slots in the form that the optimizer keeps.
 
-    The shape that they were saved with is checked and left out.
+    The saved shape is checked and removed.
 
     Args:
         entries: The state.
         param: The parameter.
-        title: What the parameter is called.
+        title: The name of the parameter in messages.
         storage: The codecs that the group of the state names.
         problems: A difference is appended.
         unrecorded: The title is appended if encoded slots come without a shape.
@@ -264,7 +264,7 @@ def fit_storage(
 
 
 def _told(group: Mapping[str, Any], place: int) -> Storage:
-    """Return the codecs that a group of a state names."""
+    """Return {slot: codec} that a saved group names; raise CheckpointMismatchError if invalid."""
     storage = group.get(STORAGE)
     if storage is None:
         return {}
@@ -280,7 +280,7 @@ def _told(group: Mapping[str, Any], place: int) -> Storage:
 
 
 def _refused(place: int, saved_storage: Storage, storage: Storage) -> str:
-    """Return the description of codecs that differ between a saved group and its rule."""
+    """Return the message about codecs that differ between a saved group and its rule."""
     names = [name for name in {**saved_storage, **storage} if name != CORRECTION]
     saved_codecs = [saved_storage.get(name, _UNCODED_DTYPE) for name in names]
     codecs = [storage.get(name, _UNCODED_DTYPE) for name in names]
@@ -309,7 +309,7 @@ def _converted(
     problems: list[str],
     kinds: StateStorage,
 ) -> dict[str, Tensor]:
-    """Return the slots of a parameter in the codecs of a rule; append problems."""
+    """Return the slots of a parameter in the codecs of a rule; append differences to `problems`."""
     slots: dict[str, Tensor] = {}
     for slot in rule.element_slots:
         value = entries.get(slot.name)
@@ -339,7 +339,7 @@ def _rest_converted(
     storage: Storage,
     kinds: StateStorage,
 ) -> dict[str, object]:
-    """Return the state entries of a weight beside the parameter, as an optimizer keeps them.
+    """Return the state entries of split weights, as the optimizer keeps them.
 
     Entries that do not fit stay unchanged; the loader raises for them.
     """
@@ -365,7 +365,7 @@ def _rest_converted(
 
 
 def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
-    """Return the reason why a value is not a slot of a parameter in a codec, or as numbers."""
+    """Return why a value is not a slot of a parameter in a codec; "" if it is."""
     expected_shape = tuple(param.shape)
     if is_on_mesh(slot_tensor) and not is_on_mesh(param):
         return "is a DTensor, and the parameter is not"
@@ -379,7 +379,7 @@ def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
 
 
 def decoded(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor:
-    """Return the numbers of a slot that fits, as a DTensor for a DTensor."""
+    """Return the numbers of a valid slot, as a DTensor for a DTensor."""
     shard = _shard_of(slot_tensor, param)
     if codec is None or slot_tensor.dtype != torch.uint8:
         numbers = shard.detach().float()

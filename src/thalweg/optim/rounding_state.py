@@ -1,4 +1,4 @@
-"""Entries of state dicts about random bits: written when saved, compared when loaded."""
+"""Entries of state dicts about random bits: written by saves, compared by loads."""
 
 from __future__ import annotations
 

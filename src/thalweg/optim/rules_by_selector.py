@@ -19,14 +19,14 @@ _LAST_TURN = 10**6  # comes last
 
 
 class RulesBySelector:
-    """The argument `rules` of `groups`, checked.
+    """Validated argument `rules` of `groups`.
 
     Args:
         rules: As in `groups`.
 
     Attributes:
-        options: For each selector, in their order, the options of its groups: the rule's name, or a
-            user's rule, and options of it.
+        options: For each selector, in order, the options of its groups: the rule or its name, and
+            options of the rule.
 
     Raises:
         InvalidTypeError, InvalidArgumentError: There is no selector, or a rule is not one.
@@ -68,16 +68,16 @@ class RulesBySelector:
         return all(name in options for options in self.options)
 
     def choose(self, params: ModuleParams, excluded_ids: Container[int]) -> list[int]:
-        """Return the place of the selector of each parameter that is not left out.
+        """Return the index of the selector of each parameter that is not excluded.
 
         Args:
             params: The parameters.
-            excluded_ids: Those that no rule is for, by their `id`.
+            excluded_ids: The `id`s of parameters without a rule.
 
         Raises:
-            InvalidArgumentError: None selects it, or two that come equally early; a rule of
-                matrices is for a vector, or for an embedding that no selector names; or a selector
-                selects nothing.
+            InvalidArgumentError: No selector selects a parameter, or two of equal priority do; a
+                rule of matrices gets a vector, or an embedding that no selector names; or a
+                selector selects nothing.
         """
         self._check_tuples(params.all_names)
         indices: list[int] = []
@@ -115,7 +115,10 @@ class RulesBySelector:
                 )
 
     def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
-        """Return the index of the one selector with the lowest priority."""
+        """Return the index of the selector with the lowest priority; raise if two have it.
+
+        `by_turn` maps priorities to selectors.
+        """
         if not by_turn:
             raise InvalidArgumentError(
                 f"No rule is for {name!r} of shape {tuple(param.shape)}: add a selector, such as"
@@ -131,9 +134,9 @@ class RulesBySelector:
         return first[0]
 
     def _check_matrix(self, place: int, name: str, param: Tensor, params: ModuleParams) -> None:
-        """Raise an error unless a rule of matrices can update a parameter.
+        """Raise unless a rule of matrices can update a parameter.
 
-        Embeddings are taken by name only, parameters of three dimensions with a layout only.
+        Embeddings must be selected by name, and parameters of three dimensions need a layout.
         """
         title, rule = self._titles[place], self._kinds[place].__name__
         if param.dim() < 2:
@@ -157,7 +160,7 @@ class RulesBySelector:
             )
 
     def _needs_layout(self, place: int) -> bool:
-        """True if the rule of a selector does not define the blocks of stacks of matrices."""
+        """Return True if a selector's rule of matrices has no layout for stacks of matrices."""
         kind, options = self._kinds[place], self.options[place]
         if rule := getattr(kind, "_prepared_rule", None):
             return rule.needs_layout
@@ -165,6 +168,7 @@ class RulesBySelector:
         return "layout" in kind.constructor_signature.parameters and not has_layout
 
     def _check_tuples(self, names: Sequence[str]) -> None:
+        """Raise InvalidArgumentError for a name in a tuple that no parameter has."""
         for selector, title in zip(self._selectors, self._titles, strict=True):
             for name in cast("tuple[str, ...]", selector) if isinstance(selector, tuple) else ():
                 if name not in names:
@@ -179,7 +183,7 @@ class RulesBySelector:
 
 
 class ParamGroups(list[Group]):
-    """Groups, which print as a table: for each its rule, options, and how much it has."""
+    """List of groups that prints as a table: rules, options and sizes."""
 
     def __str__(self) -> str:
         head = ("rule", "options", "parameters", "elements", "such as")
@@ -219,6 +223,7 @@ def _title(selector: object) -> str:
 
 
 def _selects(selector: object, param: Tensor, params: ModuleParams) -> bool:
+    """Return True if a selector of rules selects a parameter."""
     if selector is ...:
         return True
     if isinstance(selector, tuple):

@@ -35,6 +35,7 @@ SHAPES = ("linear", "cosine", "1-sqrt")
 
 
 def _check_count(name: str, count: object, minimum: int = 0) -> None:
+    """Raise InvalidArgumentError unless `count` is an integer of at least `minimum`."""
     if type(count) is not int or count < minimum:
         raise InvalidArgumentError(
             f"{name} must be an integer of {minimum} or more, not {show_value(count)}."
@@ -42,6 +43,7 @@ def _check_count(name: str, count: object, minimum: int = 0) -> None:
 
 
 def _check_share(name: str, share: object) -> None:
+    """Raise InvalidArgumentError unless `share` is in [0, 1]."""
     if not isinstance(share, int | float) or not 0 <= share <= 1:
         raise InvalidArgumentError(f"{name} must be in [0, 1], not {show_value(share)}.")
 
@@ -75,6 +77,7 @@ class WarmupStableDecay:
     begin: float = 0.0
 
     def __post_init__(self) -> None:
+        """Raise InvalidArgumentError for invalid values."""
         for name in ("total", "warmup", "decay"):
             _check_count(name, getattr(self, name), minimum=int(name == "total"))
         _check_share("floor", self.floor)
@@ -163,8 +166,8 @@ class InverseSquareRoot:
     Raises:
         InvalidArgumentError: A value is invalid.
 
-    Source: Zhai et al. 2022, https://arxiv.org/abs/2106.04560; `get_inverse_sqrt_schedule` of
-    transformers, whose numbers these are.
+    Source: Zhai et al. 2022, https://arxiv.org/abs/2106.04560; with the numbers of
+        `get_inverse_sqrt_schedule` of transformers.
     """
 
     warmup: int = 0
@@ -186,7 +189,7 @@ class InverseSquareRoot:
 def _factors_of(
     optimizer: torch.optim.Optimizer, factors: Factor | Mapping[GroupSelector, Factor]
 ) -> list[Factor]:
-    """Return the factor of each group.
+    """Return the factor function of each group, in order.
 
     Raises:
         InvalidTypeError: A factor is not a function, or a selector has another type.
@@ -225,7 +228,7 @@ def _factors_of(
 
 
 def _selects(selector: GroupSelector, index: int, group: Mapping[str, Any]) -> bool:
-    """Return True if a selector selects a group, but for `...`."""
+    """Return True if a selector other than `...` selects the group at an index."""
     if isinstance(selector, int) and not isinstance(selector, bool):
         return index == selector
     if isinstance(selector, str):
@@ -241,6 +244,7 @@ def _selects(selector: GroupSelector, index: int, group: Mapping[str, Any]) -> b
 
 
 def _named(selector: GroupSelector) -> str:
+    """Return a selector as text for messages."""
     return "`...`" if selector is ... else repr(selector)
 
 
@@ -339,7 +343,7 @@ class OptionSchedule:
         return {"option": self.option, "last_epoch": self.last_epoch, "initial": [*self.initial]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from the state of another schedule, and write its values to the groups.
+        """Set the state from another schedule, and write its values to the groups.
 
         Raises:
             CheckpointMismatchError: The state is of another option or number of groups.

@@ -21,7 +21,7 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 
 
 class _Swap(NamedTuple):
-    """A parameter in a block.
+    """Parameter that is swapped with its average in a block.
 
     Attributes:
         title: Its name.
@@ -42,22 +42,22 @@ AverageOf = Callable[[Tensor, Mapping[str, Any]], Tensor | None]
 
 
 def _ema_of(param: Tensor, entries: Mapping[str, Any]) -> Tensor | None:
+    """Return the average of a parameter in its state, or None."""
     return entries.get(EMA)
 
 
 def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSetting:
-    """Return a context manager for a block in which the parameters of an optimizer are their
-    averages.
+    """Return a context manager in which the parameters of an optimizer are their averages.
 
     Args:
         optimizer: A `FusedOptimizer` that keeps averages.
-        average_of: Gives that of a parameter with a state; None if there is none.
+        average_of: Returns the average of a parameter from its state; None if there is none.
     """
     return ContextSetting(partial(_prepared, optimizer, average_of))
 
 
 def _prepared(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
-    """Return calls that exchange parameters and averages, and those that undo this."""
+    """Return (calls that exchange parameters and averages, calls that undo this)."""
     cache = optimizer.step_cache
     with cache._lock, writable():
         if cache.holds_averages:
@@ -87,6 +87,7 @@ def _prepared(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[C
 
 
 def _refuse() -> None:
+    """Raise FailedPreconditionError: `swapped` was entered twice."""
     raise FailedPreconditionError(
         "The parameters are their averages already: swapped() was called inside of swapped()."
     )

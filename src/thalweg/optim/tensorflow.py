@@ -1,4 +1,4 @@
-"""TensorFlow's optimizers in torch's form: `tensorflow.Ftrl(model.parameters(), lr=0.1)`.
+"""Optimizers of TensorFlow in torch's form: `tensorflow.Ftrl(model.parameters(), lr=0.1)`.
 
 The numbers are those of `thalweg.keras.optimizers`, for the classes that Keras has not those of
 `thalweg.v1`, to the bit. What is in groups, state and files is torch's form.
@@ -85,7 +85,8 @@ class Momentum(RuleOptimizer):
 
 
 class MomentumW(RuleOptimizer):
-    """`thalweg.v1.contrib.opt.MomentumWOptimizer`: decay, whatever the rate, then `Momentum`."""
+    """`thalweg.v1.contrib.opt.MomentumWOptimizer`: decay independent of the rate, then
+    `Momentum`."""
 
     _exact = ("weight_decay",)
 
@@ -141,7 +142,8 @@ class LazyAdam(RuleOptimizer):
 
 
 class AdamW(RuleOptimizer):
-    """`thalweg.v1.contrib.opt.AdamWOptimizer`: decay, whatever the rate, then Adam's step."""
+    """`thalweg.v1.contrib.opt.AdamWOptimizer`: decay independent of the rate, then a step of
+    Adam."""
 
     _exact = ("weight_decay",)
     product_hypers = _POWERS
@@ -354,7 +356,7 @@ class ProximalGradientDescent(RuleOptimizer):
 
 
 def _from(name: str, value: object) -> float:
-    """Return a number, checked to be at least 0."""
+    """Return a number as a float; raise ValueError if it is negative."""
     number = as_number(name, value)
     if number < 0.0:
         raise ValueError(f"{name} must not be negative: {number}")

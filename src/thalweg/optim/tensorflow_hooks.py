@@ -29,7 +29,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     """Adapter of one step of a `RuleOptimizer`.
 
     TensorFlow counts the steps of an optimizer and not those of a variable: the numbers of all
-    parameters move, also of those that have no gradient.
+    parameters change, also of those without a gradient.
 
     Args:
         optimizer, part, params, places: As in `ParamGroupAdapter`, for all parameters.
@@ -49,6 +49,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         self.scalars_by_key: dict[tuple[Dtype, Hashable], dict[str, object]] = {}
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        """Raise if shapes, dtypes or memory of the pairs are invalid."""
         param_pairs = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
         unreal = [(grad, var) for grad, var in param_pairs if var.is_complex()]
         if unreal and not self.part.rule.linear:
@@ -61,10 +62,12 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     def group_variables(
         self, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> list[Hashable] | None:
+        """Return a key per variable, equal for equal scalars; None if all are equal."""
         keys = self._keys
         return None if keys is None else [keys[member] for member in self._members]
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        """Return {name: scalar} of the variables with a key, in a compute dtype."""
         scalars = self._of_all(dtype, group)
         if self.there is None or len(self._members) == len(self._params):
             return scalars
@@ -75,12 +78,13 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         }
 
     def _of_all(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """Return the scalars of all parameters, also of those that have no gradient."""
+        """Return the scalars of all parameters, also of those without a gradient."""
         if (dtype, group) not in self.scalars_by_key:
             self.scalars_by_key[dtype, group] = self.prepare_scalars(dtype, group)
         return self.scalars_by_key[dtype, group]
 
     def prepare_scalars(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
+        """Return {name: scalar} of a key: hyperparameters, numbers and results of `prepare`."""
         rule = self.part.rule
         place, numbers = self.split_key(key)
         values = self.hypers(dtype, place)
@@ -115,9 +119,11 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return dtype(as_number(name, value)) if exact else as_step_scalar(name, value, dtype)
 
     def _given(self, place: int) -> dict[str, Any]:
+        """Return the hyperparameters of the group at an index, by name."""
         return self.part.options(place, self.optimizer).given()
 
     def next_number(self, column: AnyColumn, key: Hashable) -> Any:
+        """Return the number after the step of the parameters with a key."""
         place, numbers = self.split_key(key)
         number = numbers[column.name]
         if column.name == STEP:

@@ -20,7 +20,7 @@ from thalweg.optim.step_options import check_hypers
 
 
 class OwnArguments(Arguments):
-    """Base class of constructors with parameters and the hyperparameters of a user's rule."""
+    """Base class of constructors with the hyperparameters of a user-defined rule."""
 
     _declared_rule: ClassVar[Rule]
     _torch: ClassVar[Any]
@@ -37,7 +37,7 @@ OwnArguments.__signature__ = Signature([Parameter("params", Parameter.POSITIONAL
 
 
 class OwnRule(FusedTorchOptimizer, OwnArguments):
-    """Optimizer of a user's rule, with the numbers of torch's classes."""
+    """Optimizer of a user-defined rule, with torch's numbers."""
 
     _torch = OwnArguments
     _number_dtype = torch.float32
@@ -46,20 +46,22 @@ class OwnRule(FusedTorchOptimizer, OwnArguments):
 
     @classmethod
     def _signature(cls) -> Signature:
+        """Return the signature of the constructor, with options."""
         return cls._torch.__signature__
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
+        """Return the only rule of the class."""
         return cls._prepared_rule
 
 
 @cache
 def class_of(rule: Rule) -> type[OwnRule]:
-    """Return a class for a rule, by whose name groups call it.
+    """Return the optimizer class of a rule, named after it; groups use that name.
 
     Raises:
-        RuleError: The rule could not take a step, or a hyperparameter is called as what all groups
-            have.
+        RuleError: The rule could not take a step, or a hyperparameter has the name of an entry of
+            all groups.
     """
     hypers = defaults_of(rule)
     check_rule(rule, hypers)
@@ -80,7 +82,7 @@ def class_of(rule: Rule) -> type[OwnRule]:
 
 
 def _prepared(rule: Rule) -> Rule:
-    """Return a rule whose `prepare` also computes its powers."""
+    """Return the rule with a `prepare` that also computes its powers."""
     users = rule.prepare
     user_args = () if users is None else tuple(signature(users).parameters)
     numbers = (*rule.hypers, *rule.numbers, *rule.common_slots)
@@ -90,6 +92,7 @@ def _prepared(rule: Rule) -> Rule:
         names += [*rule.powers.values(), "t"]
 
     def prepare(**arguments: Any) -> dict[str, Any]:
+        """Return {name: scalar}: powers and the results of the user's `prepare`."""
         powers = {name: arguments[hyper] ** arguments["t"] for name, hyper in rule.powers.items()}
         values = {**arguments, **powers}
         if users is None:

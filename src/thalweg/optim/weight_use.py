@@ -106,7 +106,7 @@ class WeightUse:
         return outputs % row_size if transposed else outputs // row_size
 
     def _orient(self, outputs: Indices, inputs: Indices, batch: int, row_size: int) -> bool:
-        """Record and return whether outputs are columns of the weight; record conflicts."""
+        """Return True if outputs are columns of the weight; record that, and conflicts."""
         transposed = False
         if (outputs % row_size).any() or inputs.max() >= row_size:
             transposed = not (inputs % row_size).any() and bool(outputs.max() < row_size)
@@ -133,6 +133,7 @@ class WeightUse:
 
     @property
     def _all_consumed(self) -> list[Flags]:
+        """Sets of outputs that functions used together, also of joined weights."""
         sets = dict(self._consumed_sets)
         for use in self._joined_uses:
             sets |= use._consumed_sets
@@ -153,6 +154,7 @@ class WeightUse:
 
     @staticmethod
     def _add(sets: dict[bytes, Flags], flags: Flags) -> None:
+        """Add a set to `sets`, in place, unless present."""
         sets.setdefault(np.packbits(flags).tobytes(), flags)
 
     def layout(self) -> MatrixLayout:
@@ -188,10 +190,12 @@ class WeightUse:
 
 
 def _union(sets: Sequence[Flags], size: int) -> Flags:
+    """Return the union of sets, as flags of `size` indices."""
     return np.logical_or.reduce([*sets, np.zeros(size, bool)])
 
 
 def _flags(indices: Indices, size: int) -> Flags:
+    """Return flags of `size` indices, True at `indices`."""
     flags = np.zeros(size, bool)
     flags[indices.reshape(-1)] = True
     return flags
@@ -200,7 +204,7 @@ def _flags(indices: Indices, size: int) -> Flags:
 def _filled(sets: list[Flags]) -> list[Flags]:
     """Return sets with those that repeat equal, adjacent ones until the end.
 
-    A pass with few tokens uses only some experts of a weight whose rows hold all of them.
+    A pass with few tokens uses only some experts of a weight with rows for all of them.
     """
     covered = np.logical_or.reduce(sets)
     if covered.all():
@@ -234,7 +238,7 @@ def _parts(sets: Sequence[Flags]) -> Indices:
 
 
 def _blocks(parts: Indices) -> tuple[Blocks, bool]:
-    """Return blocks and whether they are interleaved, for the part of each index."""
+    """Return (blocks, True if they are interleaved), from the part number of each index."""
     starts = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1))
     sizes = np.diff(starts, append=len(parts)).tolist()
     order = parts[starts].tolist()
