@@ -1,4 +1,4 @@
-"""`torch.optim.adagrad`, with `Adagrad` of this package; all else in it is torch's own."""
+"""`torch.optim.adagrad`, with `Adagrad` of this package; all else comes from torch."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""`torch.optim.adamax`, with `Adamax` of this package; all else in it is torch's own."""
+"""`torch.optim.adamax`, with `Adamax` of this package; all else comes from torch."""
 
 from typing import TYPE_CHECKING
 

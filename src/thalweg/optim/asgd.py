@@ -1,4 +1,4 @@
-"""`torch.optim.asgd`, with `ASGD` of this package; all else in it is torch's own."""
+"""`torch.optim.asgd`, with `ASGD` of this package; all else comes from torch."""
 
 from typing import TYPE_CHECKING
 

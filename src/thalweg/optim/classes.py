@@ -1,6 +1,7 @@
 """The classes of `torch.optim` with steps in one pass over memory.
 
-Each is a subclass of torch's own: arguments, defaults, keys, errors, hooks and files are its.
+Each is a subclass of the torch class, with the same arguments, defaults, keys, errors, hooks and
+files.
 """
 
 from __future__ import annotations

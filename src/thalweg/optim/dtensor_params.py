@@ -1,6 +1,6 @@
 """DTensor parameters, such as those of `fully_shard`; each rank updates its local parts.
 
-Their state is shared out as they are, and each rank updates what lies in its memory.
+Their state is sharded like the parameters.
 """
 
 from __future__ import annotations

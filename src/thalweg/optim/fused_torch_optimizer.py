@@ -441,7 +441,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
     def is_torchs_group(self, group: Group) -> bool:
-        """Return True if the options of a group need torch's own step."""
+        """Return True if the options of a group require the step of torch."""
         if group.get("capturable"):
             params = params_of(self.param_groups)
             if self.step_options.kinds.device or device_of(params) is None:

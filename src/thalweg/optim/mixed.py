@@ -1,4 +1,4 @@
-"""`Mixed`: one optimizer whose groups are updated by different rules."""
+"""`Mixed`: one optimizer with different rules for its groups."""
 
 from __future__ import annotations
 

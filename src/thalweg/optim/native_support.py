@@ -109,7 +109,7 @@ def _is_of_rows(grad: Tensor, anywhere: bool) -> bool:
 
 
 def device_of(params: Sequence[Tensor]) -> torch.device | None:
-    """Return the GPU whose engine updates all of these parameters, or None."""
+    """Return the GPU with an engine that updates all of these parameters, or None."""
     if is_host(params):
         return None
     device = params[0].device

@@ -1,8 +1,8 @@
 """Per-parameter numbers of an optimizer, such as step counts.
 
-Torch keeps each in a tensor of shape () of its own. Here these are views of one tensor, so that all
-are read and written at once, and one version tells whether anybody else wrote to one. Tensors that
-others put into the state, or that processes share, stay where they are.
+Torch keeps each in a separate tensor of shape (). Here these are views of one tensor, so that all
+are read and written at once, and one version counter detects writes by other code. Tensors that
+other code put into the state, or that processes share, stay in place.
 """
 
 from __future__ import annotations

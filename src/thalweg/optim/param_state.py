@@ -304,7 +304,7 @@ class ParamState:
 
         Args:
             name: The key of the number in states and `starts`.
-            kind: Provides the common start, and whether a state may lack the number.
+            kind: Provides the common start, and a flag for states that may lack the number.
             starts: Other starts, by `id` of the parameter.
 
         Raises:

@@ -156,7 +156,7 @@ class ProjectionTrace(TorchFunctionMode):
     def _label_product(
         self, product: Tensor, use: WeightUse, outputs: Any, roles: tuple[str, list[int | None]]
     ) -> None:
-        """Label the result of a product with the outputs of the weight."""
+        """Set labels of a product: the output of the weight that each element is."""
         if not use.first_label:
             use.first_label = self._label_count + 1
             self._label_starts.append(use.first_label)

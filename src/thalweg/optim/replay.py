@@ -55,7 +55,7 @@ class ReplayedStep:
 
     Args:
         optimizer: The optimizer, which has just repeated a step.
-        repeated: What each rule has updated in it.
+        substeps: The update of each rule in this step.
         absent: Stand-ins for gradients that the last step lacked, by `id` of their parameters. With
             any of these, each further step may lack the gradients of other parameters.
     """
@@ -246,7 +246,7 @@ class ReplayedStep:
         }
 
     def _stands(self, optimizer: Any, gradients: Sequence[Any]) -> bool:
-        """Return True if a step with all checks would do exactly what the last one did."""
+        """Return True if a step with all checks would repeat the last one exactly."""
         remaining = iter(gradients)
         return all(
             share.stands(optimizer, [next(remaining) for _ in share.owners])

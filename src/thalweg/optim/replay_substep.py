@@ -38,7 +38,7 @@ class ReplayedSubStep:
     """Replayed update of one rule.
 
     Args:
-        repeated: The update in the step that was repeated.
+        substep: The update in the step that was repeated.
 
     Attributes:
         owners: The parameters that have the gradients of the update.
@@ -82,7 +82,7 @@ class ReplayedSubStep:
         )
 
     def stands(self, optimizer: Any, gradients: Sequence[Tensor | None]) -> bool:
-        """Return True if a step with all checks would do exactly what the last one did.
+        """Return True if a step with all checks would repeat the last one exactly.
 
         Options of groups may have changed since, if they still choose the rule. Parameters may have
         moved within their groups, on which the random bits of stochastic rounding depend.

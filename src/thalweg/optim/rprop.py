@@ -1,4 +1,4 @@
-"""`torch.optim.rprop`, with `Rprop` of this package; all else in it is torch's own."""
+"""`torch.optim.rprop`, with `Rprop` of this package; all else comes from torch."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
 """Signatures and docstrings of constructors for readers, `inspect`, type checkers and frameworks.
 
-The constructors of torch-style classes pass their arguments on: torch's own arguments, and the
+The constructors of torch-style classes pass their arguments on: the arguments of torch, and the
 options of all optimizers. This module gives each class an explicit constructor: its signature has
 every argument with its type, and its docstring describes each. The stubs (`tools/stubs.py`) have
 the same signatures.

@@ -1,7 +1,7 @@
 """Optimizers of TensorFlow in torch's form: `tensorflow.Ftrl(model.parameters(), lr=0.1)`.
 
 The numbers are those of `thalweg.keras.optimizers`, for the classes that Keras has not those of
-`thalweg.v1`, to the bit. What is in groups, state and files is torch's form.
+`thalweg.v1`, to the bit. Groups, state and files have the form of torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SGD(RuleOptimizer):
     Args:
         params: As torch takes them.
         lr: The learning rate, a number or a tensor of shape ().
-        momentum: A number in [0, 1]; whether there is momentum is decided here.
+        momentum: A number in [0, 1], fixed in the constructor: 0 has no momentum.
         nesterov: True if momentum is Nesterov's.
     """
 
@@ -260,7 +260,7 @@ class RMSprop(RuleOptimizer):
         params: As torch takes them.
         lr: The learning rate.
         rho: Share of the averages that is kept.
-        momentum: A number in [0, 1]; whether there is momentum is decided here.
+        momentum: A number in [0, 1], fixed in the constructor: 0 has no momentum.
         eps: Epsilon.
         centered: True if to divide by the root of the variance.
     """

@@ -15,7 +15,7 @@ def product_roles(
     """Return the role of each dimension of a weight in a product, and their places in the result.
 
     Args:
-        name: The name of torch's function.
+        name: The name of the torch function.
         args: Its arguments.
         operands: The two tensors that are multiplied.
         weight_index: The index of the weight among these.

@@ -92,7 +92,7 @@ def _prepared(rule: Rule) -> Rule:
         names += [*rule.powers.values(), "t"]
 
     def prepare(**arguments: Any) -> dict[str, Any]:
-        """Return {name: scalar}: powers and the results of the user's `prepare`."""
+        """Return {name: scalar}: powers and results of the given `prepare`."""
         powers = {name: arguments[hyper] ** arguments["t"] for name, hyper in rule.powers.items()}
         values = {**arguments, **powers}
         if users is None:

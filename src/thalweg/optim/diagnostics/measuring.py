@@ -42,7 +42,7 @@ class Diagnosing(TableRecorder):
 
     Args:
         optimizer: The optimizer.
-        given: The option.
+        option: The option `diagnostics` of the constructor.
     """
 
     def __init__(self, optimizer: Any, option: int | Diagnostics) -> None:

@@ -68,7 +68,7 @@ class AdafactorHF(ModernOptimizer):
         relative_step: bool = True,
         warmup_init: bool = False,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
     def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments unchanged; raise ValueError if `lr` contradicts `relative_step`."""

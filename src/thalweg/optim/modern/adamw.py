@@ -19,7 +19,7 @@ class AdamWKin(ModernOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class AdamWCoupled(AdamWKin):
@@ -86,4 +86,4 @@ class StableAdamW(ModernOptimizer):
         weight_decay: float = 1e-2,
         eps: float = 1e-8,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""

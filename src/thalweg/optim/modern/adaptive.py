@@ -31,7 +31,7 @@ class LaProp(ModernOptimizer):
         eps: float = 1e-15,
         weight_decay: float = 0.0,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class AdEMAMix(ModernOptimizer):
@@ -65,7 +65,7 @@ class AdEMAMix(ModernOptimizer):
         alpha_warmup: float = 0,
         beta3_warmup: float = 0,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class ADOPT(ModernOptimizer):
@@ -93,7 +93,7 @@ class ADOPT(ModernOptimizer):
         weight_decay: float = 0.0,
         decoupled: bool = False,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class Adan(ModernOptimizer):
@@ -122,7 +122,7 @@ class Adan(ModernOptimizer):
         weight_decay: float = 0.0,
         no_prox: bool = False,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class LAMB(ModernOptimizer):
@@ -150,7 +150,7 @@ class LAMB(ModernOptimizer):
         trust_clip: bool = False,
         always_adapt: bool = False,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class AdamH(ModernOptimizer):
@@ -168,7 +168,7 @@ class AdamH(ModernOptimizer):
     def _arguments(
         self, params: Any, lr: Rate = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class SM3(ModernOptimizer):
@@ -205,4 +205,4 @@ class SM3(ModernOptimizer):
         beta: float = 0.0,
         eps: float = 1e-30,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""

@@ -59,7 +59,7 @@ class MARS(ModernOptimizer):
         betas_1d: Betas | None = None,
         caution: bool = False,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
     def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with `betas_1d` set."""

@@ -166,7 +166,7 @@ class Muon(OfMatrices, ModernOptimizer):
         layout: Layout = None,
         ns_dtype: str | None = None,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class NorMuon(OfMatrices, ModernOptimizer):
@@ -201,7 +201,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
         layout: Layout = None,
         ns_dtype: str | None = None,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class AdaMuon(OfMatrices, ModernOptimizer):
@@ -234,7 +234,7 @@ class AdaMuon(OfMatrices, ModernOptimizer):
         layout: Layout = None,
         ns_dtype: str | None = None,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class MuonH(OfMatrices, ModernOptimizer):
@@ -261,7 +261,7 @@ class MuonH(OfMatrices, ModernOptimizer):
         layout: Layout = None,
         ns_dtype: str | None = None,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class SOAP(OfMatrices, ModernOptimizer):
@@ -294,7 +294,7 @@ class SOAP(OfMatrices, ModernOptimizer):
         heads: Heads = None,
         layout: Layout = None,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class KLSOAP(OfMatrices, ModernOptimizer):
@@ -326,4 +326,4 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         heads: Heads = None,
         layout: Layout = None,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""

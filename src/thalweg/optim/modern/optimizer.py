@@ -21,7 +21,7 @@ class DeclaredArguments(Arguments):
     _added_options: ClassVar[tuple[str, ...]] = ()  # options that a state may lack
 
     def _arguments(self, params: object) -> None:
-        """Declare the arguments of the constructor by the signature; the body does nothing."""
+        """Define the arguments of the constructor by the signature; the body does nothing."""
 
     def __init__(self, *args: object, **keywords: object) -> None:
         declared = self._arguments

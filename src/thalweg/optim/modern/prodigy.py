@@ -61,7 +61,7 @@ class Prodigy(ModernOptimizer):
         fsdp_in_use: bool = False,
         slice_p: int = 1,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
     def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with the default of `beta3`, which depends on `betas`."""

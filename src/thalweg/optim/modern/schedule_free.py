@@ -84,7 +84,7 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
         r: float = 0.0,
         weight_lr_power: float = 2.0,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""
 
 
 class ScheduleFreeSGD(Means, ModernOptimizer):
@@ -106,4 +106,4 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
         r: float = 0.0,
         weight_lr_power: float = 2.0,
     ) -> None:
-        """Declare the arguments of the constructor."""
+        """Define the arguments of the constructor."""

@@ -33,7 +33,7 @@ class Conversion:
 
     Attributes:
         state: The state dict in the form of the optimizer.
-        reports: What the conversion does, for each class.
+        reports: The report of each class.
         values: New values of parameters, with their names.
     """
 
