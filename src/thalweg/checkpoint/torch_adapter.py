@@ -30,7 +30,7 @@ from thalweg.optim import RuleOptimizer
 from thalweg.optim.class_lookup import class_named, is_named
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.group_options import STEP_FLAGS, hypers_of
-from thalweg.optim.load_state import fit_slots, fitted, setting, taken_apart, warn_of
+from thalweg.optim.load_state import drop_unused, fit_slots, fit_state, setting, warn_of
 from thalweg.optim.state_mismatch import is_before_steps, is_number, unmatched
 from thalweg.optim.step_options import KEYWORDS
 
@@ -161,9 +161,9 @@ class TorchOptimizerAdapter:
             groups = self._reorder_params(saved_state["groups"], param_names)
             state_dict = {"state": saved_state["state"], "param_groups": groups}
             if self._is_fused:
-                state_dict, warnings = taken_apart(self.optimizer, state_dict)
+                state_dict, warnings = drop_unused(self.optimizer, state_dict)
                 values = {p: self._file_values.get(name, p) for p, name in param_names.items()}
-                state_dict = fitted(self.optimizer, state_dict, warnings, self._converts, values)
+                state_dict = fit_state(self.optimizer, state_dict, warnings, self._converts, values)
             states, groups = state_dict["state"], state_dict["param_groups"]
             updates = self._prepare_updates(states, groups, param_names, errors, missing)
             if errors:

@@ -82,7 +82,7 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[RepeatedS
     steps = [optimizer._sub_step(rule, share, parts) for rule, share in shares.items()]
     if not all(has_step_counts_alone(part) for _, part, _ in steps):
         return ()
-    if not optimizer._are_ours(steps):
+    if not optimizer._supports_step(steps):
         return ()
     substeps: list[RepeatedSubStep] = []
     for share, part, hooks in steps:

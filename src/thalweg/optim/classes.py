@@ -153,7 +153,7 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
             raise RuntimeError("weight_decay option is not compatible with sparse gradients")
         return True
 
-    def _starts_of(self, group: Group) -> dict[str, object]:
+    def _initials_of_group(self, group: Group) -> dict[str, object]:
         """Return the initial accumulator of a group as the start of "sum"."""
         name = "initial_accumulator_value"
         return {"sum": self.defaults.get(name, group.get(name, 0.0))}
@@ -281,7 +281,7 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
         """Return the rule for the options of a group."""
         return rules.TORCH_ASGD
 
-    def _starts_of(self, group: Group) -> dict[str, float]:
+    def _initials_of_group(self, group: Group) -> dict[str, float]:
         """Return the starts of "eta" and "mu" for a group."""
         return {"eta": float(group["lr"])}
 
@@ -306,6 +306,6 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
         """Return the rule for the options of a group."""
         return rules.TORCH_RPROP
 
-    def _starts_of(self, group: Group) -> dict[str, float]:
+    def _initials_of_group(self, group: Group) -> dict[str, float]:
         """Return the start of "step_size" for a group."""
         return {"step_size": float(group["lr"])}

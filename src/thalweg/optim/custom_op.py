@@ -58,7 +58,7 @@ class Operands:
 
     def read(self, optimizer: Any) -> None:
         """Store the present parameters and slots of the optimizer in this object."""
-        self.parameters, self.slots = _found(optimizer)
+        self.parameters, self.slots = _find_operands(optimizer)
         self.is_stale = False
 
     def read_again(self, optimizer: object) -> None:
@@ -73,7 +73,7 @@ class Operands:
         """
         if not self.parameters:
             return []
-        params, slots = _found(optimizer)
+        params, slots = _find_operands(optimizer)
         slots = [slot for slot in slots if id(slot) not in excluded_ids]
         updates = {"parameters": params, "slots": slots, "is_stale": False}
         return [partial(vars(self).update, updates)]
@@ -83,13 +83,15 @@ class Operands:
         steady = optimizer.step_cache.rebind_target
         if steady is None or steady is not self._rebind_target:
             self._rebind_target = steady
-            operand_pairs = zip(_found(optimizer), (self.parameters, self.slots), strict=True)
+            operand_pairs = zip(
+                _find_operands(optimizer), (self.parameters, self.slots), strict=True
+            )
             self.is_stale = not all(
                 len(new) == len(old) and all(map(is_, new, old)) for new, old in operand_pairs
             )
 
 
-def _found(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
+def _find_operands(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Return (parameters, slots or their blocks, each once) of an optimizer."""
     params = params_of(optimizer.param_groups)
     names = {slot.name for rule in optimizer._rules() for slot in rule.element_slots} | {MASTER}
@@ -173,7 +175,12 @@ def _step(
     params = operands.parameters
     updated_params = [p for p, grad in zip(params, gradients, strict=True) if grad is not None]
     pairs = zip([*updated_params, *operands.slots], [*parameters, *slots], strict=True)
-    with _views_counted(), no_grad(), _in_place_of(list(pairs)), _having(params, gradients):
+    with (
+        _share_versions(),
+        no_grad(),
+        _copy_operands(list(pairs)),
+        _set_gradients(params, gradients),
+    ):
         taker._step()
         operands.check(taker)
 
@@ -184,7 +191,7 @@ def _(*given: object) -> None:
 
 
 @contextlib.contextmanager
-def _views_counted() -> Generator[None]:
+def _share_versions() -> Generator[None]:
     """Return a context manager in which views share version counters, which graphs may disable."""
     excluded = _dispatch._dispatch_tls_local_exclude_set().remove(DispatchKey.ADInplaceOrView)
     included = _dispatch._dispatch_tls_local_include_set()
@@ -192,7 +199,7 @@ def _views_counted() -> Generator[None]:
         yield
 
 
-def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
+def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
     """Return a context manager that copies a graph's tensors to the optimizer's and back.
 
     `pairs` are (tensor of the optimizer, tensor of the graph). A graph may pass copies, and write
@@ -209,16 +216,19 @@ def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
     return ContextSetting(lambda: ([unwatched(enter_calls)], [unwatched(restore_calls)]))
 
 
-def _having(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> ContextSetting:
+def _set_gradients(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> ContextSetting:
     """Return a context manager in which parameters have these gradients."""
     former_grads = [param.grad for param in params]
     if all(map(is_, former_grads, gradients)):
         return ContextSetting(lambda: ([], []))
-    enter_calls, restore_calls = _setting(params, gradients), _setting(params, former_grads)
+    enter_calls, restore_calls = (
+        _gradient_calls(params, gradients),
+        _gradient_calls(params, former_grads),
+    )
     return ContextSetting(lambda: ([unwatched(enter_calls)], [unwatched(restore_calls)]))
 
 
-def _setting(
+def _gradient_calls(
     params: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[Callable[[], object]]:
     """Return calls that set `grad` of each parameter."""

@@ -49,7 +49,7 @@ class DeviceColumn:
         return partial(self.common.copy_, numbers)
 
 
-class ForeignThere(DeviceColumn):
+class ForeignDeviceColumn(DeviceColumn):
     """Per-parameter numbers on a device, in state tensors that other code created."""
 
     def __init__(self, name: str, views: Sequence[Tensor]) -> None:

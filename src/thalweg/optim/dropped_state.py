@@ -67,12 +67,12 @@ def drop_option_state(
             if not states[key]:
                 del states[key]
     messages = [_SUMS] if SUM in dropped_names else []
-    messages += [_left(name) for name in ENTRY_KEYWORDS if name in dropped_names]
-    messages += [_narrow(name) for name in ENTRY_KEYWORDS if name in narrow]
+    messages += [_dropped_note(name) for name in ENTRY_KEYWORDS if name in dropped_names]
+    messages += [_narrow_note(name) for name in ENTRY_KEYWORDS if name in narrow]
     return {**saved_state, "state": states, "param_groups": groups}, messages
 
 
-def _left(name: str) -> str:
+def _dropped_note(name: str) -> str:
     """Return the warning about an entry of an option that is off."""
     if name == CORRECTION:
         return (
@@ -85,7 +85,7 @@ def _left(name: str) -> str:
     )
 
 
-def _narrow(name: str) -> str:
+def _narrow_note(name: str) -> str:
     """Return the warning about an entry that an optimizer without its option cast to 16 bits."""
     return (
         f"{name!r} of the state that was loaded is of 16 bits, as an optimizer without"

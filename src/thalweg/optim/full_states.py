@@ -47,12 +47,12 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
                 if slot_name in slots and _is_full(entry)
             }
             if full and not _are_known(param):
-                problems.append(_unknown(param, title))
+                problems.append(_describe_unknown(param, title))
                 continue
             states[key] = {
                 **entries,
                 **{
-                    slot_name: _cut(entry, param, slots[slot_name])
+                    slot_name: _cut_slot(entry, param, slots[slot_name])
                     for slot_name, entry in full.items()
                 },
             }
@@ -68,7 +68,7 @@ def _are_known(param: Tensor) -> bool:
     return are_known(param)
 
 
-def _unknown(param: Any, title: object) -> str:
+def _describe_unknown(param: Any, title: object) -> str:
     """Return why a full state cannot be cut like a parameter."""
     placements = ", ".join(map(str, param.placements))
     return (
@@ -93,7 +93,7 @@ def _slots_of(optimizer: Any, group: Group, param: Tensor) -> dict[str, Slot]:
     return {MASTER: Slot(MASTER), **slots}
 
 
-def _cut(full: Tensor, param: Any, slot: Slot) -> Tensor:
+def _cut_slot(full: Tensor, param: Any, slot: Slot) -> Tensor:
     """Return this rank's part of a full slot as a DTensor; a misfit tensor stays unchanged."""
     codec = codec_of(slot, param)
     if slot.is_shaped:

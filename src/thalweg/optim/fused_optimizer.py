@@ -62,7 +62,7 @@ from thalweg.errors import (
 from thalweg.formula import Rule
 from thalweg.optim.custom_op import Operands, forget_gradients, put_in_graph
 from thalweg.optim.dtensor_params import guard_ranks
-from thalweg.optim.grad_scaler import GradScalerMixin, said_once
+from thalweg.optim.grad_scaler import GradScalerMixin, annotate_errors
 from thalweg.optim.group_options import check_options_held, tensors_in
 from thalweg.optim.param_scalars import STEP, Blocks
 from thalweg.optim.param_state import ParamState
@@ -77,8 +77,8 @@ from thalweg.optim.step_options import (
     GradientReport,
     LastStep,
     StepOptions,
-    apart,
     gradient_transforms,
+    pop_options,
 )
 from thalweg.variable import check_held, name_of, titles_of
 
@@ -262,7 +262,7 @@ class FusedOptimizer(GradScalerMixin):
     def __init__(self, *args: object, **keywords: object) -> None:
         arguments = {f"argument {place}": value for place, value in enumerate(args) if place}
         check_options_held({**arguments, **keywords})
-        options = apart(keywords)
+        options = pop_options(keywords)
         if options is not NO_OPTIONS:
             self.step_options = options
         # Adagrad's constructor makes `step`.
@@ -278,7 +278,7 @@ class FusedOptimizer(GradScalerMixin):
                 entries |= {key: x.to(options.kinds.device) for key, x in tensors.items()}
         if options.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
-        with self._dropping_hooks():
+        with self._drop_hooks_on_error():
             self.check_flat_buffers(self.param_groups)
         self.step_cache.is_constructed = True
 
@@ -309,7 +309,7 @@ class FusedOptimizer(GradScalerMixin):
         if isinstance(candidate, dict):
             check_options_held(param_group)
             self._check_options(param_group, len(self.param_groups), complete=False)
-        with self._added_whole():
+        with self._undo_on_error():
             without_dynamo(super().add_param_group)(param_group)  # pyright: ignore
             for name in KEYWORDS:
                 self.param_groups[-1].pop(name, None)
@@ -358,11 +358,11 @@ class FusedOptimizer(GradScalerMixin):
             return
         with importing:
             from thalweg.optim.quantized_state import check_effect
-        with self._dropping_hooks():
+        with self._drop_hooks_on_error():
             check_effect(storage, rules)
 
     @contextmanager
-    def _dropping_hooks(self) -> Generator[None]:
+    def _drop_hooks_on_error(self) -> Generator[None]:
         """Return a context manager that removes hooks of all parameters if a constructor fails."""
         try:
             yield
@@ -430,7 +430,7 @@ class FusedOptimizer(GradScalerMixin):
         """Return the rules that update parameters of a group, with their options."""
         raise NotImplementedError
 
-    def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
+    def _warn_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
         """Warn of parameters that are 0 before their first step, if a rule then has less effect."""
         kinds = map(self._kind_of, self.param_groups)
         zero_notes = [kind._zero_warning or self.step_options.zero_warning for kind in kinds]
@@ -440,7 +440,7 @@ class FusedOptimizer(GradScalerMixin):
             warn_zero_params(self, zip(params, map(zero_notes.__getitem__, places), strict=True))
 
     @contextmanager
-    def _added_whole(self) -> Generator[None]:
+    def _undo_on_error(self) -> Generator[None]:
         """Return a context manager that removes groups added in the block if it fails."""
         cache, count, known_params = self.step_cache, len(self.param_groups), list(self.state)
         heard, flat = list(cache.heard), cache.flat
@@ -681,7 +681,7 @@ class FusedOptimizer(GradScalerMixin):
     _told_step = Optimizer.profile_hook_step(_plain_step)
 
     @partial(untraced, reason=_NOT_IN_GRAPHS)
-    @said_once
+    @annotate_errors
     def _step(self, closure: Callable[[], object] | None = None) -> Any:
         """Take a step, replayed if possible, else with all checks; return the loss or None."""
         self._opt_called = True
@@ -724,14 +724,16 @@ class FusedOptimizer(GradScalerMixin):
         if cache.apply_flag is None and self._skip_overflowed_step():
             return
         is_allocating = not self.state and self._is_allocating()
-        with self._keeping_params() if is_allocating else nullcontext():
+        with self._restore_params() if is_allocating else nullcontext():
             if self._accumulate_gradients(is_allocating):
                 self._take_due_step()
 
     def _take_due_step(self) -> None:
         """Take a step with the gradients or their sums: replayed, rebound or with all checks."""
         cache = self.step_cache
-        recording = nullcontext() if cache.diagnosing is None else cache.diagnosing.around(self)
+        recording = (
+            nullcontext() if cache.diagnosing is None else cache.diagnosing.measure_step(self)
+        )
         with recording:
             is_replayed = cache.sums is not None and self._try_replay(has_sums=True)
             if not (is_replayed or self._try_rebind()):
@@ -753,7 +755,7 @@ class FusedOptimizer(GradScalerMixin):
         return are_zero([local(param.grad) for param in params if param.grad is not None])
 
     @contextmanager
-    def _keeping_params(self) -> Generator[None]:
+    def _restore_params(self) -> Generator[None]:
         """Return a context manager that restores all parameters after the block.
 
         Some rules decay parameters at a rate of 0, too.
@@ -811,7 +813,7 @@ class FusedOptimizer(GradScalerMixin):
             substeps, cache.due_substeps = cache.due_substeps, ()
             with importing:
                 from thalweg.optim.replay import ReplayedStep
-            kind = ReplayedStep if cache.diagnosing is None else cache.diagnosing.step_between()
+            kind = ReplayedStep if cache.diagnosing is None else cache.diagnosing.replay_class()
             replay = self._plan_with_absent(kind) if cache.changes.needs_plan else None
             cache.changes.needs_plan = False
             cache.replay = kind.of(self, substeps) if replay is None and substeps else replay
@@ -841,11 +843,13 @@ class FusedOptimizer(GradScalerMixin):
         if len(params) != len(places):
             return False
         gradients = [param.grad for param in params]
-        if any(map(is_, gradients, itertools.repeat(None))) or not self._is_of(part, gradients):
+        if any(map(is_, gradients, itertools.repeat(None))) or not self._updates_all_groups(
+            part, gradients
+        ):
             return False
         hooks = self._hooks_for(part, params, places)
         report, unscaling = GradientReport(), self.unscaling()
-        hooks.ending = self._ending(report)
+        hooks.ending = self._end_calls(report)
         if not hooks.repeats:
             return False
         transforms = NOTHING
@@ -870,7 +874,7 @@ class FusedOptimizer(GradScalerMixin):
         """Return the rules of all groups."""
         raise NotImplementedError
 
-    def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
+    def _updates_all_groups(self, part: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if a part still updates all groups, given these gradients."""
         return True
 
@@ -905,12 +909,12 @@ class FusedOptimizer(GradScalerMixin):
                 self.check_not_swapped(_SWAPPED_STEP)
                 self._take_step(cache.single_param_states.setdefault(id(param), {}), param)
         except BaseException as error:
-            self._say(error)
+            self._add_progress_note(error)
             raise
 
     def _end_step(self) -> None:
         """Count a step after gradients were applied during the backward pass."""
-        run(self._ending(GradientReport()))
+        run(self._end_calls(GradientReport()))
 
     @property
     def last_step(self) -> LastStep | None:
@@ -970,7 +974,7 @@ class FusedOptimizer(GradScalerMixin):
                 unscaling=cast("float | None", self.unscaling()),  # no device decides on sums
                 sum_in_float32=self.step_options.of(Accumulation).wide_sums
                 or self.step_options.kinds.masters,
-                report_count=self._waiting,
+                report_count=self._report_waiting,
             )
         if count < passes and not is_allocating:
             return False
@@ -979,7 +983,7 @@ class FusedOptimizer(GradScalerMixin):
             run(clearing_sums(self.param_groups, self.state))
         return bool(cache.sums)
 
-    def _waiting(self, count: int) -> Call:
+    def _report_waiting(self, count: int) -> Call:
         """Return a call that records, as the last step, that `count` gradients are summed up."""
         reason = f"{count} of {self.step_options.accumulate} gradients are summed up"
         report = LastStep(False, reason, self.step_cache.count)
@@ -994,16 +998,16 @@ class FusedOptimizer(GradScalerMixin):
         if self.step_options.kinds.masters:
             return gradients
         pairs = zip(gradients, params, strict=True)
-        return [grad if grad is None else self._narrowed(grad, param) for grad, param in pairs]
+        return [grad if grad is None else self._round_sum(grad, param) for grad, param in pairs]
 
-    def _narrowed(self, grad: Tensor, param: Tensor) -> Tensor:
+    def _round_sum(self, grad: Tensor, param: Tensor) -> Tensor:
         """Return an accumulated sum in the dtype of the parameter."""
         if self.step_options.clips and grad.is_sparse and grad.dtype != param.dtype:
             # Duplicates are summed before the rounding.
             grad = summed(grad, grad.dtype, *titles_of([param]))
         return grad.to(param.dtype)
 
-    def _say(self, error: BaseException) -> None:
+    def _add_progress_note(self, error: BaseException) -> None:
         """Add a note to an error of a step: completed parts, and gradients left in the state."""
         cache = self.step_cache
         if cache.progress:
@@ -1017,7 +1021,7 @@ class FusedOptimizer(GradScalerMixin):
             elif cache.is_folded:
                 error.add_note(_FOLDED)
 
-    def _ending(self, grad_report: GradientReport) -> list[Call]:
+    def _end_calls(self, grad_report: GradientReport) -> list[Call]:
         """Return calls, run with the writes, that record a step as taken or decided by a device."""
         cache = self.step_cache
         updates: dict[str, Any] = {"report": grad_report, "has_applied_grads": False}
@@ -1046,7 +1050,7 @@ class FusedOptimizer(GradScalerMixin):
         calls = clearing_sums(self.param_groups, self.state)
         return [*calls, partial(vars(self.step_cache).update, {"sums": None})]
 
-    def _ending_alone(self, param: Tensor) -> list[Call]:
+    def _end_calls_of(self, param: Tensor) -> list[Call]:
         """Return calls that end the update of one parameter during the backward pass."""
         mark_applied = partial(vars(self.step_cache).__setitem__, "has_applied_grads", True)
         return [mark_applied, partial(setattr, param, "grad", None)]

@@ -43,7 +43,7 @@ from thalweg.optim.state_mismatch import (
     StateEntrySpec,
     are_numbers,
     state_mismatches,
-    sum_of,
+    sum_spec,
 )
 from thalweg.optim.step_adapter import RepeatedSubStep, TorchStepAdapter, UpdatePairs
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
@@ -243,22 +243,24 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return the class that defines the options and state of a group."""
         return type(self)
 
-    def _starts_of(self, group: Group) -> Entries:
+    def _initials_of_group(self, group: Group) -> Entries:
         """Return the initial state of a group's parameters, where the rule cannot define it."""
         return {}
 
     @staticmethod
-    def _starts_beside(param: Tensor) -> Entries:
+    def _initials_of_param(param: Tensor) -> Entries:
         """Return the initial state of one parameter that depends on its shape."""
         return {}
 
-    def _starts(self, params: Sequence[Tensor], places: Sequence[int]) -> dict[int, Entries]:
+    def _initial_entries(
+        self, params: Sequence[Tensor], places: Sequence[int]
+    ) -> dict[int, Entries]:
         """Return {id(param): initial state}; `places` are group indices of the parameters."""
-        self._tell_of_zeros(params, places)
-        starts = list(map(self._starts_of, self.param_groups))
+        self._warn_of_zeros(params, places)
+        starts = list(map(self._initials_of_group, self.param_groups))
         kinds = list(map(self._kind_of, self.param_groups))
         return {
-            id(param): {**starts[place], **kinds[place]._starts_beside(param)}
+            id(param): {**starts[place], **kinds[place]._initials_of_param(param)}
             for param, place in zip(params, places, strict=True)
         }
 
@@ -274,13 +276,15 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def _take_sub_steps(self, steps: Sequence[_SubStep], single_param: Tensor | None) -> None:
         """Take the sub-steps of all rules as one step, or leave the step to torch."""
-        if not self._are_ours(steps):
+        if not self._supports_step(steps):
             return self._step_of_torch()
         with no_grad():
             update_pairs = [substep.hooks.aim(substep.share.pairs) for substep in steps]
         # The last sub-step commits the writes of all others.
         report, final, options = GradientReport(), steps[-1], self.step_options
-        ending = self._ending(report) if single_param is None else self._ending_alone(single_param)
+        ending = (
+            self._end_calls(report) if single_param is None else self._end_calls_of(single_param)
+        )
         final.hooks.ending = ending
         make_transforms = partial(
             gradient_transforms, options, self.unscaling(), grad_report=report, is_torchs=True
@@ -289,7 +293,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         if len(steps) > 1 and by_norm:
             pairs = [pairs for pairs, _ in update_pairs]
             all_pairs = list(zip([substep.hooks for substep in steps], pairs, strict=True))
-            if not self.step_cache.norm.try_rebind(all_pairs) and not self._all_fit(steps):
+            if not self.step_cache.norm.try_rebind(all_pairs) and not self._supports_shares(steps):
                 return self._step_of_torch()
             transforms = make_transforms(sum(len(substep.share.pairs) for substep in steps))
             with no_grad():
@@ -343,16 +347,16 @@ class FusedTorchOptimizer(FusedOptimizer):
             parts[rule] = ParamState(rule, numbers, kind._has_python_scalars, kinds, blocks)
         return parts[rule]
 
-    def _are_ours(self, steps: Sequence[_SubStep]) -> bool:
+    def _supports_step(self, steps: Sequence[_SubStep]) -> bool:
         """Return True if the engines support the whole step."""
         new_substeps = [substep for substep in steps if not substep.hooks.repeats]
         if not new_substeps:
             return True
-        return self._all_fit(new_substeps) and not self._counts_in_common(steps)
+        return self._supports_shares(new_substeps) and not self._shares_counts(steps)
 
-    def _all_fit(self, steps: Sequence[_SubStep]) -> bool:
+    def _supports_shares(self, steps: Sequence[_SubStep]) -> bool:
         """Return True if the engines support the share of each sub-step."""
-        return all(self._fits(substep.share) for substep in steps)
+        return all(self._supports_share(substep.share) for substep in steps)
 
     def _write(
         self,
@@ -381,7 +385,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 if outcome is None:
                     was_rebound = False
                     # A step that is not the one before is looked at as a first one is.
-                    if hooks.repeats and not self._fits(substep.share):
+                    if hooks.repeats and not self._supports_share(substep.share):
                         return None
                     outcome = run_step(hooks, plans, pairs, transforms, copies, may_rebind=False)
                 errors += outcome.errors
@@ -421,7 +425,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return the wrapped rules of all groups."""
         return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
-    def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
+    def _updates_all_groups(self, part: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if a part still updates all groups, given these gradients."""
         if part.hold(self.param_groups):
             return True
@@ -436,7 +440,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return True if gradients may be bound to the last plan: all dense, or equal options.
 
         The options of groups decide about sparse gradients; plans check everything else that
-        `_fits` does.
+        `_supports_share` does.
         """
         return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
@@ -451,24 +455,24 @@ class FusedTorchOptimizer(FusedOptimizer):
         has_tensors = bool(group.get("foreach")) and any(isinstance(x, Tensor) for x in scalars)
         return bool(group.get("differentiable")) or (has_tensors and not group.get("capturable"))
 
-    def _counts_there(self) -> bool:
+    def _counts_on_device(self) -> bool:
         """Return True if per-parameter numbers are on the GPU only."""
         kinds = map(self._kind_of, self.param_groups)
         if self.step_options.kinds.device or any(kind._has_python_scalars for kind in kinds):
             return False
-        if self.step_options.of(Unscaling).fused_unscale or self._asks("capturable"):
+        if self.step_options.of(Unscaling).fused_unscale or self._is_option_on("capturable"):
             return True
-        return "found_inf" in vars(self) and self._asks("fused")
+        return "found_inf" in vars(self) and self._is_option_on("fused")
 
-    def _asks(self, option: str) -> bool:
+    def _is_option_on(self, option: str) -> bool:
         """Return True if a group has this option on."""
         return any(group.get(option) for group in self.param_groups)
 
-    def homes_of(self, params: Sequence[Tensor]) -> Homes:
+    def scalar_devices(self, params: Sequence[Tensor]) -> Homes:
         """Return (device that alone holds the numbers or None, device of the numbers otherwise)."""
-        homes = super().homes_of(params)
+        homes = super().scalar_devices(params)
         is_on_device = not (is_host(params) or self.step_options.kinds.device)
-        if homes[0] is None and is_on_device and self._asks("fused"):
+        if homes[0] is None and is_on_device and self._is_option_on("fused"):
             return None, device_of(params) or CPU
         return homes
 
@@ -486,7 +490,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             for param in params
         )
 
-    def _fits(self, share: _Share) -> bool:
+    def _supports_share(self, share: _Share) -> bool:
         """Return True if the engines support the gradients and parameters of a share.
 
         Raises:
@@ -502,7 +506,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 return False
             if not kind._computes(param):
                 return False
-            if options.keeps_as_torch and not self._has_kind(group, param):
+            if options.keeps_as_torch and not self._has_slot_dtypes(group, param):
                 return False
         wide = options.kinds.masters and self.step_cache.sums is not None
         is_offloaded = options.kinds.device is not None
@@ -527,7 +531,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return True if the step divides gradients by a scale, which torch's step may ignore."""
         return self.step_options.of(Unscaling).fused_unscale and self.unscaling() is not None
 
-    def _counts_in_common(self, steps: Sequence[_SubStep]) -> bool:
+    def _shares_counts(self, steps: Sequence[_SubStep]) -> bool:
         """Return True if two parameters share a state tensor of one number.
 
         Raise NotImplementedError if options then need more than torch does.
@@ -544,7 +548,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             )
         return shared_scalar is not None
 
-    def _has_kind(self, group: Group, param: Tensor) -> bool:
+    def _has_slot_dtypes(self, group: Group, param: Tensor) -> bool:
         """Return True if the slots of a parameter have its dtype, or that of the rule."""
         entries = self.state.get(param, {})
         slots = [slot for slot in self.base_rule(group, param).slots if slot.shape is None]
@@ -680,7 +684,7 @@ class FusedTorchOptimizer(FusedOptimizer):
 
         With `may_lack`, slots that the next step creates may be missing.
         """
-        specs = {SUM: sum_of(param)}
+        specs = {SUM: sum_spec(param)}
         if isinstance(entries, Mapping) and entries.keys() <= {SUM}:  # there was none
             return state_mismatches(entries, specs, title)
         kind, rule = self._kind_of(group), self.base_rule(group, param)
@@ -774,7 +778,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             from thalweg.optim.torch_fallback import whole
         with whole(self), host_allocations():
             step(self)
-        run(self._ending(GradientReport()))
+        run(self._end_calls(GradientReport()))
 
     def _raise_unsupported(self) -> None:
         """Raise the reason why a step with options cannot be left to torch."""

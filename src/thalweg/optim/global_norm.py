@@ -35,7 +35,7 @@ class CommonNorm:
         Otherwise the measurement is dropped.
         """
         pairs = [pair for _, grads_and_vars in shares for pair in grads_and_vars]
-        request = _asked(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
+        request = _make_request(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
         if self._ready is not None and not self._ready.try_rebind(_norm_request(shares, request)):
             self._ready = None
         return self._ready is not None
@@ -58,7 +58,7 @@ class CommonNorm:
             measures, variables = self._measure_anew(shares, transforms)
         sharing = _sharing(shares)
         if sharing is not None:
-            measures = sharing.measure_whole(measures, _asked(shares, (), variables))
+            measures = sharing.measure_whole(measures, _make_request(shares, (), variables))
         try:
             stats = known_of(transforms, measures, variables)
             return stats.clip_factor, stats.decision()
@@ -79,7 +79,7 @@ class CommonNorm:
             hooks.check_pairs(local_pairs, transforms.narrow)
             gradients += [grad for grad, _ in pairs]
             variables += [var for _, var in pairs]
-        request = _asked(shares, gradients, variables)
+        request = _make_request(shares, gradients, variables)
         pairs = zip(gradients, variables, strict=True)
         if any(layout.is_far(values_of(grad), var.device) for grad, var in pairs):
             flush = request.selection.denormals == "flush"
@@ -89,7 +89,9 @@ class CommonNorm:
         return self._ready, variables
 
 
-def _asked(shares: Sequence[Share], gradients: Sequence[object], variables: Any) -> StepRequest:
+def _make_request(
+    shares: Sequence[Share], gradients: Sequence[object], variables: Any
+) -> StepRequest:
     """Return a request that only measures gradients; its rule has no slots."""
     slots, titles = [()] * len(variables), [""] * len(variables)
     arguments = gradients, slots, titles, shares[0][0].selection

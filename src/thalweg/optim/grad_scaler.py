@@ -31,13 +31,13 @@ class GradScalerMixin:
     step_options: StepOptions
     step_cache: Any
 
-    def homes_of(self, params: Sequence[Tensor]) -> Homes:
+    def scalar_devices(self, params: Sequence[Tensor]) -> Homes:
         """Return (device that alone holds the numbers or None, device of the numbers otherwise)."""
-        if is_host(params) or not self._counts_there():
+        if is_host(params) or not self._counts_on_device():
             return _ON_THE_HOST
         return device_of(params), CPU
 
-    def _counts_there(self) -> bool:
+    def _counts_on_device(self) -> bool:
         """Return True if per-parameter numbers are on the GPU only."""
         return self.step_options.of(Unscaling).fused_unscale
 
@@ -49,7 +49,11 @@ class GradScalerMixin:
         """
         found_inf = vars(self).get("found_inf")
         options = self.step_options
-        if not isinstance(found_inf, Tensor) or is_host([found_inf]) or not self._counts_there():
+        if (
+            not isinstance(found_inf, Tensor)
+            or is_host([found_inf])
+            or not self._counts_on_device()
+        ):
             return None
         groups = self.param_groups
         param_lists = [[p for p in group["params"] if p.grad is not None] for group in groups]
@@ -98,7 +102,7 @@ def forget_scale(optimizer: object) -> None:
         vars(optimizer).pop(name, None)
 
 
-def said_once(step: Callable[..., object]) -> Callable[..., Any]:
+def annotate_errors(step: Callable[..., object]) -> Callable[..., Any]:
     """Return a step function that adds progress notes to errors and clears the scaler's attributes.
 
     `torch.amp.GradScaler` clears them after a successful step alone, and would multiply a remaining
@@ -117,7 +121,7 @@ def said_once(step: Callable[..., object]) -> Callable[..., Any]:
             if cache.total != total and not cache.progress:
                 cache.progress = (f"{TAKEN}.",)
             forget_scale(optimizer)
-            optimizer._say(error)
+            optimizer._add_progress_note(error)
             raise
 
     return taken

@@ -59,12 +59,12 @@ class Options:
         self.lists = pairs
         # An item of a list can be replaced, so that copies are compared.
         self._lists = [(pair, [*pair]) for pair in pairs]
-        options = {**fixed, **named(group, rule)}
+        options = {**fixed, **hypers_by_name(group, rule)}
         self._hypers = {hyper.name: options.get(hyper.name, hyper.default) for hyper in rule.hypers}
         # A schedule writes to tensors and arrays in place, so that their identity says nothing.
         kinds = (Tensor, np.ndarray)
         self._moving = [name for name, hyper in self._hypers.items() if isinstance(hyper, kinds)]
-        self._numbers = {name: _checked(name, hyper) for name, hyper in self._hypers.items()}
+        self._numbers = {name: _as_float(name, hyper) for name, hyper in self._hypers.items()}
         self._prepare_names = _arguments_of(rule.prepare)
         self.entries = _number_entries(group, self._hypers)
 
@@ -167,7 +167,7 @@ def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
         InvalidTypeError: One is no number; names it.
         InvalidArgumentError: One is NaN, or a tensor with a shape.
     """
-    options = named(group, rule)
+    options = hypers_by_name(group, rule)
     hypers = {hyper.name: options.get(hyper.name, hyper.default) for hyper in rule.hypers}
     for name, value in hypers.items():
         check_scalar(title_of(name), value, "number or a tensor of shape ()")
@@ -221,7 +221,7 @@ def title_of(name: str) -> str:
     return next((key for key, hyper_name in _NAMES.items() if hyper_name == name), name)
 
 
-def _checked(name: str, value: object) -> float:
+def _as_float(name: str, value: object) -> float:
     """Return a hyperparameter as a float; raise InvalidTypeError if not a number."""
     check_size(title_of(name), value)
     try:
@@ -252,7 +252,7 @@ def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[st
     return {key: names for key, names in entries.items() if all(counts[n] == 1 for n in names)}
 
 
-def named(
+def hypers_by_name(
     group: Mapping[str, Any], rule: Rule | None = None, hyper_names: Container[str] = ()
 ) -> dict[str, Any]:
     """Return the options of a group under the hyperparameter names that rules use.

@@ -160,10 +160,10 @@ class _Decisions(Iterable[ParamLayout]):
     ) -> None:
         self._module = module
         self._params = ModuleParams(module)
-        self._named_layouts = _checked(layouts, self._params)
+        self._named_layouts = _check_layouts(layouts, self._params)
         self._run = DryRun(module, inputs)
         ends = output_ids(module, self._params, output)
-        self._ends = self._returned() if ends is None else ends
+        self._ends = self._returned_ids() if ends is None else ends
         if ends is None and self._run.error is not None:
             raise InvalidArgumentError(
                 f"Nothing says which parameters of {type(module).__name__} are those of its output"
@@ -185,7 +185,7 @@ class _Decisions(Iterable[ParamLayout]):
                 continue
             decisions.append(ParamLayout(name, tuple(param.shape), layout, reason))
         if undecided:
-            raise self._undecided(undecided)
+            raise self._undecided_error(undecided)
         return iter(decisions)
 
     def _failure(self) -> str:
@@ -193,7 +193,7 @@ class _Decisions(Iterable[ParamLayout]):
         error = self._run.error
         return f" The forward pass ended with {type(error).__name__}: {error}" if error else ""
 
-    def _returned(self) -> set[int]:
+    def _returned_ids(self) -> set[int]:
         """Return `id`s of weights with outputs that the model returns and no function takes."""
         return {key for key, use in self._run.uses.items() if use.is_output}
 
@@ -242,7 +242,7 @@ class _Decisions(Iterable[ParamLayout]):
             if not all(is_whole_by_source(self._module, name, owner) for owner in owners):
                 raise
             return MatrixLayout(), "the source of the forward pass divides no outputs"
-        return layout, _described(layout, len(layout.blocks(param.shape)))
+        return layout, _describe_blocks(layout, len(layout.blocks(param.shape)))
 
     def _base_layout(self, name: str) -> MatrixLayout:
         """Return the layout of the weight that an adapter is added to."""
@@ -251,7 +251,7 @@ class _Decisions(Iterable[ParamLayout]):
             raise UndecidedError("the weight that the adapter is added to was not found")
         return use.layout()
 
-    def _undecided(self, undecided: Sequence[tuple[str, Tensor, str]]) -> Exception:
+    def _undecided_error(self, undecided: Sequence[tuple[str, Tensor, str]]) -> Exception:
         """Return the error about undecided parameters, (name, parameter, reason) each."""
         name, param, reason = undecided[0]
         owner = type(self._params.owners[id(param)][0]).__name__
@@ -265,7 +265,7 @@ class _Decisions(Iterable[ParamLayout]):
         )
 
 
-def _described(layout: MatrixLayout, block_count: int) -> str:
+def _describe_blocks(layout: MatrixLayout, block_count: int) -> str:
     """Return a phrase about the division of outputs into blocks."""
     stack = "a matrix for each expert, " if layout.batch else ""
     if block_count == 1:
@@ -273,7 +273,7 @@ def _described(layout: MatrixLayout, block_count: int) -> str:
     return f"{stack}{block_count} blocks are used apart"
 
 
-def _checked(layouts: Layouts, params: ModuleParams) -> dict[str, MatrixLayout | None]:
+def _check_layouts(layouts: Layouts, params: ModuleParams) -> dict[str, MatrixLayout | None]:
     """Return {parameter name: layout or None} of layouts that the user names.
 
     Raises:

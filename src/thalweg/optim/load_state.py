@@ -27,7 +27,7 @@ from thalweg.optim.dtensor_params import entry_of
 from thalweg.optim.group_options import hypers_of
 from thalweg.optim.param_scalars import STEP, scalar_dtype
 from thalweg.optim.slot_memory import separate_slots
-from thalweg.optim.state_mismatch import StateEntrySpec, keys_in, parameter_states, sum_of
+from thalweg.optim.state_mismatch import StateEntrySpec, keys_in, parameter_states, sum_spec
 from thalweg.optim.step_options import ENTRY_KEYWORDS
 from thalweg.variable import REDUCED
 
@@ -71,8 +71,8 @@ def load(
             from thalweg.optim.package_states import convert_state
         conversion = convert_state(optimizer, loaded_state, allow_loss)
         loaded_state = loaded_state if conversion is None else conversion.state
-    loaded_state, notes = taken_apart(optimizer, loaded_state)
-    loaded_state = fitted(optimizer, loaded_state, notes, convert)
+    loaded_state, notes = drop_unused(optimizer, loaded_state)
+    loaded_state = fit_state(optimizer, loaded_state, notes, convert)
     loading, lacking = plan(optimizer, loaded_state)
     if conversion is not None:
         notes = [*conversion.notes(), *notes]
@@ -83,7 +83,7 @@ def load(
     # Copies of another state are of no use.
     restore(loading, Loading(then=() if judge is None else [judge.forget_copies()]))
     if optimizer.step_cache.diagnosing is not None:
-        optimizer.step_cache.diagnosing.count_anew()
+        optimizer.step_cache.diagnosing.restart_count()
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)
 
@@ -123,7 +123,7 @@ def as_torch(
     optimizer.record_format(twin.param_groups, twin.state)
     separate_slots(twin, optimizer.step_options)
     twin.step_cache.blocks.gather(twin.state, twin._single)
-    return Loading(then=_handing_over(twin, optimizer)), lacking
+    return Loading(then=_move_calls(twin, optimizer)), lacking
 
 
 def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
@@ -145,8 +145,8 @@ def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
     """Convert the loaded slots of a twin, in place, to the dtypes and devices that a step needs."""
     options = optimizer.step_options
     if not options.is_lossless:
-        _give_back_dtypes(twin, saved_state, options.kinds, options.keeps_as_torch)
-    _give_back_numbers(twin, optimizer, saved_state)
+        _restore_dtypes(twin, saved_state, options.kinds, options.keeps_as_torch)
+    _restore_numbers(twin, optimizer, saved_state)
     for group in twin.param_groups:
         for param in group["params"]:
             entries = twin.state.get(param, {})
@@ -166,7 +166,7 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
     return loaded_state
 
 
-def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def drop_unused(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return (state without entries of options that are off, warnings about these)."""
     if any(_has_placeholders(entries) for _, entries in parameter_states(saved_state)):
         with importing:
@@ -187,7 +187,7 @@ def _has_placeholders(entries: Mapping[str, Any]) -> bool:
     return not entries or has_empty_dicts or is_empty_sum(entries.get(SUM))
 
 
-def fitted(
+def fit_state(
     optimizer: Any,
     saved_state: dict[str, Any],
     notes: list[str],
@@ -242,7 +242,7 @@ def _twin(optimizer: Any) -> Any:
     return twin
 
 
-def _handing_over(twin: Any, optimizer: Any) -> list[Call]:
+def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
     """Return calls of C functions that move everything loaded into a twin to the optimizer."""
     # `step_cache` stays: it has the held lock and the hooks, and its plans notice the new state.
     excluded = ("step_cache", "step_options", "defaults", *_HOOKS)
@@ -279,7 +279,7 @@ def _members(
         problems += optimizer._unfit_groups(groups)
 
 
-def _give_back_dtypes(
+def _restore_dtypes(
     twin: Any, saved_state: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
 ) -> None:
     """Restore, in place, the dtypes and devices that tensors of a state had before torch's cast.
@@ -311,7 +311,7 @@ def _is_kept(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.dtype == torch.uint8
 
 
-def _give_back_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]) -> None:
+def _restore_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]) -> None:
     """Restore the bits of numbers, and of slots with a fixed dtype, from a state, in place.
 
     Torch's loader casts all floating-point entries but `step` to the dtype of the parameter. Casts
@@ -511,7 +511,7 @@ def _entry_specs(
     }
     absent = [name for name in optional if name not in entries]
     specs |= {name: StateEntrySpec(param, is_optional=True) for name in absent}
-    return {**specs, SUM: sum_of(param)}
+    return {**specs, SUM: sum_spec(param)}
 
 
 def _dtypes(tensor: Tensor, widens: bool) -> list[torch.dtype]:

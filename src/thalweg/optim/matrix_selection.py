@@ -52,7 +52,10 @@ def hidden_matrices(
     """
     params, names = ModuleParams(module), list[str]()
     unclassified: list[tuple[str, Tensor]] = []
-    allowed, excluded_ids = _called(allow, params, "allow"), _called(leave, params, "leave")
+    allowed, excluded_ids = (
+        _select_params(allow, params, "allow"),
+        _select_params(leave, params, "leave"),
+    )
     ends = _of_output(module, params, output) | _of_input(module)
     for name, param in params.named_params:
         kinds = params.owners[id(param)]
@@ -60,18 +63,18 @@ def hidden_matrices(
             continue
         if id(param) in allowed:
             names.append(name)
-        elif param.dim() < 2 or id(param) in ends or _has(kinds, EMBEDDINGS + _NORMS):
+        elif param.dim() < 2 or id(param) in ends or _has_owner(kinds, EMBEDDINGS + _NORMS):
             continue
         elif all(isinstance(x, _MATRICES) and getattr(x, "groups", 1) == 1 for x in kinds):
             names.append(name)
         else:
             unclassified.append((name, param))
     if unclassified:
-        raise _not_known(unclassified, params)
+        raise _undecided_error(unclassified, params)
     return tuple(names)
 
 
-def _not_known(unclassified: Sequence[tuple[str, Tensor]], params: ModuleParams) -> Exception:
+def _undecided_error(unclassified: Sequence[tuple[str, Tensor]], params: ModuleParams) -> Exception:
     """Return the error for parameters that may not be matrices of layers."""
     name, param = unclassified[0]
     owner = " and ".join(sorted({type(module).__name__ for module in params.owners[id(param)]}))
@@ -91,12 +94,12 @@ def _not_known(unclassified: Sequence[tuple[str, Tensor]], params: ModuleParams)
     return InvalidArgumentError(message)
 
 
-def _has(owners: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> bool:
+def _has_owner(owners: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> bool:
     """Return True if an owner is an instance of one of the classes."""
     return any(isinstance(owner, kinds) for owner in owners)
 
 
-def _called(patterns: Iterable[str] | str, params: ModuleParams, argument: str) -> set[int]:
+def _select_params(patterns: Iterable[str] | str, params: ModuleParams, argument: str) -> set[int]:
     """Return the `id` of each parameter that a pattern selects; raise if one selects nothing."""
     selected_ids: set[int] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -106,7 +109,7 @@ def _called(patterns: Iterable[str] | str, params: ModuleParams, argument: str) 
     return selected_ids
 
 
-def _asked(module: nn.Module, name: str) -> set[int] | None:
+def _params_of_getter(module: nn.Module, name: str) -> set[int] | None:
     """Return the `id`s of parameters of the layer that the getter `name` returns, or None."""
     getter: Any = getattr(module, name, None)
     try:
@@ -120,7 +123,7 @@ def _asked(module: nn.Module, name: str) -> set[int] | None:
 
 def _of_input(module: nn.Module) -> set[int]:
     """Return the `id` of the input embeddings' parameters."""
-    return _asked(module, "get_input_embeddings") or set()
+    return _params_of_getter(module, "get_input_embeddings") or set()
 
 
 def output_ids(
@@ -128,8 +131,8 @@ def output_ids(
 ) -> set[int] | None:
     """Return the `id`s of the output layer's parameters, or None if the layer is unknown."""
     if output is not None:
-        return _called(output, params, "output")
-    return _asked(module, "get_output_embeddings")
+        return _select_params(output, params, "output")
+    return _params_of_getter(module, "get_output_embeddings")
 
 
 def _of_output(

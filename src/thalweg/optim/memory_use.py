@@ -83,9 +83,11 @@ class MemoryUse:
         """Return a table with a line for each row, and the total of each device."""
         cells = [("", "dtype", "device", "bytes", "per parameter")]
         for row in self.rows:
-            cells.append((row.name, dtype_name(row.dtype), row.device, *self._counted(row.nbytes)))
+            cells.append(
+                (row.name, dtype_name(row.dtype), row.device, *self._format_bytes(row.nbytes))
+            )
         for device in dict.fromkeys(row.device for row in self.rows):
-            cells.append(("total", "", device, *self._counted(self.on(device))))
+            cells.append(("total", "", device, *self._format_bytes(self.on(device))))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [f"{self.title}: {self.parameters:,} parameters{' here' * self.is_part}"]
         for texts in cells:
@@ -96,7 +98,7 @@ class MemoryUse:
             lines.append("  ".join(aligned).rstrip())
         return "\n".join(lines)
 
-    def _counted(self, nbytes: int) -> tuple[str, str]:
+    def _format_bytes(self, nbytes: int) -> tuple[str, str]:
         """Return the bytes and the bytes per parameter as text."""
         return f"{nbytes:,}", f"{nbytes / max(self.parameters, 1):.3f}"
 

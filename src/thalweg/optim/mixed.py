@@ -102,7 +102,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 if isinstance(rule := param_group.get("rule"), Rule):
                     self._named = _with_rule(former_rules, rule, place)
                     param_group = {**param_group, "rule": rule.name}
-                param_group = _completed(param_group, place, self._named)
+                param_group = _complete_group(param_group, place, self._named)
             super().add_param_group(param_group)
         except BaseException:
             self._named = former_rules
@@ -123,9 +123,9 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 " when the group is added."
             ) from error
 
-    def _starts_of(self, group: Group) -> Entries:
+    def _initials_of_group(self, group: Group) -> Entries:
         """Return the initial state of a group's parameters, where its rule cannot define it."""
-        return self._kind_of(group)._starts_of(self, group)
+        return self._kind_of(group)._initials_of_group(self, group)
 
     @property
     def _has_means(self) -> bool:
@@ -155,7 +155,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
             reasons["differentiable"] = "which torch's own classes alone take"
         rule = group.get("rule")
         if isinstance(rule, str) and (rule in KINDS or rule in self._named):
-            unknown = _of_others(self._kind_of({"rule": rule})).intersection(group)
+            unknown = _foreign_options(self._kind_of({"rule": rule})).intersection(group)
             reasons |= dict.fromkeys(sorted(unknown), f"which is no option of {rule}")
         return reasons
 
@@ -186,7 +186,7 @@ def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, place: int) -> Map
     return {**rules_by_name, rule.name: rule}
 
 
-def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group:
+def _complete_group(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group:
     """Return a group with all options of its rule, validated."""
     if "rule" not in group:
         raise NotFoundError(
@@ -195,7 +195,7 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
     rule = group["rule"]
     kind = kind_of(own_rules.get(rule, rule) if isinstance(rule, str) else rule)
     title = kind.__name__
-    unknown = sorted(_of_others(kind).intersection(group))
+    unknown = sorted(_foreign_options(kind).intersection(group))
     if unknown:
         raise InvalidArgumentError(f"{unknown[0]!r} of group {place} is no option of {title}.")
     accepted = {*kind.constructor_signature.parameters, *kind.fixed_options} - {"self"}
@@ -236,12 +236,12 @@ _IGNORED = {"self", "params", *KEYWORDS}
 _FREE_KEYS = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")
 
 
-def _of_others(kind: Any) -> set[str]:
+def _foreign_options(kind: Any) -> set[str]:
     """Return the options of other classes that a class does not have."""
-    return _options_of_all().difference(kind.constructor_signature.parameters, kind.fixed_options)
+    return _all_options().difference(kind.constructor_signature.parameters, kind.fixed_options)
 
 
 @cache
-def _options_of_all() -> set[str]:
+def _all_options() -> set[str]:
     """Return the options that classes of this package read."""
     return {name for kind_name in KINDS for name in class_named(kind_name).read_options}

@@ -38,11 +38,11 @@ def engines_support(
     """
     param_ids = {id(param) for _, param in pairs}
     return len(param_ids) == len(pairs) and all(
-        _fits(*pair, state, names, wide, anywhere, coded) for pair in pairs
+        _is_supported_pair(*pair, state, names, wide, anywhere, coded) for pair in pairs
     )
 
 
-def _fits(
+def _is_supported_pair(
     grad: Tensor,
     param: Tensor,
     state: Mapping[Tensor, Any],
@@ -62,11 +62,11 @@ def _fits(
     ]
     is_sum = wide and param.dtype in REDUCED and grad.dtype == torch.float32
     return (
-        all(_is_ours(local(tensor), anywhere) for tensor in (param, *slots))
+        all(_is_supported_tensor(local(tensor), anywhere) for tensor in (param, *slots))
         and (grad.dtype == param.dtype or is_sum)
         and is_on_mesh(grad) == is_on_mesh(param)
         and not (is_on_mesh(param) and param.is_complex())
-        and (_is_ours(local(grad), anywhere) or _is_of_rows(grad, anywhere))
+        and (_is_supported_tensor(local(grad), anywhere) or _is_supported_sparse(grad, anywhere))
     )
 
 
@@ -87,7 +87,7 @@ def find_shared_scalar(
     return None
 
 
-def _is_ours(tensor: Tensor, anywhere: bool) -> bool:
+def _is_supported_tensor(tensor: Tensor, anywhere: bool) -> bool:
     """Return True for dense tensors of supported dtype and device; `anywhere`: any device."""
     return (
         (anywhere or _has_engine(tensor.device))
@@ -102,7 +102,7 @@ def has_plain_dispatch(tensor: Tensor) -> bool:
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__  # pyright: ignore
 
 
-def _is_of_rows(grad: Tensor, anywhere: bool) -> bool:
+def _is_supported_sparse(grad: Tensor, anywhere: bool) -> bool:
     """Return True for a sparse gradient of rows on a supported device."""
     has_engine = (anywhere or _has_engine(grad.device)) and not grad.is_complex()
     return has_engine and grad.layout == torch.sparse_coo and grad.sparse_dim() == 1

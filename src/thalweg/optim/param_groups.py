@@ -84,11 +84,11 @@ def groups(
     if scales and lr is None and not (of_rules and of_rules.all_have("lr")):
         raise InvalidArgumentError("lr_scale needs lr, which it is multiplied with.")
     widths = None if width_scale is None else _base_widths(module, width_scale, of_rules, lr)
-    if decay is None and _listed(no_decay) and not of_rules:
+    if decay is None and _as_list(no_decay) and not of_rules:
         raise InvalidArgumentError("no_decay needs decay, which all other parameters get.")
-    frozen_ids = _selected(params, frozen, "frozen")
-    no_decay_ids = _selected(params, no_decay, "no_decay")
-    scaled_ids = [(_selected(params, [x], "lr_scale"), factor) for x, factor in scales.items()]
+    frozen_ids = _select_ids(params, frozen, "frozen")
+    no_decay_ids = _select_ids(params, no_decay, "no_decay")
+    scaled_ids = [(_select_ids(params, [x], "lr_scale"), factor) for x, factor in scales.items()]
     named_params = [pair for pair in params.named_params if id(pair[1]) not in frozen_ids]
     places = [0] * len(named_params) if of_rules is None else of_rules.choose(params, frozen_ids)
     groups_by_key: dict[tuple[Any, ...], Group] = {}
@@ -128,10 +128,10 @@ def _base_widths(
     return BaseWidths(module, width_scale)
 
 
-def _selected(params: ModuleParams, selectors: object, argument: str) -> set[int]:
+def _select_ids(params: ModuleParams, selectors: object, argument: str) -> set[int]:
     """Return the `id` of each parameter that a selector selects; raise if one selects nothing."""
     selected_ids: set[int] = set()
-    for selector in _listed(selectors):
+    for selector in _as_list(selectors):
         ids = {id(p) for _, p in params.named_params if params.selects(selector, p, argument)}
         params.check_selects(ids, selector, argument)
         selected_ids |= ids
@@ -157,7 +157,7 @@ def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> obj
     return factors if isinstance(rate, Tensor) else group.get("lr")
 
 
-def _listed(selectors: object) -> list[object]:
+def _as_list(selectors: object) -> list[object]:
     """Return selectors as a list; a single one may be bare."""
     is_single = isinstance(selectors, str | type | int)
     return [selectors] if is_single else list(cast("Iterable[Any]", selectors))

@@ -54,7 +54,7 @@ def _check_count(name: str, value: object, dtype: torch.dtype) -> None:
         raise InvalidArgumentError(f"'{name}' would become {value}, beyond {dtype_name(dtype)}.")
 
 
-def _plainly(value: object) -> object:
+def _unchanged(value: object) -> object:
     """Return the value unchanged: the conversion of step counts."""
     return value
 
@@ -90,7 +90,7 @@ class Column:
         if places != list(range(len(block))):
             self.places = torch.tensor(places, dtype=torch.int64, device=block.device)
         kind = _SCALARS.get(block.dtype, float)
-        self._scalar = _plainly if name == STEP else kind
+        self._scalar = _unchanged if name == STEP else kind
         self._version = -1
         self._values: list[object] = []
         self.common: Any = None
@@ -103,7 +103,7 @@ class Column:
 
     def stands(self) -> bool:
         """Return True if the state tensors have the addresses that they had at construction."""
-        return _hold(self) and list(map(Tensor.data_ptr, self.views)) == self._pointers
+        return _have_storage(self) and list(map(Tensor.data_ptr, self.views)) == self._pointers
 
     def read(self) -> None:
         """Update `values`, `common` and `reads` if other code wrote to the numbers.
@@ -119,10 +119,10 @@ class Column:
         if not self.is_known or numbers != self.values:
             self.reads += 1
             # A step's number is Python's, as torch has it; others keep the type of their state.
-            self._know(list(map(self._scalar, numbers)))
+            self._set_values(list(map(self._scalar, numbers)))
             self._version = self.block._version
 
-    def _know(self, values: list[Any]) -> None:
+    def _set_values(self, values: list[Any]) -> None:
         """Store the present numbers, one per parameter, and the common number."""
         self._values = values
         self.common = values[0] if values.count(values[0]) == len(values) else None
@@ -167,7 +167,7 @@ class Column:
         if kind is not None:
             values = [kind(_stored(value, self.dtype)).item() for value in values]
         if self.name == STEP or kind is not None:
-            self._know(list(map(self._scalar, values)))
+            self._set_values(list(map(self._scalar, values)))
             self._version += 1  # last: what is interrupted before is read again
 
 
@@ -195,13 +195,16 @@ class ForeignColumn:
         self._foreign_views = views
         dtypes = [view.dtype for view in views]
         self.kinds = dtypes if name != STEP and len({*dtypes}) > 1 else None
-        plainly = [_plainly] * len(views)
+        plainly = [_unchanged] * len(views)
         self._scalars = plainly if name == STEP else [_SCALARS.get(d, float) for d in dtypes]
         self.read()
 
     def stands(self) -> bool:
         """Return True if the state tensors have the addresses that they had at construction."""
-        return _hold(self) and list(map(Tensor.data_ptr, self._foreign_views)) == self._pointers
+        return (
+            _have_storage(self)
+            and list(map(Tensor.data_ptr, self._foreign_views)) == self._pointers
+        )
 
     def read(self) -> None:
         """Read the present numbers into `values` and `common`."""
@@ -251,7 +254,9 @@ class PlainColumn:
         self.name = name
         self.dtype = torch.int64
         self._owners = owners
-        self._know([number.item() if isinstance(number, Tensor) else number for number in values])
+        self._set_values(
+            [number.item() if isinstance(number, Tensor) else number for number in values]
+        )
 
     def stands(self) -> bool:
         """Return True: Python numbers have no address that could change."""
@@ -260,9 +265,11 @@ class PlainColumn:
     def read(self) -> None:
         """Read the present numbers into `values` and `common`."""
         numbers = [entries.get(self.name, 0) for entries in self._owners]
-        self._know([number.item() if isinstance(number, Tensor) else number for number in numbers])
+        self._set_values(
+            [number.item() if isinstance(number, Tensor) else number for number in numbers]
+        )
 
-    def _know(self, values: Sequence[Any]) -> None:
+    def _set_values(self, values: Sequence[Any]) -> None:
         """Store the present numbers, one per parameter, and the common number."""
         self.values = values = [*values]
         self.common = values[0] if values.count(values[0]) == len(values) else None
@@ -337,7 +344,7 @@ def scalar_dtype() -> torch.dtype:
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
-def _hold(column: Column | ForeignColumn) -> bool:
+def _have_storage(column: Column | ForeignColumn) -> bool:
     """Return True if the storages of the numbers have kept their size."""
     return list(map(torch.UntypedStorage.nbytes, column._memory)) == column._sizes
 

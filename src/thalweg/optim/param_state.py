@@ -144,12 +144,12 @@ class ParamState:
             and all(map(is_, params, self.params))
             and len(state) == len(self._states)
             and all(map(is_, state.values(), self._states))
-            and self._have(last_values)
+            and self._contains_exactly(last_values)
             and all(column.stands() for column in self.columns)
             and self._stand_ins.are_in_place()
         )
 
-    def _have(self, last_values: Sequence[object]) -> bool:
+    def _contains_exactly(self, last_values: Sequence[object]) -> bool:
         """Return True if the states contain exactly these objects, beside sums of gradients."""
         owners = self._owners_without_sums()
         values = chain.from_iterable(map(dict.values, owners))
@@ -243,7 +243,7 @@ class ParamState:
                 if param_start != start:
                     tensor.fill_(param_start)
             if name in self._kinds.beginning:
-                tensor.copy_(local(self._beginning(param)).detach())
+                tensor.copy_(local(self._initial_source(param)).detach())
             self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
 
     def _make_encoded(
@@ -256,7 +256,7 @@ class ParamState:
         for param, tensor in zip(lacking, make_slots(slot, lacking, initials), strict=True):
             self._fresh[id(param)][slot.name] = tensor
 
-    def _beginning(self, param: Tensor) -> Tensor:
+    def _initial_source(self, param: Tensor) -> Tensor:
         """Return the tensor that slots named in `StateStorage.beginning` are copied from.
 
         It is the parameter or its stand-in. For a master on the parameter's device it is a new
@@ -268,7 +268,7 @@ class ParamState:
 
     def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> AnyColumn:
         """Return the column of one number, over new blocks or existing tensors."""
-        numbers = self._numbers_called(name, kind, starts)
+        numbers = self._numbers_of(name, kind, starts)
         if self._has_python_scalars:
             for param, number in zip(self.params, numbers, strict=True):
                 self._fresh[id(param)][name] = number
@@ -279,8 +279,8 @@ class ParamState:
             # Earlier releases kept such numbers in float32.
             wide = [x.to(kind.dtype) if isinstance(x, Tensor) else x for x in numbers]
             if scalar_device is not None:
-                return self._column_there(name, wide, kind.dtype, scalar_device)
-            return Column(name, *self._in_a_block(name, wide, kind.dtype))
+                return self._device_column(name, wide, kind.dtype, scalar_device)
+            return Column(name, *self._make_block(name, wide, kind.dtype))
         # Such as those of a state of which torch made each its parameter's dtype.
         kinds = {tensor.dtype for tensor in tensors}
         if tensors and len(tensors) < len(numbers):
@@ -289,17 +289,15 @@ class ParamState:
         foreign = tensors if are_mixed else [x for x in tensors if not self._blocks.have(x)]
         device = scalar_device or home
         if foreign and all(x.device == scalar_device or scalar_device is None for x in foreign):
-            return self._column_apart(name, numbers, kind.dtype, device)
+            return self._foreign_column(name, numbers, kind.dtype, device)
         if scalar_device is not None:
-            return self._column_there(name, numbers, kind.dtype, scalar_device)
+            return self._device_column(name, numbers, kind.dtype, scalar_device)
         block = self._blocks.of(numbers, home)
         if block is None:
-            numbers, block = self._in_a_block(name, numbers, kind.dtype)
+            numbers, block = self._make_block(name, numbers, kind.dtype)
         return Column(name, numbers, block)
 
-    def _numbers_called(
-        self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]
-    ) -> list[Any]:
+    def _numbers_of(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> list[Any]:
         """Return the number called `name` of each parameter, from its state or its start.
 
         Args:
@@ -321,7 +319,7 @@ class ParamState:
             check_number(number, f"'{name}' of '{name_of(param)}'")
         return numbers
 
-    def _column_apart(
+    def _foreign_column(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> AnyColumn:
         """Return a column over separate state tensors of shape (), existing or new."""
@@ -334,10 +332,10 @@ class ParamState:
         if self.homes[0] is None:
             return ForeignColumn(name, views)
         with importing:
-            from thalweg.optim.device_param_scalars import ForeignThere
-        return ForeignThere(name, views)
+            from thalweg.optim.device_param_scalars import ForeignDeviceColumn
+        return ForeignDeviceColumn(name, views)
 
-    def _column_there(
+    def _device_column(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> DeviceColumn:
         """Return a column of numbers that are views of a new block on a device."""
@@ -354,7 +352,7 @@ class ParamState:
             from thalweg.optim.device_param_scalars import DeviceColumn
         return DeviceColumn(name, views, block)
 
-    def _in_a_block(
+    def _make_block(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None
     ) -> tuple[list[Tensor], Tensor]:
         """Copy numbers into a new block; return (views of its elements, block)."""

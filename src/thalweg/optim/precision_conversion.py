@@ -54,11 +54,11 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
         slots = {slot.name for rule in fused.rules_around(group) for slot in rule.slots}
         for param, key, _ in state_mismatch.members_of(group, saved_group):
             if key in states:
-                states[key] = _widened(states[key], param, storage, slots, masters)
+                states[key] = _widen_entries(states[key], param, storage, slots, masters)
     return {**state_dict, "state": states}
 
 
-def _widened(
+def _widen_entries(
     entries: dict[str, Any], param: Tensor, storage: Storage, slots: Container[str], masters: bool
 ) -> dict[str, Any]:
     """Return the state of a parameter with float32 in place of codecs and 16 bits."""

@@ -80,7 +80,7 @@ class ProjectionTrace(TorchFunctionMode):
                 return self._with_weight(func, name, args, options, weight)
         output = func(*args, **options)
         with suppress(Exception):  # Outputs that are not followed make a layout undecided.
-            self._follow(func, name, args, options, output)
+            self._trace_labels(func, name, args, options, output)
         return output
 
     def mark_returned(self, output: Any, *, of_model: bool) -> None:
@@ -193,7 +193,7 @@ class ProjectionTrace(TorchFunctionMode):
             else:
                 use.is_elementwise = True
         with suppress(Exception):
-            self._follow(func, name, args, kwargs, output)
+            self._trace_labels(func, name, args, kwargs, output)
         return output
 
     def _zeros_of(self, argument: Any) -> Any:
@@ -215,7 +215,7 @@ class ProjectionTrace(TorchFunctionMode):
             labels = labels.amax(spatial, keepdim=True)
         self._set_labels(output, labels.expand(output.shape))
 
-    def _follow(
+    def _trace_labels(
         self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any], output: Any
     ) -> None:
         """Update the labels of the results of a function of labelled tensors, or mark their end."""
@@ -292,7 +292,7 @@ class ProjectionTrace(TorchFunctionMode):
             full = [argument for argument in tensors_in(args) if argument.shape == first.shape]
             for use, _ in self._outputs_in(first) if len(full) > 1 else ():
                 use.joins_residual = True
-        if not (is_sum and self._joined(first, other_tensors)) and not self._same(
+        if not (is_sum and self._join_sum(first, other_tensors)) and not self._have_same_outputs(
             first, other_tensors
         ):
             for tensor in labelled:
@@ -307,7 +307,7 @@ class ProjectionTrace(TorchFunctionMode):
             if labels.dim() == first.dim() or extra:
                 self._set_labels(tensor, labels.expand(*tensor.shape, *extra))
 
-    def _same(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
+    def _have_same_outputs(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
         """Return True if all tensors have the same outputs, in any order."""
         label_sets = (
             [distinct_labels(self._labels[id(tensor)][1]) for tensor in (first, *other_tensors)]
@@ -316,7 +316,7 @@ class ProjectionTrace(TorchFunctionMode):
         )
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
-    def _joined(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
+    def _join_sum(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
         """Return True if the sum of two weights' outputs is used as one; then join their records.
 
         This is the case for a low-rank adapter.

@@ -160,7 +160,7 @@ def _records_in(entries: Mapping[str, object], storage: Storage) -> dict[str, Te
     return {n: x for n, x in slots.items() if isinstance(x, Tensor) and x.dtype == torch.uint8}
 
 
-def _as_kept(
+def _normalize_slots(
     entries: Mapping[str, Any],
     param: Tensor,
     title: object,
@@ -229,7 +229,7 @@ def fit_storage(
             storage that their group names.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
-    saved_storages = [_told(group, place) for place, group in enumerate(saved_groups)]
+    saved_storages = [_codecs_of(group, place) for place, group in enumerate(saved_groups)]
     stripped_groups = [{k: x for k, x in group.items() if k != STORAGE} for group in saved_groups]
     saved_state = {**saved_state, "param_groups": stripped_groups}
     if state_mismatch.sizes(groups) != state_mismatch.sizes(saved_groups):  # which others refuse
@@ -240,7 +240,7 @@ def fit_storage(
         for param, key, title in members:
             if isinstance(entries := states.get(key), Mapping):
                 arguments = param, title, saved_storage, problems, unrecorded
-                states[key] = _as_kept(cast("Mapping[str, Any]", entries), *arguments)
+                states[key] = _normalize_slots(cast("Mapping[str, Any]", entries), *arguments)
         rule, kinds = optimizer.rule_of(group), optimizer.step_options.kinds
         storage = storage_of(rule)
         if storage == saved_storage:
@@ -250,11 +250,11 @@ def fit_storage(
             if not isinstance(entries, Mapping):
                 continue
             if entries and {*storage, *saved_storage} & {*entries, CORRECTION} and not convert:
-                problems.append(_refused(place, saved_storage, storage))
+                problems.append(_describe_codecs(place, saved_storage, storage))
                 break
-            slots = _converted(rule, entries, param, saved_storage, title, problems, kinds)
+            slots = _convert_slots(rule, entries, param, saved_storage, title, problems, kinds)
             upper = values.get(param, param)
-            slots |= _rest_converted(entries, param, upper, saved_storage, storage, kinds)
+            slots |= _convert_split_weight(entries, param, upper, saved_storage, storage, kinds)
             states[key] = {k: x for k, x in entries.items() if k not in _RESTS} | slots
     if problems:
         raise mismatch(problems, type(optimizer).__name__)
@@ -263,7 +263,7 @@ def fit_storage(
     return {**saved_state, "state": states}
 
 
-def _told(group: Mapping[str, Any], place: int) -> Storage:
+def _codecs_of(group: Mapping[str, Any], place: int) -> Storage:
     """Return {slot: codec} that a saved group names; raise CheckpointMismatchError if invalid."""
     storage = group.get(STORAGE)
     if storage is None:
@@ -279,7 +279,7 @@ def _told(group: Mapping[str, Any], place: int) -> Storage:
     return dict(cast("Storage", storage))
 
 
-def _refused(place: int, saved_storage: Storage, storage: Storage) -> str:
+def _describe_codecs(place: int, saved_storage: Storage, storage: Storage) -> str:
     """Return the message about codecs that differ between a saved group and its rule."""
     names = [name for name in {**saved_storage, **storage} if name != CORRECTION]
     saved_codecs = [saved_storage.get(name, _UNCODED_DTYPE) for name in names]
@@ -300,7 +300,7 @@ def _refused(place: int, saved_storage: Storage, storage: Storage) -> str:
     return f"'{STORAGE}' of group {place}: {'; '.join(problems)}"
 
 
-def _converted(
+def _convert_slots(
     rule: Rule,
     entries: Mapping[str, object],
     param: Tensor,
@@ -331,7 +331,7 @@ def _converted(
     return slots
 
 
-def _rest_converted(
+def _convert_split_weight(
     entries: Mapping[str, object],
     param: Tensor,
     upper: Tensor,

@@ -123,11 +123,11 @@ class ReplayedStep:
             self._absent.get(id(param)) if grad is None else grad
             for grad, param in zip(optimizer._gradients(self._owners), self._owners, strict=True)
         ]
-        if any(grad is None for grad in gradients) or not self._stands(optimizer, gradients):
+        if any(grad is None for grad in gradients) or not self._is_unchanged(optimizer, gradients):
             return False
         idle_params = self._find_idle_params()
         guards = make_guard_table()
-        if guards is None or not self._hold(guards, places, idle_params):
+        if guards is None or not self._add_guards(guards, places, idle_params):
             return False
         self._ids = set(map(id, self._owners))
         if not self._make_scalars_in_call(transforms, guards):
@@ -147,7 +147,7 @@ class ReplayedStep:
             self._in_call = ScalarsInCall(self.shares, self.groups)
         except ERRORS:
             for share in self.shares:
-                share.find_alike()
+                share.group_by_scalars()
             return not self.may_lack
         self._in_call.hold_groups(guards, dict(self._idle_options))
         return len(self.shares) == 1 or not self.may_lack
@@ -245,7 +245,7 @@ class ReplayedStep:
             for slot in var_slots
         }
 
-    def _stands(self, optimizer: Any, gradients: Sequence[Any]) -> bool:
+    def _is_unchanged(self, optimizer: Any, gradients: Sequence[Any]) -> bool:
         """Return True if a step with all checks would repeat the last one exactly."""
         remaining = iter(gradients)
         return all(
@@ -264,7 +264,7 @@ class ReplayedStep:
         all_params = (param for group in self.groups for param in group["params"])
         return [param for param in all_params if id(param) not in owner_ids]
 
-    def _hold(
+    def _add_guards(
         self, guards: GuardTable, places: Sequence[int], idle_params: Sequence[Tensor]
     ) -> bool:
         """Add all conditions of a step with checks to the guards; return False if impossible."""
@@ -400,7 +400,7 @@ class ReplayedStep:
             if prepared_step is None:
                 return None
             column_updates, judge_calls = prepared_step
-            numbers = chain.from_iterable(map(_with_present, column_updates))
+            numbers = chain.from_iterable(map(_pair_with_present, column_updates))
             for k, (value, current) in enumerate(numbers):
                 snapshot.set_column(k, value, current)
         except ERRORS:  # the careful way says it
@@ -491,7 +491,7 @@ class ReplayedStep:
         return self._scaled_transforms[1]
 
 
-def _with_present(update: ColumnUpdate) -> Iterable[tuple[Any, Any]]:
+def _pair_with_present(update: ColumnUpdate) -> Iterable[tuple[Any, Any]]:
     """Return (next, present) pairs of the numbers of a column."""
     column, values = update
     current = column.values if column.common is None else [column.common] * len(values)

@@ -69,7 +69,7 @@ class TorchScalars(GroupScalars):
         """Read the options of the group, and values derived from them."""
         super()._read_options()
         hooks, options = self._hooks, self.options
-        _, self._state_numbers = hooks.split_key(self._key())
+        _, self._state_numbers = hooks.split_key(self._careful_key())
         self._hypers = options.numbers(hooks.is_on_step_device)
         self._arguments = {**self._hypers, **self._state_numbers}
         self._prepare_arguments = options.given_to_prepare({**self._state_numbers, "t": 1})
@@ -82,13 +82,13 @@ class TorchScalars(GroupScalars):
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
         """Return {name: scalar} of the next step."""
         if self._needs_full_prepare:
-            return self._hooks.prepare_scalars(self._key())
+            return self._hooks.prepare_scalars(self._careful_key())
         if self._rate is None:
-            return self._made(columns)
+            return self._compute(columns)
         try:
-            return self._made_by(self._rate, columns)
+            return self._compute_with_tensor(self._rate, columns)
         except (TypeError, ArithmeticError):  # torch makes them
-            return self._hooks.prepare_scalars(self._key())
+            return self._hooks.prepare_scalars(self._careful_key())
 
     def reads(self, names: Sequence[str]) -> bool:
         """Return True if the programs of the group read these hyperparameters at every step."""
@@ -159,21 +159,21 @@ class TorchScalars(GroupScalars):
             scalars |= self._rule.prepare(**prepare_arguments)
         return {name: _as_symbol(scalar, number) for name, scalar in scalars.items()}
 
-    def _key(self) -> Hashable:
+    def _careful_key(self) -> Hashable:
         """Return the key of these parameters in steps with checks."""
         columns = self._hooks.part.columns
         differing_numbers = [column.of(self._first) for column in columns if column.common is None]
         return (self.place, *differing_numbers) if differing_numbers else self.place
 
-    def _made_by(self, tensor: Tensor, columns: Sequence[Column]) -> dict[str, Any]:
+    def _compute_with_tensor(self, tensor: Tensor, columns: Sequence[Column]) -> dict[str, Any]:
         """Return the scalars for a rate in a tensor, rounded as torch computes with tensors."""
         check_number(tensor)
         rate = self._prepare_arguments["learning_rate"] = TensorRate.of(tensor)
-        scalars = self._made(columns)
+        scalars = self._compute(columns)
         scalars["learning_rate"] = rate.value
         return scalars
 
-    def _made(self, columns: Sequence[Column]) -> dict[str, Any]:
+    def _compute(self, columns: Sequence[Column]) -> dict[str, Any]:
         """Return the scalars of the next step from the present columns."""
         prepare_arguments, arguments = self._prepare_arguments, self._arguments
         for column in columns:

@@ -63,7 +63,7 @@ class ReplayedSubStep:
         self._in_call: list[list[tuple[Hashable, RuleScalars]]] = []
         self._unlaunched: list[TensorFlowScalars] = []  # of groups that have no elements
 
-    def _is_usual(self, column: Any) -> bool:
+    def _is_replayable(self, column: Any) -> bool:
         """Return True if numbers lie in a block, and TensorFlow's are equal for all parameters."""
         if type(column) is not Column or column.dtype not in KINDS:
             return False
@@ -77,7 +77,7 @@ class ReplayedSubStep:
             is_repeatable(self.plan, self.hooks, stages, may_have_passes=True)
             and is_ours(type(self.hooks))
             and all(id(owner) in param_ids for owner in self.owners)
-            and all(map(self._is_usual, self.columns))
+            and all(map(self._is_replayable, self.columns))
             and all(getattr(param, "constraint", None) is None for param in params)
         )
 
@@ -130,7 +130,7 @@ class ReplayedSubStep:
             else:
                 yield from ((pointer, 1, kind) for pointer in column.pointers)
 
-    def find_alike(self) -> None:
+    def group_by_scalars(self) -> None:
         """Find the parameters with equal scalars; set `keys` and their scalars."""
         self._reads = [column.reads for column in self.columns]
         varying = [column.values for column in self.columns if column.common is None]
@@ -169,12 +169,12 @@ class ReplayedSubStep:
             if not column.is_known:  # what no version tells of, the call itself sees
                 column.read()
             if column.reads != self._reads[k]:  # also by a careful step, which was refused
-                if column.common is None and not self._are_alike(column.values):
+                if column.common is None and not self._have_equal_numbers(column.values):
                     return False
                 self._reads[k] = column.reads
         return self.part.columns is self.columns  # else a careful step was planned anew
 
-    def _are_alike(self, values: Sequence[Any]) -> bool:
+    def _have_equal_numbers(self, values: Sequence[Any]) -> bool:
         """Return True if parameters with equal keys have equal numbers."""
         if not self.is_torchs:
             return False
@@ -206,7 +206,7 @@ class ReplayedSubStep:
                 launch_scalars = {key: {**x, **gradients} for key, x in launch_scalars.items()}
             if launch_scalars:
                 launch.set_scalars(launch_scalars)
-        return self._following()
+        return self._next_numbers()
 
     def _scalars_of(self, index: int, launch: Launch, has_extra: bool) -> Mapping[Any, Any]:
         """Return {key: scalars} of a launch; empty if the native call computes all of them."""
@@ -224,7 +224,7 @@ class ReplayedSubStep:
         scalars_by_key.update({(dtype, key): scalars for key, scalars in dtype_scalars.items()})
         return dtype_scalars
 
-    def _following(self) -> list[ColumnUpdate] | None:
+    def _next_numbers(self) -> list[ColumnUpdate] | None:
         """Return (column, next numbers) pairs; None if a shared number is no longer shared."""
         updates: list[ColumnUpdate] = []
         next_number = self.hooks.next_number

@@ -28,9 +28,9 @@ from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.group_options import (
     PAIRS,
     as_options,
+    hypers_by_name,
     hypers_of,
     members_of,
-    named,
     number,
     title_of,
 )
@@ -124,7 +124,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         if not isinstance(capturable, bool):
             raise TypeError(f"capturable must be a bool, not {show_value(capturable)}.")
         options = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
-        arguments = named(hypers if lr is None else {"lr": lr, **hypers}, hyper_names=hyper_values)
+        arguments = hypers_by_name(
+            hypers if lr is None else {"lr": lr, **hypers}, hyper_names=hyper_values
+        )
         for name in arguments:
             if name not in hyper_values:
                 hint = did_you_mean(title_of(name), map(title_of, hyper_values))
@@ -163,7 +165,12 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         with self.step_cache._lock, writable():
             part, params, places = self.whole_state()
             part.targets(self.state, params, False)
-            part.make(self.state, params, self._starts(params, places), self.homes_of(params))
+            part.make(
+                self.state,
+                params,
+                self._initial_entries(params, places),
+                self.scalar_devices(params),
+            )
             run(part.publishing())
             part.settle(self.state)
 
@@ -189,9 +196,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             for slot in rule.numbers
         }
 
-    def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Entries]:
+    def _initial_entries(self, params: list[Tensor], places: list[int]) -> dict[int, Entries]:
         """Return {id(param): initial state}; new parameters start at the optimizer's step count."""
-        self._tell_of_zeros(params, places)
+        self._warn_of_zeros(params, places)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
         going: dict[str, object] = {}
         for name in self._numbers():
@@ -231,7 +238,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         arguments = self.unscaling(), len(pairs), report, self.has_torch_numbers
         transforms = gradient_transforms(self.step_options, *arguments)
         ends_step = single_param is None
-        ending = self._ending(report) if single_param is None else self._ending_alone(single_param)
+        ending = (
+            self._end_calls(report) if single_param is None else self._end_calls_of(single_param)
+        )
         hooks.ending = ending
         with no_grad():
             pairs, copies = hooks.aim(pairs)
@@ -259,7 +268,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         """Return the wrapped rule, in a set."""
         return {self.step_options.rule(self.rule)}
 
-    def _counts_there(self) -> bool:
+    def _counts_on_device(self) -> bool:
         """Return True if per-parameter numbers are on the GPU only."""
         if self.step_options.kinds.device:
             return False
@@ -337,7 +346,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         part, params, places = self.whole_state()
         hooks = TensorFlowStepAdapter(self, part, params, places, [])
         hooks.read_hypers(params)
-        hooks.ending = self._ending(GradientReport())
+        hooks.ending = self._end_calls(GradientReport())
         errors = finish(hooks)
         hooks.settle()
         raise_first(errors)

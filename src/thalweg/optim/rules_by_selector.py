@@ -86,7 +86,9 @@ class RulesBySelector:
             by_turn: dict[int, list[int]] = {}
             for place, selector in enumerate(self._selectors):
                 if _selects(selector, param, params):
-                    by_turn.setdefault(_turn(selector, params.names[id(param)]), []).append(place)
+                    by_turn.setdefault(_priority(selector, params.names[id(param)]), []).append(
+                        place
+                    )
                     used_indices.add(place)
             if id(param) not in excluded_ids:
                 place = self._first(by_turn, name, param)
@@ -231,7 +233,7 @@ def _selects(selector: object, param: Tensor, params: ModuleParams) -> bool:
     return params.selects(selector, param, "rules")
 
 
-def _turn(selector: Any, names: Sequence[str]) -> int:
+def _priority(selector: Any, names: Sequence[str]) -> int:
     """Return the priority of a selector for a parameter with these names; the lowest selects."""
     if isinstance(selector, str):
         return -4 if selector in names else -3

@@ -100,10 +100,10 @@ class WarmupStableDecay:
             return 1.0
         if step >= self.total:
             return float(self.floor) if self.decay else 1.0
-        return _decayed(self.shape, (step - first) / self.decay, self.floor)
+        return _decay_factor(self.shape, (step - first) / self.decay, self.floor)
 
 
-def _decayed(shape: str, progress: float, floor: float) -> float:
+def _decay_factor(shape: str, progress: float, floor: float) -> float:
     """Return the factor at a share of the decay from 1 to `floor`."""
     if shape == "linear":
         share = 1.0 - progress
@@ -151,7 +151,7 @@ class WarmupCosine:
         if step >= self.total:
             return float(self.floor)
         progress = (step - self.warmup) / max(1, self.total - self.warmup)
-        return _decayed("cosine", progress, self.floor)
+        return _decay_factor("cosine", progress, self.floor)
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,8 @@ def _factors_of(
     for selector, factor in factors.items():
         if not callable(factor):
             raise InvalidTypeError(
-                f"The factor of {_named(selector)} must be a function of the number of steps, not"
-                f" {show_value(factor)}."
+                f"The factor of {_show_selector(selector)} must be a function of the number of"
+                f" steps, not {show_value(factor)}."
             )
     indices_by_selector = {
         selector: [index for index, group in enumerate(groups) if _selects(selector, index, group)]
@@ -211,7 +211,9 @@ def _factors_of(
     other_indices = [*range(len(groups))]
     for selector, indices in indices_by_selector.items():
         if selector is not ... and not indices:
-            raise InvalidArgumentError(f"{_named(selector)} selects no group of parameters.")
+            raise InvalidArgumentError(
+                f"{_show_selector(selector)} selects no group of parameters."
+            )
         if selector is not ...:
             other_indices = [index for index in other_indices if index not in indices]
     if ... in indices_by_selector:
@@ -222,7 +224,7 @@ def _factors_of(
     ]
     for index, selectors in enumerate(owners):
         if len(selectors) != 1:
-            names = " and ".join(map(_named, selectors)) or "no selector; add `...`"
+            names = " and ".join(map(_show_selector, selectors)) or "no selector; add `...`"
             raise InvalidArgumentError(f"Group {index} is selected by {names}.")
     return [factors[selectors[0]] for selectors in owners]
 
@@ -243,7 +245,7 @@ def _selects(selector: GroupSelector, index: int, group: Mapping[str, Any]) -> b
     )
 
 
-def _named(selector: GroupSelector) -> str:
+def _show_selector(selector: GroupSelector) -> str:
     """Return a selector as text for messages."""
     return "`...`" if selector is ... else repr(selector)
 

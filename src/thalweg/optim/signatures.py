@@ -86,13 +86,13 @@ def with_options(signature: Signature, *extra_parameters: Parameter) -> Signatur
     """
     args = [arg for arg in signature.parameters.values() if arg.kind is not arg.VAR_KEYWORD]
     var_keywords = [arg for arg in signature.parameters.values() if arg.kind is arg.VAR_KEYWORD]
-    args = [_of_params(arg) if arg.name == "params" else arg for arg in args]
-    leading = map(_one_of, [SELF, *args, *extra_parameters])
-    trailing = map(_one_of, var_keywords)
+    args = [_type_params(arg) if arg.name == "params" else arg for arg in args]
+    leading = map(_deduplicate, [SELF, *args, *extra_parameters])
+    trailing = map(_deduplicate, var_keywords)
     return signature.replace(parameters=[*leading, *option_parameters(), *trailing])
 
 
-def _one_of(parameter: Parameter) -> Parameter:
+def _deduplicate(parameter: Parameter) -> Parameter:
     """Return an equal parameter that exists already, or this one; 0 and 0.0 differ."""
     equal_parameters = _parameters.setdefault(type(parameter.default), {})
     return equal_parameters.setdefault(parameter, parameter)
@@ -103,7 +103,7 @@ def _one_of(parameter: Parameter) -> Parameter:
 _parameters: dict[type, dict[Parameter, Parameter]] = {}
 
 
-def _of_params(parameter: Parameter) -> Parameter:
+def _type_params(parameter: Parameter) -> Parameter:
     """Return the parameter `params` with the type of torch, unless it has one."""
     is_open = parameter.annotation in (Any, Parameter.empty)
     return parameter.replace(annotation=ParamsT) if is_open else parameter

@@ -51,7 +51,7 @@ class StateEntrySpec(NamedTuple):
         if candidate is None and self.is_optional and not self.is_count:
             return None
         title, count = f"'{self.name}'", cast("Any", candidate)
-        problem = _why_unlike(candidate, self, title)
+        problem = _describe_difference(candidate, self, title)
         if problem is None and self.is_count and not 0 <= (count := float(count)) < _MOST_STEPS:
             problem = f"{title} is {count}, and steps count from 0"
         return problem
@@ -71,12 +71,12 @@ def check_form(saved_state: Mapping[str, object], title: str) -> None:
         problems.append(f"'param_groups' is {told(saved_state['param_groups'])}, no list")
     if not problems:
         for place, group in enumerate(cast("list[Any]", saved_state["param_groups"])):
-            problems += _of_group(group, place)
+            problems += _group_flaws(group, place)
     if problems:
         raise mismatch(problems, title)
 
 
-def _of_group(group: object, place: int) -> list[str]:
+def _group_flaws(group: object, place: int) -> list[str]:
     """Return reasons why the parameters of a saved group cannot be matched; [] if none."""
     if not isinstance(group, Mapping):
         return [f"group {place} is {told(group)}, no dict"]
@@ -186,7 +186,7 @@ def of_options(
             problems.append(f"{title} is {told(group[name])}, no number")
     for name in dict.fromkeys((*flags, *STEP_FLAGS)):
         if name in group and (group[name] is not None or name not in STEP_FLAGS):
-            problems += _of_flag(group[name], f"'{name}' of group {place}")
+            problems += _flag_flaws(group[name], f"'{name}' of group {place}")
     names, count = group.get("param_names"), len(group["params"])
     if names is not None and len(names) != count:
         problems.append(
@@ -204,7 +204,7 @@ def is_flag(option: object) -> bool:
     return isinstance(option, np.bool_) or is_number(option)
 
 
-def _of_flag(option: object, title: str) -> list[str]:
+def _flag_flaws(option: object, title: str) -> list[str]:
     """Return a description of an option that is neither true nor false, in a list; else []."""
     if is_flag(option) or (isinstance(option, np.ndarray) and is_flag(option[()])):
         return []
@@ -241,19 +241,19 @@ def state_mismatches(
     return differences(named_specs, {f"{title}/{name}": entries[name] for name in checked})
 
 
-def sum_of(param: Tensor) -> StateEntrySpec:
+def sum_spec(param: Tensor) -> StateEntrySpec:
     """Return the requirements of a sum of gradients of a parameter."""
     return StateEntrySpec(param, has_rows=True, is_optional=True)
 
 
-def _alike(dtype: torch.dtype) -> Collection[torch.dtype]:
+def _convertible_dtypes(dtype: torch.dtype) -> Collection[torch.dtype]:
     """Return the dtypes from which values are converted to `dtype` without loss of kind."""
     if dtype.is_complex:
         return _COMPLEX
     return REAL_DTYPES if dtype.is_floating_point else (dtype,)
 
 
-def _why_unlike(candidate: object, spec: StateEntrySpec, title: str) -> str | None:
+def _describe_difference(candidate: object, spec: StateEntrySpec, title: str) -> str | None:
     """Return why a value does not meet its requirements, or None."""
     template = spec.like
     if template is None:
@@ -270,7 +270,7 @@ def _why_unlike(candidate: object, spec: StateEntrySpec, title: str) -> str | No
         return f"{title} is {told(candidate)}, no number"
     if not isinstance(candidate, Tensor):
         return f"{title} is {told(candidate)} and no tensor"
-    dtypes = spec.dtypes or _alike(template.dtype)
+    dtypes = spec.dtypes or _convertible_dtypes(template.dtype)
     if candidate.shape != template.shape or candidate.dtype not in dtypes:
         dtype_text = dtype_name(next(iter(dtypes)) if len(dtypes) == 1 else template.dtype)
         return f"{title} is {kind_of(candidate)}, here {dtype_text} {tuple(template.shape)}"

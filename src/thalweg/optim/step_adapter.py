@@ -69,7 +69,7 @@ class ParamGroupAdapter(StepAdapter):
         self._pending_numbers: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
         self.apply_flag, self.watch = optimizer.step_cache.apply_flag, optimizer.step_cache.watch
-        self._homes = homes = optimizer.homes_of(params)
+        self._homes = homes = optimizer.scalar_devices(params)
         self.there = homes[0]
         self.repeats = part.homes == homes and part.stands(optimizer.state, params)
         if not self.repeats:
@@ -86,7 +86,7 @@ class ParamGroupAdapter(StepAdapter):
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
         """
-        target_pairs, copies = self._aimed(
+        target_pairs, copies = self._pair_with_targets(
             pairs if self.sharing is None else placed(pairs, self.optimizer.step_cache.team)
         )
         return self.seen(target_pairs), copies
@@ -95,7 +95,7 @@ class ParamGroupAdapter(StepAdapter):
         """Return the pairs, with rows of sparse gradients summed if gradients are clipped."""
         return all_summed(pairs, self.names_of) if self.optimizer.step_options.clips else pairs
 
-    def _aimed(self, pairs: list[tuple[object, Tensor]]) -> UpdatePairs:
+    def _pair_with_targets(self, pairs: list[tuple[object, Tensor]]) -> UpdatePairs:
         """Return (gradient, update target) pairs, and the parameters that copy the targets."""
         targets = self.part.targets(self.optimizer.state, self._params, self.repeats)
         if targets is self._params:
@@ -174,7 +174,7 @@ class ParamGroupAdapter(StepAdapter):
                     layout.check_memory(local(value), f"'{name}' of '{title}'")
                     numbers.append((local(value), f"{name} of {title}"))
         check_writable(numbers)
-        starts = optimizer._starts(self._params, self._places)
+        starts = optimizer._initial_entries(self._params, self._places)
         self.part.make(optimizer.state, self._params, starts, self._homes)
 
     def slots_of(self, var: Tensor) -> list[Tensor]:
@@ -251,7 +251,7 @@ class ParamGroupAdapter(StepAdapter):
         keys = [None] if self._keys is None else self._keys
         for column in self.part.columns:
             if column.is_on_device is True:
-                calls.append(self._counting_there(column))
+                calls.append(self._counting_on_device(column))
                 continue
             if len(keys) == 1:
                 values = [self.next_number(column, keys[0])]
@@ -262,7 +262,7 @@ class ParamGroupAdapter(StepAdapter):
             self._pending_numbers.append((column, values))
         return calls
 
-    def _counting_there(self, column: DeviceColumn) -> Call:
+    def _counting_on_device(self, column: DeviceColumn) -> Call:
         """Return the call that writes the next numbers of a column on a device."""
         if column.name == STEP:
             return column.counting(self.apply_flag)

@@ -262,7 +262,7 @@ def _equal(left: object, right: object) -> bool:
 NO_OPTIONS = StepOptions()
 
 
-def apart(keywords: dict[str, object]) -> StepOptions:
+def pop_options(keywords: dict[str, object]) -> StepOptions:
     """Remove options from `keywords`, in place, and return them as `StepOptions`."""
     options = {name: keywords.pop(name) for name in KEYWORDS if name in keywords}
     return StepOptions(**options) if options else NO_OPTIONS

@@ -53,16 +53,16 @@ def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSettin
         optimizer: A `FusedOptimizer` that keeps averages.
         average_of: Returns the average of a parameter from its state; None if there is none.
     """
-    return ContextSetting(partial(_prepared, optimizer, average_of))
+    return ContextSetting(partial(_exchange_calls, optimizer, average_of))
 
 
-def _prepared(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
+def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
     """Return (calls that exchange parameters and averages, calls that undo this)."""
     cache = optimizer.step_cache
     with cache._lock, writable():
         if cache.holds_averages:
-            _refuse()
-        swaps = _swaps(optimizer, average_of)
+            _raise_nested()
+        swaps = _find_swaps(optimizer, average_of)
     restore_calls = [unless_resized(partial(swap.memory.copy_, swap.buffer)) for swap in swaps]
     # Empty until the block is open: one that is refused closes nothing.
     closing: list[Call] = []
@@ -83,17 +83,17 @@ def _prepared(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[C
     is_nested = map(not_, (closing,))
     lock = cache._lock
     return [lock.acquire, when(is_free, unwatched(enter_calls)), lock.release,
-            when(is_nested, _refuse)], closing  # fmt: skip
+            when(is_nested, _raise_nested)], closing  # fmt: skip
 
 
-def _refuse() -> None:
+def _raise_nested() -> None:
     """Raise FailedPreconditionError: `swapped` was entered twice."""
     raise FailedPreconditionError(
         "The parameters are their averages already: swapped() was called inside of swapped()."
     )
 
 
-def _swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
+def _find_swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
     """Return the parameters that have averages, with both memories checked."""
     states = states_of(optimizer.state)
     averages = [(param, average_of(param, entries)) for param, entries in states]

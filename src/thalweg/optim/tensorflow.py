@@ -217,7 +217,9 @@ class Adagrad(RuleOptimizer):
         eps: float = 1e-7,
         **around: Any,
     ) -> None:
-        initial = {"accumulator": _from("initial_accumulator_value", initial_accumulator_value)}
+        initial = {
+            "accumulator": _check_at_least_0("initial_accumulator_value", initial_accumulator_value)
+        }
         super().__init__(params, rules.ADAGRAD, lr, initial=initial, eps=eps, **around)
 
 
@@ -237,7 +239,7 @@ class AdagradDA(RuleOptimizer):
         l2: float = 0.0,
         **around: Any,
     ) -> None:
-        start = _from("initial_accumulator_value", initial_accumulator_value)
+        start = _check_at_least_0("initial_accumulator_value", initial_accumulator_value)
         initial = {"gradient_squared_accumulator": start}
         super().__init__(params, rules.ADAGRAD_DA, lr, initial=initial, l1=l1, l2=l2, **around)
 
@@ -314,9 +316,13 @@ class Ftrl(RuleOptimizer):
         power = as_number("learning_rate_power", learning_rate_power)
         if power > 0.0:
             raise ValueError(f"learning_rate_power {power:f} needs to be negative or zero")
-        initial = {"accumulator": _from("initial_accumulator_value", initial_accumulator_value)}
+        initial = {
+            "accumulator": _check_at_least_0("initial_accumulator_value", initial_accumulator_value)
+        }
         penalties = {"l1": l1, "l2": l2, "l2_shrinkage": l2_shrinkage}
-        hypers = {name: _from(name, value) for name, value in penalties.items()} | {"beta": beta}
+        hypers = {name: _check_at_least_0(name, value) for name, value in penalties.items()} | {
+            "beta": beta
+        }
         if power == -0.5:
             super().__init__(params, rules.FTRL, lr, initial=initial, **hypers, **around)
         else:
@@ -340,7 +346,9 @@ class ProximalAdagrad(RuleOptimizer):
         l2: float = 0.0,
         **around: Any,
     ) -> None:
-        initial = {"accumulator": _from("initial_accumulator_value", initial_accumulator_value)}
+        initial = {
+            "accumulator": _check_at_least_0("initial_accumulator_value", initial_accumulator_value)
+        }
         super().__init__(
             params, rules.PROXIMAL_ADAGRAD, lr, initial=initial, l1=l1, l2=l2, **around
         )
@@ -355,7 +363,7 @@ class ProximalGradientDescent(RuleOptimizer):
         super().__init__(params, rules.PROXIMAL_GRADIENT_DESCENT, lr, l1=l1, l2=l2, **around)
 
 
-def _from(name: str, value: object) -> float:
+def _check_at_least_0(name: str, value: object) -> float:
     """Return a number as a float; raise ValueError if it is negative."""
     number = as_number(name, value)
     if number < 0.0:

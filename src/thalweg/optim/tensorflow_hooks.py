@@ -68,7 +68,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         """Return {name: scalar} of the variables with a key, in a compute dtype."""
-        scalars = self._of_all(dtype, group)
+        scalars = self._scalars_of_all(dtype, group)
         if self.there is None or len(self._members) == len(self._params):
             return scalars
         members = self._members
@@ -77,7 +77,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
             for name, x in scalars.items()
         }
 
-    def _of_all(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _scalars_of_all(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         """Return the scalars of all parameters, also of those without a gradient."""
         if (dtype, group) not in self.scalars_by_key:
             self.scalars_by_key[dtype, group] = self.prepare_scalars(dtype, group)
@@ -102,7 +102,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         Raises:
             InvalidArgumentError: One is NaN; names it.
         """
-        hypers = self._given(place)
+        hypers = self._hypers_of_group(place)
         return {name: self.hyper(dtype, place, name, value) for name, value in hypers.items()}
 
     def hyper(self, dtype: Dtype, place: int, name: str, value: Any) -> Any:
@@ -118,7 +118,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         exact = name in self.optimizer._exact
         return dtype(as_number(name, value)) if exact else as_step_scalar(name, value, dtype)
 
-    def _given(self, place: int) -> dict[str, Any]:
+    def _hypers_of_group(self, place: int) -> dict[str, Any]:
         """Return the hyperparameters of the group at an index, by name."""
         return self.part.options(place, self.optimizer).given()
 
@@ -129,7 +129,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         if column.name == STEP:
             return number + 1
         if column.name in self.optimizer.product_hypers:
-            factor = self._given(place)[self.optimizer.product_hypers[column.name]]
+            factor = self._hypers_of_group(place)[self.optimizer.product_hypers[column.name]]
             if isinstance(number, Tensor):
                 kind = np.float64 if number.dtype == torch.float64 else np.float32
                 if self.is_on_step_device(factor):
@@ -137,5 +137,5 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
                 return without_denormals(number * float(as_hyper(factor, kind)))
             kind = type(number)
             return product(number, as_hyper(factor, kind)).item()
-        scalar = self._of_all(compute_dtype(column.dtype), key)[column.name]
+        scalar = self._scalars_of_all(compute_dtype(column.dtype), key)[column.name]
         return scalar if self.is_on_step_device(scalar) else scalar.item()

@@ -91,14 +91,14 @@ def whole(optimizer: Any) -> Generator[None]:
         for param in group["params"]
         if param.grad is not None
     ]
-    cache, kinds = optimizer.step_cache, _kinds(optimizer, members)
+    cache, kinds = optimizer.step_cache, _acceptance_key(optimizer, members)
     if kinds is None or kinds == cache.kinds_of_torch:
         cache.progress = (_OF_TORCH,)
         yield
         return
     with writable():
         new = [param for _, param in members if param not in optimizer.state]
-        restore_calls = [call for _, param in members for call in _putting_back(optimizer, param)]
+        restore_calls = [call for _, param in members for call in _restore_calls(optimizer, param)]
         restore_calls += [partial(optimizer.state.pop, param, None) for param in new]
     try:
         yield
@@ -112,7 +112,7 @@ def whole(optimizer: Any) -> Generator[None]:
     cache.kinds_of_torch = kinds
 
 
-def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
+def _acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
     """Return a key of all facts that decide if torch accepts a step; None if it certainly does."""
     kinds: list[Any] = []
     is_ordinary = True
@@ -127,7 +127,9 @@ def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
         is_ordinary = is_ordinary and is_plain_group and not group.get("differentiable")
         is_ordinary = is_ordinary and not (group.get("capturable") and param.device.type == "cpu")
         is_ordinary = is_ordinary and _kind(param.grad) == kind and bool(param.numel())
-        is_ordinary = is_ordinary and (not entries or _is_usual(optimizer, group, param, entries))
+        is_ordinary = is_ordinary and (
+            not entries or _has_torch_form(optimizer, group, param, entries)
+        )
         options = [(name, _kind(option)) for name, option in group.items() if name != "params"]
         # Whether torch takes a number that is out of range depends on the step: no two are alike.
         marker = is_plain_group or object()
@@ -135,7 +137,9 @@ def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
     return None if is_ordinary else tuple(kinds)
 
 
-def _is_usual(optimizer: Any, group: Group, param: Tensor, entries: Mapping[str, object]) -> bool:
+def _has_torch_form(
+    optimizer: Any, group: Group, param: Tensor, entries: Mapping[str, object]
+) -> bool:
     """Return True if a state has the form that torch's steps create.
 
     Only names tell slots from numbers, as both have the shape () if the parameter has.
@@ -195,16 +199,16 @@ def _is_plain(option: object, is_share: bool = False) -> bool:
     return -1 < option < 1 if is_share else abs(option) <= _FLOAT32_MAX or abs(option) == math.inf
 
 
-def _putting_back(optimizer: Any, param: Tensor) -> list[Call]:
+def _restore_calls(optimizer: Any, param: Tensor) -> list[Call]:
     """Return calls of C functions that restore the present values of a parameter and its state."""
     entries: dict[str, Any] = optimizer.state.get(param) or {}
     tensors = [param, *(entry for entry in entries.values() if isinstance(entry, Tensor))]
-    unexpanded = [_each_once(tensor) for tensor in tensors]
+    unexpanded = [_without_repeats(tensor) for tensor in tensors]
     calls: list[Call] = [partial(tensor.copy_, tensor.clone()) for tensor in unexpanded]
     return [entries.clear, partial(entries.update, dict(entries)), *calls]
 
 
-def _each_once(tensor: Tensor) -> Tensor:
+def _without_repeats(tensor: Tensor) -> Tensor:
     """Return the elements of a tensor, those of expanded dimensions once, for copies."""
     if tensor.layout != torch.strided:
         return tensor  # a detached one would be given other elements alone

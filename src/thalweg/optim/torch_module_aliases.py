@@ -14,7 +14,7 @@ from thalweg.optim.class_lookup import class_named
 from thalweg.optim.rule_names import KINDS
 
 
-def standing_for(
+def module_alias(
     name: str, public: Sequence[str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a module in place of the torch module of that name.

@@ -19,7 +19,7 @@ from thalweg.optim.modern.arguments import Arguments
 from thalweg.optim.step_options import check_hypers
 
 
-class OwnArguments(Arguments):
+class UserRuleArguments(Arguments):
     """Base class of constructors with the hyperparameters of a user-defined rule."""
 
     _declared_rule: ClassVar[Rule]
@@ -33,13 +33,13 @@ class OwnArguments(Arguments):
         torch.optim.Optimizer.__init__(self, params, defaults)
 
 
-OwnArguments.__signature__ = Signature([Parameter("params", Parameter.POSITIONAL_OR_KEYWORD)])
+UserRuleArguments.__signature__ = Signature([Parameter("params", Parameter.POSITIONAL_OR_KEYWORD)])
 
 
-class OwnRule(FusedTorchOptimizer, OwnArguments):
+class UserRuleOptimizer(FusedTorchOptimizer, UserRuleArguments):
     """Optimizer of a user-defined rule, with torch's numbers."""
 
-    _torch = OwnArguments
+    _torch = UserRuleArguments
     _number_dtype = torch.float32
     _declared_rule: ClassVar[Rule]
     _prepared_rule: ClassVar[Rule]
@@ -56,7 +56,7 @@ class OwnRule(FusedTorchOptimizer, OwnArguments):
 
 
 @cache
-def class_of(rule: Rule) -> type[OwnRule]:
+def class_of(rule: Rule) -> type[UserRuleOptimizer]:
     """Return the optimizer class of a rule, named after it; groups use that name.
 
     Raises:
@@ -72,16 +72,16 @@ def class_of(rule: Rule) -> type[OwnRule]:
     accepted = Signature([Parameter("params", kind), *parameters])
     namespace = {"_declared_rule": rule, "__signature__": accepted}
     body = {
-        "_torch": type(rule.name, (OwnArguments,), namespace),
+        "_torch": type(rule.name, (UserRuleArguments,), namespace),
         "_declared_rule": rule,
-        "_prepared_rule": _prepared(rule),
+        "_prepared_rule": _with_powers(rule),
         "_of_matrices": bool(rule.passes),
         "_betas": len(members_of("betas", hypers)),
     }
-    return type(rule.name, (OwnRule,), body)
+    return type(rule.name, (UserRuleOptimizer,), body)
 
 
-def _prepared(rule: Rule) -> Rule:
+def _with_powers(rule: Rule) -> Rule:
     """Return the rule with a `prepare` that also computes its powers."""
     users = rule.prepare
     user_args = () if users is None else tuple(signature(users).parameters)

@@ -7,7 +7,7 @@ from typing import Any
 from thalweg.optim.replay import ReplayedStep
 
 
-class StepBetween(ReplayedStep):
+class UnmeasuredStep(ReplayedStep):
     """Replayed step that leaves measured steps to the slow path."""
 
     def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:

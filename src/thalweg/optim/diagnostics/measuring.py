@@ -53,7 +53,7 @@ class Diagnosing(TableRecorder):
         config = option if isinstance(option, Diagnostics) else Diagnostics(option)
         super().__init__(optimizer, config)
 
-    def count_anew(self) -> None:
+    def restart_count(self) -> None:
         """Restart the step count at that of a loaded state, if the host has it."""
         self._param_ids = []  # a state has names, too
         if step_count := _steps_in(self._optimizer):
@@ -92,14 +92,14 @@ class Diagnosing(TableRecorder):
             with suppress(InvalidTypeError):
                 self.config.log_loss(loss)
 
-    def step_between(self) -> type[ReplayedStep]:
+    def replay_class(self) -> type[ReplayedStep]:
         """Return the replay class that leaves measured steps to the slow path."""
         with importing:
-            from thalweg.optim.diagnostics.measured_replay import StepBetween
-        return StepBetween
+            from thalweg.optim.diagnostics.measured_replay import UnmeasuredStep
+        return UnmeasuredStep
 
     @contextmanager
-    def around(self, optimizer: Any) -> Generator[None]:
+    def measure_step(self, optimizer: Any) -> Generator[None]:
         """Return a context manager for one slow step, which measures and records it if due."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise FailedPreconditionError(

@@ -85,6 +85,6 @@ class MARS(ModernOptimizer):
         return []
 
     @staticmethod
-    def _starts_beside(param: Tensor) -> Entries:
+    def _initials_of_param(param: Tensor) -> Entries:
         """Return the initial state that tells if a parameter has fewer than two dimensions."""
         return {"is_vector": float(param.dim() < 2)}

@@ -113,9 +113,9 @@ def convert_state(
             problem = f"group {place} is of {package.name}, which {expected} continues, here {kind}"
             raise mismatch([problem], title)
         pair = groups[place], saved_groups[place]
-        members = _matched(pair, saved_state["state"], package)
+        members = _match_members(pair, saved_state["state"], package)
         report = conversion.report_of(package.name, kind)
-        options = _converted_group(optimizer, pair, package, report)
+        options = _convert_group(optimizer, pair, package, report)
         converted_groups.append({**options, "params": [key for _, key, _ in members]})
         _convert_members(optimizer, members, pair, package, conversion)
     conversion.state["param_groups"] = converted_groups
@@ -137,7 +137,7 @@ def _class_of(optimizer: Any, group: Group) -> str:
     return names[0] if names else type(optimizer).__name__
 
 
-def _converted_group(
+def _convert_group(
     optimizer: Any, pair: tuple[Group, Mapping[str, Any]], package: Package, report: Report
 ) -> dict[str, Any]:
     """Return the options of a group, with those of the optimizer where the package has none."""
@@ -199,14 +199,14 @@ def _convert_members(
         if not entries:
             continue
         member = Member(str(title), entries, saved_group, param, group, report)
-        states[key] = _converted_entries(optimizer, member, package)
+        states[key] = _convert_entries(optimizer, member, package)
         if saved_group.get("train_mode") is False:
             conversion.values.append((str(title), param, _train_point(member)))
     if package.remark:
         report.rounded["steps"] = package.remark
 
 
-def _matched(
+def _match_members(
     pair: tuple[Group, Mapping[str, Any]], states: Mapping[Any, Any], package: Package
 ) -> list[tuple[Tensor, Any, Any]]:
     """Return (parameter, saved key, title): by name if both sides have equal names, else by order.
@@ -218,20 +218,22 @@ def _matched(
     if names and saved_names and Counter(names) == Counter(saved_names):
         return state_mismatch.matched(group, {**saved_group}, [])
     members = state_mismatch.members_of(group, saved_group)
-    if package.name != "Muon" or all(_fits(states.get(key), param) for param, key, _ in members):
+    if package.name != "Muon" or all(
+        _fits_shape(states.get(key), param) for param, key, _ in members
+    ):
         return members
     order = sorted(range(len(members)), key=lambda n: members[n][0].shape, reverse=True)
     keys = dict(zip(order, saved_group["params"], strict=True))
     return [(param, keys[index], title) for index, (param, _, title) in enumerate(members)]
 
 
-def _fits(entries: Any, param: Tensor) -> bool:
+def _fits_shape(entries: Any, param: Tensor) -> bool:
     """Return True if Muon's state of a parameter has its shape, or is absent."""
     momentum = entries.get("momentum_buffer") if isinstance(entries, Mapping) else None
     return not isinstance(momentum, Tensor) or momentum.shape == param.shape
 
 
-def _converted_entries(optimizer: Any, member: Member, package: Package) -> dict[str, Any]:
+def _convert_entries(optimizer: Any, member: Member, package: Package) -> dict[str, Any]:
     """Return the state of a parameter as the optimizer keeps it."""
     rule: Rule = optimizer.rule_of(member.own_group)
     names = {*package.entries, *package.unread, *package.numbers.values(), *package.slots.values()}
@@ -251,7 +253,7 @@ def _converted_entries(optimizer: Any, member: Member, package: Package) -> dict
         member.report.exact[name] = ""
     for name, source in package.slots.items():
         value = member.tensor(source) if isinstance(source, str) else source(member)
-        converted_entries[name] = _kept(optimizer, rule, member, name, value)
+        converted_entries[name] = _convert_slot(optimizer, rule, member, name, value)
     if any(
         entry.dtype == torch.uint8
         for entry in converted_entries.values()
@@ -261,7 +263,9 @@ def _converted_entries(optimizer: Any, member: Member, package: Package) -> dict
     return converted_entries
 
 
-def _kept(optimizer: Any, rule: Rule, member: Member, name: str, value: Tensor | Codes) -> Tensor:
+def _convert_slot(
+    optimizer: Any, rule: Rule, member: Member, name: str, value: Tensor | Codes
+) -> Tensor:
     """Return a slot in the codec or dtype of the optimizer; add rounding to the report."""
     slot = next((slot for slot in rule.slots if slot.name == name), None)
     member.report.exact[name] = ""

@@ -129,7 +129,7 @@ def _of_torchao(name: str) -> Callable[[Member], Tensor | Codes]:
     return read
 
 
-def _spread(name: str) -> Callable[[Member], Tensor]:
+def _unflatten(name: str) -> Callable[[Member], Tensor]:
     """Return the reader of a slot of Prodigy, which is flat, or one number for all elements."""
 
     def read(member: Member) -> Tensor:
@@ -171,7 +171,7 @@ def _factor(name: str, side: int) -> Callable[[Member], Tensor]:
     return read
 
 
-def _unturned(member: Member) -> Tensor:
+def _rotate_back(member: Member) -> Tensor:
     """Return SOAP's mean of gradients, rotated out of the eigenbasis; report the rounding."""
     mean = member.tensor("exp_avg")
     rows, columns = (_factor("Q", side)(member).to(mean) for side in (0, 1))
@@ -261,7 +261,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(
         "prodigyopt.Prodigy", ("Prodigy",), _keys("p0", "s", "exp_avg_sq"),
         _keys("d", "d0", "d_numerator", "k"),
-        {"p0": _spread("p0"), "s": _spread("s"), "exp_avg": _or_zeros("exp_avg"),
+        {"p0": _unflatten("p0"), "s": _unflatten("s"), "exp_avg": _or_zeros("exp_avg"),
          "exp_avg_sq": "exp_avg_sq"},
         numbers={**_STEP, **{name: name for name in ("d", "d_max", "d_numerator", "k")}},
         renamed={"beta3": _beta3}, unread=("d_denom", "d_hat"),
@@ -303,7 +303,7 @@ PACKAGES: tuple[Package, ...] = (
     ),
     Package(
         "SOAP", ("SOAP",), _keys("GG", "Q", *ADAM), _keys("max_precond_dim"),
-        {"exp_avg": _unturned, "exp_avg_sq": "exp_avg_sq",
+        {"exp_avg": _rotate_back, "exp_avg_sq": "exp_avg_sq",
          "row_factor": _factor("GG", 0), "column_factor": _factor("GG", 1),
          "row_basis": _factor("Q", 0), "column_basis": _factor("Q", 1)},
         numbers={"step": lambda m: m.number("step") + 1},
