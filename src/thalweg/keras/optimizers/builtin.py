@@ -39,11 +39,13 @@ class BuiltIn(RuleOptimizer):
         self._set_hyper("decay", self._initial_decay)
 
     def _set_learning_rate(self, learning_rate: object, kwargs: dict[str, object]) -> None:
+        """Set the learning rate; `lr` in `kwargs` has precedence."""
         # `learning_rate` is checked even where `lr` replaces it.
         checked_rate = check_value("learning_rate", learning_rate)
         self._set_hyper("learning_rate", kwargs.get("lr", checked_rate))
 
     def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
+        """Return the rule's hyperparameters in this step, by name, in a compute dtype."""
         values: dict[str, object] = {}
         for hyper in self._choose_rule().hypers:
             name = hyper.name
@@ -54,6 +56,7 @@ class BuiltIn(RuleOptimizer):
         return values
 
     def _exact_names(self) -> tuple[str, ...]:
+        """Return the names of attributes, other than variables, that scalars depend on."""
         return tuple(self.EXACT.values())
 
     def _hyper_tensors(self, dtype: object, *names: str) -> dict[str, Any]:
@@ -85,6 +88,7 @@ class BuiltIn(RuleOptimizer):
         return super(RuleOptimizer, cls).from_config(config, custom_objects)
 
     def _hyper_config(self, *names: str) -> dict[str, object]:
+        """Return {name: value} of hyperparameters for `get_config`."""
         return {name: self._serialize_hyperparameter(name) for name in names}
 
     def _with_iterations(self, weights: list[object]) -> list[object]:

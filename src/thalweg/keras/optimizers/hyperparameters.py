@@ -39,7 +39,7 @@ _TORCH = {
 
 
 def _in_torchs_form(kind: type) -> str:
-    """Return the name of the torch-style class with the same update as a Keras class.
+    """Return a phrase that names the torch-style class with the same update.
 
     Schedulers and trainers of torch accept only instances of `torch.optim.Optimizer`.
     """
@@ -97,6 +97,7 @@ class Hypers(TrackableSlots):
         return torch.tensor(number, dtype=kind, device="cpu")
 
     def _create_hypers(self) -> None:
+        """Create the variables of hyperparameters, if they have any."""
         for name, variable in self._hyper.create(self._make_variable).items():
             self._handle_deferred_dependencies(name=name, trackable=variable)
 
@@ -138,6 +139,7 @@ class Hypers(TrackableSlots):
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}")
 
     def __setattr__(self, name: str, value: object) -> None:
+        """Set a hyperparameter, or any other attribute; warn if `decay` is set."""
         hyper = self.__dict__.get("_hyper")
         key = "learning_rate" if name == "lr" else name
         if hyper is None or key not in hyper:

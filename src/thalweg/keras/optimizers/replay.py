@@ -96,7 +96,7 @@ class KerasReplay(ReplayedApply):
         self._given_rate = rate
 
     def _read_written(self, optimizer: Any) -> None:
-        """Read the hyperparameters whose tensor versions changed since the last reading."""
+        """Read the hyperparameters in tensors that were written since the last reading."""
         if not self._has_known_scalars or _RATE not in self._tensors:
             self._read(optimizer)
             return
@@ -157,6 +157,7 @@ class KerasReplay(ReplayedApply):
         return KerasReplay(optimizer, plan, replayed_pairs, holds_attributes)
 
     def _has_equal_attributes(self, optimizer: Any) -> bool:
+        """Return True if attributes that affect the step are the same objects as before."""
         return (
             optimizer._selection() == self._selection
             and tuple(vars(optimizer)) == self._names
@@ -164,6 +165,10 @@ class KerasReplay(ReplayedApply):
         )
 
     def _take(self, optimizer: Any, cache: PlanCache, pairs: object) -> bool:
+        """Replay the step unless something changed; return True if the step was taken.
+
+        Drop the replay from `cache` if it cannot be used again.
+        """
         if type(pairs) is not list:
             return False
         if self._is_foreseen and not self._functions and self._is_as_read(optimizer):
@@ -197,7 +202,7 @@ class KerasReplay(ReplayedApply):
         return not mismatch
 
     def _read_rate(self, optimizer: Any) -> bool:
-        """Read a learning rate that was set; return whether a replay can compute its numbers."""
+        """Read a learning rate that was set; return True if a replay can compute its numbers."""
         rate = self._rate_tensor
         if rate is None:
             other_rate = self._values.get(_RATE)
@@ -223,6 +228,7 @@ class KerasReplay(ReplayedApply):
         )
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
+        """Yield the scalars of steps from number `first` on."""
         scalars = self._scalars
         for step in count(self._start_iteration + first + 1):
             if self._rates:
@@ -245,6 +251,7 @@ class KerasReplay(ReplayedApply):
         return mismatch
 
     def _compare(self, optimizer: Any, pairs: Any) -> int:
+        """Return 0 if a step over the pairs would repeat the recorded one, else the mismatch."""
         return self._found.compare(pairs, self._count.value)
 
     def _call_functions(self, optimizer: Any) -> None:
@@ -297,6 +304,7 @@ class KerasReplay(ReplayedApply):
 
 
 def _is_tensor(value: object) -> bool:
+    """Return True for tensors."""
     return isinstance(value, Tensor)
 
 
@@ -313,6 +321,7 @@ def _user_functions(optimizer: Any) -> list[str]:
 
 
 def _is_formula(function: Any) -> bool:
+    """Return True for schedules that depend on the step number and their fields only."""
     return (
         isinstance(function, FormulaSchedule)
         and is_ours(function)
@@ -353,6 +362,7 @@ class _Schedule:
 
 
 def _are_same(new_items: Collection[object], old_items: Collection[object]) -> bool:
+    """Return True if two collections contain the same objects in the same order."""
     return len(new_items) == len(old_items) and all(map(is_, new_items, old_items))
 
 
