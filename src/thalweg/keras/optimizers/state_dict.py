@@ -48,7 +48,7 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         self._awaits = False
 
     def _foreign(self) -> list[object]:
-        """Return the tensors of other code that a checkpoint of this optimizer includes."""
+        """Return tensors and callables from the user, which copies share with the original."""
         weight_ids = {id(weight) for weight in self._weights if weight is not self._counts_for}
         tensors = [tensor for tensor in super()._foreign() if id(tensor) not in weight_ids]
         return tensors + [self._hyper.raw(name) for name in self._hyper]
