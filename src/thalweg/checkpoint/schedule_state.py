@@ -43,15 +43,15 @@ def prepare_rates(optimizer: object, states: Mapping[str, object], must_match: b
     return Loading(then=calls)
 
 
-def _rates_by_path(optimizer: Any, path: str = "") -> dict[str, Any]:
+def _rates_by_path(optimizer: Any, prefix: str = "") -> dict[str, Any]:
     """Return schedules that have a state by path: "learning_rate", "inner.learning_rate"."""
     rates: dict[str, Any] = {}
     for name, argument in optimizer._arguments().items():
         if isinstance(argument, Configurable):
-            rates |= _rates_by_path(argument, f"{path}{name}.")
+            rates |= _rates_by_path(argument, f"{prefix}{name}.")
         elif is_argument(argument):
             inner_rates = enumerate(cast(Any, argument)._keeps())
-            rates |= {f"{path}{name}#{index}": rate for index, rate in inner_rates}
+            rates |= {f"{prefix}{name}#{index}": rate for index, rate in inner_rates}
         elif isinstance(argument, LearningRateSchedule) and hasattr(argument, "load_state_dict"):
-            rates[path + name] = argument
+            rates[prefix + name] = argument
     return rates

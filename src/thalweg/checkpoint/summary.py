@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from thalweg._formats import container
+from thalweg._formats.container import Path
 from thalweg._formats.header import Description
 from thalweg._formats.json_text import as_object
 from thalweg._formats.stored_tensor import StoredTensor
@@ -23,7 +23,7 @@ _POWERS = {"beta2_power": "beta2", "beta1_power": "beta1"}
 _COUNTERS = ("iterations", "global_step")
 
 
-def step_of(path: str | os.PathLike[str], description: Description) -> int | None:
+def step_of(path: Path, description: Description) -> int | None:
     """Return the step count of a file, or None.
 
     Looked up in this order: the step of a `CheckpointManager`; a Keras optimizer's `iterations`;

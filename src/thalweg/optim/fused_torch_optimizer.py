@@ -416,7 +416,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return plan_with_absent(self, kind)
 
     def _hooks_for(
-        self, part: ParamState, params: list[Tensor], places: list[int]
+        self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> TorchStepAdapter:
         """Return the adapter of a step over parameters; `places` are their group indices."""
         return TorchStepAdapter(self, part, params, places)
@@ -425,7 +425,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return the wrapped rules of all groups."""
         return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
-    def _updates_all_groups(self, part: ParamState, gradients: Sequence[object]) -> bool:
+    def _updates_groups(self, part: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if a part still updates all groups, given these gradients."""
         if part.hold(self.param_groups):
             return True

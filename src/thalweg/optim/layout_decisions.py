@@ -273,7 +273,7 @@ def _describe_blocks(layout: MatrixLayout, block_count: int) -> str:
     return f"{stack}{block_count} blocks are used apart"
 
 
-def _check_layouts(layouts: Layouts, params: ModuleParams) -> dict[str, MatrixLayout | None]:
+def _check_layouts(layouts: Layouts, module_params: ModuleParams) -> dict[str, MatrixLayout | None]:
     """Return {parameter name: layout or None} of layouts that the user names.
 
     Raises:
@@ -287,12 +287,14 @@ def _check_layouts(layouts: Layouts, params: ModuleParams) -> dict[str, MatrixLa
             raise InvalidArgumentError(
                 f"layouts[{pattern!r}] must be a layout or 'AdamW', not None."
             )
-        selected_params = [pair for pair in params.named_params if params.called(pattern, pair[1])]
-        params.check_selects(selected_params, pattern, "layouts")
+        selected_params = [
+            pair for pair in module_params.named_params if module_params.called(pattern, pair[1])
+        ]
+        module_params.check_selects(selected_params, pattern, "layouts")
         for name, param in selected_params:
             if layout is not None:
                 layout.blocks(param.shape)
-            exact = pattern in params.names[id(param)]
+            exact = pattern in module_params.names[id(param)]
             if name in entries and entries[name][0] == exact:
                 raise InvalidArgumentError(
                     f"layouts has two entries for {name!r}: {entries[name][1]!r} and {pattern!r}."

@@ -74,10 +74,14 @@ def hidden_matrices(
     return tuple(names)
 
 
-def _undecided_error(unclassified: Sequence[tuple[str, Tensor]], params: ModuleParams) -> Exception:
+def _undecided_error(
+    unclassified: Sequence[tuple[str, Tensor]], module_params: ModuleParams
+) -> Exception:
     """Return the error for parameters that may not be matrices of layers."""
     name, param = unclassified[0]
-    owner = " and ".join(sorted({type(module).__name__ for module in params.owners[id(param)]}))
+    owner = " and ".join(
+        sorted({type(module).__name__ for module in module_params.owners[id(param)]})
+    )
     suffix = f" and {len(unclassified) - 1} more" if len(unclassified) > 1 else ""
     message = (
         f"{name!r} of shape {tuple(param.shape)}, of a {owner}{suffix}, may not be a matrix of a"
@@ -99,12 +103,18 @@ def _has_owner(owners: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) 
     return any(isinstance(owner, kinds) for owner in owners)
 
 
-def _select_params(patterns: Iterable[str] | str, params: ModuleParams, argument: str) -> set[int]:
+def _select_params(
+    patterns: Iterable[str] | str, module_params: ModuleParams, argument: str
+) -> set[int]:
     """Return the `id` of each parameter that a pattern selects; raise if one selects nothing."""
     selected_ids: set[int] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        ids = {id(param) for _, param in params.named_params if params.called(pattern, param)}
-        params.check_selects(ids, pattern, argument)
+        ids = {
+            id(param)
+            for _, param in module_params.named_params
+            if module_params.called(pattern, param)
+        }
+        module_params.check_selects(ids, pattern, argument)
         selected_ids |= ids
     return selected_ids
 
@@ -127,19 +137,19 @@ def _of_input(module: nn.Module) -> set[int]:
 
 
 def output_ids(
-    module: nn.Module, params: ModuleParams, output: Iterable[str] | str | None
+    module: nn.Module, module_params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int] | None:
     """Return the `id`s of the output layer's parameters, or None if the layer is unknown."""
     if output is not None:
-        return _select_params(output, params, "output")
+        return _select_params(output, module_params, "output")
     return _params_of_getter(module, "get_output_embeddings")
 
 
 def _of_output(
-    module: nn.Module, params: ModuleParams, output: Iterable[str] | str | None
+    module: nn.Module, module_params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int]:
     """Return the `id` of the output layer's parameters."""
-    ids = output_ids(module, params, output)
+    ids = output_ids(module, module_params, output)
     if ids is None:
         raise InvalidArgumentError(
             f"{type(module).__name__} has no get_output_embeddings() that names a layer: name the"

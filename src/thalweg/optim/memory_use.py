@@ -204,7 +204,7 @@ class _Twins:
             return tuple(self.of(part) for part in cast("tuple[Any, ...]", argument))
         return argument
 
-    def pairs(self, params: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def pairs(self, params: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return (parameter, twin) for those of `params` that have a twin."""
         return [self._twins[id(param)] for param in params if id(param) in self._twins]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ def _is_supported_pair(
 
 
 def find_shared_scalar(
-    params: Iterable[Tensor], state: Mapping[Tensor, Any], names: Container[str]
+    params: Sequence[Tensor], state: Mapping[Tensor, Any], names: Container[str]
 ) -> tuple[str, list[Tensor]] | None:
     """Return (state key, the two parameters) of a number that two parameters share, or None.
 

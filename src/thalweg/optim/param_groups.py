@@ -128,12 +128,16 @@ def _base_widths(
     return BaseWidths(module, width_scale)
 
 
-def _select_ids(params: ModuleParams, selectors: object, argument: str) -> set[int]:
+def _select_ids(module_params: ModuleParams, selectors: object, argument: str) -> set[int]:
     """Return the `id` of each parameter that a selector selects; raise if one selects nothing."""
     selected_ids: set[int] = set()
     for selector in _as_list(selectors):
-        ids = {id(p) for _, p in params.named_params if params.selects(selector, p, argument)}
-        params.check_selects(ids, selector, argument)
+        ids = {
+            id(p)
+            for _, p in module_params.named_params
+            if module_params.selects(selector, p, argument)
+        }
+        module_params.check_selects(ids, selector, argument)
         selected_ids |= ids
     return selected_ids
 

@@ -196,7 +196,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             for slot in rule.numbers
         }
 
-    def _initial_entries(self, params: list[Tensor], places: list[int]) -> dict[int, Entries]:
+    def _initial_entries(self, params: Sequence[Tensor], places: list[int]) -> dict[int, Entries]:
         """Return {id(param): initial state}; new parameters start at the optimizer's step count."""
         self._warn_of_zeros(params, places)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
@@ -259,7 +259,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 self.step_cache.note_repeated(RepeatedSubStep(part, hooks, own_places))
 
     def _hooks_for(
-        self, part: ParamState, params: list[Tensor], places: list[int]
+        self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> TensorFlowStepAdapter:
         """Return the adapter of a step over parameters; `places` are their group indices."""
         return TensorFlowStepAdapter(self, part, params, places, range(len(params)))

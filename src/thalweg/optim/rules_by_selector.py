@@ -67,11 +67,11 @@ class RulesBySelector:
         """Return True if each selector sets an option itself."""
         return all(name in options for options in self.options)
 
-    def choose(self, params: ModuleParams, excluded_ids: Container[int]) -> list[int]:
+    def choose(self, module_params: ModuleParams, excluded_ids: Container[int]) -> list[int]:
         """Return the index of the selector of each parameter that is not excluded.
 
         Args:
-            params: The parameters.
+            module_params: The parameters.
             excluded_ids: The `id`s of parameters without a rule.
 
         Raises:
@@ -79,34 +79,36 @@ class RulesBySelector:
                 rule of matrices gets a vector, or an embedding that no selector names; or a
                 selector selects nothing.
         """
-        self._check_tuples(params.all_names)
+        self._check_tuples(module_params.all_names)
         indices: list[int] = []
         used_indices: set[int] = set()
-        for name, param in params.named_params:
+        for name, param in module_params.named_params:
             by_turn: dict[int, list[int]] = {}
             for place, selector in enumerate(self._selectors):
-                if _selects(selector, param, params):
-                    by_turn.setdefault(_priority(selector, params.names[id(param)]), []).append(
-                        place
-                    )
+                if _selects(selector, param, module_params):
+                    by_turn.setdefault(
+                        _priority(selector, module_params.names[id(param)]), []
+                    ).append(place)
                     used_indices.add(place)
             if id(param) not in excluded_ids:
                 place = self._first(by_turn, name, param)
                 if self._kinds[place]._of_matrices:
-                    self._check_matrix(place, name, param, params)
+                    self._check_matrix(place, name, param, module_params)
                 indices.append(place)
         for place, selector in enumerate(self._selectors):
-            params.check_selects([place] if place in used_indices else [], selector, "rules:")
-        self._check_rest(indices, params, excluded_ids)
+            module_params.check_selects(
+                [place] if place in used_indices else [], selector, "rules:"
+            )
+        self._check_rest(indices, module_params, excluded_ids)
         return indices
 
     def _check_rest(
-        self, indices: Sequence[int], params: ModuleParams, excluded_ids: Container[int]
+        self, indices: Sequence[int], module_params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
         """Raise if `...` selects nothing because a number also took vectors."""
         if ... not in self._selectors or self._selectors.index(...) in indices:
             return
-        members = [pair for pair in params.named_params if id(pair[1]) not in excluded_ids]
+        members = [pair for pair in module_params.named_params if id(pair[1]) not in excluded_ids]
         for (name, param), place in zip(members, indices, strict=True):
             largest = self._selectors[place]
             if isinstance(largest, int) and param.dim() < largest:
@@ -135,7 +137,9 @@ class RulesBySelector:
             )
         return first[0]
 
-    def _check_matrix(self, place: int, name: str, param: Tensor, params: ModuleParams) -> None:
+    def _check_matrix(
+        self, place: int, name: str, param: Tensor, module_params: ModuleParams
+    ) -> None:
         """Raise unless a rule of matrices can update a parameter.
 
         Embeddings must be selected by name, and parameters of three dimensions need a layout.
@@ -153,8 +157,10 @@ class RulesBySelector:
                 stack_message(repr(name), param.shape, f"{rule}, the rule of {title},")
             )
         selector = self._selectors[place]
-        names_param = selector in params.names[id(param)] or isinstance(selector, tuple)
-        if not names_param and any(isinstance(x, EMBEDDINGS) for x in params.owners[id(param)]):
+        names_param = selector in module_params.names[id(param)] or isinstance(selector, tuple)
+        if not names_param and any(
+            isinstance(x, EMBEDDINGS) for x in module_params.owners[id(param)]
+        ):
             raise InvalidArgumentError(
                 f"{name!r} is an embedding, or tied to one, whose rows are looked up, and {rule},"
                 f" the rule of {title}, is for matrices that multiply: add a selector for it, such"
@@ -224,13 +230,13 @@ def _title(selector: object) -> str:
     return "`...`" if selector is ... else repr(selector)
 
 
-def _selects(selector: object, param: Tensor, params: ModuleParams) -> bool:
+def _selects(selector: object, param: Tensor, module_params: ModuleParams) -> bool:
     """Return True if a selector of rules selects a parameter."""
     if selector is ...:
         return True
     if isinstance(selector, tuple):
-        return not set(params.names[id(param)]).isdisjoint(cast("tuple[str, ...]", selector))
-    return params.selects(selector, param, "rules")
+        return not set(module_params.names[id(param)]).isdisjoint(cast("tuple[str, ...]", selector))
+    return module_params.selects(selector, param, "rules")
 
 
 def _priority(selector: Any, names: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, Params
 from thalweg._core.step_scalars import defaults_of
 from thalweg._engines.rule_check import check_rule
 from thalweg.formula import Rule
@@ -26,7 +26,7 @@ class UserRuleArguments(Arguments):
     _torch: ClassVar[Any]
     __signature__: Signature
 
-    def __init__(self, params: Any, **options: Any) -> None:
+    def __init__(self, params: Params, **options: Any) -> None:
         args = self._torch.__signature__.parameters.values()
         defaults = {arg.name: arg.default for arg in args if arg.name != "params"} | options
         hypers_of(defaults, self._declared_rule)

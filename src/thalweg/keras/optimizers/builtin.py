@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from thalweg._core.hyperparameters import as_number, check_value
+from thalweg._core.step_adapter import Dtype
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
 from thalweg.variable import as_dtype
@@ -44,7 +45,7 @@ class BuiltIn(RuleOptimizer):
         checked_rate = check_value("learning_rate", learning_rate)
         self._set_hyper("learning_rate", kwargs.get("lr", checked_rate))
 
-    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
+    def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
         """Return the rule's hyperparameters in this step, by name, in a compute dtype."""
         values: dict[str, object] = {}
         for hyper in self._choose_rule().hypers:

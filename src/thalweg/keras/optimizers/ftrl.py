@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg._base.execution_context import is_symbolic
 from thalweg._core.hyperparameters import as_hyper, as_number
+from thalweg._core.step_adapter import Dtype
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.builtin import BuiltIn
 from thalweg.rules.ftrl import FTRL
@@ -94,7 +95,7 @@ class Ftrl(BuiltIn):
             return FTRL_POWER
         return FTRL if float(power) == -0.5 else FTRL_POWER
 
-    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
+    def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
         """Return the rule's hyperparameters in this step, by name, in a compute dtype."""
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, dtype)
         return {**super()._hyper_scalars(dtype), "l2_shrinkage": shrinkage}
@@ -103,7 +104,7 @@ class Ftrl(BuiltIn):
         """Return the names of attributes, other than variables, that scalars depend on."""
         return (*super()._exact_names(), "_l2_shrinkage_regularization_strength")
 
-    def _scalar(self, name: str, dtype: type[np.floating]) -> Any:
+    def _scalar(self, name: str, dtype: Dtype) -> Any:
         """Return a hyperparameter as a scalar of a compute dtype."""
         return None if name == "l2_shrinkage" else super()._scalar(name, dtype)
 

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg._base.execution_context import resolve
 from thalweg._core.atomic_section import Call
-from thalweg._core.step_adapter import Shared
+from thalweg._core.step_adapter import Dtype, Shared
 from thalweg._engines import compute_dtype
 from thalweg.errors import NumericsWarning, warn
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
@@ -86,12 +85,12 @@ class Nadam(BuiltIn):
             )
         super()._set_hyper(name, value)
 
-    def _learning_rate(self, dtype: type[np.floating]) -> object:
+    def _learning_rate(self, dtype: Dtype) -> object:
         """Return the learning rate of this step, without decay."""
         # Without decay: Nadam's `decay` is psi, the decay of the momentum schedule.
         return self._scalar("learning_rate", dtype)
 
-    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
+    def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
         """Return the rule's hyperparameters in this step, by name, in a compute dtype."""
         cache = 1.0 if self._cache is None else resolve(self._cache).item()
         return {**super()._hyper_scalars(dtype), "momentum_cache": dtype(cache)}
@@ -120,13 +119,13 @@ class Nadam(BuiltIn):
         """Return the variables other than slots, with the product of momenta, by name."""
         return {**super()._own_children(), **self._extra_weights()}
 
-    def _make_extra(self, name: str, dtype: torch.dtype) -> None:
+    def _make_extra(self, name: str, weight_dtype: torch.dtype) -> None:
         """Create the product of momenta."""
-        self._make_cache(dtype)
+        self._make_cache(weight_dtype)
 
-    def _make_cache(self, dtype: torch.dtype) -> None:
+    def _make_cache(self, weight_dtype: torch.dtype) -> None:
         """Create the product of momenta and add it to `weights`."""
-        initial = torch.ones((), dtype=dtype, device="cpu")
+        initial = torch.ones((), dtype=weight_dtype, device="cpu")
         self._cache = self._make_tracked_variable(initial, "momentum_cache")
         self._weights.append(self._cache)
 

@@ -61,7 +61,7 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         """Return the existing weights named in `EXTRA`, by name."""
         return {}
 
-    def _make_extra(self, name: str, dtype: torch.dtype) -> None:
+    def _make_extra(self, name: str, weight_dtype: torch.dtype) -> None:
         """Create the weight `name` of `EXTRA`."""
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.showing import show_value
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, Params
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim.group_options import number
@@ -57,7 +57,7 @@ class AdafactorHF(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate | None = None,
         eps: tuple[float, float] = (1e-30, 1e-3),
         clip_threshold: float = 1.0,

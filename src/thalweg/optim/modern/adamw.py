@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from thalweg._core.param_groups import Params
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
 
@@ -13,7 +12,7 @@ class AdamWKin(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-8,
@@ -80,7 +79,7 @@ class StableAdamW(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         betas: Betas = (0.9, 0.99),
         weight_decay: float = 1e-2,

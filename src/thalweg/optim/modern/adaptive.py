@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, Params
 from thalweg.formula import Rule
 from thalweg.optim.modern.arguments import Betas, Rate, ThreeBetas
 from thalweg.optim.modern.optimizer import ModernOptimizer
@@ -25,7 +23,7 @@ class LaProp(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 4e-4,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-15,
@@ -56,7 +54,7 @@ class AdEMAMix(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         betas: ThreeBetas = (0.9, 0.999, 0.9999),
         weight_decay: float = 0.0,
@@ -85,7 +83,7 @@ class ADOPT(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         betas: Betas = (0.9, 0.9999),
         eps: float = 1e-6,
@@ -115,7 +113,7 @@ class Adan(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         betas: ThreeBetas = (0.98, 0.92, 0.99),
         eps: float = 1e-8,
@@ -142,7 +140,7 @@ class LAMB(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-6,
@@ -166,7 +164,7 @@ class AdamH(ModernOptimizer):
     _zero_warning = ("radius", "is 0 and has no sphere, so AdamH takes Adam's steps with it.")
 
     def _arguments(
-        self, params: Any, lr: Rate = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8
+        self, params: Params, lr: Rate = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
         """Define the arguments of the constructor."""
 
@@ -199,7 +197,7 @@ class SM3(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.1,
         momentum: float = 0.0,
         beta: float = 0.0,

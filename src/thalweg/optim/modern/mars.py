@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg._base.showing import show_value
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, Params
 from thalweg.formula import Rule
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
@@ -47,7 +47,7 @@ class MARS(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 3e-3,
         betas: Betas = (0.9, 0.99),
         eps: float = 1e-8,

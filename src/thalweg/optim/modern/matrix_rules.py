@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from thalweg._base.locks import importing
 from thalweg._base.matrix_layout import MatrixLayout
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, Params
 from thalweg._core.state import shown
 from thalweg.formula import Rule
 from thalweg.optim.group_layout import layout_of
@@ -152,7 +152,7 @@ class Muon(OfMatrices, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         weight_decay: float = 0.1,
         momentum: float = 0.95,
@@ -185,7 +185,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.02,
         weight_decay: float = 0.0,
         momentum: float = 0.95,
@@ -221,7 +221,7 @@ class AdaMuon(OfMatrices, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.02,
         weight_decay: float = 0.01,
         momentum: float = 0.95,
@@ -249,7 +249,7 @@ class MuonH(OfMatrices, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         momentum: float = 0.95,
         nesterov: bool = False,
@@ -282,7 +282,7 @@ class SOAP(OfMatrices, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 3e-3,
         betas: Betas = (0.95, 0.95),
         shampoo_beta: float = 0.95,
@@ -314,7 +314,7 @@ class KLSOAP(OfMatrices, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 3e-3,
         betas: Betas = (0.95, 0.95),
         shampoo_beta: float = 0.95,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg._base.showing import show_value
+from thalweg._core.param_groups import Params
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
 
@@ -46,7 +47,7 @@ class Prodigy(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1.0,
         betas: Betas = (0.9, 0.999),
         beta3: float | None = None,

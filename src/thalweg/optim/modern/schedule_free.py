@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg._base.locks import importing
 from thalweg._core.options.update_targets import MASTER
 from thalweg._core.options.weight_averaging import EMA
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, Params
 from thalweg.errors import InvalidArgumentError
 from thalweg.optim.group_options import number
 from thalweg.optim.modern.arguments import Betas, Rate
@@ -75,7 +75,7 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.0025,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-8,
@@ -98,7 +98,7 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1.0,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
