@@ -197,7 +197,7 @@ def _folder_error(path: str) -> ThalwegError:
 
 
 def _state_file_error(path: str) -> ThalwegError:
-    """Return the error for the state file of a directory, with the newest checkpoint."""
+    """Return the error for the file "checkpoint", which lists checkpoints; names the newest one."""
     folder, name = os.path.split(path)
     return MissingFileError(
         f"{path} lists the checkpoints of its folder, and holds none: give one of them"

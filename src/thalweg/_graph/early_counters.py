@@ -31,7 +31,7 @@ def find_early_operations(
     early: set[Operation] = set()
     for op in operations:
         if op.type == "Assign" and len(op.written) == 1 and _is_counter(op.written[0]):
-            inputs = _computed_alone(op, predecessors)
+            inputs = _pure_inputs_of(op, predecessors)
             if op.written[0].op in inputs:
                 early |= inputs
     return early
@@ -50,7 +50,7 @@ def _is_counter(variable: object) -> bool:
     )
 
 
-def _computed_alone(
+def _pure_inputs_of(
     op: Operation, predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
     """Return an operation and all operations that compute its inputs.

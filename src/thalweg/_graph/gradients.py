@@ -100,7 +100,7 @@ def _add_derivatives(
 
 
 def _check_mode(ys: object, xs: object) -> None:
-    """Raise FailedPreconditionError in eager mode."""
+    """Raise FailedPreconditionError in eager mode, with advice by the types of `ys` and `xs`."""
     if executing_eagerly():
         is_of_graph = any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((ys, xs)))
         hint = f" {IN_EAGER_MODE}" if is_of_graph else " Use GradientTape in eager mode."

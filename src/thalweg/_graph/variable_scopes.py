@@ -128,7 +128,7 @@ class _Current(threading.local):
     def __init__(self) -> None:
         self._places: weakref.WeakKeyDictionary[Graph, _ScopeState] = weakref.WeakKeyDictionary()
 
-    def place_in(self, graph: Graph) -> _ScopeState:
+    def state_in(self, graph: Graph) -> _ScopeState:
         """Return the state of this thread in a graph."""
         return self._places.setdefault(graph, _ScopeState())
 
@@ -138,7 +138,7 @@ _current = _Current()
 
 def get_variable_scope() -> VariableScope:
     """Return the innermost scope of the default graph."""
-    return _current.place_in(get_default_graph()).scope
+    return _current.state_in(get_default_graph()).scope
 
 
 @contextlib.contextmanager
@@ -180,7 +180,7 @@ def variable_scope(
     """
     _check_scope_arguments(name_or_scope, default_name, partitioner, custom_getter)
     graph = get_default_graph()
-    place = _current.place_in(graph)
+    place = _current.state_in(graph)
     outer = place.scope
     is_reentered = isinstance(name_or_scope, VariableScope)
     scope, title = _copy_scope(place, name_or_scope, default_name)

@@ -62,14 +62,14 @@ def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
     rank_shards = [*flat.new_empty(ranks.size, size).unbind()]
     rank_shards[ranks.rank] = shards[ranks.rank]
     ranks.begin_exchanging(shards, rank_shards).wait()
-    total = in_pairs(rank_shards)
+    total = tree_sum(rank_shards)
     if total is not shards[ranks.rank]:
         shards[ranks.rank].copy_(total)
     ranks.begin_sharing(shards).wait()
     return padded[: flat.numel()]
 
 
-def in_pairs(vectors: Sequence[Tensor]) -> Tensor:
+def tree_sum(vectors: Sequence[Tensor]) -> Tensor:
     """Return the sum of vectors in tree order, computed in place in the first vector."""
     partial_sums = list(vectors)
     while len(partial_sums) > 1:

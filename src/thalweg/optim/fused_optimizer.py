@@ -474,7 +474,7 @@ class FusedOptimizer(GradScalerMixin):
             InvalidArgumentError: The group sets an option that is common to all groups; names it.
             NotFoundError: An option is missing.
         """
-        problems = of_strange(group, self._strange_options(group), place)
+        problems = of_strange(group, self._invalid_options(group), place)
         if problems:
             raise InvalidArgumentError(f"{problems[0]}.")
         lacking = complete and [n for n in self._wanted_options(group) if n not in group]
@@ -501,7 +501,7 @@ class FusedOptimizer(GradScalerMixin):
             choices = [f"{error.args[0]!r} of group {place} is missing"]
         return [
             *of_options(group, self._wanted_options(group), kind._flags, place, kind._betas),
-            *of_strange(group, self._strange_options(group), place),
+            *of_strange(group, self._invalid_options(group), place),
             *choices,
         ]
 
@@ -518,7 +518,7 @@ class FusedOptimizer(GradScalerMixin):
         """
         return []
 
-    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+    def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Return {option: reason} for options that a group may not have."""
         names = self.step_options.others(group)
         if isinstance(group.get("state_storage"), dict) and "state_storage" in names:

@@ -187,11 +187,11 @@ class FusedTorchOptimizer(FusedOptimizer):
                 continue
             if kind._common:
                 check_options_held(other_group)
-            if problem := kind._uncommon(group, place, other_group, index):
+            if problem := kind._describe_difference(group, place, other_group, index):
                 raise InvalidArgumentError(f"{problem}.")
 
     @classmethod
-    def _uncommon(cls, group: Group, place: int, other_group: Group, index: int) -> str:
+    def _describe_difference(cls, group: Group, place: int, other_group: Group, index: int) -> str:
         """Return how two groups differ in a shared option; "" if they agree."""
         for name in (name for name in cls._common if other_group.get(name) != group.get(name)):
             return (
@@ -204,7 +204,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return how groups differ in options that those of their class must share; [] if not."""
         firsts: dict[type[FusedTorchOptimizer], int] = {}
         problems = [
-            kind._uncommon(group, place, groups[first], first)
+            kind._describe_difference(group, place, groups[first], first)
             for place, group in enumerate(groups)
             if (kind := self._kind_of(group))._common
             and (first := firsts.setdefault(kind, place)) != place
@@ -653,9 +653,9 @@ class FusedTorchOptimizer(FusedOptimizer):
             torch_load = without_dynamo(torch_class.load_state_dict)
             load(self, state_dict, partial(as_torch, load=torch_load), convert, allow_loss)
 
-    def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
+    def _invalid_options(self, group: Mapping[str, object]) -> dict[str, str]:
         """Return {option: reason} for options that a group may not have."""
-        reasons, rule = super()._strange_options(group), group.get("rule")
+        reasons, rule = super()._invalid_options(group), group.get("rule")
         class_names = {ancestor.__name__ for ancestor in type(self).__mro__}
         is_other_class = isinstance(rule, str) and rule in KINDS and rule not in class_names
         if isinstance(rule, Rule) or is_other_class:

@@ -56,7 +56,7 @@ class CommonNorm:
         measures: Any = self._ready
         if measures is None:
             measures, variables = self._measure_anew(shares, transforms)
-        sharing = _sharing(shares)
+        sharing = _sharer_of(shares)
         if sharing is not None:
             measures = sharing.measure_whole(measures, _make_request(shares, (), variables))
         try:
@@ -100,10 +100,10 @@ def _make_request(
 
 def _norm_request(shares: Sequence[Share], request: StepRequest) -> StepRequest:
     """Return the request over the local parts, if ranks share the step."""
-    sharing = _sharing(shares)
+    sharing = _sharer_of(shares)
     return request if sharing is None else sharing.share_out(request)
 
 
-def _sharing(shares: Sequence[Share]) -> Any:
+def _sharer_of(shares: Sequence[Share]) -> Any:
     """Return the object that shares the step between ranks, or None."""
     return next((hooks.sharing for hooks, _ in shares if hooks.sharing is not None), None)

@@ -160,7 +160,7 @@ class _Decisions(Iterable[ParamLayout]):
     ) -> None:
         self._module = module
         self._params = ModuleParams(module)
-        self._named_layouts = _check_layouts(layouts, self._params)
+        self._named_layouts = _layouts_by_name(layouts, self._params)
         self._run = DryRun(module, inputs)
         ends = output_ids(module, self._params, output)
         self._ends = self._returned_ids() if ends is None else ends
@@ -273,8 +273,11 @@ def _describe_blocks(layout: MatrixLayout, block_count: int) -> str:
     return f"{stack}{block_count} blocks are used apart"
 
 
-def _check_layouts(layouts: Layouts, module_params: ModuleParams) -> dict[str, MatrixLayout | None]:
-    """Return {parameter name: layout or None} of layouts that the user names.
+def _layouts_by_name(
+    layouts: Layouts, module_params: ModuleParams
+) -> dict[str, MatrixLayout | None]:
+    """Return {parameter name: layout or None for AdamW} of the user's patterns; names precede
+    globs.
 
     Raises:
         InvalidArgumentError: A pattern selects nothing, two select one parameter, or a layout does

@@ -152,7 +152,7 @@ def memory(
             )
         optimizer, step_options = _copy_on_meta(params, twins), params.step_options
         return _use_of(optimizer, step_options, twins.originals, twins)
-    kind = _kind_of(params, rule)
+    kind = _optimizer_class(params, rule)
     class_options = {name: option for name, option in options.items() if name not in _EXCLUDED}
     weights: Sequence[Tensor] = ()
     if isinstance(params, nn.Module):
@@ -166,8 +166,8 @@ def memory(
     return _use_of(optimizer, step_options, weights or twins.originals, twins)
 
 
-def _kind_of(params: object, rule: object) -> Any:
-    """Return the class of an optimizer.
+def _optimizer_class(params: object, rule: object) -> Any:
+    """Return the optimizer class of a class, name or rule.
 
     Raises:
         InvalidTypeError: `rule` is not a class, a name or a rule; or `params` is an optimizer.

@@ -147,9 +147,9 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
             return [f"the rule of group {place} is {shown(rule)}, here {current_rule!r}"]
         return super()._unfit_options(group, place)
 
-    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+    def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Return {option: reason} for options that a group may not have."""
-        reasons = super()._strange_options(group)
+        reasons = super()._invalid_options(group)
         reasons.pop("rule", None)
         if group.get("differentiable"):
             reasons["differentiable"] = "which torch's own classes alone take"

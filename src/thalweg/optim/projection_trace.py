@@ -77,7 +77,7 @@ class ProjectionTrace(TorchFunctionMode):
         args, options = _on_cpu(args, self._use_of), _on_cpu(dict(kwargs or {}), self._use_of)
         for weight in tensors_in((args, options)):
             if self._use_of(weight) is not None:
-                return self._with_weight(func, name, args, options, weight)
+                return self._call_with_weight(func, name, args, options, weight)
         output = func(*args, **options)
         with suppress(Exception):  # Outputs that are not followed make a layout undecided.
             self._trace_labels(func, name, args, options, output)
@@ -98,7 +98,7 @@ class ProjectionTrace(TorchFunctionMode):
         place = self._places.get(id(tensor if tensor._base is None else tensor._base))
         return None if place is None else self.uses[place]
 
-    def _with_weight(
+    def _call_with_weight(
         self,
         func: Callable[..., Any],
         name: str,
@@ -106,7 +106,10 @@ class ProjectionTrace(TorchFunctionMode):
         kwargs: dict[str, Any],
         weight: Tensor,
     ) -> Any:
-        """Run a function of a weight or of a view of one."""
+        """Return the result of a function of a weight or of a view of one, and record the use.
+
+        A view is returned for views, and zeros for products.
+        """
         if args and args[0] is weight:
             # Functions that write to a weight return it.
             if name in IDENTITIES or (name.endswith("_") and not name.startswith("__")):
@@ -405,10 +408,10 @@ class ProjectionTrace(TorchFunctionMode):
 
 
 def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
-    """Return arguments with zeros or copies in place of tensors of other devices."""
+    """Return arguments with CPU copies of tensors; zeros for tensors on "meta", weights unchanged."""
 
     def move(arg: Any) -> Any:
-        """Return zeros for a weight, a CPU copy for a tensor; other arguments unchanged."""
+        """Return a CPU copy of a tensor, zeros for one on "meta", and all else unchanged."""
         if isinstance(arg, torch.device):
             return torch.device("cpu")
         if not isinstance(arg, Tensor) or arg.device.type == "cpu" or use_of(arg) is not None:

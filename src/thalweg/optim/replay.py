@@ -171,7 +171,7 @@ class ReplayedStep:
         keys = [key for share in self.shares for key in share.keys]
         self.launches = launches = Launches(plans, keys if in_call is None else in_call.keys)
         if in_call is not None:
-            in_call.give_members_rows(launches)
+            in_call.set_rows_per_param(launches)
         else:
             products = () if optimizer.has_torch_numbers else optimizer.product_hypers
             for share, kernels in zip(self.shares, launches.of, strict=True):

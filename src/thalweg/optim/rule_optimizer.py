@@ -320,9 +320,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         """Return the options of a group that a step reads."""
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
-    def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
+    def _invalid_options(self, group: Mapping[str, object]) -> dict[str, str]:
         """Return {option: reason} for options that a group may not have."""
-        reasons, kind = super()._strange_options(group), type(self).__name__
+        reasons, kind = super()._invalid_options(group), type(self).__name__
         option_names = self._wanted_options(cast("Group", group))
         for name in self._constructor_options:
             if name in group and name not in option_names:

@@ -92,7 +92,7 @@ class ScalarsInCall:
             self._addresses.append(addresses)
 
     @staticmethod
-    def give_members_rows(launches: Launches) -> None:
+    def set_rows_per_param(launches: Launches) -> None:
         """Set a row of scalars per parameter in the table of each kernel."""
         for launch in (*launches.all, *launches.of_passes()):
             launch.separate_members()

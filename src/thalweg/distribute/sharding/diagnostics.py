@@ -14,7 +14,7 @@ from thalweg._core.dtensor import is_on_mesh
 from thalweg._engines.diagnostics import MEASURED, PEAKS
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.matrix_group import cut_dims
-from thalweg.distribute.tree_reduction import in_pairs
+from thalweg.distribute.tree_reduction import tree_sum
 
 # State beside 0 (not measured) and 1 (measured): a rank failed, so no rank has the numbers.
 _UNAVAILABLE = 2
@@ -100,7 +100,7 @@ def _group_by_mesh(cut: Sequence[Tensor]) -> dict[tuple[Any, ...], list[int]]:
 def _reduce_ranks(numbers: Tensor, is_known: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """Return sums and maxima of `numbers`, and maxima of `is_known`, over the ranks."""
     peaks = [MEASURED.index(name) for name in PEAKS]
-    totals = in_pairs(ranks.all_gather(numbers.to(ranks.device)))
+    totals = tree_sum(ranks.all_gather(numbers.to(ranks.device)))
     # As whole numbers, magnitudes have the same order, and NaN is the largest.
     bits = numbers[:, peaks].to(ranks.device).abs().contiguous().view(torch.int64)
     largest = torch.cat([bits, is_known.to(ranks.device)], dim=1)

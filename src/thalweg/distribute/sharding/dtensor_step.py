@@ -27,7 +27,7 @@ from thalweg._engines.protocol import Columns, Formulas, Stages, StepPlan, StepR
 from thalweg.distribute.handshake import PendingCollective
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, cut_dims
-from thalweg.distribute.tree_reduction import in_pairs
+from thalweg.distribute.tree_reduction import tree_sum
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
@@ -257,7 +257,7 @@ class _ShardedMeasures:
             local_totals = torch.from_numpy(totals[indices])  # pyright: ignore[reportUnknownMemberType]
             for dim in dims:
                 ranks = Ranks(mesh.get_group(dim))
-                local_totals = in_pairs(ranks.all_gather(local_totals.to(ranks.device)))
+                local_totals = tree_sum(ranks.all_gather(local_totals.to(ranks.device)))
             totals[indices] = local_totals.cpu().numpy()
         return list(totals.T)
 

@@ -10,7 +10,7 @@ from thalweg._base.context_managers import outside_inference
 from thalweg.distribute.buckets import copy_all, holders_of
 from thalweg.distribute.process_group import Pending, Ranks
 from thalweg.distribute.sharding.shards import Shards, flatten_like
-from thalweg.distribute.tree_reduction import in_pairs
+from thalweg.distribute.tree_reduction import tree_sum
 
 
 class Scatter:
@@ -94,7 +94,7 @@ class Scatter:
         if self._pending is None:
             raise RuntimeError("nothing was sent")
         self.wait()
-        total = in_pairs(self._rank_shards)
+        total = tree_sum(self._rank_shards)
         local_sums: dict[int, Tensor] = {}
         begin = 0
         for index, var in self._variables.items():

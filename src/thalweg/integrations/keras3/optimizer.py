@@ -123,7 +123,10 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             self._apply_here(grads, trainable_variables)
 
     def _apply_here(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Apply the weight decay of Keras and the update of the wrapped optimizer."""
+        """Apply the weight decay of Keras and the update of the wrapped optimizer, in place.
+
+        Raise FailedPreconditionError if a variable has a new tensor or a strategy shards slots.
+        """
         wrapped, tensors = self.wrapped, [var.value for var in variables]
         for var, tensor in zip(variables, tensors, strict=True):
             if tensor is not self._tensors[self._get_variable_index(var)]:

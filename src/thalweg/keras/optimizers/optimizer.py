@@ -304,9 +304,9 @@ class Optimizer(
         """Return True if a step counts more than `iterations`."""
         return cls._counting_calls is not Optimizer._counting_calls
 
-    def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
-        """Use the slots of a restored checkpoint, and drop plans of steps."""
-        super()._take_store(store, taken)
+    def _take_store(self, store: SlotStore, replacements: dict[int, object]) -> None:
+        """Replace the slots, as the base class does, and drop plans of steps."""
+        super()._take_store(store, replacements)
         self._plans = PlanCaches()
 
     def _make_hooks(self, aggregates: bool) -> KerasStepAdapter:

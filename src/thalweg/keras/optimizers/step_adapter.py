@@ -298,7 +298,7 @@ class KerasHookStepAdapter(KerasRuleStepAdapter):
         return pairs
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
-        """Return False: the rule updates the variable."""
+        """Return False: the rule updates the variable, not a function of the user."""
         return False
 
 

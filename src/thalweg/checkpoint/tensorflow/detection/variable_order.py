@@ -46,7 +46,7 @@ def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
 
 
 def _is_ordered(places: Sequence[Place]) -> bool:
-    """Return True if the model has these places in this order for certain."""
+    """Return True if each place may come directly after the place before it in the model."""
     return all(map(_may_follow, places, places[1:]))
 
 
