@@ -117,7 +117,7 @@ def _infer_broadcast(
     inputs: Sequence[SymbolicTensor],
     name: str,
 ) -> object:
-    """Return the outputs if unknown sizes equal known sizes of inputs, or 1; None if unknown."""
+    """Return the outputs, assuming that unknown sizes are 1 or a known one; None if unknown."""
     results, fitting = [], []
     for size in _known_sizes(inputs):
         try:

@@ -60,17 +60,17 @@ class SymbolicSlices(SymbolicRows):
 
     @property
     def op(self) -> Operation:
-        """The operation that gives them."""
+        """Operation that computes the slices."""
         return self.source.op
 
     @property
     def name(self) -> str:
-        """The name of that operation's output."""
+        """Name of the output of `op`."""
         return self.source.name
 
     @property
     def graph(self) -> Nodes:
-        """The graph they belong to."""
+        """Graph of the slices."""
         return self.source.graph
 
     @property

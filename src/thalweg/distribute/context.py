@@ -71,7 +71,7 @@ def innermost_context() -> StrategyContext | None:
 
 
 def enter_update() -> AbstractContextManager[Any]:
-    """Return a context manager for updates by hooks: cross-replica context if ranks are several."""
+    """Return a context manager for updates by hooks: the cross-replica context of several ranks."""
     if replicas() == 1:
         return contextlib.nullcontext()
     return enter_cross_replica(thread.strategies[-1].strategy)

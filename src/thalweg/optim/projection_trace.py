@@ -408,7 +408,7 @@ class ProjectionTrace(TorchFunctionMode):
 
 
 def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
-    """Return arguments with CPU copies of tensors; zeros for tensors on "meta", weights unchanged."""
+    """Return arguments with CPU copies of tensors, zeros for "meta" tensors, weights unchanged."""
 
     def move(arg: Any) -> Any:
         """Return a CPU copy of a tensor, zeros for one on "meta", and all else unchanged."""

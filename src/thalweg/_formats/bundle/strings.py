@@ -44,7 +44,7 @@ def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
 
 
 def encoded_strings(strings: Sequence[bytes]) -> tuple[bytes, int]:
-    """Return (lengths, their checksum and the strings, as in a data file; checksum of the bytes)."""
+    """Return (lengths, their checksum and the strings as one block; checksum of the block)."""
     lengths = [len(string) for string in strings]
     checksum = _checksum_of_lengths(lengths)
     tail = mask_checksum(checksum).to_bytes(4, "little") + b"".join(strings)

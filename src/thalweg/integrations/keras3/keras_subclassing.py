@@ -89,7 +89,7 @@ class Lent(Optimizer):
 
     @property
     def variables(self) -> Any:
-        """Keras' variables of all state; called, the optimizer's weights."""
+        """List of Keras' variables of all state; a call of it returns the optimizer's weights."""
         return Variables(vars(self)[_LENDER].variables, self.weights)
 
     def set_weights(self, weights: Sequence[object]) -> None:

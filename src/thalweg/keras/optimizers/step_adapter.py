@@ -39,24 +39,24 @@ class ApplyState(dict[tuple[Any, torch.dtype], dict[str, Any]]):
     ) -> None:
         super().__init__()
         if coefficients:
-            self.update({_by_name(key): value for key, value in coefficients.items()})
+            self.update({_with_device_name(key): value for key, value in coefficients.items()})
 
     def __getitem__(self, key: tuple[object, torch.dtype]) -> dict[str, Any]:
-        return super().__getitem__(_by_name(key))
+        return super().__getitem__(_with_device_name(key))
 
     def __setitem__(self, key: tuple[object, torch.dtype], value: dict[str, object]) -> None:
-        super().__setitem__(_by_name(key), value)
+        super().__setitem__(_with_device_name(key), value)
 
     def __contains__(self, key: object) -> bool:
-        return super().__contains__(_by_name(key))
+        return super().__contains__(_with_device_name(key))
 
     def get(self, key: tuple[object, torch.dtype], default: object = None) -> Any:
         """Return the coefficients of a device (or name) and dtype, or `default`."""
-        return super().get(_by_name(key), default)
+        return super().get(_with_device_name(key), default)
 
 
-def _by_name(key: object) -> Any:
-    """Return the key with the device by name."""
+def _with_device_name(key: object) -> Any:
+    """Return a key (device, ...) with the device as a string; other keys unchanged."""
     return (str(key[0]), *key[1:]) if isinstance(key, tuple) and key else key
 
 
