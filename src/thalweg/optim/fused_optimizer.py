@@ -843,7 +843,7 @@ class FusedOptimizer(GradScalerMixin):
         if len(params) != len(places):
             return False
         gradients = [param.grad for param in params]
-        if any(map(is_, gradients, itertools.repeat(None))) or not self._updates_groups(
+        if any(map(is_, gradients, itertools.repeat(None))) or not self._updates_all(
             part, gradients
         ):
             return False
@@ -874,7 +874,7 @@ class FusedOptimizer(GradScalerMixin):
         """Return the rules of all groups."""
         raise NotImplementedError
 
-    def _updates_groups(self, part: ParamState, gradients: Sequence[object]) -> bool:
+    def _updates_all(self, part: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if a part still updates all groups, given these gradients."""
         return True
 

@@ -425,7 +425,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return the wrapped rules of all groups."""
         return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
-    def _updates_groups(self, part: ParamState, gradients: Sequence[object]) -> bool:
+    def _updates_all(self, part: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if a part still updates all groups, given these gradients."""
         if part.hold(self.param_groups):
             return True
