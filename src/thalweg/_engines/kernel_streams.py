@@ -13,6 +13,7 @@ from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.codegen import Update
+from thalweg._engines.codegen_measure import Measurement
 from thalweg._engines.protocol import Dtype, StepRequest
 from thalweg._engines.random_bits import NARROW, ElementRuns, Place
 
@@ -68,6 +69,16 @@ class Streams(NamedTuple):
             vectors=tuple(getattr(rule.update, "vectors", {}).items()),
             draws=self.draws,
         )
+
+    def describe_memory(self, storage: tuple[str, ...]) -> Measurement:
+        """Return the memory that measures read, as a measurement without formulas and stages.
+
+        Args:
+            storage: `names`, or `measured_types`: the storage types of the streams of the table.
+        """
+        has_copy = self.copied and len(storage) == len(self.names)
+        name = np.dtype(self.compute).name
+        return Measurement((), storage, name, copy=has_copy, from_copy=self.from_copy)
 
     @property
     def bytes(self) -> Int64:

@@ -262,7 +262,7 @@ def _counts(formula_graph: FormulaGraph) -> bool:
 
 
 def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
-    """Return the fields of `_MEASURE` that fill, add and fold lanes."""
+    """Return the fields of `_SETUP` and `_LEAVES` that fill, add and fold lanes."""
     rows = _ROWS if len(sweep.read) <= _STREAMS else 1
     # `Dispatcher` leaves variables with encoded slots that are not contiguous to the reference.
     gathers = gathers and bool(sweep.read) and not sweep.codecs

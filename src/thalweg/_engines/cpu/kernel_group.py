@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
 from thalweg._engines.array_types import Float64, Int64
-from thalweg._engines.codegen_measure import Measurement, distinct_formulas
+from thalweg._engines.codegen_measure import distinct_formulas
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.work_table import (
@@ -67,14 +67,7 @@ class Group:
         self.dtype = streams.compute
         self.flush = request.selection.denormals == "flush"
         self._gradient = streams.gradient
-        # Of kernels that reduce formulas; each has its own formulas and stages.
-        self._measurement = Measurement(
-            (),
-            streams.measured_types,
-            np.dtype(self.dtype).name,
-            copy=streams.from_copy,
-            from_copy=streams.from_copy,
-        )
+        self._memory = streams.describe_memory(streams.measured_types)
         self.members = members
         self.has_all_variables = len(members) == len(request.variables)
         self._sizes, self.bytes = streams.sizes, streams.bytes
@@ -122,9 +115,7 @@ class Group:
     ) -> list[list[Tensor]]:
         """Return for each member its measures over rows, over columns or over all elements."""
         formulas = distinct_formulas(measures)
-        measurement = replace(
-            self._measurement, formulas=formulas, stages=stages, vectors=self._kinds
-        )
+        measurement = replace(self._memory, formulas=formulas, stages=stages, vectors=self._kinds)
         kernel = launch.lines_kernel(measures, measurement)
         scalars = self._scalars_of(kernel.scalars, columns)
         streams = self.table.base[:, : len(measurement.storage)]
@@ -181,7 +172,7 @@ class Group:
 
     def _sum_kernel(self, formulas: Formulas, stages: Stages) -> Compiled:
         """Return the kernel that sums formulas over the members without copies."""
-        measurement = replace(self._measurement, formulas=tuple(formulas), stages=stages)
+        measurement = replace(self._memory, formulas=tuple(formulas), stages=stages)
         return launch.sum_kernel(measurement, bool(self._layouts))
 
     def _scalars_of(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:

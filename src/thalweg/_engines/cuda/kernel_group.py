@@ -15,7 +15,7 @@ from torch import Tensor
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
 from thalweg._engines.array_types import Array, Float64, Int64, numbered
-from thalweg._engines.codegen_measure import Measurement, distinct_formulas
+from thalweg._engines.codegen_measure import distinct_formulas
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK, SIZES, WIDTH
 from thalweg._engines.cuda.device_scalars import Rows
@@ -44,14 +44,7 @@ class Group:
     def __init__(self, request: StepRequest, members: list[int]) -> None:
         kernel_streams = streams_of(request, members)
         self._names, self.dtype = kernel_streams.names, kernel_streams.compute
-        # Of kernels that reduce formulas; each has its own formulas and stages.
-        self._measurement = Measurement(
-            (),
-            kernel_streams.names,
-            np.dtype(self.dtype).name,
-            copy=kernel_streams.copied,
-            from_copy=kernel_streams.from_copy,
-        )
+        self._memory = kernel_streams.describe_memory(kernel_streams.names)
         self._flush = request.selection.denormals == "flush"
         update = kernel_streams.describe_update(request)
         self._kinds = update.vectors
@@ -187,7 +180,7 @@ class Group:
     def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
         """Return float64 sums of formulas for each leaf, of shape (leaves, formulas)."""
         flush = self._flush and bool(stages)
-        measurement = replace(self._measurement, formulas=tuple(formulas), stages=stages)
+        measurement = replace(self._memory, formulas=tuple(formulas), stages=stages)
         kernel = launch.sum_kernel(measurement, flush)
         rows, scalars = self._send_scalars(kernel, columns)
         leaves = torch.empty(
@@ -211,9 +204,7 @@ class Group:
         """See `thalweg._engines.dense_plan.Group`."""
         flush = self._flush and bool(stages)
         formulas = distinct_formulas(measures)
-        measurement = replace(
-            self._measurement, formulas=formulas, stages=stages, vectors=self._kinds
-        )
+        measurement = replace(self._memory, formulas=formulas, stages=stages, vectors=self._kinds)
         kernel_for = partial(launch.lines_kernel, measures, measurement, flush)
         kernels = self.lines.kernels(kernel_for)
         rows, scalars = self._send_scalars(kernels[0], columns)
