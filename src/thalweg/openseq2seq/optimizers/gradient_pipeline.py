@@ -29,7 +29,7 @@ from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
 from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
-from thalweg.openseq2seq.optimizers.update import update, watching
+from thalweg.openseq2seq.optimizers.update import decide_by_scaler, update
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
 SCOPE = "Loss_Optimization/"
@@ -180,7 +180,7 @@ class StepPipeline:
         # The host tells other ranks of the step.
         clears = clearing(step_inputs.sums) if step_inputs.sums else ()
         calls = [*clears, *step_inputs.counts]
-        parts = watching(self.scaler, report, calls, not treatment.reduces)
+        parts = decide_by_scaler(self.scaler, report, calls, not treatment.reduces)
         parts |= {"rate": step_inputs.rate, "journal": journal, "unscaling": unscaling}
         transforms = treatment.post.gradient_transforms(backward.present().pairs, **parts)
         return Ready(backward, transforms, journal, step)

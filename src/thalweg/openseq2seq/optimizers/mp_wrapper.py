@@ -45,13 +45,13 @@ from thalweg.openseq2seq.optimizers.scaled_loss import scaled
 from thalweg.openseq2seq.optimizers.state import TrainingState
 from thalweg.openseq2seq.optimizers.update import (
     by_references,
-    captured_by,
-    is_called_at_the_build,
-    processed_now,
+    calls_hooks_at_build,
+    capture_inputs,
+    decide_by_scaler,
+    process_gradients,
+    record_update,
     update,
-    updated,
-    watching,
-    written_beside,
+    variables_written_by,
 )
 from thalweg.v1.train.optimizer import Optimizer, check_any
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
@@ -278,7 +278,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         report: list[Any] = []
         with self._opt._turn_lock(), self._opt._locked(), note_not_applied(report):
             check_any(backward.pairs)
-            transforms = GradientTransforms(**watching(self.loss_scaler, report))
+            transforms = GradientTransforms(**decide_by_scaler(self.loss_scaler, report))
             outcome = update(self._opt, backward, transforms, step, captured)
         raise_first(outcome.errors)
 
@@ -319,13 +319,13 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         if all(grad is None for grad in target_gradients):
             return self._opt.apply_gradients(pairs)  # raises
         with graph.as_default():
-            if is_called_at_the_build(self._opt):
+            if calls_hooks_at_build(self._opt):
                 op = self._update_in_graph(backward.present(), global_step, name)
             else:
                 counter = by_reference(global_step) if is_symbolic(global_step) else global_step
-                inputs = [by_references(backward), counter, captured_by(self._opt, targets)]
+                inputs = [by_references(backward), counter, capture_inputs(self._opt, targets)]
                 op = operation(self._update, inputs, name or self.get_name(), kind="update")
-                op.written += written_beside(self._opt, targets, self.loss_scaler)
+                op.written += variables_written_by(self._opt, targets, self.loss_scaler)
             graph.add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
 
@@ -340,11 +340,15 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             report: list[Any] = []
             with note_not_applied(report):
                 check_any(backward.pairs)
-                return processed_now(backward, GradientTransforms(**watching(scaler, report)))
+                return process_gradients(
+                    backward, GradientTransforms(**decide_by_scaler(scaler, report))
+                )
 
         options = {"name": name, "always": scaler is None}
         inputs = [by_references(present)]
-        update_ops = updated(self._opt, present, process, inputs, global_step, scaler, **options)
+        update_ops = record_update(
+            self._opt, present, process, inputs, global_step, scaler, **options
+        )
         return group(update_ops.op, name=name or self.get_name())
 
     def state_dict(self) -> dict[str, Tensor]:

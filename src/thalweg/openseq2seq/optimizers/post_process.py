@@ -31,7 +31,12 @@ from thalweg.openseq2seq.optimizers.gradients import (
 )
 from thalweg.openseq2seq.optimizers.larc import Larc, larc_of
 from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS, checked_summaries
-from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, collect, tags_of
+from thalweg.openseq2seq.optimizers.summaries import (
+    Journal,
+    check_writer,
+    collect_summaries,
+    tags_of,
+)
 
 
 class PostProcessing(NamedTuple):
@@ -269,7 +274,7 @@ def post_process_gradients(
         return journal.sent(0).write
 
     if OF_GRADIENTS.intersection(settings.summaries) and is_deferred(*gradients, *variables, lr):
-        collect(tell, [gradients, variables, lr])
+        collect_summaries(tell, [gradients, variables, lr])
     new_gradients = map_gradients(
         process, gradients, variables, lr, name="post_process_gradients",
         dtypes=[var.dtype for var in variables], dense=settings.larc is not None,

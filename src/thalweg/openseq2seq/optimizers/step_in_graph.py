@@ -39,21 +39,21 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import check_inner
 from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS
 from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.summaries import (
-    Collected,
-    OfThisRun,
     Outbox,
-    collect,
+    RunSummaries,
+    SummaryCollector,
     collect_scalar,
+    collect_summaries,
 )
 from thalweg.openseq2seq.optimizers.update import (
     SKIPPED,
     TAKEN,
     by_references,
-    captured_by,
-    is_called_at_the_build,
-    processed_now,
-    updated,
-    written_beside,
+    calls_hooks_at_build,
+    capture_inputs,
+    process_gradients,
+    record_update,
+    variables_written_by,
 )
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
@@ -86,28 +86,28 @@ def step_in_graph(
     update_ops = get_collection(GraphKeys.UPDATE_OPS)
     pipeline = StepPipeline(optimizer, treatment)
     with variable_scope(SCOPE.rstrip("/")):
-        backward = _connected(pipeline.differentiate(loss, var_list), treatment)
+        backward = _check_backward(pipeline.differentiate(loss, var_list), treatment)
         check_inner(pipeline.inner)
         sums = _accumulators(backward) if treatment.iter_size > 1 else []
         loss_scale = None if scaler is None else scaler.loss_scale
         _collect_scalars(collected, loss=loss, loss_scale=loss_scale)
-        averaged = OfThisRun() if collected and _is_averaged(treatment) else None
+        averaged = RunSummaries() if collected and _is_averaged(treatment) else None
         skip = skip_update if treatment.iter_size > 1 else False
         step_inputs = StepInputs(by_references(backward), sums, rate, skip)
         run_inputs = step_inputs._replace(
             loss=loss, loss_scale=loss_scale, global_step=by_reference(global_step)
         )
         step_run = _StepRun(pipeline, averaged)
-        if is_called_at_the_build(pipeline.inner):
-            train_op = _called_now(step_run, backward, run_inputs, global_step, update_ops)
+        if calls_hooks_at_build(pipeline.inner):
+            train_op = _train_op_of_hooks(step_run, backward, run_inputs, global_step, update_ops)
         else:
-            train_op = _called_in_runs(step_run, backward, run_inputs, update_ops)
+            train_op = _train_op(step_run, backward, run_inputs, update_ops)
         train_op.op.optimizer = pipeline.inner
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, train_op.op)
         if averaged is not None:
             averaged.collect()
         elif OF_GRADIENTS.intersection(collected):
-            collect(step_run.preview, [step_inputs])
+            collect_summaries(step_run.preview, [step_inputs])
     return train_op
 
 
@@ -151,7 +151,7 @@ class _StepRun:
         pipeline: As given.
     """
 
-    def __init__(self, pipeline: StepPipeline, averaged: OfThisRun | None) -> None:
+    def __init__(self, pipeline: StepPipeline, averaged: RunSummaries | None) -> None:
         self.pipeline, self._averaged = pipeline, averaged
 
     def _begin(self, values: StepInputs) -> tuple[StepPipeline, StepInputs]:
@@ -162,7 +162,9 @@ class _StepRun:
             return pipeline, values
         treatment = pipeline.treatment
         writer = None if treatment.outbox is None else treatment.outbox.writer
-        summaries = Collected(("learning_rate", f"{SCOPE}loss", f"{SCOPE}loss_scale"), writer)
+        summaries = SummaryCollector(
+            ("learning_rate", f"{SCOPE}loss", f"{SCOPE}loss_scale"), writer
+        )
         self._averaged.keep(summaries)
         outbox = Outbox(summaries, waits=True)
         return replace(pipeline, treatment=treatment._replace(outbox=outbox)), values
@@ -183,7 +185,7 @@ class _StepRun:
             thread.frames[-1][self] = pipeline, ready
             if ready.gradient_transforms is None:
                 return None
-            return processed_now(ready.backward, ready.gradient_transforms)
+            return process_gradients(ready.backward, ready.gradient_transforms)
 
     def finish(self, loss: Tensor, has_update: Tensor) -> Tensor:
         """Write the summaries of a run after its update, if any; return the loss."""
@@ -202,7 +204,7 @@ class _StepRun:
         return self.pipeline.preview_summaries(step_inputs, scope).write
 
 
-def _called_in_runs(
+def _train_op(
     step_run: _StepRun,
     backward: BackwardResult,
     step_inputs: StepInputs,
@@ -213,17 +215,17 @@ def _called_in_runs(
     inner = step_run.pipeline.inner
     train_op = operation(
         step_run.run,
-        [step_inputs._replace(captured=captured_by(inner, backward.targets))],
+        [step_inputs._replace(captured=capture_inputs(inner, backward.targets))],
         "train",
         kind="update",
         outputs=Output(loss.dtype, loss.shape, ()),
         control_inputs=update_ops,
     )
-    train_op.op.written += written_beside(inner, backward.targets, step_run.pipeline.scaler)
+    train_op.op.written += variables_written_by(inner, backward.targets, step_run.pipeline.scaler)
     return train_op
 
 
-def _called_now(
+def _train_op_of_hooks(
     step_run: _StepRun,
     backward: BackwardResult,
     step_inputs: StepInputs,
@@ -242,7 +244,7 @@ def _called_now(
     loss: Any = step_inputs.loss
     pipeline = step_run.pipeline
     treatment, scaler = pipeline.treatment, pipeline.scaler
-    update = updated(
+    update = record_update(
         pipeline.inner,
         backward,
         step_run.process,
@@ -261,7 +263,7 @@ def _called_now(
     )
 
 
-def _connected(backward: BackwardResult, treatment: Treatment) -> BackwardResult:
+def _check_backward(backward: BackwardResult, treatment: Treatment) -> BackwardResult:
     """Return a backward pass without variables that have no gradient on any worker.
 
     Raises:

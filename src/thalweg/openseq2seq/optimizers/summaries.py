@@ -116,7 +116,7 @@ class Outbox:
             self._letters.pop(0).write(self.writer)
 
 
-class Collected:
+class SummaryCollector:
     """Writer that collects values into a serialized `Summary`.
 
     Args:
@@ -150,7 +150,7 @@ def collect_scalar(name: str, value: object) -> None:
     summary.scalar(name, called(value))
 
 
-def collect(run: Callable[..., Any], inputs: Sequence[object]) -> None:
+def collect_summaries(run: Callable[..., Any], inputs: Sequence[object]) -> None:
     """Add a summary of several values.
 
     Args:
@@ -160,7 +160,7 @@ def collect(run: Callable[..., Any], inputs: Sequence[object]) -> None:
     """
 
     def summarize(*given: Any) -> bytes:
-        writer = Collected()
+        writer = SummaryCollector()
         run(*given, scope=scope)(writer)
         return writer.serialized()
 
@@ -176,13 +176,13 @@ def _add_summary(summarize: Callable[..., bytes], inputs: Sequence[object], kind
     return summary_node
 
 
-class OfThisRun:
+class RunSummaries:
     """Values from the operation that takes a step, for a summary in the same run.
 
     Gradients are averaged once: a summary that averages again would block other workers.
     """
 
-    def keep(self, collected: Collected) -> None:
+    def keep(self, collected: SummaryCollector) -> None:
         """Store the summaries of this run; the operation of the step calls it."""
         thread.frames[-1][self] = collected
 

@@ -49,7 +49,7 @@ from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import REDUCED
 
 
-def captured_by(optimizer: Optimizer, targets: Sequence[Tensor]) -> list[Any]:
+def capture_inputs(optimizer: Optimizer, targets: Sequence[Tensor]) -> list[Any]:
     """Create slots of graph variables, and return the values that an operation updating them
     captures.
     """
@@ -57,7 +57,7 @@ def captured_by(optimizer: Optimizer, targets: Sequence[Tensor]) -> list[Any]:
     return optimizer._captured_inputs()
 
 
-def watching(
+def decide_by_scaler(
     scaler: AutomaticLossScaler | None,
     report: list[object],
     calls: Sequence[Call] = (),
@@ -133,10 +133,10 @@ def update(
             hooks = optimizer._make_hooks(global_step, name, captured[0])
             block = optimizer._while_taking(hooks)
         with block:
-            return _by_override(optimizer, backward, decision.calls, global_step)
+            return _update_by_override(optimizer, backward, decision.calls, global_step)
 
 
-def _by_override(
+def _update_by_override(
     optimizer: Optimizer, backward: BackwardResult, calls: Sequence[Call], global_step: Any
 ) -> StepResult:
     """Take a step by an optimizer that overrides `apply_gradients`.
@@ -151,23 +151,23 @@ def _by_override(
         # The gradients are means over the replicas already.
         with distribute.enter_single_replica():
             optimizer.apply_gradients(backward.pairs, step)
-        run([*copying(backward), *map(unless_resized, calls)])
+        run([*copies_of_masters(backward), *map(unless_resized, calls)])
     except BaseException as error:
         if says_not_taken(error) or torch.equal(step.detach(), old_step):
             raise
         add_taken(error)
-        run([*copying(backward), *map(unless_resized, calls)])
+        run([*copies_of_masters(backward), *map(unless_resized, calls)])
         return StepResult(True, [error])
     return StepResult(True, [])
 
 
-def copying(backward: BackwardResult) -> list[Call]:
+def copies_of_masters(backward: BackwardResult) -> list[Call]:
     """Return calls that set variables to their masters: the nearest number, never infinite."""
     check_memories([*backward.targets, *(copy for copy in backward.copies if copy is not None)])
     return copy_writes(backward.copies, backward.targets)
 
 
-class Update(NamedTuple):
+class RecordedUpdate(NamedTuple):
     """Results of an update in a graph.
 
     Attributes:
@@ -179,12 +179,12 @@ class Update(NamedTuple):
     has_update: Any
 
 
-def is_called_at_the_build(optimizer: Optimizer) -> bool:
+def calls_hooks_at_build(optimizer: Optimizer) -> bool:
     """Return True if an optimizer has to get its gradients while a graph is built."""
     return optimizer._is_recorded() or not optimizer.takes_transforms()
 
 
-def processed_now(backward: BackwardResult, transforms: GradientTransforms) -> list[Any] | None:
+def process_gradients(backward: BackwardResult, transforms: GradientTransforms) -> list[Any] | None:
     """Return the transformed gradients; None for no update.
 
     The state of the loss scaler is updated, and the other calls of the decision are made.
@@ -213,11 +213,11 @@ def _run_process(
         run_gradients, leaves = process(*values), list(map(resolve, targets))
         is_update = torch.tensor(run_gradients is not None, dtype=torch.bool, device="cpu")
         if run_gradients is None:
-            return [is_update, *map(_none, slices, leaves)]
+            return [is_update, *map(_no_gradient, slices, leaves)]
         return [is_update, *map(_as_known, run_gradients, slices, leaves)]
 
 
-def updated(
+def record_update(
     optimizer: Optimizer,
     backward: BackwardResult,
     process: Callable[..., Sequence[object] | None],
@@ -227,7 +227,7 @@ def updated(
     name: str | None = None,
     dense: bool = False,
     always: bool = False,
-) -> Update:
+) -> RecordedUpdate:
     """Build the update of variables by an optimizer that is called now; all of it is one update.
 
     Args:
@@ -263,7 +263,7 @@ def updated(
         end_op = apply() if always else cond(has_step, apply, no_op)
     # Operations of a branch cannot be run alone.
     collection[:] = old_ops
-    return Update(end_op, has_step)
+    return RecordedUpdate(end_op, has_step)
 
 
 def _apply_recorded(
@@ -276,17 +276,17 @@ def _apply_recorded(
     if all(copy is None for copy in backward.copies):
         return applied_op
     references = by_references(backward._replace(gradients=[], penalties=[], scale=None))
-    return operation(_copy, [references], "copy", control_inputs=[applied_op])
+    return operation(_set_to_masters, [references], "copy", control_inputs=[applied_op])
 
 
 def _as_known(grad: Any, is_sparse: bool, target: Tensor) -> object:
     """Return a gradient as slices or dense, as declared; zeros for None."""
     if grad is None:
-        return _none(is_sparse, target) if is_sparse else torch.zeros_like(target.detach())
+        return _no_gradient(is_sparse, target) if is_sparse else torch.zeros_like(target.detach())
     return grad if is_sparse else whole(grad, target)
 
 
-def _none(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
+def _no_gradient(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
     """Return slices without rows, or zeros that take no memory."""
     tensor = target.detach()
     if is_sparse:
@@ -303,7 +303,7 @@ def by_references(backward: BackwardResult) -> BackwardResult:
     return backward._replace(variables=variables, targets=targets)
 
 
-def written_beside(
+def variables_written_by(
     optimizer: Optimizer, targets: Sequence[object], scaler: AutomaticLossScaler | None
 ) -> tuple[Any, ...]:
     """Return the variables that an operation that takes a step writes, other than the targets."""
@@ -314,5 +314,5 @@ def _scale_of(scaler: AutomaticLossScaler | None) -> tuple[object, ...]:
     return () if scaler is None else tuple(scaler.variables.values())
 
 
-def _copy(backward: BackwardResult) -> None:
-    run(copying(backward))
+def _set_to_masters(backward: BackwardResult) -> None:
+    run(copies_of_masters(backward))
