@@ -30,7 +30,8 @@ from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, 
 from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
 from thalweg.openseq2seq.optimizers.update import decide_by_scaler, update
-from thalweg.v1.train.optimizer import Optimizer, check_any
+from thalweg.v1.train.gradients import check_any
+from thalweg.v1.train.optimizer import Optimizer
 
 SCOPE = "Loss_Optimization/"
 ACCUMULATED = "The run added its gradients up"

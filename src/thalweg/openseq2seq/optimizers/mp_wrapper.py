@@ -53,7 +53,8 @@ from thalweg.openseq2seq.optimizers.update import (
     update,
     variables_written_by,
 )
-from thalweg.v1.train.optimizer import Optimizer, check_any
+from thalweg.v1.train.gradients import check_any
+from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 from thalweg.variable import REDUCED
 

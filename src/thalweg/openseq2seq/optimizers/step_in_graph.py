@@ -55,7 +55,8 @@ from thalweg.openseq2seq.optimizers.update import (
     record_update,
     variables_written_by,
 )
-from thalweg.v1.train.optimizer import Optimizer, check_any
+from thalweg.v1.train.gradients import check_any
+from thalweg.v1.train.optimizer import Optimizer
 
 
 def step_in_graph(
@@ -91,7 +92,10 @@ def step_in_graph(
         sums = _accumulators(backward) if treatment.iter_size > 1 else []
         loss_scale = None if scaler is None else scaler.loss_scale
         _collect_scalars(collected, loss=loss, loss_scale=loss_scale)
-        averaged = RunSummaries() if collected and _is_averaged(treatment) else None
+        is_averaged = treatment.reduces and (
+            treatment.all_reduce or not current_strategy().ranks.is_alone
+        )
+        averaged = RunSummaries() if collected and is_averaged else None
         skip = skip_update if treatment.iter_size > 1 else False
         step_inputs = StepInputs(by_references(backward), sums, rate, skip)
         run_inputs = step_inputs._replace(
@@ -126,11 +130,6 @@ def _collect_scalars(collected: Sequence[str], **scalars: Any) -> None:
     for title, scalar in scalars.items():
         if title in collected and scalar is not None:
             collect_scalar(title, scalar)
-
-
-def _is_averaged(treatment: Treatment) -> bool:
-    """Return whether gradients are averaged over workers."""
-    return treatment.reduces and bool(treatment.all_reduce or not current_strategy().ranks.is_alone)
 
 
 def _accumulators(backward: BackwardResult) -> list[Any]:

@@ -45,6 +45,7 @@ from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult
 from thalweg.openseq2seq.optimizers.gradients import transform_gradients
+from thalweg.v1.train.apply_gradients import StepRequest
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import REDUCED
 
@@ -107,15 +108,12 @@ def update(
     Returns:
         Whether there was an update, see `StepResult`, and what was raised after it.
     """
-    present, uses_transforms, name = (
-        backward.present(),
-        optimizer.takes_transforms(),
-        optimizer.get_name(),
-    )
+    present, uses_transforms = backward.present(), optimizer.takes_transforms()
+    request = StepRequest(global_step, optimizer.get_name(), captured)
     copies = present.copies if present.has_masters else None
     # Variables of 16 bits get gradients that are rounded to their dtype, as in OpenSeq2Seq.
     if uses_transforms and {target.dtype for target in present.targets}.isdisjoint(REDUCED):
-        return optimizer._take(present.pairs, global_step, name, transforms, copies, captured)
+        return optimizer._take(present.pairs, request, transforms, copies)
     with optimizer._turn_lock(), optimizer._locked():
         gradients, decision = transform_gradients(backward.gradients, backward.targets, transforms)
         if not decision.apply_flag:
@@ -125,12 +123,12 @@ def update(
         if uses_transforms:
             transforms = GradientTransforms(calls=decision.calls)
             pairs = backward.present().pairs
-            return optimizer._take(pairs, global_step, name, transforms, copies, captured)
+            return optimizer._take(pairs, request, transforms, copies)
         # Not an ExitStack, which is written in Python: an interruption at its end would leave the
         # step under way.
         block: Any = contextlib.nullcontext()
         if captured is not None:
-            hooks = optimizer._make_hooks(global_step, name, captured[0])
+            hooks = optimizer._make_hooks(global_step, request.name, captured[0])
             block = optimizer._while_taking(hooks)
         with block:
             return _update_by_override(optimizer, backward, decision.calls, global_step)
