@@ -85,7 +85,9 @@ def _add_derivatives(
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     if not connected:
         return {}
-    by_rows = [_is_looked_up(x, uses[x]) for x in connected]
+    by_rows = [
+        all(user is not None and x in user.sparse_flows for user in uses[x]) for x in connected
+    ]
     choosing = _below_choices(uses)
     zeros = [zero or x in choosing for x in connected]
     op = add(
@@ -249,10 +251,6 @@ def _below_choices(
             reachable.add(tensor)
             pending += tensor.op.flows_to(tensor)
     return reachable
-
-
-def _is_looked_up(x: SymbolicTensor, users: Sequence[Operation | None]) -> bool:
-    return all(user is not None and x in user.sparse_flows for user in users)
 
 
 def _as_slices(output: SymbolicTensor, by_rows: bool) -> SymbolicTensor | SymbolicSlices:

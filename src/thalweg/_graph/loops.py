@@ -239,7 +239,11 @@ def _add_fold(
     graph = get_default_graph()
     with graph.name_scope(name):
         state = elems if start is None else mapped(identity, start)
-        first = _row_of(elems) if start is None else [_output_like(x) for x in leaves_of(state)]
+        first = (
+            _row_of(elems)
+            if start is None
+            else [Output(x.dtype, x.shape) for x in leaves_of(state)]
+        )
 
         def apply_once(*given: object) -> object:
             leaves = iter(given)
@@ -303,10 +307,6 @@ def _stack_nests(nests: Sequence[object]) -> object:
 def _as_step(body: Subgraph, part: Step) -> Step:
     """Return a part of a run as a function of nests."""
     return lambda *nests: packed(body.nest, iter(part(*leaves_of(nests))))
-
-
-def _output_like(tensor: SymbolicTensor) -> Output:
-    return Output(tensor.dtype, tensor.shape)
 
 
 def _row_of(elems: object) -> list[Output]:

@@ -61,7 +61,7 @@ def infer_outputs(function: Callable[..., object], arguments: Sequence[object], 
         TypeError: The function does not take such arguments.
     """
     inputs = [leaf for leaf in leaves_of(arguments) if isinstance(leaf, SymbolicTensor)]
-    unknown = _without_shape(inputs)
+    unknown = Output(next((x.dtype for x in inputs if x.is_differentiable()), None))
     if any(tensor.dtype is None for tensor in inputs):
         return unknown
     if any(tensor.shape is UNKNOWN for tensor in inputs):
@@ -81,10 +81,6 @@ def infer_outputs(function: Callable[..., object], arguments: Sequence[object], 
         raise InvalidArgumentError(f"{name}: {reason} {_describe_inputs(arguments)}") from error
     merged = _merge_trials(results, name)
     return merged if has_full_shapes else _with_small(merged, function, arguments, inputs)
-
-
-def _without_shape(inputs: Sequence[SymbolicTensor]) -> Output:
-    return Output(next((x.dtype for x in inputs if x.is_differentiable()), None))
 
 
 def _asks_for_data(error: Exception) -> bool:
