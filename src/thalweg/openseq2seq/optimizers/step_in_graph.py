@@ -68,13 +68,12 @@ def step_in_graph(
     scaler: AutomaticLossScaler | None,
     treatment: Treatment,
     skip_update: Any,
-    collected: Sequence[str] = (),
 ) -> Any:
     """Return the tensor that takes a step when a session runs it; its value is the loss before
     that.
 
     Operations of the collection UPDATE_OPS run with it, also where there is no update. The
-    summaries that are `collected`, "loss" among them, go to the collection SUMMARIES.
+    summaries of `treatment` go to the collection SUMMARIES.
 
     Raises:
         InvalidTypeError: The loss is not symbolic, a variable is none of the graph, or the
@@ -83,6 +82,7 @@ def step_in_graph(
             scalar.
     """
     loss = _symbolic_loss(loss)
+    collected = (*(["loss"] if treatment.shows_loss else []), *treatment.post.summaries)
     _collect_scalars(collected, learning_rate=rate)
     update_ops = get_collection(GraphKeys.UPDATE_OPS)
     pipeline = StepPipeline(optimizer, treatment)
@@ -92,10 +92,7 @@ def step_in_graph(
         sums = _accumulators(backward) if treatment.iter_size > 1 else []
         loss_scale = None if scaler is None else scaler.loss_scale
         _collect_scalars(collected, loss=loss, loss_scale=loss_scale)
-        is_averaged = treatment.reduces and (
-            treatment.all_reduce or not current_strategy().ranks.is_alone
-        )
-        averaged = RunSummaries() if collected and is_averaged else None
+        averaged = RunSummaries() if collected and _is_averaged(treatment) else None
         skip = skip_update if treatment.iter_size > 1 else False
         step_inputs = StepInputs(by_references(backward), sums, rate, skip)
         run_inputs = step_inputs._replace(
@@ -130,6 +127,11 @@ def _collect_scalars(collected: Sequence[str], **scalars: Any) -> None:
     for title, scalar in scalars.items():
         if title in collected and scalar is not None:
             collect_scalar(title, scalar)
+
+
+def _is_averaged(treatment: Treatment) -> bool:
+    """Return True if gradients are averaged over workers."""
+    return treatment.reduces and bool(treatment.all_reduce or not current_strategy().ranks.is_alone)
 
 
 def _accumulators(backward: BackwardResult) -> list[Any]:

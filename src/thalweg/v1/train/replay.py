@@ -69,11 +69,7 @@ class V1Replay(ReplayedApply):
         self._reads = values is None and (bool(functions) or has_own_hooks)
         self._decays = self._counted_decays(optimizer, functions)
         self._values = values = _values_without_calls(optimizer) if values is None else values
-        self._moving = [
-            name
-            for name, hyper in values.items()
-            if hyper is _UNKNOWN or isinstance(hyper, _MOVING)
-        ]
+        self._moving = [name for name, hyper in values.items() if _is_moving(hyper)]
         self._fixed = [name for name in values if name not in self._moving]
         self._set_counters(_moves(optimizer, values, self._global_step))
         self._counts_anew = not (
@@ -347,6 +343,10 @@ def _values_without_calls(optimizer: Any) -> dict[str, Any]:
     for name, attribute in vars(optimizer).items():
         vars(twin)[name] = _UNKNOWN if id(attribute) in functions else attribute
     return twin._read_values()
+
+
+def _is_moving(hyper: object) -> bool:
+    return hyper is _UNKNOWN or isinstance(hyper, _MOVING)
 
 
 def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Move]:
