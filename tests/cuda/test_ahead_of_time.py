@@ -81,7 +81,7 @@ def storage_of(case, name):
 
 
 def instructions(binary):
-    return set(INSTRUCTION.findall(binary.ptx))
+    return set(INSTRUCTION.findall(binary.assembly))
 
 
 # Assembly of `device_functions` and `blockwise_functions`, which `test_assembly.py` checks.
@@ -89,8 +89,8 @@ INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
 
 
 def assert_exact(binary, kernel):
-    assembly = INLINE.sub("", binary.ptx)
-    quotients = {"div.rn.f32", "sqrt.rn.f32"} & {*INSTRUCTION.findall(binary.ptx)}
+    assembly = INLINE.sub("", binary.assembly)
+    quotients = {"div.rn.f32", "sqrt.rn.f32"} & {*INSTRUCTION.findall(binary.assembly)}
     ops = {*INSTRUCTION.findall(assembly), *quotients}
     floats = [op for op in ops if re.match(r"(add|sub|mul|fma|div|sqrt)\..*f(32|64)$", op)]
     # Without `.rn` the assembler may contract a product and a sum.
@@ -130,7 +130,7 @@ def resources(binary, folder):
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     file = folder / "kernel.cubin"
-    file.write_bytes(binary.cubin)
+    file.write_bytes(binary.code)
     command = [tool, "--dump-resource-usage", file]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [int(re.search(rf"\b{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "LOCAL")]
@@ -259,9 +259,9 @@ def test_narrow_row_kernels_compile_within_limits(threads, tmp_path):
     kernel = generate_rows(update, "float32", True, "sum", threads=threads)
     assert kernel.threads == threads
     binary = launch.compiled_for(kernel, True, 90)
-    assert re.search(rf"\.reqntid {threads}\b", binary.ptx)
+    assert re.search(rf"\.reqntid {threads}\b", binary.assembly)
     # The row and its first entry are asked for before anything is computed of them.
-    prologue, _, _ = binary.ptx.partition("add.rn.f32")
+    prologue, _, _ = binary.assembly.partition("add.rn.f32")
     assert prologue.count("ld.global.v4") >= len(storage)
     assert_exact(binary, kernel)
     assert_aligned(binary, storage)
@@ -281,8 +281,8 @@ def test_row_width_selects_the_thread_count(width, kinds, threads):
 
 def test_untouched_rows_need_one_division_per_thread():
     binary = launch.compiled_for(rows_kernel("untouched", ["float32"] * 3, "float32"), True, 90)
-    assert len(re.findall(r"\bdiv\.[su]32\b", binary.ptx)) <= 2  # the other is of the chunk's row
-    assert "bar.sync" not in binary.ptx
+    assert len(re.findall(r"\bdiv\.[su]32\b", binary.assembly)) <= 2  # the other is of the chunk's row
+    assert "bar.sync" not in binary.assembly
 
 
 @BY_CAPABILITY
@@ -357,7 +357,7 @@ def test_random_rounding_kernels_compile_within_limits(storage, capability, tmp_
     other_binary = launch.compiled_for(kernel, False, capability)
     assert_exact(other_binary, kernel)
     assert_element_by_element(other_binary, storage)
-    multiplied = [compiled.ptx.count("mul.hi.u32") for compiled in (binary, other_binary)]
+    multiplied = [compiled.assembly.count("mul.hi.u32") for compiled in (binary, other_binary)]
     assert 0 < multiplied[0] < multiplied[1]
     assert resources(other_binary, tmp_path)[2] == 0
 
@@ -424,7 +424,7 @@ def test_line_kernels_compile_within_limits(name, tmp_path):
     binary = launch.compiled_for(kernel, True, 90)
     assert_exact(binary, kernel)
     assert_aligned(binary, storage)
-    assert len(re.findall(r"\bdiv\.[su]32\b", binary.ptx)) > 0  # of elements; of a chunk in 64 bits
+    assert len(re.findall(r"\bdiv\.[su]32\b", binary.assembly)) > 0  # of elements; of a chunk in 64 bits
     assert resources(binary, tmp_path)[2] == 0
 
 
@@ -446,14 +446,14 @@ def test_line_measure_kernels_compile_within_limits(name, measures, layout, tmp_
         kernel = generate_lines(measuring, layout.columns)
     binary = launch.compiled_for(kernel, False, 90)
     assert_exact(binary, kernel)
-    assert "fma" not in binary.ptx
+    assert "fma" not in binary.assembly
     assert kernel.threads == (128 if layout.sides else min(layout.columns, 128))
     # Next to nothing spills to local memory.
     _, stack, local = resources(binary, tmp_path)
     assert stack <= (STACK if name == "float64" else 0)
     assert local == 0
     if layout.sides:  # nothing moves between threads
-        assert not re.search(r"bar\.sync|shfl", binary.ptx)
+        assert not re.search(r"bar\.sync|shfl", binary.assembly)
 
 
 def fast_kernel(kind, name="float32"):
