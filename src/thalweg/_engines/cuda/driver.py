@@ -50,6 +50,10 @@ class Driver(ABC):
         """Return the architecture that kernels for a device are compiled for."""
 
     @abstractmethod
+    def describe_device(self, device: int) -> str:
+        """Return a device's properties that kernels depend on, as text."""
+
+    @abstractmethod
     def calls_around(self, device: int) -> tuple[Call, Call]:
         """Return C functions that make a device current in this thread, and restore the last one.
 
@@ -85,6 +89,9 @@ class Cuda(Driver):
         major, minor = torch.cuda.get_device_capability(device)
         return 10 * major + minor
 
+    def describe_device(self, device: int) -> str:
+        return "capability {}.{}".format(*torch.cuda.get_device_capability(device))
+
     def calls_around(self, device: int) -> tuple[Call, Call]:
         popped_context = c_void_p()
         push = partial(self.library.cuCtxPushCurrent_v2, _context_of(device))
@@ -112,6 +119,10 @@ class Hip(Driver):
     def architecture_of(self, device: int) -> Architecture:
         # A name such as "gfx942:sramecc+:xnack-".
         return torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+
+    def describe_device(self, device: int) -> str:
+        wavefront = torch.cuda.get_device_properties(device).warp_size
+        return f"{self.architecture_of(device)}, wavefronts of {wavefront} threads"
 
     def calls_around(self, device: int) -> tuple[Call, Call]:
         """See `Driver`. A stream has its device, but the default stream is the current device's."""
