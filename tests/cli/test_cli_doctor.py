@@ -36,7 +36,11 @@ def test_doctor_json_has_versions_engines_and_threads(folder):
     assert report["versions"]["thalweg"] == thalweg.__version__
     assert report["versions"]["python"] == platform.python_version()
     assert report["versions"]["torch"] == torch.__version__
-    assert report["engines"] == {"reference": "", "cpu": "", "cuda": availability.why_not_automatic()}
+    assert report["engines"] == {
+        "reference": "",
+        "cpu": "",
+        "cuda": availability.why_not_automatic(),
+    }
     assert report["threads"] == torch.get_num_threads()
     if sys.platform == "linux":
         assert report["threads_of_a_step"] == {"number": report["threads"], "trouble": ""}
@@ -133,8 +137,10 @@ def test_doctor_reports_steps_by_architecture(
     assert [gpu["steps"] for gpu in report["gpus"]] == [steps]
     is_amd = isinstance(architecture, str)
     assert ("AMD GPUs" in report["engines"]["cuda"]) == is_amd
-    shown = f"{architecture}, wavefronts of 64 threads" if is_amd else "capability {}.{}".format(
-        *architecture
+    shown = (
+        f"{architecture}, wavefronts of 64 threads"
+        if is_amd
+        else "capability {}.{}".format(*architecture)
     )
     assert f"1 x One, {shown}, {steps}" in run()
     device = torch.device("cuda", 0)

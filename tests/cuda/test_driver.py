@@ -6,6 +6,7 @@ import gc
 import weakref
 from contextlib import nullcontext
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int64, c_uint, c_void_p
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -113,17 +114,17 @@ def test_a_kernel_is_loaded(library):
     assert library.calls == [(load, CODE), (find, b"kernel")]
 
 
-@pytest.mark.parametrize(("place", "action"), [(1, "Loading"), (2, "Finding"), (3, "Starting")])
+@pytest.mark.parametrize(("place", "verb"), [(1, "Loading"), (2, "Finding"), (3, "Starting")])
 @pytest.mark.parametrize(("code", "text"), [(98, "invalid device function"), (7, "unknown error")])
-def test_errors_have_the_text_of_the_driver(library, place, action, code, text):
+def test_errors_have_the_text_of_the_driver(library, place, verb, code, text):
     used_driver = driver.of_torch()
     library.codes[used_driver.functions[place]] = code
-    message = rf"{action} .* failed: {text} \({used_driver.title} error {code}\)"
+    message = rf"{verb} .* failed: {text} \({used_driver.title} error {code}\)"
+    start = launched(torch.zeros(3)).run
+    load = partial(driver.load_function, CODE, "kernel", DEVICE)
+    action = start if place == 3 else load
     with pytest.raises(RuntimeError, match=message):
-        if place == 3:
-            launched(torch.zeros(3)).run()
-        else:
-            driver.load_function(CODE, "kernel", DEVICE)
+        action()
 
 
 def test_a_launch_that_is_too_large_raises_before_it_starts(library):

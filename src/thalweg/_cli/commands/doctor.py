@@ -61,9 +61,7 @@ def doctor(as_json: bool) -> None:
     kernels = facts["kernels"]
     storage = f"not kept: {kernels['trouble']}" if kernels["trouble"] else "private, can be written"
     lines["kernels"] = f"{kernels['folder']} ({storage}; {kernels['files']} there)"
-    gpus = Counter(
-        f"{gpu['name']}, {gpu['architecture']}, {gpu['steps']}" for gpu in facts["gpus"]
-    )
+    gpus = Counter(f"{gpu['name']}, {gpu['architecture']}, {gpu['steps']}" for gpu in facts["gpus"])
     lines["GPUs"] = "; ".join(f"{count} x {name}" for name, count in gpus.items()) or "none"
     settings = (f"{name}={value}" for name, value in facts["environment"].items())
     lines["environment"] = " ".join(settings) or "no variables that matter"

@@ -175,7 +175,8 @@ def _write_joining() -> str:
         word = f"${4 + k // 2}"
         lines += [
             f"and.b32 bits, {word}, 0xFFFF0000;" if k % 2 else f"shl.b32 bits, {word}, 16;",
-            f"prmt.b32 code, $6, 0, 0x{8 + k:x}{8 + k:x}{k}4; mov.b32 size, bits; abs.f32 size, size;",
+            f"prmt.b32 code, $6, 0, 0x{8 + k:x}{8 + k:x}{k}4;",
+            "mov.b32 size, bits; abs.f32 size, size;",
             "setp.gt.f32 p, size, 0f00000000; setp.lt.and.f32 p, size, 0f7F800000, p;",
             f"@p add.s32 bits, bits, code; mov.b32 ${k}, bits;",
         ]

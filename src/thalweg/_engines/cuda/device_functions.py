@@ -322,7 +322,8 @@ def from_float16(x):
 
 
 # AMD's GPUs and those below compute capability 8.0 have no bfloat16 instructions, and not every
-# version of Triton has a substitute. The interpreter truncates to bfloat16 and misreads denormal bfloat16.
+# version of Triton has a substitute. The interpreter truncates to bfloat16 and misreads denormal
+# bfloat16.
 @triton.jit
 def to_bfloat16_by_bits(x):
     """Return what `to_bfloat16` does, computed with integers."""

@@ -103,7 +103,8 @@ class Hip(Driver):
 
     title = "HIP"
     functions = (
-        "hipDrvGetErrorString", "hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel",
+        "hipDrvGetErrorString", "hipModuleLoadData", "hipModuleGetFunction",
+        "hipModuleLaunchKernel",
     )  # fmt: skip
     most_threads = 2**32 - 1
 
@@ -223,8 +224,9 @@ class Launch:
         driver = of_torch()
         if grid[0] * starter.threads > driver.most_threads:
             raise RuntimeError(
-                f"A launch has {grid[0]:,} programs of {starter.threads} threads, but {driver.title}"
-                f" starts at most {driver.most_threads:,} threads. Choose thalweg.engine('torch')."
+                f"A launch has {grid[0]:,} programs of {starter.threads} threads, and"
+                f" {driver.title} starts at most {driver.most_threads:,} threads."
+                " Choose thalweg.engine('torch')."
             )
         count = starter.parameters
         addresses = [
