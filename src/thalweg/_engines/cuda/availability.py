@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import torch
 
@@ -28,9 +28,8 @@ def is_interpreted() -> bool:
 @cache
 def why_unavailable() -> str:
     """Return the reason why the CUDA engine cannot run; an empty string if it can."""
-    try:
-        version("triton")
-    except PackageNotFoundError:
+    # Its distribution has another name beside torch's wheels for ROCm.
+    if find_spec("triton") is None:
         return "Triton is not installed (it comes with torch's wheels for CUDA and ROCm)"
     return "" if is_interpreted() or torch.cuda.is_available() else "torch sees no GPU"
 

@@ -119,11 +119,14 @@ class Hip(Driver):
 
     def architecture_of(self, device: int) -> Architecture:
         # A name such as "gfx942:sramecc+:xnack-".
-        return torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+        return self._properties_of(device).gcnArchName.partition(":")[0]
 
     def describe_device(self, device: int) -> str:
-        wavefront = torch.cuda.get_device_properties(device).warp_size
+        wavefront = self._properties_of(device).warp_size
         return f"{self.architecture_of(device)}, wavefronts of {wavefront} threads"
+
+    def _properties_of(self, device: int) -> Any:
+        return torch.cuda.get_device_properties(device)  # pyright: ignore[reportUnknownMemberType]
 
     def calls_around(self, device: int) -> tuple[Call, Call]:
         """See `Driver`. A stream has its device, but the default stream is the current device's."""

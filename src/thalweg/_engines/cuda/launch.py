@@ -139,7 +139,8 @@ def compiled_for(kernel: Kernel, aligned: bool, architecture: driver.Architectur
     triton: Any = import_module("triton")
     compiler: Any = import_module("triton.compiler")
     backends: Any = import_module("triton.backends.compiler")
-    is_amd, warp = isinstance(architecture, str), driver.warp_of(architecture)
+    is_amd = isinstance(architecture, str)
+    warp = driver.warp_of(architecture)
     with _compiling:
         text = kernel.source + (_BY_BITS if is_amd or architecture < 80 else "")
         function = getattr(load_module(kernel.name, text), kernel.name)
