@@ -126,7 +126,9 @@ class Hip(Driver):
         return f"{self.architecture_of(device)}, wavefronts of {wavefront} threads"
 
     def _properties_of(self, device: int) -> Any:
-        return torch.cuda.get_device_properties(device)  # pyright: ignore[reportUnknownMemberType]
+        # Some versions of torch do not type it.
+        cuda: Any = torch.cuda
+        return cuda.get_device_properties(device)
 
     def calls_around(self, device: int) -> tuple[Call, Call]:
         """See `Driver`. A stream has its device, but the default stream is the current device's."""
