@@ -135,13 +135,13 @@ def count_instructions(kernel: Kernel, capability: int, folder: Path | None = No
         folder: Optional. Where the disassembly is saved.
     """
     binary = launch.compiled_for(kernel, True, capability)
-    text = run_tool("nvdisasm", "-c", binary=binary.cubin)
+    text = run_tool("nvdisasm", "-c", binary=binary.code)
     path = trace_loop(*parse_assembly(text))
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{kernel.name}_{capability}.sass").write_text(text)
         (folder / f"{kernel.name}_{capability}.path").write_text("\n".join(path) + "\n")
-    usage = run_tool("cuobjdump", "--dump-resource-usage", binary=binary.cubin)
+    usage = run_tool("cuobjdump", "--dump-resource-usage", binary=binary.code)
     registers, stack, local = (
         int(re.findall(rf"\b{name}:(\d+)", usage)[0]) for name in ("REG", "STACK", "LOCAL")
     )

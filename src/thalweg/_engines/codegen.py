@@ -160,7 +160,12 @@ class FormulaWriter:
         else:
             operands = [texts[arg] for arg in node.inputs]
             texts[node] = f"{name}{len(lines)}"
-            lines.append(f"{texts[node]} = {self.write_operation(node.op, operands)}")
+            names = self.name_results(node.op, texts[node])
+            lines.append(f"{names} = {self.write_operation(node.op, operands)}")
+
+    def name_results(self, operation: str, name: str) -> str:
+        """Return the target of the assignment of an operation's results."""
+        return name
 
     def define_function(self, name: str, formula_graph: FormulaGraph) -> str:
         """Return the definition of a function that computes a formula of one result."""

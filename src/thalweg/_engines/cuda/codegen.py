@@ -217,12 +217,17 @@ class Writer(FormulaWriter):
             ]
             lines += ["else:"] * (choice is choices[0])
 
+    def name_results(self, operation: str, name: str) -> str:
+        """See `FormulaWriter`. Triton 3.2 needs a name for each of several results."""
+        pair = ", ".join(f"{name}_{item}" for item in ITEMS)
+        return pair if operation.startswith(BY_ROOT) else name
+
     def write_operation(self, operation: str, operands: list[str]) -> str:
         if operation.startswith(BY_ROOT):
             options = f"{operation == BY_CORRECTED_ROOT}, {self.group}"
             return f"divide_by_root({', '.join(operands)}, {options})"
         if operation in ITEMS:
-            return f"{operands[0]}[{ITEMS.index(operation)}]"
+            return f"{operands[0]}_{operation}"
         text = (
             f"divide({', '.join(operands)})"
             if operation == "/"
