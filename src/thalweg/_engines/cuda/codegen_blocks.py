@@ -32,7 +32,6 @@ from thalweg._engines.random_bits import GROUP, NARROW, SCALARS
 from thalweg.formula import Formula
 
 _NUMBERS = "float32"  # dtype of decoded slots and of the arithmetic
-_PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 
 _NUMBER = "number = tl.load(places + 2 * tensor).to(tl.uint32)"
 _POSITION = "position = whole_position(tl.load(places + 2 * tensor + 1) + offset, ALIGNED)"
@@ -53,25 +52,25 @@ there{block} = (record{block} << {shift}) < length
 _READ = """
 scale{stream} = load_where(w{stream}, record{block} * {words}, there{block}, MASKED)
 scale{stream} = {scale}
-stored{stream} = {number}(load_where(c{stream}, codes{block}, there{block}, MASKED))
-{name} = {decode}(stored{stream}, scale{stream})
+stored{stream} = {read}(load_where(c{stream}, codes{block}, there{block}, MASKED))
+{name} = {number}
 """
 
 _WRITE = """
 prepared{stream} = tile_of({prepared}, at, length, MASKED)
 peak{stream} = peaks_of(prepared{stream}, {parts})
-real{stream} = {encoded}
-code{stream} = {round_to}(real{stream}, {more}dithers{least})
+code{stream} = {code}
 store_scales(w{stream}, record{block} * {words}, kept_of(peak{stream}), there{block}, MASKED)
 store_codes(c{stream}, codes{block}, fours{block}, code{stream}, there{block}, MASKED)
 """
 
-# Of codecs without functions of their own.
-_ENCODED = "{encode}(usual(prepared{stream}, peak{stream}), scale_of(peak{stream}))"
-_OWN_ENCODED = "encode_{name}(prepared{stream}, peak{stream})"
+# Functions of `blockwise_functions` replace the formulas of codecs, but for linear8's `decode`.
+_CODE = "{round_to}(encode_{name}(prepared{stream}, peak{stream}), {more}dithers{least})"
 
-# Codecs with functions in `blockwise_functions` in place of their formulas.
-_CODEC_FUNCTIONS = {"encode": ("linear8", "root8", "softsign8"), "decode": ("root8", "softsign8")}
+# The same of codecs with functions in `dynamic8_functions`, and the names of their tables.
+_CODE_BY_TABLES = "code_{name}(prepared{stream}, peak{stream}, dithers, {tables})"
+_TABLES = ", ".join(f"t{{stream}}_{k}" for k in range(6))
+_TABLED = ("dynamic8", "dynamic8_positive")
 
 Coded = Mapping[int, Codec]  # by stream
 
@@ -138,7 +137,9 @@ class _Element(Element):
         self.block = THREADS * (GROUP if random_streams else share_of(plain_storage))
         super().__init__(update, writer)
         records = [f"{kind}{stream}" for stream in self._coded for kind in "wc"]
-        self.arguments = [*records, *self.arguments]
+        tabled = [k for k, codec in self._coded.items() if codec.name in _TABLED]
+        tables = [_TABLES.format(stream=stream) for stream in tabled]
+        self.arguments = [*records, *tables, *self.arguments]
         blocks = {codec.block: codec for codec in self._coded.values()}
         self._blocks, self._row = list(blocks.values()), min(blocks, default=1)
         self._prepared_nodes = self._prepare_results()
@@ -176,6 +177,9 @@ class _Element(Element):
             ):
                 start_of_records = f"records({start}{stream}, tl.{element_type})"
                 lines.append(f"{name}{stream} = {start_of_records} + {record} * {size}")
+            if codec.name in _TABLED:
+                names = _TABLES.format(stream=stream)
+                lines.append(f"{names} = dynamic8_tables(tl.program_id(0), {codec.positive})")
         return lines
 
     def call_over(self, start: str, elements: str, masked: bool) -> str:
@@ -190,7 +194,7 @@ class _Element(Element):
         """See `Element`; adds the formulas of codecs."""
         functions = super().called_functions()
         for codec in sorted({*self._coded.values()}, key=lambda entry: entry.name):
-            for part in _PARTS:
+            for part in ("decode", "prepare"):
                 name, formula = f"{part}_{codec.name}", trace_formula(getattr(codec, part))
                 functions[name] = self.writer.define_function(name, formula)
         return functions
@@ -235,8 +239,14 @@ class _Element(Element):
             return [f"{name} = {self.writer.flush_value(number)}"]
         if stream not in self._coded:
             return super().read_value(stream)
+        codec = self._coded[stream]
         scale = self.writer.flush_value(f"scale{stream}.to(tl.float32, bitcast=True)")
-        return _fill_template(_READ, self._coded[stream], stream=stream, name=name, scale=scale)
+        args = f"stored{stream}, scale{stream}" + f", t{stream}_2" * (codec.name in _TABLED)
+        number = self.writer.flush_value(f"decode_{codec.name}({args})")
+        if codec is LINEAR8:
+            number = f"{FUNCTION_PREFIX}decode_linear8({args})"
+        fields = {"name": name, "scale": scale, "number": number}
+        return _fill_template(_READ, codec, stream=stream, **fields)
 
     def apply_before(self) -> list[str]:
         if not (self.update.before and 0 in self._random_streams):
@@ -251,13 +261,15 @@ class _Element(Element):
         codec, lines = self._coded.get(stream), list[str]()
         if codec is not None:
             fields: dict[str, Any] = {"stream": stream, "parts": codec.block // self._row}
-            encoded = _OWN_ENCODED if codec.name in _CODEC_FUNCTIONS["encode"] else _ENCODED
-            (encoded,) = _fill_template(encoded, codec, **fields)
+            fields["tables"] = _TABLES.format(stream=stream)
+            fields["tables"] += f", {self.writer.flush}" * codec.positive
+            template = _CODE_BY_TABLES if codec.name in _TABLED else _CODE
+            (code,) = _fill_template(template, codec, **fields)
             fields["prepared"] = f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"
             if stream in self._prepared_nodes:
                 place = len(self.update.formula.results) + list(self._prepared_nodes).index(stream)
                 fields["prepared"] = f"out{place}"
-            return _fill_template(_WRITE, codec, encoded=encoded, **fields)
+            return _fill_template(_WRITE, codec, code=code, **fields)
         # Bits are drawn just before the store, which keeps fewer registers busy.
         if stream in self._random_streams:
             lines.append(f"drawn{stream} = {self._draw_bits(stream)}")
@@ -284,17 +296,14 @@ def _fill_template(template: str, codec: Codec | None = None, **fields: object) 
     """Return the lines of a template, filled with fields of a codec and with `fields`."""
     if codec is not None:
         fields |= {"name": codec.name} if "name" not in fields else {}
-        fields |= {part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in _PARTS}
-        if codec.name in _CODEC_FUNCTIONS["decode"]:
-            fields["decode"] = f"decode_{codec.name}"
-        fields["number"] = "code_of" if codec is ROOT8 else "number_of"
+        fields["read"] = "code_of" if codec is ROOT8 else "number_of"
         fields |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}
         fields["round_to"] = "positive_code" if codec.positive else "signed_code"
         fields["more"] = ""
         if codec is ROOT8:
             fields |= {"round_to": "root_code", "more": f"prepared{fields.get('stream')}, "}
         fields["least"] = f", {codec.least}" if codec.positive else ""
-        fields |= {"bytes": codec.record_bytes, "words": _words_of(codec)}
+        fields["words"] = _words_of(codec)
     return template.format(**fields).strip().splitlines()
 
 
