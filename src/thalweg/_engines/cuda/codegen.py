@@ -92,6 +92,7 @@ class Kernel(codegen.Kernel):
         fast: Whether a product and a sum may be rounded together (FMA).
         threads: Threads of a program.
         vectors: Scalars of the formula that are row or column vectors, in the order of the table.
+        max_registers: The most registers of a thread; None if the compiler chooses.
     """
 
     integers: tuple[str, ...] = ()
@@ -99,6 +100,7 @@ class Kernel(codegen.Kernel):
     fast: bool = False
     threads: int = THREADS
     vectors: tuple[str, ...] = ()
+    max_registers: int | None = None
 
 
 @cache

@@ -142,7 +142,11 @@ def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
             signature["scalars"] = "*fp32" if kernel.kind == "float32" else "*fp64"
         signature["ALIGNED"] = "constexpr"
         source = compiler.ASTSource(function, signature, {"ALIGNED": aligned})
-        options = {"num_warps": kernel.threads // WARP, "enable_fp_fusion": kernel.fast}
+        options = {
+            "num_warps": kernel.threads // WARP,
+            "enable_fp_fusion": kernel.fast,
+            "maxnreg": kernel.max_registers,
+        }
         target = backends.GPUTarget("cuda", capability, WARP)
         compiled = triton.compile(source, target=target, options=options)
     return Binary(
