@@ -34,9 +34,9 @@ from thalweg._engines.protocol import (
     Scalars,
     Stages,
     StepRequest,
+    changed_by,
     formula_of_rows,
 )
-from thalweg._engines.random_bits import Positions
 from thalweg._engines.reduction_order import combine_leaves, leaves_of
 from thalweg._engines.row_column_reductions import reduce_lines, view_of
 from thalweg._engines.torch_functions import torch_dtype, torch_transform
@@ -222,7 +222,9 @@ class ReferencePart:
         if has_lower and (not index or (codec is not None and codec.is_beside)):
             return self._part_of(value, scalars, is_lower=index > 0)
         if codec is not None:
-            return _encode(codec, value, scalars, self._origin)
+            with importing:
+                from thalweg._engines.codecs.records import encode_results
+            return encode_results(codec, value, scalars, [(value.numel(), self._origin)])
         if self._number is None or dtype not in REDUCED:
             return value.to(dtype)
         with importing:
@@ -342,26 +344,12 @@ class ReferencePart:
         start = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush, dtype)
         tensors = [start, *self._slots]
         results = _results_of(self._rule, self._stages, tensors, grad, scalars)
-        indices = self._changed_by(self._rule.update, 1)
+        indices = changed_by(self._rule, self._rule.update, len(tensors))
         values = {index: self._stored(index, results[index], scalars) for index in indices}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
         return [partial(tensor.detach().copy_, value) for tensor, value in pairs]
-
-    def _changed_by(self, formula: Formula, grad_count: int) -> list[int]:
-        """Return the indices of the tensors that a formula changes.
-
-        Others are not written, because the compute dtype may not hold all their bits.
-        """
-        formula_graph = trace_formula(formula)
-        is_var_updated = self._rule.before is not None and grad_count > 0
-        return [
-            index
-            for index in range(len(self._tensors))
-            if not formula_graph.passes_through(index, index + (grad_count if index else 0))
-            or (is_var_updated and not index)
-        ]
 
     def _update_rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
         """Return calls that copy the new rows of variable, slots and copy."""
@@ -380,7 +368,7 @@ class ReferencePart:
                 torch.from_numpy(value).to(tensor.dtype)
                 for tensor, value in zip(self._tensors, results, strict=True)
             ]
-            indices = self._changed_by(formula, int(formula is not self._rule.update_untouched))
+            indices = changed_by(self._rule, formula, len(values))
             pairs = [(self._tensors[position], values[position]) for position in indices]
             if self._copy is not None and (0 in indices or not self._from_copy):
                 pairs.append((self._copy, saturated(values[0], self._copy.dtype)))
@@ -394,13 +382,6 @@ def _decode(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
     with importing:
         from thalweg._engines.codecs.records import decode_tensor
     return decode_tensor(codec, records, var)
-
-
-def _encode(codec: Codec, values: Tensor, scalars: Scalars, origin: Positions) -> Tensor:
-    with importing:
-        from thalweg._engines.codecs.records import encode_tensor
-        from thalweg._engines.random_bits import SCALARS, UNCOUNTED
-    return encode_tensor(codec, values, int({**UNCOUNTED, **scalars}[SCALARS[0]]), origin)
 
 
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from thalweg._base.context_managers import no_grad
 from thalweg._base.device_numbers import to_host
 from thalweg._engines import layout
 from thalweg._engines.array_types import Float64, Int64
-from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.low_precision_copies import saturated
 from thalweg._engines.protocol import (
     Call,
@@ -23,6 +22,7 @@ from thalweg._engines.protocol import (
     Scalars,
     Stages,
     StepRequest,
+    changed_by,
     formula_of_rows,
 )
 from thalweg._engines.reduction_order import combine_leaves
@@ -98,13 +98,13 @@ class TorchRows(TorchPart):
                     blocks, self._evaluate_rows(formula, inputs, scalars), strict=True
                 ):
                     block.index_copy_(0, wave_places, new_rows)
-        calls = self._row_calls(formula, 1, rows, blocks)
+        calls = self._row_calls(formula, rows, blocks)
         if rule.update_untouched is not None:
             mask = torch.ones(len(var), dtype=torch.bool, device=rows.device)
             untouched_rows = mask.index_fill_(0, rows, value=False).nonzero().view(-1)
             inputs = [tensor[untouched_rows].to(kind) for tensor in tensors]
             blocks = self._evaluate_rows(rule.update_untouched, inputs, scalars)
-            calls += self._row_calls(rule.update_untouched, 0, untouched_rows, blocks)
+            calls += self._row_calls(rule.update_untouched, untouched_rows, blocks)
         return calls
 
     def _evaluate_rows(
@@ -115,19 +115,11 @@ class TorchRows(TorchPart):
         pairs = zip(torch_evaluate(formula, inputs, scalars), tensors, strict=True)
         return [result.to(tensor.dtype).to(result.dtype) for result, tensor in pairs]
 
-    def _row_calls(
-        self, formula: Formula, grad_count: int, rows: Tensor, blocks: Sequence[Tensor]
-    ) -> list[Call]:
+    def _row_calls(self, formula: Formula, rows: Tensor, blocks: Sequence[Tensor]) -> list[Call]:
         """Return calls that copy new rows into the tensors that a formula changes."""
-        request, graph = self._request, trace_formula(formula)
+        request = self._request
         tensors = [request.variables[0], *request.slots[0]]
-        moves_variable = self._rule.before is not None and grad_count > 0
-        changed_indices = [
-            index
-            for index in range(len(tensors))
-            if not graph.passes_through(index, index + (grad_count if index else 0))
-            or (moves_variable and not index)
-        ]
+        changed_indices = changed_by(self._rule, formula, len(tensors))
         pairs = [
             (tensors[index], blocks[index].to(tensors[index].dtype)) for index in changed_indices
         ]
