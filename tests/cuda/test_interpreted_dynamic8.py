@@ -1,5 +1,7 @@
 """Codes of `dynamic8` from tables, in Triton's interpreter: those of the codec's formulas."""
 
+# Names of types are from modules that may be missing.
+# pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
 import numpy as np
@@ -96,7 +98,7 @@ def test_codes_are_those_of_the_formula(codec, flush, monkeypatch):
     rng = np.random.default_rng(11)
     x, scales = sample_numbers(codec, rng)
     if codec.signed:
-        x *= rng.choice(np.float32([1, -1]), SIZE)
+        x *= rng.choice(np.array([1, -1], np.float32), SIZE)
     if flush:
         x[np.abs(x) < np.finfo(np.float32).tiny] = 0
     reals, _ = expected_codes(codec, x, scales, np.zeros(SIZE, np.float32), flush)

@@ -590,7 +590,7 @@ def test_threads_of_two_devices_apply_each_gradient_once(
     sum((x.sin().sum() for x in host), torch.zeros(())).backward()
     with ThreadPoolExecutor(2) as pool:
         halves = [remote[:2], remote[2:]]
-        list(pool.map(lambda half: sum(x.sin().sum() for x in half).backward(), halves))
+        list(pool.map(lambda half: torch.stack(half).sin().sum().backward(), halves))
     for optimizer in optimizers:
         optimizer.step()
     assert_same(*([param.detach() for param in params(opt)] for opt in optimizers))

@@ -7,8 +7,10 @@ are sums of two products with the constant's reciprocal, which is exact for all 
 
 # Code for Triton, which has no types.
 # pyright: basic
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportRedeclaration=false
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 import triton
@@ -43,22 +45,23 @@ def _make_tables(upper_count: int, is_positive: bool) -> np.ndarray:
     the first number, for which any rank from 1 on will do; in row 2 they have the ends of decades
     for decoding.
     """
-    counts = np.float32(upper_count / 2.0 ** np.arange(6, -1, -1))
+    singles = partial(np.asarray, dtype=np.float32)
+    counts = singles(upper_count / 2.0 ** np.arange(6, -1, -1))
     borders = dynamic8.border(_ENDS[1:], counts[1:])
     top = dynamic8.number_at(counts[-1:] - 1, _ENDS[-1:], counts[-1:])
-    cuts = np.float32([dynamic8.FIRST, *borders, *np.nextafter(top, np.float32(1)), 1])
+    cuts = singles([dynamic8.FIRST, *borders, *np.nextafter(top, np.float32(1)), 1])
     cuts = cuts.view(np.int32)
     entries = np.searchsorted(cuts[:-1] >> 23, np.arange(128 - LANES, 128))
-    inverses = 1 / np.float64([1, *_ENDS, 1])
-    counts = np.float32([upper_count, *counts, 2 * upper_count])
+    inverses = 1 / np.array([1, *_ENDS, 1], np.float64)
+    counts = singles([upper_count, *counts, 2 * upper_count])
     last, base = counts - 1, counts - is_positive
     last[-1], base[-1] = counts[-1], 0.5 - is_positive
-    low = inverses - np.float32(inverses)
-    rows = [np.float32(row).view(np.int32) for row in (inverses, low, counts, last, base)]
+    low = inverses - singles(inverses)
+    rows = [singles(row).view(np.int32) for row in (inverses, low, counts, last, base)]
     table = np.stack([-cuts & (_ONE - 1), *rows])[:, entries]
     # Of the largest code: its rank has the mantissa 1 + 1 / (4 * upper_count).
-    tenths = np.float32(0.1) + np.float32([0.25 / upper_count]) * np.float32(0.9)
-    ends = np.float32([0, *_ENDS, *(1 if is_positive else -1) / tenths])
+    tenths = singles([0.1]) + singles([0.25 / upper_count]) * singles([0.9])
+    ends = singles([0, *_ENDS, *(1 if is_positive else -1) / tenths])
     table[2, : len(ends)] = ends.view(np.int32)
     return table
 
