@@ -47,7 +47,7 @@ def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
         if updater is None:
             return
         # Parameters on several devices have as many autograd threads.
-        with updater.step_cache._lock:
+        with updater.step_cache.lock:
             # A second hook of one parameter, after an interruption, finds no gradient.
             if param.grad is None or place_of(updater, param) is None:
                 return
@@ -80,7 +80,7 @@ def _fetch(optimizer: Any, param: Tensor) -> None:
 def apply_fetched(optimizer: Any) -> None:
     """Apply all gradients that are being transferred, in order."""
     cache = optimizer.step_cache
-    with cache._lock:
+    with cache.lock:
         while cache.fetching:
             _apply_first(optimizer)
 

@@ -131,9 +131,7 @@ else:
     @triton.jit
     def _integer_of(x):
         """Return the integer part of a number; 0 for negative numbers and NaN."""
-        return tl.inline_asm_elementwise(
-            "cvt.rzi.u32.f32 $0, $1;", "=r,f", [x], tl.int32, is_pure=True, pack=1
-        )
+        return tl.inline_asm_elementwise("cvt.rzi.u32.f32 $0, $1;", "=r,f", [x], tl.int32, True, 1)
 
     @triton.jit
     def _multiply_add(a, b, c):
@@ -203,7 +201,7 @@ def code_dynamic8_positive(x, peaks, dithers, t0, t1, t2, t3, t4, t5, FLUSH: tl.
 
 @triton.jit
 def _number_at(rank, ends):
-    """Return the share of a rank and a half, multiplied so that the least one has exponent 128."""
+    """Return the share of a rank and a half; the least one is multiplied to 2 or 3."""
     bits = rank.to(tl.int32, bitcast=True)
     place = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
     tenths = _TENTH + _multiply_add(place, _NINE_TENTHS, -_NINE_TENTHS)
