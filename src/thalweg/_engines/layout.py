@@ -127,11 +127,6 @@ def all_have_memory(tensors: Sequence[Tensor]) -> bool:
 def check_parts(tensor: Tensor, subject: str, param: Tensor | None = None) -> None:
     """Check the memory of a tensor, or of the values and indices of a sparse COO tensor.
 
-    Args:
-        tensor: The tensor.
-        subject: As for `check_memory`.
-        param: As for `check_memory`.
-
     Raises:
         LayoutError: See `check_memory`.
     """

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from thalweg._engines.array_types import Float64
 from thalweg._engines.engine_selection import Selection
-from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.random_bits import Place
 from thalweg.formula import Formula, Rule
 from thalweg.indexed_slices import IndexedSlices
@@ -149,26 +148,6 @@ def formula_of_rows(rule: Rule, var: Tensor) -> Formula:
     if rule.update_single is not None and var.shape[1:].numel() == 1:
         return rule.update_single
     return rule.update_sparse or rule.update
-
-
-def changed_by(rule: Rule, formula: Formula, count: int) -> list[int]:
-    """Return the indices of the tensors that a formula of a rule changes.
-
-    Others are not written, because the compute dtype may not hold all their bits.
-
-    Args:
-        rule: The rule.
-        formula: The formula.
-        count: The number of tensors, the variable and its slots.
-    """
-    graph, reads_gradient = trace_formula(formula), formula is not rule.update_untouched
-    moves_variable = reads_gradient and rule.before is not None
-    return [
-        index
-        for index in range(count)
-        if not graph.passes_through(index, index + (reads_gradient and index > 0))
-        or (moves_variable and not index)
-    ]
 
 
 class StepPlan(Protocol):

@@ -34,7 +34,6 @@ from thalweg._engines.protocol import (
     Scalars,
     Stages,
     StepRequest,
-    changed_by,
 )
 from thalweg._engines.reduction_order import combine_leaves, leaves_of
 from thalweg._engines.row_column_reductions import reduce_lines, view_of
@@ -333,6 +332,8 @@ class ReferencePart:
 
     def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
         """Return calls that copy the new values of variable, slots and copy."""
+        with importing:
+            from thalweg._engines.row_updates import changed_by
         var = self._tensors[0]
         # With stochastic rounding `before` stays float32: rounded to the nearest, it could vanish.
         dtype = torch.float32 if self._number is not None and var.dtype in REDUCED else None

@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.low_precision_copies import saturated
-from thalweg._engines.protocol import Call, changed_by, formula_of_rows
+from thalweg._engines.protocol import Call, formula_of_rows
 from thalweg.formula import Formula, Rule
 
 Updates = Iterable[tuple[Formula, Tensor, Sequence[Tensor]]]
@@ -74,6 +75,26 @@ def calls_of_rows(
             pairs.append((copy, saturated(blocks[0].to(tensors[0].dtype), copy.dtype)))
         calls += [partial(tensor.detach().index_copy_, 0, rows, block) for tensor, block in pairs]
     return calls
+
+
+def changed_by(rule: Rule, formula: Formula, count: int) -> list[int]:
+    """Return the indices of the tensors that a formula of a rule changes.
+
+    Others are not written, because the compute dtype may not hold all their bits.
+
+    Args:
+        rule: The rule.
+        formula: The formula.
+        count: The number of tensors, the variable and its slots.
+    """
+    graph, reads_gradient = trace_formula(formula), formula is not rule.update_untouched
+    moves_variable = reads_gradient and rule.before is not None
+    return [
+        index
+        for index in range(count)
+        if not graph.passes_through(index, index + (reads_gradient and index > 0))
+        or (moves_variable and not index)
+    ]
 
 
 def _waves(places: Tensor, count: int) -> Iterator[Tensor]:

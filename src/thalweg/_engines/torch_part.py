@@ -33,11 +33,11 @@ from thalweg._engines.protocol import (
     Scalars,
     Stages,
     StepRequest,
-    changed_by,
 )
 from thalweg._engines.random_bits import SCALARS
 from thalweg._engines.reduction_order import LANES, LEAF, combine_leaves, fold_lanes, leaf_counts
 from thalweg._engines.row_column_reductions import View, reduce_lines, view_of
+from thalweg._engines.row_updates import changed_by
 from thalweg._engines.torch_functions import torch_dtype, torch_evaluate, torch_transform
 from thalweg.formula import Formula, is_like_update
 from thalweg.indexed_slices import IndexedSlices, values_of
