@@ -16,7 +16,7 @@ import torch
 from rulebook import assert_same
 from test_optim_loading import assert_refused, load_and_step, of_one, step
 from thalweg import checkpoint, optim
-from thalweg.errors import CheckpointMismatchError
+from thalweg.errors import CheckpointMismatchError, LayoutError
 from thalweg.optim import tensorflow
 
 MODULES = {"torch": optim, "tensorflow": tensorflow}
@@ -308,6 +308,21 @@ def test_unreadable_tensor_raises(face: str, slot: str) -> None:
     opt = step(of_one(MODULES[face], "Adam"), 2)
     damaged_state = damage(opt, state(slot, torch.zeros(3, 2).as_subclass(Unreadable)))
     assert_refused(opt, damaged_state, f"'0/{slot}' cannot be read: unreadable")
+
+
+ON_META = [("Prodigy", "d"), ("Prodigy", "k"), ("Prodigy", "step"), ("Adam", "step"),
+           ("Adam", "exp_avg")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "slot"), ON_META)
+def test_state_on_meta_raises(name: str, slot: str) -> None:
+    opt = step(of_one(optim, name), 2)
+    (param,) = opt.param_groups[0]["params"]
+    opt.state[param][slot] = torch.as_tensor(opt.state[param][slot]).to("meta")
+    previous = param.detach().clone()
+    with pytest.raises(LayoutError, match=f"'{slot}' of '.*' is on meta.* the parameter is on cpu"):
+        step(opt)
+    assert torch.equal(param, previous)
 
 
 KINDS = [torch.complex64, torch.int32, torch.uint8, torch.bool]

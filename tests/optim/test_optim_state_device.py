@@ -5,8 +5,11 @@ Without a GPU, some memory of the CPU counts as remote.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -558,6 +561,41 @@ def test_gradients_are_applied_while_others_are_computed(
     assert most_waiting == 4
     for tensors_of in (params, slots):
         assert_same(*([tensor.detach() for tensor in tensors_of(opt)] for opt in optimizers))
+
+
+def test_threads_of_two_devices_apply_each_gradient_once(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread meets the other one, unless a lock keeps it out, when it has seen an arrival."""
+    values = [torch.full((8,), float(k + 1)) for k in range(4)]
+    host = [torch.nn.Parameter(value.clone()) for value in values]
+    remote = [torch.nn.Parameter(device.take(value)) for value in values]
+    init, meeting = far.Prefetch.__init__, threading.Barrier(2)
+
+    def begin(self: far.Prefetch, grad: Tensor, param: Tensor) -> None:
+        init(self, grad, param)
+        device.adopt(grad)
+
+    def has_arrived(self: far.Prefetch) -> bool:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(0.2)
+        return True
+
+    monkeypatch.setattr(far.Prefetch, "__init__", begin)
+    monkeypatch.setattr(far.Prefetch, "has_arrived", has_arrived)
+    optimizers = [
+        MAKERS["Adam"](host, in_backward=True),
+        MAKERS["Adam"](remote, in_backward=True, **ON_CPU),
+    ]
+    sum((x.sin().sum() for x in host), torch.zeros(())).backward()
+    with ThreadPoolExecutor(2) as pool:
+        halves = [remote[:2], remote[2:]]
+        list(pool.map(lambda half: torch.stack(half).sin().sum().backward(), halves))
+    for optimizer in optimizers:
+        optimizer.step()
+    assert_same(*([param.detach() for param in params(opt)] for opt in optimizers))
+    # The order of the threads is that of the entries of `state`.
+    assert_same(*([opt.state[p]["exp_avg"] for p in params(opt)] for opt in optimizers))
 
 
 def test_unsupported_steps_raise(device: Device) -> None:

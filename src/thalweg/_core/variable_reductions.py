@@ -130,8 +130,9 @@ def _check_numbers(request: StepRequest, scalar_slots: Sequence[Sequence[Tensor]
 
     if not all_have_memory(slots):
         for index, slot in enumerate(slots):
-            title = request.titles[index // len(slot_names)]
-            check_memory(slot, f"'{slot_names[index % len(slot_names)]}' of '{title}'")
+            member, place = divmod(index, len(slot_names))
+            title = f"'{slot_names[place]}' of '{request.titles[member]}'"
+            check_memory(slot, title, request.variables[member])
     check_numbers_writable(slots, name_of)
 
 

@@ -70,7 +70,7 @@ def is_far(tensor: Any, device: torch.device) -> bool:
     return tensor.device != device
 
 
-def check_memory(tensor: Tensor, subject: str) -> None:
+def check_memory(tensor: Tensor, subject: str, param: Tensor | None = None) -> None:
     """Raise if the storage of a tensor does not hold its elements: fake, distributed or freed.
 
     Tensors of the meta device have no memory; steps of them compute shapes alone.
@@ -78,11 +78,17 @@ def check_memory(tensor: Tensor, subject: str) -> None:
     Args:
         tensor: The tensor.
         subject: The tensor's name as the subject of the message.
+        param: Optional. The parameter whose state has the tensor.
 
     Raises:
         LayoutError: The memory is missing or too small.
     """
     if tensor.is_meta:
+        if param is not None and not param.is_meta:
+            raise LayoutError(
+                f"{subject} is on meta, without numbers, and the parameter is on {param.device}."
+                " Load a state, or delete the state of the parameter."
+            )
         return
     has_memory, nbytes = False, 0
     # A class with `__torch_dispatch__` (DTensor, FakeTensor) has no elements in its own storage.
@@ -118,7 +124,7 @@ def all_have_memory(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def check_parts(tensor: Tensor, subject: str) -> None:
+def check_parts(tensor: Tensor, subject: str, param: Tensor | None = None) -> None:
     """Check the memory of a tensor, or of the values and indices of a sparse COO tensor.
 
     Raises:
@@ -128,7 +134,7 @@ def check_parts(tensor: Tensor, subject: str) -> None:
         check_memory(tensor._values(), f"The values of {subject[:1].lower()}{subject[1:]}")
         check_memory(tensor._indices(), f"The indices of {subject[:1].lower()}{subject[1:]}")
     elif tensor.layout == torch.strided:
-        check_memory(tensor, subject)
+        check_memory(tensor, subject, param)
 
 
 def check_variable(var: Tensor, name: str) -> None:

@@ -7,7 +7,7 @@ Tensors of other devices are computed by `torch_part`.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,9 +34,7 @@ from thalweg._engines.protocol import (
     Scalars,
     Stages,
     StepRequest,
-    formula_of_rows,
 )
-from thalweg._engines.random_bits import Positions
 from thalweg._engines.reduction_order import combine_leaves, leaves_of
 from thalweg._engines.row_column_reductions import reduce_lines, view_of
 from thalweg._engines.torch_functions import torch_dtype, torch_transform
@@ -60,26 +58,22 @@ def _pick_scalars(
     return {name: x if isinstance(x, Tensor) else dtype(x) for name, x in picked_scalars.items()}
 
 
-def _to_numpy(tensor: Tensor, rows: Int64 | None = None) -> Array:
-    """Return a copy of a tensor, or of rows of it; 16-bit types become float32."""
-    source = tensor.detach() if rows is None else tensor.detach()[torch.from_numpy(rows)]
+def _to_numpy(tensor: Tensor) -> Array:
+    """Return a copy of a tensor; 16-bit types become float32."""
+    source = tensor.detach()
     return numpy_copy(source if source.dtype in _WIDE else source.float())
 
 
 def evaluate_on(
-    formula: Formula,
-    tensors: list[Tensor],
-    scalars: Scalars,
-    dtype: Dtype | None = None,
-    rows: Int64 | None = None,
+    formula: Formula, tensors: list[Tensor], scalars: Scalars, dtype: Dtype | None = None
 ) -> list[Array]:
-    """Return the results of a formula over NumPy copies of tensors, or of `rows` of them.
+    """Return the results of a formula over NumPy copies of tensors.
 
     They are computed in `dtype`, by default the compute dtype of the first tensor.
     """
     dtype = dtype or compute_dtype(tensors[0].dtype)
     # Copies, because a result may be a parameter into which another result is stored first.
-    arrays = [_to_numpy(tensor, rows).astype(dtype, copy=False) for tensor in tensors]
+    arrays = [_to_numpy(tensor).astype(dtype, copy=False) for tensor in tensors]
     function = numpy_formula(formula, dtype)
     with np.errstate(all="ignore"):
         results = function(*arrays, **_pick_scalars(formula, scalars, dtype))
@@ -222,7 +216,9 @@ class ReferencePart:
         if has_lower and (not index or (codec is not None and codec.is_beside)):
             return self._part_of(value, scalars, is_lower=index > 0)
         if codec is not None:
-            return _encode(codec, value, scalars, self._origin)
+            with importing:
+                from thalweg._engines.codecs.records import encode_results
+            return encode_results(codec, value, scalars, [(value.numel(), self._origin)])
         if self._number is None or dtype not in REDUCED:
             return value.to(dtype)
         with importing:
@@ -336,71 +332,51 @@ class ReferencePart:
 
     def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
         """Return calls that copy the new values of variable, slots and copy."""
+        with importing:
+            from thalweg._engines.row_updates import changed_by
         var = self._tensors[0]
         # With stochastic rounding `before` stays float32: rounded to the nearest, it could vanish.
         dtype = torch.float32 if self._number is not None and var.dtype in REDUCED else None
         start = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush, dtype)
         tensors = [start, *self._slots]
         results = _results_of(self._rule, self._stages, tensors, grad, scalars)
-        indices = self._changed_by(self._rule.update, 1)
+        indices = changed_by(self._rule, self._rule.update, len(tensors))
         values = {index: self._stored(index, results[index], scalars) for index in indices}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
         return [partial(tensor.detach().copy_, value) for tensor, value in pairs]
 
-    def _changed_by(self, formula: Formula, grad_count: int) -> list[int]:
-        """Return the indices of the tensors that a formula changes.
-
-        Others are not written, because the compute dtype may not hold all their bits.
-        """
-        formula_graph = trace_formula(formula)
-        is_var_updated = self._rule.before is not None and grad_count > 0
-        return [
-            index
-            for index in range(len(self._tensors))
-            if not formula_graph.passes_through(index, index + (grad_count if index else 0))
-            or (is_var_updated and not index)
-        ]
-
     def _update_rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
         """Return calls that copy the new rows of variable, slots and copy."""
-        values = transform(self._stages, grad.values, scalars, self._flush, self._tensors[0].dtype)
-        calls: list[Call] = []
-        for formula, rows, results in _row_results(
-            self._rule,
-            [self._resume_at_copy, *self._tensors[1:]],
-            values,
-            grad.indices,
-            scalars,
-            self._flush,
-        ):
-            index = torch.from_numpy(rows)
-            values = [
-                torch.from_numpy(value).to(tensor.dtype)
-                for tensor, value in zip(self._tensors, results, strict=True)
-            ]
-            indices = self._changed_by(formula, int(formula is not self._rule.update_untouched))
-            pairs = [(self._tensors[position], values[position]) for position in indices]
-            if self._copy is not None and (0 in indices or not self._from_copy):
-                pairs.append((self._copy, saturated(values[0], self._copy.dtype)))
-            calls += [
-                partial(tensor.detach().index_copy_, 0, index, value) for tensor, value in pairs
-            ]
-        return calls
+        with importing:
+            from thalweg._engines.row_updates import calls_of_rows, update_rows
+        var, dtype = self._tensors[0], self._dtype
+        values = transform(self._stages, grad.values, scalars, self._flush, var.dtype)
+        gradient = values.detach().to(torch_dtype(dtype)), grad.indices.detach().long()
+
+        def evaluate(formula: Formula, inputs: list[Tensor]) -> Sequence[Tensor]:
+            """Return the results of a formula, computed with NumPy."""
+            results = evaluate_on(formula, inputs, scalars)
+            return [torch.from_numpy(np.array(result, order="C")) for result in results]
+
+        def add(values: Tensor, places: Tensor, count: int) -> Tensor:
+            """Return the sums of values, rounded like the variable."""
+            total, rows = _sum_by_row(_to_numpy(values), places.numpy())
+            sums = np.empty_like(total)
+            sums[rows] = _to_numpy(torch.from_numpy(total).to(var.dtype))
+            # TensorFlow adds the rows onto zeros, which takes the sign from -0.
+            return torch.from_numpy(sums + dtype(0))
+
+        tensors = [self._resume_at_copy, *self._tensors[1:]]
+        updates = update_rows(self._rule, tensors, gradient, evaluate, add)
+        return calls_of_rows(self._rule, self._tensors, self._copy, self._from_copy, updates)
 
 
 def _decode(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
     with importing:
         from thalweg._engines.codecs.records import decode_tensor
     return decode_tensor(codec, records, var)
-
-
-def _encode(codec: Codec, values: Tensor, scalars: Scalars, origin: Positions) -> Tensor:
-    with importing:
-        from thalweg._engines.codecs.records import encode_tensor
-        from thalweg._engines.random_bits import SCALARS, UNCOUNTED
-    return encode_tensor(codec, values, int({**UNCOUNTED, **scalars}[SCALARS[0]]), origin)
 
 
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
@@ -448,57 +424,3 @@ def _apply_before(
 ) -> Tensor:
     """Return the variable, or rows of it, after the rule's `before`; in `kind`, if not None."""
     return var if rule.before is None else transform((rule.before,), var, scalars, flush, kind)
-
-
-def _update_blocks(
-    formula: Formula,
-    arrays: list[Array],
-    scalars: Scalars,
-    blocks: Sequence[Array],
-    positions: Int64,
-    tensors: Sequence[Tensor],
-) -> None:
-    """Write the results of a formula over `arrays` to rows of `blocks`, rounded like `tensors`."""
-    with np.errstate(all="ignore"):
-        results = numpy_formula(formula, arrays[0].dtype.type)(*arrays, **scalars)
-        results = _flush_results(formula, results, arrays[0], 1)
-        for block, tensor, result in zip(blocks, tensors, results, strict=True):
-            stored = torch.from_numpy(np.array(result, order="C")).to(tensor.dtype)
-            block[positions] = _to_numpy(stored)
-
-
-def _row_results(
-    rule: Rule,
-    tensors: Sequence[Tensor],
-    values: Tensor,
-    indices: Tensor,
-    scalars: Scalars,
-    flush: bool,
-) -> Iterator[tuple[Formula, Int64, list[Array]]]:
-    """Yield formulas with the rows that they update, and the new rows of variable and slots."""
-    var = tensors[0]
-    formula = formula_of_rows(rule, var)
-    dtype = compute_dtype(var.dtype)
-    rows = indices.detach().numpy().astype(np.int64)
-    array = _to_numpy(values).astype(dtype, copy=False)
-    touched, places = np.unique(rows, return_inverse=True)
-    blocks = [_to_numpy(tensor, touched) for tensor in tensors]
-    start = _apply_before(rule, torch.from_numpy(blocks[0]).to(var.dtype), scalars, flush)
-    blocks = [block.astype(dtype, copy=False) for block in (_to_numpy(start), *blocks[1:])]
-    if rule.duplicates == "sum":
-        array, places = _sum_by_row(array, places)
-        # TensorFlow adds the rows onto zeros, which takes the sign from -0.
-        array = _to_numpy(torch.from_numpy(array).to(var.dtype)) + dtype(0)
-        steps = [np.arange(len(places))]
-    else:
-        steps = _repeated_waves(places)
-    picked = _pick_scalars(formula, scalars, dtype)
-    for step in steps:
-        arrays = [block[places[step]] for block in blocks]
-        arrays.insert(1, array[step])
-        _update_blocks(formula, arrays, picked, blocks, places[step], tensors)
-    yield formula, touched, blocks
-    if rule.update_untouched is not None:
-        untouched = np.setdiff1d(np.arange(var.shape[0]), touched)
-        results = evaluate_on(rule.update_untouched, list(tensors), scalars, rows=untouched)
-        yield rule.update_untouched, untouched, [np.array(result, order="C") for result in results]

@@ -34,9 +34,10 @@ from thalweg._engines.protocol import (
     Stages,
     StepRequest,
 )
-from thalweg._engines.random_bits import SCALARS, UNCOUNTED
+from thalweg._engines.random_bits import SCALARS
 from thalweg._engines.reduction_order import LANES, LEAF, combine_leaves, fold_lanes, leaf_counts
 from thalweg._engines.row_column_reductions import View, reduce_lines, view_of
+from thalweg._engines.row_updates import changed_by
 from thalweg._engines.torch_functions import torch_dtype, torch_evaluate, torch_transform
 from thalweg.formula import Formula, is_like_update
 from thalweg.indexed_slices import IndexedSlices, values_of
@@ -276,15 +277,9 @@ class TorchPart:
         tensors = [self._before(batch, scalars), *self._slots(batch)]
         graph = trace_formula(rule.update)
         results = torch_evaluate(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
-        changed_indices = [
-            index
-            for index in range(len(tensors))
-            if not graph.passes_through(index, index + (index > 0))
-            or (rule.before is not None and not index)
-        ]
         calls: list[Call] = []
         stored_values: dict[int, Tensor] = {}
-        for index in changed_indices:
+        for index in changed_by(rule, rule.update, len(tensors)):
             result = results[index]
             if graph.results[index].op in _ALIASING:
                 result = result.clone()
@@ -324,7 +319,11 @@ class TorchPart:
             bits = self._draw_bits(batch, 0, scalars) if draws else None
             return split_tensor(values, bits)[index > 0]
         if codec is not None:
-            return self._encode(batch, codec, values, scalars)
+            with importing:
+                from thalweg._engines.codecs.records import encode_results
+            sizes = {member: request.variables[member].numel() for member in batch.members}
+            places = [(size, self._place(member)[1]) for member, size in sizes.items()]
+            return encode_results(codec, values, scalars, places)
         dtype = request.slots[first][index - 1].dtype if index else request.variables[first].dtype
         if not draws or dtype not in REDUCED:
             return values.to(dtype)
@@ -348,25 +347,6 @@ class TorchPart:
         ]
         first = variables[batch.members[0]]
         return draw_bits(element_draws, step, stream, (low, high), first.device)
-
-    def _encode(self, batch: Batch, codec: Codec, values: Tensor, scalars: Scalars) -> Tensor:
-        """Return the records of slots of a batch."""
-        with importing:
-            from thalweg._engines.codecs.dither import dithers_of
-            from thalweg._engines.codecs.records import encode_numbers
-        step = int({**UNCOUNTED, **scalars}[SCALARS[0]])
-        dithers = torch.cat(
-            [
-                dithers_of(
-                    self._request.variables[member].numel(),
-                    step,
-                    self._place(member)[1],
-                    values.device,
-                )
-                for member in batch.members
-            ]
-        )
-        return encode_numbers(codec, values.reshape(-1).float(), dithers)
 
     def _copy_call(
         self, batch: Batch, index: int, targets: Sequence[Tensor], values: Tensor

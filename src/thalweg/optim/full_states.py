@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from thalweg._core.state import flaw, mismatch
 from thalweg.formula import Slot
 from thalweg.optim.dtensor_params import locals_of
 from thalweg.optim.state_mismatch import members_here, sizes
+
+if TYPE_CHECKING:
+    from thalweg.distribute.sharding.shard_index import ShardedTensor
 
 
 def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
@@ -118,9 +121,8 @@ def _part_of(full: Tensor, param: Any, template: Tensor) -> Tensor:
         return full
     from thalweg.distribute.sharding.shard_index import sharded_tensor
 
-    index = sharded_tensor(param)._replace(shape=template.shape).shard(_coordinate(param))
-    part = index.read(full.detach()).to(local(param).device, copy=True)
-    return beside(part.contiguous(), param, template)
+    tensor = sharded_tensor(param)._replace(shape=template.shape)
+    return beside(_read_part(full, param, tensor), param, template)
 
 
 def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
@@ -133,15 +135,15 @@ def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
     if tuple(full.shape) != tuple(shape_beside(slot, param.shape)):
         return full
     tensor = sharded_tensor(param).slot(tuple(full.shape))
-    part = tensor.shard(_coordinate(param)).read(full.detach())
-    part = part.to(local(param).device, copy=True).contiguous()
+    part = _read_part(full, param, tensor)
     options: Any = {"run_check": False, "shape": full.shape, "stride": full.stride()}
     return DTensor.from_local(part, param.device_mesh, tensor.placements, **options)
 
 
-def _coordinate(param: Any) -> tuple[int, ...]:
-    """Return the coordinate of this rank in the mesh of a parameter."""
-    return tuple(param.device_mesh.get_coordinate())
+def _read_part(full: Tensor, param: Any, tensor: ShardedTensor) -> Tensor:
+    """Return a copy of this rank's part of a tensor that is sharded like a parameter."""
+    shard = tensor.shard(tuple(param.device_mesh.get_coordinate()))
+    return shard.read(full.detach()).to(local(param).device, copy=True).contiguous()
 
 
 def gathered(tensor: Tensor) -> Tensor:

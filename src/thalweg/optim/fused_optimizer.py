@@ -183,6 +183,11 @@ class StepCache:
         self.known_team: MatrixProcessGroup | None = None
 
     @property
+    def lock(self) -> Guard:
+        """Lock that a step holds."""
+        return self._lock
+
+    @property
     def total(self) -> int:
         """Number of steps taken, including those taken in one call."""
         return self.count + (0 if self.replay is None else self.replay.taken - self.replay.reported)

@@ -171,7 +171,7 @@ class ParamGroupAdapter(StepAdapter):
         for param, title in zip(self._params, self.names_of(self._params), strict=True):
             for name, value in (optimizer.state.get(param) or {}).items():
                 if isinstance(value, Tensor) and not value.dim():
-                    layout.check_memory(local(value), f"'{name}' of '{title}'")
+                    layout.check_memory(local(value), f"'{name}' of '{title}'", param)
                     numbers.append((local(value), f"{name} of {title}"))
         check_writable(numbers)
         starts = optimizer._initial_entries(self._params, self._places)

@@ -44,13 +44,17 @@ def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
     def apply(param: Tensor) -> None:
         """Update a parameter, or start the transfer of its gradient."""
         updater = optimizer()
-        # A second hook of one parameter, after an interruption, finds no gradient.
-        if updater is None or param.grad is None or place_of(updater, param) is None:
+        if updater is None:
             return
-        if updater.step_options.kinds.is_away(param) and param.grad.layout == torch.strided:
-            _fetch(updater, param)
-        else:
-            updater._apply_alone(param)
+        # Parameters on several devices have as many autograd threads.
+        with updater.step_cache.lock:
+            # A second hook of one parameter, after an interruption, finds no gradient.
+            if param.grad is None or place_of(updater, param) is None:
+                return
+            if updater.step_options.kinds.is_away(param) and param.grad.layout == torch.strided:
+                _fetch(updater, param)
+            else:
+                updater._apply_alone(param)
 
     return apply
 
@@ -75,8 +79,10 @@ def _fetch(optimizer: Any, param: Tensor) -> None:
 
 def apply_fetched(optimizer: Any) -> None:
     """Apply all gradients that are being transferred, in order."""
-    while optimizer.step_cache.fetching:
-        _apply_first(optimizer)
+    cache = optimizer.step_cache
+    with cache.lock:
+        while cache.fetching:
+            _apply_first(optimizer)
 
 
 def _apply_first(optimizer: Any) -> None:

@@ -49,7 +49,7 @@ def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bo
     for prefix, tensor in named_tensors.items():
         # A class with a dispatch of its own keeps its elements elsewhere.
         if isinstance(tensor, Tensor) and has_plain_dispatch(tensor):
-            check_parts(tensor.detach(), f"{prefix}'{name}'")
+            check_parts(tensor.detach(), f"{prefix}'{name}'", param)
             if tensor.is_sparse:
                 check_inside(tensor, f"{prefix}'{name}'")
     rows = [tensor for tensor in _tensors(*named_tensors.values()) if tensor.is_sparse]

@@ -4,6 +4,8 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,7 +21,8 @@ from thalweg._engines.codecs.dither import dithers_of, round_codes
 from thalweg._engines.codecs.split8 import join_numbers, lower_beside, split_numbers
 from thalweg._engines.low_precision_copies import is_nearest
 from thalweg._engines.numpy_functions import numpy_formula
-from thalweg._engines.random_bits import Positions
+from thalweg._engines.protocol import Scalars
+from thalweg._engines.random_bits import SCALARS, UNCOUNTED, Positions
 from thalweg._engines.torch_functions import torch_formula
 from thalweg.formula import Formula
 
@@ -82,26 +85,32 @@ def decode_numbers(codec: Codec, records: Tensor, count: int) -> Tensor:
     return _evaluate(codec.decode, codes, scales).reshape(-1)[:count]
 
 
-def encode_tensor(
-    codec: Codec, numbers: Tensor, step: int | None = None, origin: Positions = 0
-) -> Tensor:
+def encode_tensor(codec: Codec, numbers: Tensor) -> Tensor:
     """Return the records of a tensor, a new uint8 tensor, in the order of its elements.
 
-    Args:
-        codec: The codec.
-        numbers: The tensor.
-        step: The number of the step that computed the numbers, or -1, as for `dithers_of`. None
-            for numbers from outside of a step: they get the nearest code, but a positive number of
-            a positive codec never becomes 0.
-        origin: The positions of the numbers in the full parameter.
+    Numbers get the nearest code, but a positive number of a positive codec never becomes 0.
     """
     flat = _flat(numbers)
     if codec.is_beside:
         return split_numbers(flat)[1]
-    if step is None and not codec.positive:
-        return encode_numbers(codec, flat)
-    dithers = dithers_of(len(flat), -1 if step is None else step, origin, flat.device)
+    dithers = dithers_of(len(flat), -1, device=flat.device) if codec.positive else None
     return encode_numbers(codec, flat, dithers)
+
+
+def encode_results(
+    codec: Codec, numbers: Tensor, scalars: Scalars, places: Iterable[tuple[int, Positions]]
+) -> Tensor:
+    """Return the records of numbers that a step has computed, those of several slots joined.
+
+    Args:
+        codec: The codec.
+        numbers: The numbers.
+        scalars: The scalars of the step; the dithers depend on its number, if it has one.
+        places: For each slot, its size and the positions of its elements in the full parameter.
+    """
+    flat, step = _flat(numbers), int({**UNCOUNTED, **scalars}[SCALARS[0]])
+    dithers = [dithers_of(size, step, origin, flat.device) for size, origin in places]
+    return encode_numbers(codec, flat, torch.cat(dithers))
 
 
 def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:

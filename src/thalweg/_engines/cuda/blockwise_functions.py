@@ -359,12 +359,6 @@ def scale_of(peaks):
 
 
 @triton.jit
-def usual(x, peaks):
-    """Return the numbers of blocks with a scale, and zeros for other blocks."""
-    return tl.where(_has_scale(peaks), x, 0.0)
-
-
-@triton.jit
 def kept_of(peaks):
     """Return the bits to store as a scale: the peak, 0 if it is too small, NaN if too large."""
     return tl.where(_has_scale(peaks), peaks, tl.where(peaks > LARGEST_PEAK, NAN, 0))

@@ -101,6 +101,7 @@ class Kernel(codegen.Kernel):
         fast: Whether a product and a sum may be rounded together (FMA).
         threads: Threads of a program.
         vectors: Scalars of the formula that are row or column vectors, in the order of the table.
+        max_registers: The most registers of a thread; None if the compiler chooses.
     """
 
     integers: tuple[str, ...] = ()
@@ -108,12 +109,13 @@ class Kernel(codegen.Kernel):
     fast: bool = False
     threads: int = THREADS
     vectors: tuple[str, ...] = ()
+    max_registers: int | None = None
 
 
 @cache
 def _read_function_sources() -> str:
     """Return the source of the functions that kernels call, a part of the hash in their names."""
-    names = ("device_functions.py", "blockwise_functions.py")
+    names = ("device_functions.py", "blockwise_functions.py", "dynamic8_functions.py")
     return "\0".join(Path(__file__).with_name(name).read_text() for name in names)
 
 
@@ -143,7 +145,9 @@ def write_header(compute: str, fast: bool = False) -> str:
 
 
 # Additional import of kernels with random bits or encoded slots.
-BLOCKWISE = "from thalweg._engines.cuda.blockwise_functions import *\n"
+BLOCKWISE = """from thalweg._engines.cuda.blockwise_functions import *
+from thalweg._engines.cuda.dynamic8_functions import *
+"""
 
 # Operations whose results may be denormal where no argument is.
 _SHRINKING = {*ROUNDED, "square", "exp", "power", "narrow"}

@@ -6,6 +6,7 @@ tile is a block of the codec with the shortest blocks, or a part of a longer blo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from thalweg._engines.codecs.codec import SCALE_BYTES, Codec
@@ -29,6 +30,8 @@ from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import FUNCTION_PREFIX
 from thalweg._engines.random_bits import GROUP, SCALARS
 
+_MAX_REGISTERS = 128  # of a thread with eight elements
+
 _NUMBER = "number = tl.load(places + 2 * tensor).to(tl.uint32)"
 _POSITION = "position = whole_position(tl.load(places + 2 * tensor + 1) + offset, ALIGNED)"
 
@@ -48,25 +51,25 @@ there{block} = (record{block} << {shift}) < length
 _READ = """
 scale{stream} = load_where(w{stream}, record{block} * {words}, there{block}, MASKED)
 scale{stream} = {scale}
-stored{stream} = {number}(load_where(c{stream}, codes{block}, there{block}, MASKED))
-{name} = {decode}(stored{stream}, scale{stream})
+stored{stream} = {read}(load_where(c{stream}, codes{block}, there{block}, MASKED))
+{name} = {number}
 """
 
 _WRITE = """
 prepared{stream} = tile_of({prepared}, at, length, MASKED)
 peak{stream} = peaks_of(prepared{stream}, {parts})
-real{stream} = {encoded}
-code{stream} = {round_to}(real{stream}, {more}dithers{limits})
+code{stream} = {code}
 store_scales(w{stream}, record{block} * {words}, kept_of(peak{stream}), there{block}, MASKED)
 store_codes(c{stream}, codes{block}, fours{block}, code{stream}, there{block}, MASKED)
 """
 
-# Of codecs without functions of their own.
-_ENCODED = "{encode}(usual(prepared{stream}, peak{stream}), scale_of(peak{stream}))"
-_OWN_ENCODED = "encode_{name}(prepared{stream}, peak{stream})"
+# Functions of `blockwise_functions` replace the formulas of codecs, but for linear8's `decode`.
+_CODE = "{round_to}(encode_{name}(prepared{stream}, peak{stream}), {more}dithers{limits})"
 
-# Codecs with functions in `blockwise_functions` in place of their formulas.
-_CODEC_FUNCTIONS = {"encode": ("linear8", "root8", "softsign8"), "decode": ("root8", "softsign8")}
+# The same of codecs with functions in `dynamic8_functions`, and the names of their tables.
+_CODE_BY_TABLES = "code_{name}(prepared{stream}, peak{stream}, dithers, {tables})"
+_TABLES = ", ".join(f"t{{stream}}_{k}" for k in range(6))
+_TABLED = ("dynamic8", "dynamic8_positive")
 
 
 def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
@@ -86,9 +89,16 @@ def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
     element.writer.group = min(element.block // THREADS, group_limit)
     parameters = ["places"] * (update.draws or bool(traced.blocks))
     program = write_dense(element, element.block, element.places_of_tile(), *parameters)
-    return assemble_kernel(
+    kernel = assemble_kernel(
         element, program, extra_parameters=element.extra_parameters, imports=BLOCKWISE
     )
+    # Four programs instead of three run at once, for less than 1 % more instructions. Kernels that
+    # also draw bits or join split weights would spill registers.
+    is_wide = bool(traced.blocks) and element.block == THREADS * GROUP
+    has_room = LINEAR8 not in traced.blocks.values() and traced.lower is None
+    if is_wide and has_room and not update.draws:
+        kernel = replace(kernel, max_registers=_MAX_REGISTERS)
+    return kernel
 
 
 class _Element(Element):
@@ -105,7 +115,9 @@ class _Element(Element):
         self.block = THREADS * group
         super().__init__(update, writer)
         records = [f"{kind}{stream}" for stream in update.blocks for kind in "wc"]
-        self.arguments = [*records, *self.arguments]
+        tabled = [k for k, codec in update.blocks.items() if codec.name in _TABLED]
+        tables = [_TABLES.format(stream=stream) for stream in tabled]
+        self.arguments = [*records, *tables, *self.arguments]
         blocks = {codec.block: codec for codec in update.blocks.values()}
         self._blocks, self._row = list(blocks.values()), min(blocks, default=1)
         self._prepared_nodes = self._prepare_results()
@@ -143,6 +155,9 @@ class _Element(Element):
             ):
                 start_of_records = f"records({start}{stream}, tl.{element_type})"
                 lines.append(f"{name}{stream} = {start_of_records} + {record} * {size}")
+            if codec.name in _TABLED:
+                names = _TABLES.format(stream=stream)
+                lines.append(f"{names} = dynamic8_tables(tl.program_id(0), {codec.positive})")
         return lines
 
     def call_over(self, start: str, elements: str, masked: bool) -> str:
@@ -159,7 +174,7 @@ class _Element(Element):
         """See `Element`; adds the formulas of codecs."""
         functions = super().called_functions()
         codecs = sorted({*self.update.blocks.values()}, key=lambda entry: entry.name)
-        return functions | define_codecs(self.writer, codecs)
+        return functions | define_codecs(self.writer, codecs, ("decode", "prepare"))
 
     def _prepare_results(self) -> dict[int, Node]:
         """Return the nodes of prepared numbers by stream: the update may have computed them.
@@ -202,10 +217,14 @@ class _Element(Element):
             return [f"{name} = {self.writer.flush_value(number)}"]
         if stream not in self.update.blocks:
             return super().read_value(stream)
+        codec = self.update.blocks[stream]
         scale = self.writer.flush_value(f"scale{stream}.to(tl.float32, bitcast=True)")
-        return _fill_template(
-            _READ, self.update.blocks[stream], stream=stream, name=name, scale=scale
-        )
+        args = f"stored{stream}, scale{stream}" + f", t{stream}_2" * (codec.name in _TABLED)
+        number = self.writer.flush_value(f"decode_{codec.name}({args})")
+        if codec is LINEAR8:
+            number = f"{FUNCTION_PREFIX}decode_linear8({args})"
+        fields = {"name": name, "scale": scale, "number": number}
+        return _fill_template(_READ, codec, stream=stream, **fields)
 
     def apply_before(self) -> list[str]:
         if not (self.update.before and 0 in self.update.random_streams):
@@ -220,13 +239,15 @@ class _Element(Element):
         codec, lines = self.update.blocks.get(stream), list[str]()
         if codec is not None:
             fields: dict[str, Any] = {"stream": stream, "parts": codec.block // self._row}
-            encoded = _OWN_ENCODED if codec.name in _CODEC_FUNCTIONS["encode"] else _ENCODED
-            (encoded,) = _fill_template(encoded, codec, **fields)
+            fields["tables"] = _TABLES.format(stream=stream)
+            fields["tables"] += f", {self.writer.flush}" * codec.positive
+            template = _CODE_BY_TABLES if codec.name in _TABLED else _CODE
+            (code,) = _fill_template(template, codec, **fields)
             fields["prepared"] = f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"
             if stream in self._prepared_nodes:
                 place = len(self.update.formula.results) + list(self._prepared_nodes).index(stream)
                 fields["prepared"] = f"out{place}"
-            return _fill_template(_WRITE, codec, encoded=encoded, **fields)
+            return _fill_template(_WRITE, codec, code=code, **fields)
         # Bits are drawn just before the store, which keeps fewer registers busy.
         if stream in self.update.random_streams:
             lines.append(f"drawn{stream} = {self._draw_bits(stream)}")
@@ -259,9 +280,7 @@ def _fill_template(template: str, codec: Codec | None = None, **fields: Field) -
     """Return the lines of a template, filled with fields of a codec and with `fields`."""
     if codec is not None:
         fields = {"name": codec.name, "more": "", **codec_fields(codec), **fields}
-        if codec.name in _CODEC_FUNCTIONS["decode"]:
-            fields["decode"] = f"decode_{codec.name}"
-        fields["number"] = "code_of" if codec is ROOT8 else "number_of"
+        fields["read"] = "code_of" if codec is ROOT8 else "number_of"
         if codec is ROOT8:
             fields |= {"round_to": "root_code", "more": f"prepared{fields.get('stream')}, "}
         fields["words"] = _words_of(codec)

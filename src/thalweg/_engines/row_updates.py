@@ -1,0 +1,109 @@
+"""Updates of the rows of a sparse gradient, for engines that compute whole arrays at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.low_precision_copies import saturated
+from thalweg._engines.protocol import Call, formula_of_rows
+from thalweg.formula import Formula, Rule
+
+Updates = Iterable[tuple[Formula, Tensor, Sequence[Tensor]]]
+
+
+def update_rows(
+    rule: Rule,
+    tensors: Sequence[Tensor],
+    gradient: tuple[Tensor, Tensor],
+    evaluate: Callable[[Formula, list[Tensor]], Sequence[Tensor]],
+    add: Callable[[Tensor, Tensor, int], Tensor],
+) -> Iterator[tuple[Formula, Tensor, Sequence[Tensor]]]:
+    """Yield formulas with the rows that they update, and the new rows of variable and slots.
+
+    Args:
+        rule: The rule.
+        tensors: The variable and its slots.
+        gradient: Values in the dtype of the arithmetic, and int64 indices.
+        evaluate: Returns the results of a formula for tensors.
+        add: Returns the sums of values for each of a number of places, from values and their
+            places; rounded like a gradient of the variable.
+    """
+    (values, indices), var = gradient, tensors[0]
+    formula, kind = formula_of_rows(rule, var), values.dtype
+    rows, places = cast(Any, torch).unique(indices, return_inverse=True)
+    blocks = [tensor.detach()[rows].to(kind) for tensor in tensors]
+    if rule.before is not None:
+        blocks[0] = evaluate(rule.before, blocks[:1])[0].to(var.dtype).to(kind)
+    if rule.duplicates == "sum":
+        values, places = add(values, places, len(rows)), torch.arange(len(rows), device=var.device)
+    for wave in _waves(places, len(rows)):
+        inputs = [block[places[wave]] for block in blocks]
+        results = evaluate(formula, [inputs[0], values[wave], *inputs[1:]])
+        for block, tensor, result in zip(blocks, tensors, results, strict=True):
+            block.index_copy_(0, places[wave], result.to(tensor.dtype).to(kind))
+    yield formula, rows, blocks
+    if rule.update_untouched is not None:
+        mask = torch.ones(len(var), dtype=torch.bool, device=var.device)
+        untouched_rows = mask.index_fill_(0, rows, value=False).nonzero().view(-1)
+        inputs = [tensor.detach()[untouched_rows].to(kind) for tensor in tensors]
+        yield rule.update_untouched, untouched_rows, evaluate(rule.update_untouched, inputs)
+
+
+def calls_of_rows(
+    rule: Rule, tensors: Sequence[Tensor], copy: Tensor | None, reads_copy: bool, updates: Updates
+) -> list[Call]:
+    """Return calls that copy new rows into the tensors that formulas change, and into the copy.
+
+    Args:
+        rule: The rule.
+        tensors: The variable and its slots.
+        copy: The copy of the variable, if it has one.
+        reads_copy: Whether a step begins at the copy.
+        updates: From `update_rows`.
+    """
+    calls: list[Call] = []
+    for formula, rows, blocks in updates:
+        indices = changed_by(rule, formula, len(tensors))
+        pairs = [(tensors[index], blocks[index].to(tensors[index].dtype)) for index in indices]
+        if copy is not None and (0 in indices or not reads_copy):
+            pairs.append((copy, saturated(blocks[0].to(tensors[0].dtype), copy.dtype)))
+        calls += [partial(tensor.detach().index_copy_, 0, rows, block) for tensor, block in pairs]
+    return calls
+
+
+def changed_by(rule: Rule, formula: Formula, count: int) -> list[int]:
+    """Return the indices of the tensors that a formula of a rule changes.
+
+    Others are not written, because the compute dtype may not hold all their bits.
+
+    Args:
+        rule: The rule.
+        formula: The formula.
+        count: The number of tensors, the variable and its slots.
+    """
+    graph, reads_gradient = trace_formula(formula), formula is not rule.update_untouched
+    moves_variable = reads_gradient and rule.before is not None
+    return [
+        index
+        for index in range(count)
+        if not graph.passes_through(index, index + (reads_gradient and index > 0))
+        or (moves_variable and not index)
+    ]
+
+
+def _waves(places: Tensor, count: int) -> Iterator[Tensor]:
+    """Yield the positions of first, second, ... occurrences of `count` places."""
+    order = torch.argsort(places, stable=True)
+    ones = torch.ones_like(places)
+    counts = places.new_zeros(count).index_add_(0, places, ones)
+    group_starts = (counts.cumsum(0) - counts)[places[order]]
+    ranks = torch.empty_like(places)
+    ranks[order] = torch.arange(len(places), dtype=torch.int64, device=places.device) - group_starts
+    for rank in range(int(counts.max()) if count else 0):
+        yield (ranks == rank).nonzero().view(-1)
