@@ -19,17 +19,15 @@ from thalweg.diagnostics.attached_spikes import attach_judge
 from thalweg.diagnostics.bands import (
     LASTING_ROWS,
     LASTING_STEPS,
-    LOSS_DEVIATIONS,
     LOSS_SHARE,
     RECENT_ROWS,
     SPIKE_ROWS,
-    WARM_UP,
     Band,
     Departure,
     Duration,
+    NumberBand,
     RunningMedian,
 )
-from thalweg.diagnostics.config import as_loss
 from thalweg.diagnostics.jsonl_reader import UNMEASURED, JsonLinesReader
 from thalweg.diagnostics.spike_judge import ACTIONS, Action, SpikeAction, SpikeJudge
 from thalweg.diagnostics.table import Table
@@ -68,7 +66,7 @@ class Spikes:
             parameters and state are kept for it. Of a function that may return "rollback", needed.
 
     Attributes:
-        judge: What decides on steps; None without an action.
+        judge: The judge of steps; None without an action.
 
     Raises:
         InvalidTypeError, InvalidArgumentError: An argument is invalid.
@@ -88,7 +86,7 @@ class Spikes:
     def __init__(self, action: Action | None = None, *, keep: int | None = None) -> None:
         self._names: tuple[str, ...] = ()
         self._layers = _Layers(0)
-        self._loss = RunningMedian(1)
+        self._losses = NumberBand(LOSS_SHARE)
         self._is_loss_outside = False
         if action is None and keep is not None:
             raise InvalidArgumentError(f"keep is {keep}; expected None without an action.")
@@ -135,7 +133,7 @@ class Spikes:
                 optimizer.
             InvalidTypeError: `loss` is not a number.
         """
-        self._require_judge().log_loss(as_loss(loss))
+        self._require_judge().log_loss(loss)
 
     def _require_judge(self) -> SpikeJudge:
         """Return the judge; raise without an action."""
@@ -202,13 +200,11 @@ class Spikes:
 
     def _judge_loss(self, step: int, loss: float) -> list[Warned]:
         """Add a loss, and return a warning if it has just left its band."""
-        median, deviation = (float(array[0]) for array in self._loss.measure())
-        limit = median + max(LOSS_DEVIATIONS * deviation, LOSS_SHARE * abs(median))
-        is_outside = not math.isfinite(loss) or (self._loss.rows >= WARM_UP and loss > limit)
+        usual_loss, is_outside = self._losses.measure()[0], loss not in self._losses
         is_new, self._is_loss_outside = is_outside and not self._is_loss_outside, is_outside
         if math.isfinite(loss):
-            self._loss.add(np.array([loss]))
-        return [Warned("", step, "loss left its band", loss, median, "loss")] if is_new else []
+            self._losses.numbers.append(loss)
+        return [Warned("", step, "loss left its band", loss, usual_loss, "loss")] if is_new else []
 
 
 def _make(keywords: dict[str, Any]) -> Spikes:

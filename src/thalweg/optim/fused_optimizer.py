@@ -43,7 +43,6 @@ from thalweg._core.options.accumulation import (
 from thalweg._core.options.diagnostics import Diagnosed
 from thalweg._core.options.flat_gradients import Flat
 from thalweg._core.options.loss_scale import Unscaling
-from thalweg._core.options.spikes import SpikeActions
 from thalweg._core.options.state_storage import StateCodec
 from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.weight_averaging import Average
@@ -88,7 +87,6 @@ if TYPE_CHECKING:
     from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
     from thalweg.optim.flat_gradients import FlatGradients
     from thalweg.optim.global_norm import CommonNorm
-    from thalweg.optim.judged_steps import JudgedSteps
     from thalweg.optim.replay import ReplayedStep
 
 _NOT_IN_GRAPHS = (
@@ -174,7 +172,6 @@ class StepCache:
         self.changes = SetChanges()
         self.diagnosing: Diagnosing | None = None
         self.watch: StepWatch | None = None  # set in a measured step
-        self.judged_steps: JudgedSteps | None = None  # if the option `spikes` judges steps
         # Ranks that exchange messages in the present step, and in the last such step.
         self.team: MatrixProcessGroup | None = None
         self.known_team: MatrixProcessGroup | None = None
@@ -561,17 +558,17 @@ class FusedOptimizer(GradScalerMixin):
             with importing:
                 from thalweg.optim.diagnostics.measuring import diagnose
             diagnose(self, diagnostics, is_copy)
-        if self.step_options.judges and self.step_cache.judged_steps is None:
+        if (judge := self.step_options.base_transforms.judge) is not None:
             with importing:
                 from thalweg.optim.judged_steps import JudgedSteps
-            self.step_cache.judged_steps = JudgedSteps(self)
-            spikes: Any = self.step_options.of(SpikeActions).spikes
-            spikes.judge.attach_to(self.step_cache.judged_steps)
+            judge.attach_to(JudgedSteps(self))
 
     def record_format(self, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
         """Write the entries that describe the form of a state to its groups and parameters."""
-        is_rounding = self.step_options.of(Rounding).round is not None
-        if self.step_options.kinds.sums or is_rounding or any(map(self.encodes_group, groups)):
+        options = self.step_options
+        has_entries = options.kinds.sums or options.base_transforms.judge is not None
+        has_entries = has_entries or options.of(Rounding).round is not None
+        if has_entries or any(map(self.encodes_group, groups)):
             with importing:
                 from thalweg.optim.state_format import record_format
             record_format(self, groups, state)
@@ -699,10 +696,9 @@ class FusedOptimizer(GradScalerMixin):
         """Report what a closure returned to the diagnostics and to the judge of steps."""
         if self.step_cache.diagnosing is not None:
             self.step_cache.diagnosing.note_loss(loss)
-        spikes: Any = self.step_options.of(SpikeActions).spikes
-        if spikes is not None:
+        if (judge := self.step_options.base_transforms.judge) is not None:
             with suppress(InvalidTypeError):
-                spikes.log_loss(loss)
+                judge.log_loss(loss)
 
     def _step_carefully(self) -> None:
         """Take a step that is not the one before in one call; the lock is held."""

@@ -281,8 +281,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         make_transforms = partial(
             gradient_transforms, options, self.unscaling(), grad_report=report, is_torchs=True
         )
-        by_norm = options.base_transforms.global_clipnorm is not None or options.judges
-        if len(steps) > 1 and by_norm:
+        if len(steps) > 1 and options.base_transforms.has_global_norm:
             pairs = [pairs for pairs, _ in update_pairs]
             all_pairs = list(zip([substep.hooks for substep in steps], pairs, strict=True))
             if not self.step_cache.norm.try_rebind(all_pairs) and not self._all_fit(steps):
@@ -396,9 +395,6 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
         options = self.step_options
         if options.accumulate > 1 or options.in_backward or options.kinds.device is not None:
-            return None
-        # Norms would have squares of absent gradients.
-        if options.judges:
             return None
         if any(map(self.is_torchs_group, self.param_groups)):
             return None
