@@ -207,14 +207,17 @@ class SpikeJudge:
 
     def _find_departure(self, norm: float) -> Warned | None:
         """Return the reason why the next step leaves its band; None if it does not."""
-        step = self.step + 1
-        if self._loss is not None and self._loss not in self._losses:
-            usual_loss, _ = self._losses.measure()
-            return Warned("", step, "loss left its band", self._loss, usual_loss, "loss")
-        if norm not in self._norms:
-            usual_norm, _ = self._norms.measure()
-            return Warned("", step, "gradients left their band", norm, usual_norm, "norm")
-        return None
+        checks = (
+            (self._loss, self._losses, "loss left its band", "loss"),
+            (norm, self._norms, "gradients left their band", "norm"),
+        )
+        # Both bands are queried before each step, as `NumberBand.safe_limit` requires.
+        departures = [
+            Warned("", self.step + 1, description, number, band.measure()[0], kind)
+            for number, band, description, kind in checks
+            if number is not None and number not in band
+        ]
+        return departures[0] if departures else None
 
     def _choose(self, warning: Warned) -> str | None:
         """Return the action for an unusual step; None to take it."""
@@ -254,8 +257,9 @@ def _new_history(
     step: int = 0, losses: Iterable[float] = (), norms: Iterable[float] = ()
 ) -> dict[str, Any]:
     """Return the attributes of a judge with a history, and without copies."""
-    bands = NumberBand(LOSS_SHARE, numbers=losses), NumberBand(NORM_SHARE, True, norms)
-    return {"step": step, "_loss": None, "_losses": bands[0], "_norms": bands[1], "_copies": ()}
+    loss_band = NumberBand(LOSS_SHARE, numbers=map(float, losses))
+    norm_band = NumberBand(NORM_SHARE, True, map(float, norms))
+    return {"step": step, "_loss": None, "_losses": loss_band, "_norms": norm_band, "_copies": ()}
 
 
 def _check_history(history: object) -> list[Any]:
@@ -264,17 +268,13 @@ def _check_history(history: object) -> list[Any]:
     Raises:
         CheckpointMismatchError: The history is invalid.
     """
-    if history is None:
-        return []
-    parts = cast("list[Any]", list(history)) if isinstance(history, list | tuple) else []
-    step, *numbers = parts or [None]
-    are_lists = len(numbers) == 2 and all(isinstance(part, list | tuple) for part in numbers)
-    are_finite = are_lists and all(
-        type(number) in (int, float) and math.isfinite(number)
-        for part in numbers
-        for number in part
-    )
-    if not (are_finite and type(step) is int and 0 <= step < 2**63):
+    try:
+        step, *numbers = parts = cast("list[Any]", [0, [], []] if history is None else history)
+        losses, norms = numbers
+        is_valid = type(step) is int and step >= 0 and all(map(math.isfinite, [*losses, *norms]))
+    except (TypeError, ValueError, OverflowError):
+        is_valid, parts = False, []
+    if not is_valid:
         problem = (
             f"the history of steps is {show_value(history)}; expected a number of steps, and lists"
             " of finite losses and gradient norms"

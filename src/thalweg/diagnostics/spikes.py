@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from thalweg._base.showing import show_value
+from thalweg._core.atomic_section import run
 from thalweg.diagnostics.attached_spikes import attach_judge
 from thalweg.diagnostics.bands import (
     LASTING_ROWS,
@@ -134,6 +135,18 @@ class Spikes:
             InvalidTypeError: `loss` is not a number.
         """
         self._require_judge().log_loss(loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers on which decisions depend; a state of `thalweg.optim` has them."""
+        return {"history": self._require_judge().history}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Judge as the `Spikes` whose `state_dict` this is, and drop copies for rollbacks.
+
+        Raises:
+            CheckpointMismatchError: The state is invalid.
+        """
+        run(self._require_judge().loading_calls(state_dict.get("history")))
 
     def _require_judge(self) -> SpikeJudge:
         """Return the judge; raise without an action."""
