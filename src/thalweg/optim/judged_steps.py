@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
+from thalweg._core.commit import SKIPPED
 from thalweg._core.dtensor import local
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.spikes import HISTORY
@@ -67,7 +68,8 @@ class JudgedSteps(StepSource):
         """Return calls that record a step that is left out, and clear accumulated gradients."""
         cache = self.optimizer.step_cache
         report = LastStep(False, reason, cache.total)
-        updates = {"last_step": report, "report": GradientReport(), "last_apply_flag": None}
+        updates: dict[str, Any] = {"last_step": report, "progress": (f"{SKIPPED}.",)}
+        updates |= {"report": GradientReport(), "last_apply_flag": None}
         calls = [] if cache.sums is None else self.optimizer.clearing_sums()
         return [*calls, partial(vars(cache).update, updates)]
 
