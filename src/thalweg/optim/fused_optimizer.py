@@ -329,7 +329,7 @@ class FusedOptimizer(GradScalerMixin):
         defines_rule = hasattr(self, "rule") or hasattr(self._kind_of(group), "_prepared_rule")
         return bool((self.step_options.wrapping or defines_rule) and self.rule_of(group).codecs)
 
-    def _check_kept(self, group: Group) -> None:
+    def _check_storage(self, group: Group) -> None:
         """Raise if parameters of a group do not support 8-bit slots or random bits of options."""
         if self.step_options.of(Rounding).round is not None:
             with importing:
@@ -641,16 +641,16 @@ class FusedOptimizer(GradScalerMixin):
         # Torch has wrapped the step of a subclass with its hooks.
         has_own_step = type(self).step is FusedOptimizer.step
         if is_dynamo_compiling() or (has_own_step and has_hooks(self)):
-            return self._told_step(closure)
+            return self._hooked_step(closure)
         # Inlined from `_eager_step`: the call would take 5 % of a replayed step.
         replay = self.step_cache.replay if closure is None else None
         if replay is not None and replay.take(self, False, has_own_step):
             return None
-        return self._told_step(closure) if has_own_step and is_recorded() else self._step(closure)
+        return self._hooked_step(closure) if has_own_step and is_recorded() else self._step(closure)
 
     # Schedules of torch's set `_opt_called` by a wrapper, which Dynamo does not look into.
     step._wrapped_by_lr_sched = True  # pyright: ignore
-    step.hooked = True  # pyright: ignore  # by `_told_step`
+    step.hooked = True  # pyright: ignore  # by `_hooked_step`
 
     def _plain_step(self, closure: Callable[[], object] | None = None) -> object:
         if is_dynamo_compiling() and closure is None and put_in_graph(self.step_cache.operands):
@@ -664,7 +664,7 @@ class FusedOptimizer(GradScalerMixin):
         return self._step(closure)
 
     # With torch's hooks before and after it, in a record for profilers.
-    _told_step = Optimizer.profile_hook_step(_plain_step)
+    _hooked_step = Optimizer.profile_hook_step(_plain_step)
 
     @partial(untraced, reason=_NOT_IN_GRAPHS)
     @said_once

@@ -170,7 +170,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
             for rule in self._rules_of(group):
                 self.step_options.check_rule(rule, kind.__name__)
-        self._check_kept(group)
+        self._check_storage(group)
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
         check_options_held(group)
