@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError, CheckpointWarning
 from thalweg.optim import tensorflow
+from thalweg.optim.diagnostics import Spikes
 
 # Of one process.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -293,3 +294,21 @@ def test_group_of_another_optimizer_can_be_added(options: str) -> None:
     group = {**group, "params": [nn.Parameter(module[0].weight.detach())]}  # pyright: ignore[reportIndexIssue]
     with pytest.raises(ValueError, match="'state_storage' of group 2 is"):
         second.add_param_group({**group, "state_storage": {"exp_avg": "dynamic8"}})
+
+
+@by_form
+def test_history_of_judged_steps_is_resumed(form: str, tmp_path: Path) -> None:
+    spikes, resumed = Spikes("skip"), Spikes("skip")
+    module, source = model_and_optimizer("AdamW", "plain", spikes=spikes)
+    # Allocates the state by a step that is not judged.
+    get_state_dict(module, source)
+    train(module, source, 0, 3)
+    states = get_state_dict(module, source, options=FORMS[form])
+    saved = dict(zip(("model", "optimizer"), states, strict=True))
+    module, target = model_and_optimizer("AdamW", "plain", spikes=resumed)
+    template = transferred_by_file(saved, module, target, form, tmp_path)
+    set_optimizer_state_dict(module, target, template["optimizer"], options=FORMS[form])
+    assert spikes.judge is not None
+    assert resumed.judge is not None
+    assert resumed.judge.history == spikes.judge.history
+    assert resumed.judge.step == 3

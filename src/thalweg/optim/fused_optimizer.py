@@ -739,10 +739,14 @@ class FusedOptimizer(GradScalerMixin):
 
     @contextmanager
     def _keeping_params(self) -> Generator[None]:
-        """Restore all parameters after the block: some rules decay them at a rate of 0, too."""
-        params = params_of(self.param_groups)
+        """Restore all parameters after the block, as some rules decay them at a rate of 0, and the
+        history of judged steps.
+        """
+        params, judge = params_of(self.param_groups), self.step_options.base_transforms.judge
         values = [param.detach().clone() for param in params]
+        history_calls = [] if judge is None else judge.loading_calls(judge.history)
         yield
+        run(history_calls)
         with no_grad():
             for param, value in zip(params, values, strict=True):
                 param.copy_(value)
