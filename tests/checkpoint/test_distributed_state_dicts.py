@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -312,3 +313,21 @@ def test_history_of_judged_steps_is_resumed(form: str, tmp_path: Path) -> None:
     assert resumed.judge is not None
     assert resumed.judge.history == spikes.judge.history
     assert resumed.judge.step == 3
+
+
+@by_form
+def test_state_without_history_loads_partially_and_begins_one(form: str, tmp_path: Path) -> None:
+    module, source = model_and_optimizer("AdamW", "plain")
+    train(module, source, 0, 3)
+    states = get_state_dict(module, source, options=FORMS[form])
+    dcp.save(dict(enumerate(states)), checkpoint_id=tmp_path)  # pyright: ignore
+    spikes = Spikes("skip")
+    module, target = model_and_optimizer("AdamW", "plain", spikes=spikes)
+    template = dict(enumerate(get_state_dict(module, target, options=FORMS[form])))
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load(template, checkpoint_id=tmp_path, planner=planner)  # pyright: ignore
+    set_optimizer_state_dict(module, target, template[1], options=FORMS[form])
+    assert spikes.judge is not None
+    assert spikes.judge.history == [0, [], []]
+    pairs = zip(tensors_of(source)[1:], tensors_of(target)[1:], strict=True)
+    assert all(torch.equal(x, y) for (key, x), (_, y) in pairs if key != "param")
