@@ -73,13 +73,8 @@ class ReplayedGlobalNorm:
             address: Address of the flag of the first gradient; 0 if all are present.
             stride: Bytes between flags.
         """
-        (
-            self._words[replay_global_norm.PRESENCE_FLAGS],
-            self._words[replay_global_norm.PRESENCE_STRIDE],
-        ) = (
-            address,
-            stride,
-        )
+        self._words[replay_global_norm.PRESENCE_FLAGS] = address
+        self._words[replay_global_norm.PRESENCE_STRIDE] = stride
 
     def set_largest(self, norm: float) -> None:
         """Have the call leave steps with a larger norm to the planned step."""

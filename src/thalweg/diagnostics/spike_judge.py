@@ -1,4 +1,4 @@
-"""Decisions about steps whose loss or gradient norm leaves its band: skip, or go back."""
+"""Decisions about steps with unusual loss or gradient norm: skip, or roll back."""
 
 from __future__ import annotations
 
