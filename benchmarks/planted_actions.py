@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python benchmarks/planted_actions.py              the table of docs/spikes.md
     PYTHONPATH=src python benchmarks/planted_actions.py --seeds 2    two seeds of each fault
+    PYTHONPATH=src python benchmarks/planted_actions.py --cost       times of judged steps
 
 Ten faults of one to five steps in the trainings of `planted.py`, each without an action, with
 "skip" and with "rollback", and twenty trainings without a fault. All end after as many steps that
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from planted import CLEAN, WIDE, Training
 
+from thalweg import optim
 from thalweg.errors import NumericsWarning
 from thalweg.optim.diagnostics import Spikes
 
@@ -143,13 +146,54 @@ def run(task: Task) -> Result:
     return Result(training.evaluate(), len(spikes.actions))
 
 
+def measure_cost(shape: tuple[int, ...], steps: int) -> list[float]:
+    """Return the least times of a step of 20 parameters in seconds of the thread, interleaved.
+
+    They are those of a plain step, of a clipped one and of a judged one.
+    """
+    torch.manual_seed(0)
+    spikes = Spikes("skip")
+    every_options: list[dict[str, Any]] = [{}, {"clip_grad_norm": 1.0}, {"spikes": spikes}]
+    optimizers: list[Any] = []
+    for options in every_options:
+        params = [torch.nn.Parameter(torch.randn(shape)) for _ in range(20)]
+        for param in params:
+            param.grad = torch.randn(shape)
+        optimizers.append(optim.AdamW(params, 1e-3, **options))
+    times = [[math.inf] for _ in optimizers]
+    for _ in range(25):
+        for optimizer, optimizer_times in zip(optimizers, times, strict=True):
+            start = time.thread_time()
+            for _ in range(steps):
+                if optimizer is optimizers[-1]:
+                    spikes.log_loss(1.0)
+                optimizer.step()
+            optimizer_times.append((time.thread_time() - start) / steps)
+    return [min(optimizer_times) for optimizer_times in times]
+
+
+def print_cost() -> None:
+    """Print the table of times."""
+    torch.set_num_threads(1)
+    print(
+        "| elements | a plain step, us | with `clip_grad_norm` | with `spikes` |\n|---|---|---|---|"
+    )
+    for shape, steps in (((8, 8), 200), ((64, 64), 100), ((256, 256), 20), ((512, 512), 5)):
+        plain, clipped, judged = measure_cost(shape, steps)
+        row = f"{20 * math.prod(shape):,} | {1e6 * plain:,.0f}"
+        print(f"| {row} | {clipped / plain:.2f} x | {judged / plain:.2f} x |")
+
+
 def main() -> None:
     """Run all, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--seeds", type=int, default=1, help="the seeds of each fault")
     parser.add_argument("--jobs", type=int, default=2, help="the number of processes")
     parser.add_argument("--tuned-on", action="store_true", help="the seeds of the thresholds")
+    parser.add_argument("--cost", action="store_true", help="times of judged steps alone")
     arguments = parser.parse_args()
+    if arguments.cost:
+        return print_cost()
     seeds = list(TUNED_ON if arguments.tuned_on else SEEDS)
     clean_tasks = [Task(seed, kind, "rollback") for kind in CLEAN for seed in seeds]
     fault_tasks = [

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError, CheckpointWarning
 from thalweg.optim import tensorflow
+from thalweg.optim.diagnostics import Spikes
 
 # Of one process.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -293,3 +295,39 @@ def test_group_of_another_optimizer_can_be_added(options: str) -> None:
     group = {**group, "params": [nn.Parameter(module[0].weight.detach())]}  # pyright: ignore[reportIndexIssue]
     with pytest.raises(ValueError, match="'state_storage' of group 2 is"):
         second.add_param_group({**group, "state_storage": {"exp_avg": "dynamic8"}})
+
+
+@by_form
+def test_history_of_judged_steps_is_resumed(form: str, tmp_path: Path) -> None:
+    spikes, resumed = Spikes("skip"), Spikes("skip")
+    module, source = model_and_optimizer("AdamW", "plain", spikes=spikes)
+    # Allocates the state by a step that is not judged.
+    get_state_dict(module, source)
+    train(module, source, 0, 3)
+    states = get_state_dict(module, source, options=FORMS[form])
+    saved = dict(zip(("model", "optimizer"), states, strict=True))
+    module, target = model_and_optimizer("AdamW", "plain", spikes=resumed)
+    template = transferred_by_file(saved, module, target, form, tmp_path)
+    set_optimizer_state_dict(module, target, template["optimizer"], options=FORMS[form])
+    assert spikes.judge is not None
+    assert resumed.judge is not None
+    assert resumed.judge.history == spikes.judge.history
+    assert resumed.judge.step == 3
+
+
+@by_form
+def test_state_without_history_loads_partially_and_begins_one(form: str, tmp_path: Path) -> None:
+    module, source = model_and_optimizer("AdamW", "plain")
+    train(module, source, 0, 3)
+    states = get_state_dict(module, source, options=FORMS[form])
+    dcp.save(dict(enumerate(states)), checkpoint_id=tmp_path)  # pyright: ignore
+    spikes = Spikes("skip")
+    module, target = model_and_optimizer("AdamW", "plain", spikes=spikes)
+    template = dict(enumerate(get_state_dict(module, target, options=FORMS[form])))
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load(template, checkpoint_id=tmp_path, planner=planner)  # pyright: ignore
+    set_optimizer_state_dict(module, target, template[1], options=FORMS[form])
+    assert spikes.judge is not None
+    assert spikes.judge.history == [0, [], []]
+    pairs = zip(tensors_of(source)[1:], tensors_of(target)[1:], strict=True)
+    assert all(torch.equal(x, y) for (key, x), (_, y) in pairs if key != "param")

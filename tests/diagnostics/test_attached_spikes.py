@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from thalweg import Variable, diagnostics
-from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning
+from thalweg.errors import (
+    CheckpointMismatchError,
+    FailedPreconditionError,
+    InvalidTypeError,
+    NumericsWarning,
+)
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1 import train
@@ -84,6 +89,22 @@ def test_rollback_of_keras_restores_the_state() -> None:
         take_twin(step)
     pairs = zip([weight, *optimizer.weights], [twin, *twin_optimizer.weights], strict=True)
     assert all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_states_of_detectors_continue_their_bands() -> None:
+    resumed = diagnostics.Spikes("rollback", keep=2)
+    optimizer, take = of_keras(Variable([1.0, 2.0, 3.0], name="w"))
+    spikes = diagnostics.Spikes("skip")
+    spikes.attach(optimizer)
+    for step in range(1, BAD):
+        take(step)
+    optimizer, take = of_keras(Variable([1.0, 2.0, 3.0], name="w"))
+    resumed.attach(optimizer)
+    resumed.load_state_dict(spikes.state_dict())
+    take(BAD)
+    assert [action.warning.step for action in resumed.actions] == [BAD]
+    with pytest.raises(CheckpointMismatchError, match="history of steps is 'x'"):
+        resumed.load_state_dict({"history": "x"})
 
 
 def test_attach_rejects_what_it_cannot_judge() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from thalweg import Variable, optim, v1
 from thalweg._graph import Graph, Session
 from thalweg.distribute import Strategy, current_replica
 from thalweg.keras.optimizers import SGD
+from thalweg.optim.diagnostics import Spikes
 from thalweg.v1 import train
 
 CASES: dict[str, Callable[[Strategy], Any]] = {}
@@ -243,3 +248,40 @@ def other_dtypes_are_broadcast(s: Strategy) -> Any:
     tensors = [torch.full((2, 3), s.ranks.rank + 1).to(kind).t() for kind in kinds]
     s.broadcast(tensors)
     return [bool((tensor.to(torch.complex64) == 1).all()) for tensor in tensors]
+
+
+@case
+def judged_steps(s: Strategy) -> Any:
+    """Judge steps of which the last rank alone has a bad batch, loss or shard, and go back."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Spikes: ")
+        return {fault: judged_training(s, fault) for fault in ("batch", "loss", "nan", "shard")}
+
+
+def judged_training(s: Strategy, fault: str) -> Any:
+    """Return the numbers of the steps that were taken back, and the weights at the end."""
+    torch.manual_seed(0)
+    model: Any = torch.nn.Linear(4, 6, bias=False)
+    if fault == "shard":
+        mesh = init_device_mesh("cpu", (s.ranks.size,))
+        model.weight = torch.nn.Parameter(distribute_tensor(model.weight.data, mesh, [Shard(0)]))
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    spikes = Spikes("rollback", keep=4)
+    optimizer: Any = optim.AdamW(model.parameters(), 0.01, spikes=spikes)
+    (weight,) = model.parameters()
+    for step in range(1, 31):
+        is_bad = step == 28 and s.ranks.rank == s.ranks.size - 1
+        inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+        if fault == "shard":
+            part = weight.to_local().detach()
+            part = torch.full_like(part, float(step)).sin() * (1e4 if is_bad else 1.0)
+            weight.grad = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
+        else:
+            (model(inputs) * (1e4 if is_bad and fault == "batch" else 1.0)).sum().backward()
+            bad_loss = {"loss": 1e4, "nan": math.nan}.get(fault, 1.0)
+            spikes.log_loss(bad_loss if is_bad else 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    whole = weight.full_tensor() if fault == "shard" else weight
+    return [[list(action.steps) for action in spikes.actions], whole.tolist()]

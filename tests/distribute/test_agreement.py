@@ -145,3 +145,11 @@ def test_run_failing_on_one_rank_raises_on_all_ranks(reports: Reports, case: str
 @ranks
 def test_values_of_any_dtype_are_broadcast(reports: Reports) -> None:
     assert [row["other_dtypes_are_broadcast"] for row in reports] == [[True] * 4] * len(reports)
+
+
+@ranks
+@pytest.mark.parametrize("fault", ["batch", "loss", "nan", "shard"])
+def test_ranks_take_back_the_same_steps(reports: Reports, fault: str) -> None:
+    first, *others = [report["judged_steps"][fault] for report in reports]
+    assert first[0] == [[25, 26, 27, 28]]
+    assert others == [first] * len(others)

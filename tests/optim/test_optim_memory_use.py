@@ -13,6 +13,7 @@ from thalweg import engine, optim
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.optim import tensorflow
 from thalweg.optim.class_lookup import class_named
+from thalweg.optim.diagnostics import Spikes
 from thalweg.optim.rule_names import KINDS
 
 FLOAT, BFLOAT = torch.float32, torch.bfloat16
@@ -108,6 +109,29 @@ def test_an_offloaded_state_is_on_the_cpu_beside_copies() -> None:
     assert str(use).splitlines()[0] == f"{use.title}: {size:,} parameters"
     host_use = optim.memory(params_of(BFLOAT, "cpu"), "AdamW", state_device="cpu")
     assert host_use["weights"] == 2 * size
+
+
+def test_copies_of_a_rollback_are_counted() -> None:
+    params, options = params_of(BFLOAT, "cpu"), {"masters": True, "accumulate": 2}
+    spikes = Spikes("rollback", keep=3)
+    optimizer = optim.AdamW(params, spikes=spikes, **options)
+    for _ in range(12):
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+    assert spikes.judge is not None
+    copies = [restore.args for _, restore in spikes.judge._copies]
+    tensors = [copy for params, _ in copies for _, copy in params]
+    tensors += [
+        entry for _, states in copies for _, entries in states for entry in entries.values()
+    ]
+    use = optim.memory(optimizer)
+    assert use["copies"] == sum(tensor.nbytes for tensor in tensors) > 0
+    assert (
+        use["copies"]
+        == optim.memory(params, "AdamW", spikes=Spikes("rollback"), **options)["copies"]
+    )
+    assert optim.memory(params, "AdamW", spikes=Spikes("skip"))["copies"] == 0
 
 
 def test_a_trillion_parameters_take_no_memory() -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
-from thalweg import optim
+from thalweg import checkpoint, optim
+from thalweg.diagnostics.bands import NumberBand
 from thalweg.errors import (
+    CheckpointMismatchError,
     FailedPreconditionError,
     InvalidArgumentError,
     InvalidTypeError,
@@ -176,10 +180,106 @@ def test_a_loaded_state_is_not_taken_back() -> None:
     assert spikes.actions[0].action == "skip"
 
 
-def test_steps_are_replayed_in_one_call() -> None:
-    optimizer, _, _ = train("clipped", "skip", range(1, 10))
-    assert optimizer.step_cache.replay is not None
-    assert optimizer.step_cache.replay.taken > 3
+@pytest.mark.parametrize("name", ["plain", "clipped", "rules"])
+def test_replayed_steps_record_the_norms_of_planned_ones(name: str) -> None:
+    histories = []
+    for is_replayed in (True, False):
+        params, spikes = make_params(), Spikes("skip")
+        optimizer = MAKERS[name](params, spikes=spikes)
+        for step in range(1, 32):
+            set_grads(params, step, 0.0 if step == 5 else 1.0)
+            spikes.log_loss(1 / step)
+            optimizer.step()
+            if not is_replayed:
+                optimizer.step_cache.forget_replay()
+        assert spikes.judge is not None
+        histories.append(spikes.judge.history)
+        assert optimizer.last_step.grad_norm == histories[-1][2][-1]
+        replay = optimizer.step_cache.replay
+        assert (replay is not None and replay.taken > 20) == is_replayed
+    assert histories[0] == histories[1]
+
+
+def test_steps_with_changing_sets_of_gradients_are_replayed_and_judged() -> None:
+    runs = []
+    every_options: list[dict[str, Any]] = [{}, {"spikes": Spikes("skip")}]
+    for options in every_options:
+        params = make_params()
+        optimizer = optim.AdamW(params, **options)
+        for step in range(1, BAD + 1):
+            set_grads(params, step, 1e4 if step == BAD and options else 1.0)
+            params[step % 2].grad = None
+            assert step < BAD or optimizer.step_cache.replay is not None
+            if step < BAD or options:
+                optimizer.step()
+        runs.append(params)
+    assert_equal(*runs)
+
+
+def resume_by_state_dict(source: Any, target: Any, path: Path) -> None:
+    torch.save(source.state_dict(), path)
+    target.load_state_dict(torch.load(path))
+
+
+def resume_by_file(source: Any, target: Any, path: Path) -> None:
+    checkpoint.save(path, optimizer=source)
+    checkpoint.restore(path, optimizer=target)
+
+
+RESUMES = [resume_by_state_dict, resume_by_file]
+
+
+@pytest.mark.parametrize("resume", RESUMES)
+@pytest.mark.parametrize("name", ["plain", "rules", "8 bits"])
+def test_resumed_optimizer_judges_as_the_saved_one(name: str, resume: Any, tmp_path: Path) -> None:
+    source, spikes, _ = train(name, "skip", range(1, BAD))
+    params, resumed = make_params(), Spikes("rollback", keep=2)
+    optimizer = MAKERS[name](params, spikes=resumed)
+    resume(source, optimizer, tmp_path / "state")
+    assert optimizer.step_cache.replay is None
+    assert resumed.judge is not None
+    assert spikes.judge is not None
+    assert resumed.judge.history == spikes.judge.history
+    set_grads(params, BAD, 1e4)
+    optimizer.step()
+    assert [action.warning.step for action in resumed.actions] == [BAD]
+
+
+@pytest.mark.parametrize("resume", RESUMES)
+def test_states_without_history_load_and_begin_one(resume: Any, tmp_path: Path) -> None:
+    plain = MAKERS["plain"](make_params())
+    set_grads(plain.param_groups[0]["params"], 1)
+    plain.step()
+    judged, spikes, _ = train("plain", "skip", range(1, BAD))
+    resume(plain, judged, tmp_path / "plain")
+    assert spikes.judge is not None
+    assert spikes.judge.history == [0, [], []]
+    resume(judged, plain, tmp_path / "judged")
+    assert "spike_history" not in plain.state_dict()["param_groups"][0]
+
+
+@pytest.mark.parametrize("history", ["?", [1, [0.5]], [-1, [], []], [1, [math.nan], []]])
+def test_invalid_history_is_rejected_and_changes_nothing(history: Any) -> None:
+    optimizer, spikes, _ = train("plain", "skip", range(1, 4))
+    state_dict = optimizer.state_dict()
+    state_dict["param_groups"][0]["spike_history"] = history
+    assert spikes.judge is not None
+    former = spikes.judge.history
+    with pytest.raises(CheckpointMismatchError, match="the history of steps is"):
+        optimizer.load_state_dict(state_dict)
+    assert spikes.judge.history == former
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+def test_safe_limit_of_a_band_is_within_the_band(is_log: bool) -> None:
+    band, random = NumberBand(0.1, is_log), np.random.default_rng(0)
+    for number in np.exp(random.normal(0, 2, 400).cumsum() / 10 * (1 if is_log else 0.1)).tolist():
+        limit = band.measure()[1]
+        assert (number in band) == (number <= limit)
+        assert band.safe_limit() <= limit * (1 + 1e-15)
+        band.numbers.append(number)
+    assert math.nan not in band
+    assert -math.inf not in band
 
 
 def test_copies_have_detectors_of_their_own() -> None:

@@ -40,6 +40,28 @@ def test_rates_and_decays_equal_those_of_mup(
     assert scales_of(groups) == RECORDED_SCALES[f"{rule} {width} {has_delta}"]
 
 
+# A matrix of which one dimension is that of the base, by rule, name and whether there is a pair.
+ONE_CHANGED = [
+    ("AdamW", "up", False, 1.0), ("AdamW", "up", True, 1 / 3), ("AdamW", "down", False, 1.0),
+    ("AdamW", "down", True, 1.0), ("SGD", "up", False, 3.0), ("SGD", "up", True, 1 / 3),
+    ("SGD", "down", False, 3.0), ("SGD", "down", True, 3.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "name", "has_delta", "factor"), ONE_CHANGED)
+def test_matrix_with_one_changed_dimension_has_the_rate_of_mup(
+    rule: str, name: str, has_delta: bool, factor: float
+) -> None:
+    base, delta = model(*BASE), model(*DELTA)
+    width_scale = (base, delta) if has_delta else base
+    groups = optim.groups(
+        model(12, 6), rules={...: rule}, lr=0.3, decay=0.7, width_scale=width_scale
+    )
+    (rate, _) = scales_of(groups)[f"{name}.weight"]
+    assert rate == RECORDED_SCALES[f"{rule} (12, 6) {has_delta}"][f"{name}.weight"][0]
+    assert rate == pytest.approx(0.3 * factor)
+
+
 def test_shapes_by_name_and_files_of_mup_equal_a_base_model() -> None:
     base = {name: tuple(p.shape) for name, p in model(*BASE).named_parameters()}
     delta = {name: tuple(p.shape) for name, p in model(*DELTA).named_parameters()}

@@ -84,7 +84,7 @@ def find_marked(params: Sequence[Tensor]) -> FlatBuffer | None:
 def is_reducing(rule: Rule | None, transforms: GradientTransforms) -> bool:
     """Return True if a step reduces over variables, by its rule or by what precedes that."""
     by_rule = rule is not None and (rule.reduces_variables or rule.per_optimizer is not None)
-    has_norm = transforms.global_clipnorm is not None or transforms.judge is not None
+    has_norm = transforms.has_global_norm
     return by_rule or transforms.reduces_variables or has_norm
 
 

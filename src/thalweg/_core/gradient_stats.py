@@ -227,10 +227,11 @@ class GradientStats:
     def usual(self) -> Usual:
         """Range in which the plain formula gives the clip factor."""
         transforms, dtype = self._transforms, self._norm_dtype
-        if transforms.overflow or transforms.global_clipnorm is None:
+        if transforms.overflow:
             return Usual(dtype, 0.0, norms.HIGHEST if self._does_overflow else HIGHEST, np.inf)
-        lowest = LOWEST if self._is_float64 else 0.0
-        return Usual(dtype, lowest, HIGHEST, furthest_of(transforms.global_clipnorm, dtype))
+        limit, lowest = transforms.global_clipnorm, LOWEST if self._is_float64 else 0.0
+        furthest = np.inf if limit is None else furthest_of(limit, dtype)
+        return Usual(dtype, lowest, HIGHEST, furthest)
 
     @lazy
     def clip_factor(self) -> Factor:

@@ -12,7 +12,7 @@ them.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -76,19 +76,19 @@ class Decision(NamedTuple):
 
 
 class StepJudge(Protocol):
-    """Decision about a step by the statistics of its gradients, `GradientStats` on the host."""
+    """Decisions about steps by the common norm of their gradients; see `SpikeJudge`."""
 
-    def is_usual(self, stats: Any) -> bool:
-        """Return True if the step is to be taken without a further look; change nothing."""
-        ...
+    copies: int
 
-    def decide(self, stats: Any) -> Decision:
-        """Return whether the step is taken, and the calls that record this; change nothing."""
-        ...
-
-    def skip_calls(self) -> list[Call]:
-        """Return calls that count a step that is left out without a decision."""
-        ...
+    @property
+    def history(self) -> list[Any]: ...
+    def attach_to(self, source: Any) -> None: ...
+    def log_loss(self, loss: object) -> None: ...
+    def norm_limit(self) -> float: ...
+    def decide(self, stats: Any) -> Decision: ...
+    def taking_calls(self, norms: Iterable[float]) -> list[Call]: ...
+    def skip_calls(self) -> list[Call]: ...
+    def loading_calls(self, history: object) -> list[Call]: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -173,6 +173,11 @@ class GradientTransforms:
         if self.clipvalue is None:
             return ()
         return tuple(stage for stage in self.stages if stage in _BEFORE_NORMS)
+
+    @property
+    def has_global_norm(self) -> bool:
+        """True if the common norm clips gradients or decides on the step."""
+        return self.global_clipnorm is not None or self.judge is not None
 
     @property
     def reduces_variables(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ class ReplayedGlobalNorm:
     """Memory that `_engines/cpu/replay_global_norm.py` reads and writes.
 
     Args:
-        launches: The kernels that use the factor.
+        launches: The kernels, of which those that clip use the factor.
         sweeps: The reductions over the gradients of each kernel.
         count: The number of gradients.
     """
@@ -33,7 +34,8 @@ class ReplayedGlobalNorm:
         members = [np.array(launch.members, np.int64) for launch in launches]
         sweeps_and_members = zip(sweeps, members, strict=True)
         sweep_rows = [(*sweep.record(), places.ctypes.data) for sweep, places in sweeps_and_members]
-        rows = [row for launch in launches for row in launch.columns("clip_scale")]
+        clipping = [launch for launch in launches if "clip_scale" in launch.names]
+        rows = [row for launch in clipping for row in launch.columns("clip_scale")]
         records = [np.array(record, np.int64) for record in (sweep_rows, rows)]
         # The addresses in `words` stay valid while these references exist.
         self._references = members, sweeps, records
@@ -50,13 +52,15 @@ class ReplayedGlobalNorm:
         """Set the transforms of gradients, and the range in which the plain formula is exact."""
         words, numbers = self._words, self._numbers
         words[replay_global_norm.IS_FLOAT32] = usual_range.dtype is np.float32
-        words[replay_global_norm.USES_TORCH_FORMULA] = transforms.epsilon is not None
+        limit, epsilon = transforms.global_clipnorm, transforms.epsilon
+        # Torch's formula is 1 for an infinite limit; TensorFlow's is NaN.
+        words[replay_global_norm.USES_TORCH_FORMULA] = limit is None or epsilon is not None
         words[replay_global_norm.HAS_UNSCALING] = transforms.unscaling is not None
-        numbers[replay_global_norm.LIMIT] = transforms.global_clipnorm
-        numbers[replay_global_norm.EPSILON] = transforms.epsilon or 0.0
+        numbers[replay_global_norm.LIMIT] = math.inf if limit is None else limit
+        numbers[replay_global_norm.EPSILON] = epsilon or 0.0
         numbers[replay_global_norm.MIN_SQUARE_SUM] = usual_range.lowest
         numbers[replay_global_norm.MAX_SQUARE_SUM] = usual_range.highest
-        numbers[replay_global_norm.MAX_NORM] = usual_range.furthest
+        numbers[replay_global_norm.MAX_NORM] = self._largest_norm = usual_range.furthest
         numbers[replay_global_norm.UNSCALING] = 1.0
         # With `clipvalue` the reduction has unscaled the gradients before.
         if transforms.unscaling is not None and transforms.clipvalue is None:
@@ -69,13 +73,16 @@ class ReplayedGlobalNorm:
             address: Address of the flag of the first gradient; 0 if all are present.
             stride: Bytes between flags.
         """
-        (
-            self._words[replay_global_norm.PRESENCE_FLAGS],
-            self._words[replay_global_norm.PRESENCE_STRIDE],
-        ) = (
-            address,
-            stride,
-        )
+        self._words[replay_global_norm.PRESENCE_FLAGS] = address
+        self._words[replay_global_norm.PRESENCE_STRIDE] = stride
+
+    def set_largest(self, norm: float) -> None:
+        """Have the call leave steps with a larger norm to the planned step."""
+        self._numbers[replay_global_norm.MAX_NORM] = min(norm, self._largest_norm)
+
+    def next_norm(self) -> Iterator[float]:
+        """Return an iterator in C over the norm that the next call computes."""
+        return map(self._numbers.item, (replay_global_norm.NORM,))
 
     def last_norm(self, step_count: int) -> tuple[float, float] | None:
         """Return norm and clip factor of a step, or None if the last call was another step."""

@@ -19,7 +19,6 @@ from thalweg._engines.array_types import Float64
 from thalweg._engines.cpu.openmp import parallel_address
 from thalweg._engines.cpu.replay_records import span_of
 from thalweg._engines.protocol import Columns, Dtype, Formulas, Stages
-from thalweg.formula import gradient_squares
 
 if TYPE_CHECKING:
     from thalweg._engines.cpu.launch import Compiled
@@ -53,13 +52,7 @@ def is_clipped_in_call(transforms: GradientTransforms) -> bool:
     """Return whether the native call computes all scalars that depend on gradients."""
     if transforms.clipnorm is not None or transforms.trust is not None:
         return False
-    return not transforms.measured or transforms.judge is not None or _is_norm_alone(transforms)
-
-
-def _is_norm_alone(transforms: GradientTransforms) -> bool:
-    """Return whether the global norm is the only measure of gradients."""
-    is_norm = transforms.measured == (gradient_squares,)
-    return is_norm and transforms.global_clipnorm is not None and transforms.judge is None
+    return not transforms.measured or transforms.has_global_norm
 
 
 class ReplayedTransforms:
@@ -108,7 +101,7 @@ class ReplayedTransforms:
             self._large = [
                 (index, sweep) for index, sweep in enumerate(sweeps) if not sweep.is_serial
             ]
-            if not self._separate and _is_norm_alone(transforms):
+            if is_clipped_in_call(transforms):
                 self._norm = ReplayedGlobalNorm(launches.all, sweeps, len(self._variables))
         self._set(transforms)
 
@@ -125,7 +118,7 @@ class ReplayedTransforms:
         shared: dict[str, Any] = {}
         if self._norm is not None:
             self._norm.set(transforms, stats.usual)
-            shared = _NO_FACTOR
+            shared = {} if transforms.global_clipnorm is None else _NO_FACTOR
         if transforms.unscaling is not None:
             shared = {"unscaling": transforms.unscaling[0], **shared}
         # Scalars that do not depend on gradients.
@@ -191,6 +184,8 @@ class ReplayedTransforms:
         for index, sweep in self._large:
             count = sweep.threads()
             guards.measures[index, 2:] = parallel_address() if count > 1 else 0, count
+        if self._norm is not None and transforms.judge is not None:
+            self._norm.set_largest(transforms.judge.norm_limit())
         if self._norm is None or is_beyond:
             self.part = replay_kernel.UPDATE
             return guards.replay(pairs, taken, replay_kernel.MEASURE)
@@ -235,7 +230,10 @@ class ReplayedTransforms:
         judge = self._transforms.judge
         if judge is None:
             return ()
-        return judge.decide(self._stats).calls if judge.is_usual(self._stats) else None
+        if self._norm is not None and self.part == replay_kernel.CLIPPED:
+            return judge.taking_calls(self._norm.next_norm())
+        norm = float(self._stats.global_norm)
+        return judge.taking_calls([norm]) if norm <= judge.norm_limit() else None
 
     def set_separate(self, separate: Mapping[str, Any]) -> None:
         """Set the scalars that differ between variables; call it after the shared ones are set."""

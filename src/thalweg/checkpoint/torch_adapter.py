@@ -129,7 +129,7 @@ class TorchOptimizerAdapter:
         if self._has_rule:
             arguments |= {"rule": self.optimizer.rule, "initial": self.optimizer._initial}
         if self._is_fused:
-            arguments |= self.optimizer.step_options.on
+            arguments |= self.optimizer.step_options.arguments
         return arguments
 
     def _saved(self, names: Names = keys_of) -> dict[str, Any]:
@@ -160,17 +160,18 @@ class TorchOptimizerAdapter:
             param_names = self._names_by_param(names)
             groups = self._reorder_params(saved_state["groups"], param_names)
             state_dict = {"state": saved_state["state"], "param_groups": groups}
+            history_calls: list[Call] = []
             if self._is_fused:
-                state_dict, warnings = drop_unused(self.optimizer, state_dict)
+                state_dict, warnings, history_calls = drop_unused(self.optimizer, state_dict)
                 values = {p: self._file_values.get(name, p) for p, name in param_names.items()}
                 state_dict = fit_state(self.optimizer, state_dict, warnings, self._converts, values)
             states, groups = state_dict["state"], state_dict["param_groups"]
-            updates = self._prepare_updates(states, groups, param_names, errors, missing)
+            pairs, calls = self._prepare_updates(states, groups, param_names, errors, missing)
             if errors:
                 raise state.mismatch(errors, type(self.optimizer).__name__)
             if self._is_fused:
                 warn_of(self.optimizer, missing, warnings)
-            yield state.Loading(*updates, type(self.optimizer).__name__)
+            yield state.Loading(pairs, calls + history_calls, type(self.optimizer).__name__)
 
     def _names_by_param(self, names: Names) -> dict[Tensor, str]:
         """Return {parameter: name}; `names` maps a list of parameters to their names."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
-# A loss leaves its band if it exceeds the median by the larger of these two margins.
-LOSS_DEVIATIONS, LOSS_SHARE = 8.0, 0.25
+# A loss leaves its band if it exceeds the median by this share of it, and by DEVIATIONS.
+LOSS_SHARE = 0.1
 # Number of rows in the running median.
 WINDOW = 50
 # Number of rows before a layer is judged.
@@ -24,6 +28,8 @@ DEVIATIONS = 8.0
 SPIKE_ROWS, RECENT_ROWS = 3, 10
 # A silent layer is reported after this many rows and this many steps.
 LASTING_ROWS, LASTING_STEPS = 8, 50
+# The least positive float, and an exponent below that of the largest one.
+_TINY, _LARGEST_EXPONENT = 5e-324, 709.0
 
 
 class Departure(NamedTuple):
@@ -46,6 +52,58 @@ class Departure(NamedTuple):
     baseline: float
     excess: float
     kind: str = "spike"
+
+
+class NumberBand:
+    """Band of one number: up to a margin above the median of the last `WINDOW` numbers.
+
+    Args:
+        share: The least margin, relative to the median.
+        is_log: Whether the deviation is that of the logarithms.
+
+    Attributes:
+        numbers: The last finite numbers, the oldest first.
+    """
+
+    def __init__(self, share: float, is_log: bool = False, numbers: Iterable[float] = ()) -> None:
+        self._share, self._is_log = share, is_log
+        self.numbers = deque(numbers, maxlen=WINDOW)
+        self._safe_limit = 0.0
+        self._queries = UPDATE_ROWS
+
+    def measure(self) -> tuple[float, float]:
+        """Return the median, NaN without numbers, and the largest number in the band.
+
+        Without a history of `WARM_UP` numbers, all finite numbers are in the band.
+        """
+        numbers = list(self.numbers)
+        if self._is_log:
+            numbers = [math.log(max(number, _TINY)) for number in numbers]
+        middle = median(numbers) if numbers else math.nan
+        deviation = 1.4826 * median([abs(number - middle) for number in numbers] or [0.0])
+        least_margin = math.log1p(self._share) if self._is_log else self._share * abs(middle)
+        limit = middle + max(DEVIATIONS * deviation, least_margin)
+        if self._is_log:
+            middle, limit = math.exp(middle), math.exp(min(limit, _LARGEST_EXPONENT))
+        return middle, limit if len(numbers) >= WARM_UP else sys.float_info.max
+
+    def safe_limit(self) -> float:
+        """Return a number that is in the band, and may be smaller than its limit.
+
+        It is computed anew after `UPDATE_ROWS` calls. Add at most one number between two calls:
+        then the median is at least the order statistic that many places below.
+        """
+        if len(self.numbers) < WARM_UP:
+            return sys.float_info.max
+        self._queries += 1
+        if self._queries > UPDATE_ROWS:
+            low = sorted(self.numbers)[(len(self.numbers) - 1) // 2 - UPDATE_ROWS]
+            self._safe_limit, self._queries = low + self._share * abs(low), 1
+        return self._safe_limit
+
+    def __contains__(self, number: float) -> bool:
+        is_safe = number <= self.safe_limit()
+        return math.isfinite(number) and (is_safe or number <= self.measure()[1])
 
 
 class RunningMedian:

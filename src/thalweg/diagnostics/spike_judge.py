@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from statistics import median
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from weakref import ref
 
 from thalweg._base.showing import show_value
 from thalweg._core.atomic_section import Call
 from thalweg._core.gradient_transforms import Decision
-from thalweg.diagnostics.bands import WARM_UP, WINDOW
+from thalweg._core.state import mismatch
+from thalweg.diagnostics.bands import LOSS_SHARE, NumberBand
+from thalweg.diagnostics.config import as_loss
 from thalweg.diagnostics.warned import Warned
 from thalweg.errors import (
     FailedPreconditionError,
@@ -25,10 +26,8 @@ from thalweg.errors import (
 if TYPE_CHECKING:
     from thalweg._core.gradient_stats import GradientStats
 
-# A loss leaves its band if it exceeds the median by the larger of these two margins.
-LOSS_DEVIATIONS, LOSS_SHARE = 8.0, 0.1
-# A gradient norm leaves its band if it exceeds the median by the larger of these, in logarithms.
-NORM_DEVIATIONS, NORM_FACTOR = 8.0, 4.0
+# Share of the median that a gradient norm exceeds it by at least outside of its band.
+NORM_SHARE = 3.0
 ACTIONS = ("skip", "rollback")
 
 
@@ -54,34 +53,53 @@ class SpikeAction(NamedTuple):
         return f"{self.warning}; went back before step {first_step:,}: skip batches {batches}"
 
 
-class StepSource(Protocol):
-    """Interface to the optimizer with judged steps."""
+class StepSource:
+    """Interface to the optimizer whose steps are judged.
 
-    def keep(self) -> Callable[[], list[Call]]:
-        """Copy parameters and state; return a function that returns the calls that restore them.
+    Args:
+        optimizer: The optimizer, held by a weak reference.
+    """
 
-        It returns [] if they cannot be restored.
-        """
-        ...
+    def __init__(self, optimizer: Any) -> None:
+        self._ref: Any = ref(optimizer)
 
-    def leave_out(self, reason: str) -> list[Call]:
-        """Return calls that record a step that is left out."""
-        ...
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StepSource) and self._ref is other._ref
 
-    def mean_over_ranks(self, loss: float) -> float:
-        """Return the mean of a number over all ranks of a training."""
-        ...
+    __hash__ = None  # pyright: ignore
+
+    @property
+    def optimizer(self) -> Any:
+        """Optimizer; raises FailedPreconditionError if it has been freed."""
+        optimizer = self._ref()
+        if optimizer is None:
+            raise FailedPreconditionError("The optimizer of these Spikes is gone.")
+        return optimizer
 
     def is_gone(self) -> bool:
         """Return True if the optimizer has been freed."""
-        ...
+        return self._ref() is None
+
+    def copy_state(self) -> Callable[[], list[Call]]:
+        """Copy the parameters and the state; return a function that returns calls which restore
+        them, or none if they cannot be restored.
+        """
+        raise NotImplementedError
+
+    def skip_calls(self, reason: str) -> list[Call]:
+        """Return calls that record a step that is left out."""
+        raise NotImplementedError
+
+    def mean_over_ranks(self, loss: float) -> float:
+        """Return the mean of a number over all ranks of a training, or what all have alike."""
+        return loss
 
 
 Action = str | Callable[[Warned], object]
 
 
 class SpikeJudge:
-    """Judge of steps, for `GradientTransforms.judge`.
+    """Judge of steps; a `StepJudge`.
 
     Args:
         action: "skip", "rollback", or a function of a `Warned` that returns one of these, or None
@@ -91,32 +109,35 @@ class SpikeJudge:
     Attributes:
         actions: All steps that were not taken.
         step: The number of steps that were judged.
+        copies: The largest number of copies of the parameters and the state.
     """
 
+    step: int
+    _loss: float | None
+    _losses: NumberBand
+    _norms: NumberBand
+    # Up to two copies, each with the number of the first step after it.
+    _copies: tuple[tuple[int, Callable[[], list[Call]]], ...]
+
     def __init__(self, action: Action, keep: int) -> None:
-        self.action, self.keep = action, keep
+        self.action, self.keep, self.copies = action, keep, 2 if keep else 0
         self.actions: list[SpikeAction] = []
-        self.step = 0
-        self._loss: float | None = None
-        self._losses, self._norms = deque[float](maxlen=WINDOW), deque[float](maxlen=WINDOW)
-        # Up to two copies, each with the number of the first step after it.
-        self._copies: tuple[tuple[int, Callable[[], list[Call]]], ...] = ()
         self._source: StepSource | None = None
+        vars(self).update(_new_history())
 
     def attach_to(self, source: StepSource) -> None:
-        """Attach to an optimizer.
+        """Attach to an optimizer, with an empty history unless it is attached already.
 
         Raises:
             FailedPreconditionError: Another optimizer that is still alive is judged.
         """
+        if self._source == source:
+            return
         if self._source is not None and not self._source.is_gone():
             raise FailedPreconditionError(
                 "These Spikes judge another optimizer's steps: give each optimizer its own."
             )
-        self._source = source
-        self.step, self._loss, self._copies = 0, None, ()
-        self._losses.clear()
-        self._norms.clear()
+        vars(self).update(_new_history(), _source=source)
 
     @property
     def source(self) -> StepSource:
@@ -125,50 +146,78 @@ class SpikeJudge:
             raise FailedPreconditionError("These Spikes are of no optimizer yet: make it.")
         return self._source
 
-    def log_loss(self, loss: float) -> None:
+    def log_loss(self, loss: object) -> None:
         """Set the loss of the next step: the mean over all ranks, which all call this."""
-        self._loss = self.source.mean_over_ranks(loss)
+        self._loss = self.source.mean_over_ranks(as_loss(loss))
 
-    def forget_copies(self) -> Call:
-        """Return a call that drops all copies, for a state that replaces them."""
-        return partial(vars(self).update, {"_copies": ()})
+    @property
+    def history(self) -> list[Any]:
+        """The number of judged steps, and the losses and gradient norms in the bands."""
+        return [self.step, list(self._losses.numbers), list(self._norms.numbers)]
 
-    def is_usual(self, stats: GradientStats) -> bool:
-        """Return True if no step with these statistics would be left out."""
-        return self._departure(float(stats.global_norm)) is None
+    def loading_calls(self, history: object) -> list[Call]:
+        """Return a call that sets a `history`, empty for None, and drops all copies.
+
+        Raises:
+            CheckpointMismatchError: The history is invalid.
+        """
+        return [partial(vars(self).update, _new_history(*_check_history(history)))]
+
+    def norm_limit(self) -> float:
+        """Return a gradient norm up to which the next step is usual; -1 if its loss is not."""
+        has_usual_loss = self._loss is None or self._loss in self._losses
+        return self._norms.safe_limit() if has_usual_loss else -1.0
 
     def decide(self, stats: GradientStats) -> Decision:
-        """Return the decision about a step: True to take it, and calls to run with its writes."""
-        norm, step = float(stats.global_norm), self.step + 1
-        warning = self._departure(norm)
-        calls: list[Call] = [partial(vars(self).update, {"step": step, "_loss": None})]
-        calls += [
-            partial(numbers.append, number)
-            for numbers, number in ((self._losses, self._loss), (self._norms, norm))
-            if number is not None and math.isfinite(number)
-        ]
+        """Return the decision about a step; copy the state if that is due, and warn of a rollback.
+
+        The calls of the decision change the parameters, the state and the history.
+        """
+        norm = float(stats.global_norm)
+        warning = self._find_departure(norm)
         action = None if warning is None else self._choose(warning)
+        norms = [norm] if math.isfinite(norm) else []
         if warning is None or action is None:
-            return Decision(True, [*calls, *self._keeping(step)])
-        return Decision(False, [*calls, *self._acting(warning, action)])
+            return Decision(True, self.taking_calls(norms))
+        return Decision(False, [*self._history_calls(norms), *self._action_calls(warning, action)])
+
+    def taking_calls(self, norms: Iterable[float]) -> list[Call]:
+        """Return calls that record a step that is taken; copy the state if that is due.
+
+        Args:
+            norms: The gradient norm; an iterator in C is read by the calls.
+        """
+        step, interval = self.step + 1, (self.keep + 1) // 2
+        calls = self._history_calls(norms)
+        if self.keep and not (self._copies and step - self._copies[-1][0] < interval):
+            copies = (*self._copies[-1:], (step, self.source.copy_state()))
+            calls.append(partial(vars(self).update, {"_copies": copies}))
+        return calls
 
     def skip_calls(self) -> list[Call]:
         """Return calls that count a step that was left out before it could be judged."""
         return [partial(vars(self).update, {"step": self.step + 1, "_loss": None})]
 
-    def _departure(self, norm: float) -> Warned | None:
-        """Return the warning that the next step leaves its band; None if it does not."""
-        step = self.step + 1
-        if self._loss is not None:
-            middle, deviation = _measure(self._losses)
-            limit = middle + max(LOSS_DEVIATIONS * deviation, LOSS_SHARE * abs(middle))
-            if not math.isfinite(self._loss) or self._loss > limit:
-                return Warned("", step, "loss left its band", self._loss, middle, "loss")
-        middle, deviation = _measure([math.log(max(past_norm, _TINY)) for past_norm in self._norms])
-        excess = math.log(max(norm, _TINY)) - middle if math.isfinite(norm) else math.inf
-        if excess > max(NORM_DEVIATIONS * deviation, math.log(NORM_FACTOR)):
-            return Warned("", step, "gradients left their band", norm, math.exp(middle), "norm")
-        return None
+    def _history_calls(self, norms: Iterable[float]) -> list[Call]:
+        """Return calls that count a step, and add its numbers to the bands."""
+        calls: list[Call] = [*self.skip_calls(), partial(self._norms.numbers.extend, norms)]
+        if self._loss is not None and math.isfinite(self._loss):
+            calls.append(partial(self._losses.numbers.append, self._loss))
+        return calls
+
+    def _find_departure(self, norm: float) -> Warned | None:
+        """Return the reason why the next step leaves its band; None if it does not."""
+        checks = (
+            (self._loss, self._losses, "loss left its band", "loss"),
+            (norm, self._norms, "gradients left their band", "norm"),
+        )
+        # Both bands are queried before each step, as `NumberBand.safe_limit` requires.
+        departures = [
+            Warned("", self.step + 1, description, number, band.measure()[0], kind)
+            for number, band, description, kind in checks
+            if number is not None and number not in band
+        ]
+        return departures[0] if departures else None
 
     def _choose(self, warning: Warned) -> str | None:
         """Return the action for an unusual step; None to take it."""
@@ -185,18 +234,9 @@ class SpikeJudge:
             )
         return action
 
-    def _keeping(self, step: int) -> list[Call]:
-        """Return the calls that keep a copy of the state before a step, if that is due."""
-        interval = (self.keep + 1) // 2
-        if not self.keep or (self._copies and step - self._copies[-1][0] < interval):
-            return []
-        copies = (*self._copies[-1:], (step, self.source.keep()))
-        return [partial(vars(self).update, {"_copies": copies})]
-
-    def _acting(self, warning: Warned, action: str) -> list[Call]:
-        """Return calls that leave out a step; with "rollback" they also restore a copy.
-
-        The oldest copy within `keep` steps is restored.
+    def _action_calls(self, warning: Warned, action: str) -> list[Call]:
+        """Return the calls that leave out a step and, with "rollback", restore the oldest copy
+        within `keep` steps; warn of the steps that are taken back.
         """
         first = warning.step
         copies = [copy for copy in self._copies if warning.step - copy[0] <= self.keep]
@@ -204,21 +244,40 @@ class SpikeJudge:
         if calls := restore():
             first = step
             # The copy is of the state before the next step, too.
-            kept_copies = ((warning.step + 1, restore),)
-            calls.append(partial(vars(self).update, {"_copies": kept_copies}))
+            next_copies = ((warning.step + 1, restore),)
+            calls.append(partial(vars(self).update, {"_copies": next_copies}))
         step_range = range(first, warning.step + 1)
         event = SpikeAction(warning, "rollback" if calls else "skip", step_range)
         if calls:
             warn(f"Spikes: {event}.", NumericsWarning)
-        return [*calls, partial(self.actions.append, event), *self.source.leave_out(str(event))]
+        return [*calls, partial(self.actions.append, event), *self.source.skip_calls(str(event))]
 
 
-_TINY = 5e-324
+def _new_history(
+    step: int = 0, losses: Iterable[float] = (), norms: Iterable[float] = ()
+) -> dict[str, Any]:
+    """Return the attributes of a judge with a history, and without copies."""
+    loss_band = NumberBand(LOSS_SHARE, numbers=map(float, losses))
+    norm_band = NumberBand(NORM_SHARE, True, map(float, norms))
+    return {"step": step, "_loss": None, "_losses": loss_band, "_norms": norm_band, "_copies": ()}
 
 
-def _measure(numbers: Sequence[float] | deque[float]) -> tuple[float, float]:
-    """Return the median and the deviation; NaN without a history of `WARM_UP` values."""
-    if len(numbers) < WARM_UP:
-        return math.nan, 0.0
-    middle = median(numbers)
-    return middle, 1.4826 * median(abs(number - middle) for number in numbers)
+def _check_history(history: object) -> list[Any]:
+    """Return the step, losses and norms of a `history`; none of None.
+
+    Raises:
+        CheckpointMismatchError: The history is invalid.
+    """
+    try:
+        step, *numbers = parts = cast("list[Any]", [0, [], []] if history is None else history)
+        losses, norms = numbers
+        is_valid = type(step) is int and step >= 0 and all(map(math.isfinite, [*losses, *norms]))
+    except (TypeError, ValueError, OverflowError):
+        is_valid, parts = False, []
+    if not is_valid:
+        problem = (
+            f"the history of steps is {show_value(history)}; expected a number of steps, and lists"
+            " of finite losses and gradient norms"
+        )
+        raise mismatch([problem], "Spikes")
+    return parts

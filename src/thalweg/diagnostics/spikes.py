@@ -15,21 +15,20 @@ from typing import Any
 import numpy as np
 
 from thalweg._base.showing import show_value
+from thalweg._core.atomic_section import run
 from thalweg.diagnostics.attached_spikes import attach_judge
 from thalweg.diagnostics.bands import (
     LASTING_ROWS,
     LASTING_STEPS,
-    LOSS_DEVIATIONS,
     LOSS_SHARE,
     RECENT_ROWS,
     SPIKE_ROWS,
-    WARM_UP,
     Band,
     Departure,
     Duration,
+    NumberBand,
     RunningMedian,
 )
-from thalweg.diagnostics.config import as_loss
 from thalweg.diagnostics.jsonl_reader import UNMEASURED, JsonLinesReader
 from thalweg.diagnostics.spike_judge import ACTIONS, Action, SpikeAction, SpikeJudge
 from thalweg.diagnostics.table import Table
@@ -88,7 +87,7 @@ class Spikes:
     def __init__(self, action: Action | None = None, *, keep: int | None = None) -> None:
         self._names: tuple[str, ...] = ()
         self._layers = _Layers(0)
-        self._loss = RunningMedian(1)
+        self._losses = NumberBand(LOSS_SHARE)
         self._is_loss_outside = False
         if action is None and keep is not None:
             raise InvalidArgumentError(f"keep is {keep}; expected None without an action.")
@@ -135,7 +134,19 @@ class Spikes:
                 optimizer.
             InvalidTypeError: `loss` is not a number.
         """
-        self._require_judge().log_loss(as_loss(loss))
+        self._require_judge().log_loss(loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers on which decisions depend; a state of `thalweg.optim` has them."""
+        return {"history": self._require_judge().history}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Judge as the `Spikes` whose `state_dict` this is, and drop copies for rollbacks.
+
+        Raises:
+            CheckpointMismatchError: The state is invalid.
+        """
+        run(self._require_judge().loading_calls(state_dict.get("history")))
 
     def _require_judge(self) -> SpikeJudge:
         """Return the judge; raise without an action."""
@@ -202,13 +213,11 @@ class Spikes:
 
     def _judge_loss(self, step: int, loss: float) -> list[Warned]:
         """Add a loss, and return a warning if it has just left its band."""
-        median, deviation = (float(array[0]) for array in self._loss.measure())
-        limit = median + max(LOSS_DEVIATIONS * deviation, LOSS_SHARE * abs(median))
-        is_outside = not math.isfinite(loss) or (self._loss.rows >= WARM_UP and loss > limit)
+        usual_loss, is_outside = self._losses.measure()[0], loss not in self._losses
         is_new, self._is_loss_outside = is_outside and not self._is_loss_outside, is_outside
         if math.isfinite(loss):
-            self._loss.add(np.array([loss]))
-        return [Warned("", step, "loss left its band", loss, median, "loss")] if is_new else []
+            self._losses.numbers.append(loss)
+        return [Warned("", step, "loss left its band", loss, usual_loss, "loss")] if is_new else []
 
 
 def _make(keywords: dict[str, Any]) -> Spikes:

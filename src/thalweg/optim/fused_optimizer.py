@@ -43,7 +43,6 @@ from thalweg._core.options.accumulation import (
 from thalweg._core.options.diagnostics import Diagnosed
 from thalweg._core.options.flat_gradients import Flat
 from thalweg._core.options.loss_scale import Unscaling
-from thalweg._core.options.spikes import SpikeActions
 from thalweg._core.options.state_storage import StateCodec
 from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.weight_averaging import Average
@@ -88,7 +87,6 @@ if TYPE_CHECKING:
     from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
     from thalweg.optim.flat_gradients import FlatGradients
     from thalweg.optim.global_norm import CommonNorm
-    from thalweg.optim.judged_steps import JudgedSteps
     from thalweg.optim.replay import ReplayedStep
 
 _NOT_IN_GRAPHS = (
@@ -177,7 +175,6 @@ class StepCache:
         self.changes = SetChanges()
         self.diagnosing: Diagnosing | None = None
         self.watch: StepWatch | None = None  # set in a measured step
-        self.judged_steps: JudgedSteps | None = None  # if the option `spikes` judges steps
         # Ranks that exchange messages in the present step, and in the last such step.
         self.team: MatrixProcessGroup | None = None
         self.known_team: MatrixProcessGroup | None = None
@@ -341,7 +338,7 @@ class FusedOptimizer(GradScalerMixin):
         defines_rule = hasattr(self, "rule") or hasattr(self._kind_of(group), "_prepared_rule")
         return bool((self.step_options.wrapping or defines_rule) and self.rule_of(group).codecs)
 
-    def _check_kept(self, group: Group) -> None:
+    def _check_storage(self, group: Group) -> None:
         """Raise if parameters of a group do not support 8-bit slots or stochastic rounding."""
         if self.step_options.of(Rounding).round is not None:
             with importing:
@@ -576,17 +573,17 @@ class FusedOptimizer(GradScalerMixin):
             with importing:
                 from thalweg.optim.diagnostics.measuring import diagnose
             diagnose(self, diagnostics, is_copy)
-        if self.step_options.judges and self.step_cache.judged_steps is None:
+        if (judge := self.step_options.base_transforms.judge) is not None:
             with importing:
                 from thalweg.optim.judged_steps import JudgedSteps
-            self.step_cache.judged_steps = JudgedSteps(self)
-            spikes: Any = self.step_options.of(SpikeActions).spikes
-            spikes.judge.attach_to(self.step_cache.judged_steps)
+            judge.attach_to(JudgedSteps(self))
 
     def record_format(self, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
         """Write the entries that describe the form of a state to groups and states, in place."""
-        is_rounding = self.step_options.of(Rounding).round is not None
-        if self.step_options.kinds.sums or is_rounding or any(map(self.encodes_group, groups)):
+        options = self.step_options
+        has_entries = options.kinds.sums or options.base_transforms.judge is not None
+        has_entries = has_entries or options.of(Rounding).round is not None
+        if has_entries or any(map(self.encodes_group, groups)):
             with importing:
                 from thalweg.optim.state_format import record_format
             record_format(self, groups, state)
@@ -658,16 +655,16 @@ class FusedOptimizer(GradScalerMixin):
         # Torch has wrapped the step of a subclass with its hooks.
         has_own_step = type(self).step is FusedOptimizer.step
         if is_dynamo_compiling() or (has_own_step and has_hooks(self)):
-            return self._told_step(closure)
+            return self._hooked_step(closure)
         # Inlined from `_eager_step`: the call would take 5 % of a replayed step.
         replay = self.step_cache.replay if closure is None else None
         if replay is not None and replay.take(self, False, has_own_step):
             return None
-        return self._told_step(closure) if has_own_step and is_recorded() else self._step(closure)
+        return self._hooked_step(closure) if has_own_step and is_recorded() else self._step(closure)
 
     # Schedules of torch's set `_opt_called` by a wrapper, which Dynamo does not look into.
     step._wrapped_by_lr_sched = True  # pyright: ignore
-    step.hooked = True  # pyright: ignore  # by `_told_step`
+    step.hooked = True  # pyright: ignore  # by `_hooked_step`
 
     def _plain_step(self, closure: Callable[[], object] | None = None) -> object:
         """Take a step, in a traced function as one operation of the graph; return the loss."""
@@ -683,7 +680,7 @@ class FusedOptimizer(GradScalerMixin):
         return self._step(closure)
 
     # With torch's hooks before and after it, in a record for profilers.
-    _told_step = Optimizer.profile_hook_step(_plain_step)
+    _hooked_step = Optimizer.profile_hook_step(_plain_step)
 
     @partial(untraced, reason=_NOT_IN_GRAPHS)
     @annotate_errors
@@ -715,10 +712,9 @@ class FusedOptimizer(GradScalerMixin):
         """Report the loss of a closure to the diagnostics and to the judge of steps."""
         if self.step_cache.diagnosing is not None:
             self.step_cache.diagnosing.note_loss(loss)
-        spikes: Any = self.step_options.of(SpikeActions).spikes
-        if spikes is not None:
+        if (judge := self.step_options.base_transforms.judge) is not None:
             with suppress(InvalidTypeError):
-                spikes.log_loss(loss)
+                judge.log_loss(loss)
 
     def _step_carefully(self) -> None:
         """Take a step with all checks; the caller holds the lock."""
@@ -763,11 +759,13 @@ class FusedOptimizer(GradScalerMixin):
     def _restore_params(self) -> Generator[None]:
         """Return a context manager that restores all parameters after the block.
 
-        Some rules decay parameters at a rate of 0, too.
+        Some rules decay parameters at a rate of 0, too. The history of judged steps is restored.
         """
-        params = params_of(self.param_groups)
+        params, judge = params_of(self.param_groups), self.step_options.base_transforms.judge
         values = [param.detach().clone() for param in params]
+        history_calls = [] if judge is None else judge.loading_calls(judge.history)
         yield
+        run(history_calls)
         with no_grad():
             for param, value in zip(params, values, strict=True):
                 param.copy_(value)

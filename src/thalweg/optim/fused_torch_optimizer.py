@@ -171,7 +171,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
             for rule in self._rules_of(group):
                 self.step_options.check_rule(rule, kind.__name__)
-        self._check_kept(group)
+        self._check_storage(group)
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
         """Raise if a group has options that a step would ignore, or lacks one."""
@@ -289,8 +289,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         make_transforms = partial(
             gradient_transforms, options, self.unscaling(), grad_report=report, is_torchs=True
         )
-        by_norm = options.base_transforms.global_clipnorm is not None or options.judges
-        if len(steps) > 1 and by_norm:
+        if len(steps) > 1 and options.base_transforms.has_global_norm:
             pairs = [pairs for pairs, _ in update_pairs]
             all_pairs = list(zip([substep.hooks for substep in steps], pairs, strict=True))
             if not self.step_cache.norm.try_rebind(all_pairs) and not self._supports_shares(steps):
@@ -405,9 +404,6 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return a replayable step in which gradients may be absent, or None."""
         options = self.step_options
         if options.accumulate > 1 or options.in_backward or options.kinds.device is not None:
-            return None
-        # Norms would have squares of absent gradients.
-        if options.judges:
             return None
         if any(map(self.is_torchs_group, self.param_groups)):
             return None

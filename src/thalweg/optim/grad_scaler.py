@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg._core.atomic_section import run
 from thalweg._core.commit import TAKEN
 from thalweg._core.options.loss_scale import Unscaling
-from thalweg._core.options.spikes import SpikeActions
 from thalweg._core.param_groups import Group
 from thalweg.optim.group_options import number
 from thalweg.optim.native_support import device_of, is_host
@@ -78,9 +78,8 @@ class GradScalerMixin:
         if (counter := self.step_cache.counter) is not None:
             count += int(counter.item())
         self.step_cache.last_step = LastStep(False, FOUND_INF, count)
-        spikes: Any = self.step_options.of(SpikeActions).spikes
-        for record in () if spikes is None else spikes.judge.skip_calls():
-            record()
+        judge = self.step_options.base_transforms.judge
+        run([] if judge is None else judge.skip_calls())
         return True
 
     def unscaling(self) -> float | Tensor | None:

@@ -6,55 +6,38 @@ from collections.abc import Callable
 from functools import partial
 from operator import is_
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
+from thalweg._core.commit import SKIPPED
 from thalweg._core.dtensor import local
 from thalweg._core.options.accumulation import SUM
+from thalweg._core.options.spikes import HISTORY
 from thalweg._core.param_groups import params_of, states_of
 from thalweg._engines.layout import may_overlap
-from thalweg.errors import FailedPreconditionError
+from thalweg.diagnostics.spike_judge import StepSource
 from thalweg.optim.step_options import GradientReport, LastStep
 
 
-class JudgedSteps:
-    """Interface of an optimizer to `Spikes`.
+class JudgedSteps(StepSource):
+    """Interface of a `FusedOptimizer` to `Spikes`."""
 
-    Args:
-        optimizer: A `FusedOptimizer`, held by a weak reference.
-    """
-
-    def __init__(self, optimizer: Any) -> None:
-        self._ref: Any = ref(optimizer)
-
-    @property
-    def _optimizer(self) -> Any:
-        optimizer = self._ref()
-        if optimizer is None:
-            raise FailedPreconditionError("The optimizer of these Spikes is gone.")
-        return optimizer
-
-    def is_gone(self) -> bool:
-        """Return True if the optimizer has been freed."""
-        return self._ref() is None
-
-    def keep(self) -> Callable[[], list[Call]]:
+    def copy_state(self) -> Callable[[], list[Call]]:
         """Copy the parameters and the state; return a function that returns calls which restore
         them.
         """
-        optimizer = self._optimizer
-        params = [(param, _copied(param)) for param in params_of(optimizer.param_groups)]
+        optimizer = self.optimizer
+        params = [(param, _copy(param)) for param in params_of(optimizer.param_groups)]
         states = [
-            (param, {name: _copied(entry) for name, entry in entries.items() if name != SUM})
+            (param, {name: _copy(entry) for name, entry in entries.items() if name != SUM})
             for param, entries in states_of(optimizer.state)
         ]
-        return partial(self._restoring, params, states)
+        return partial(self._restore_calls, params, states)
 
-    def _restoring(
+    def _restore_calls(
         self, params: list[tuple[Tensor, Any]], states: list[tuple[Tensor, dict[str, Any]]]
     ) -> list[Call]:
         """Return the calls that restore copies; state that has been created since is emptied.
@@ -63,11 +46,11 @@ class JudgedSteps:
 
         A dictionary of tensors would run Python's `Tensor.__hash__`, which signals interrupt.
         """
-        live_params = params_of(self._optimizer.param_groups)
+        live_params = params_of(self.optimizer.param_groups)
         is_same = len(live_params) == len(params) and all(map(is_, live_params, dict(params)))
         if not (is_same and all(_fits(local(param).detach(), copy) for param, copy in params)):
             return []
-        live_state = self._optimizer.state
+        live_state = self.optimizer.state
         calls: list[Call] = [partial(local(p).detach().copy_, value) for p, value in params]
         former_entries = {id(param): entries for param, entries in states}
         for param, live_entries in states_of(live_state):
@@ -78,15 +61,16 @@ class JudgedSteps:
             for name in live_entries.keys() - former.keys() - {SUM}:
                 calls.append(partial(live_entries.pop, name, None))
             for name, entry in former.items():
-                calls.append(_restoring_entry(live_entries, name, entry))
+                calls.append(_restore_entry_call(live_entries, name, entry))
         return calls
 
-    def leave_out(self, reason: str) -> list[Call]:
+    def skip_calls(self, reason: str) -> list[Call]:
         """Return calls that record a step that is left out, and clear accumulated gradients."""
-        cache = self._optimizer.step_cache
+        cache = self.optimizer.step_cache
         report = LastStep(False, reason, cache.total)
-        updates = {"last_step": report, "report": GradientReport(), "last_apply_flag": None}
-        calls = [] if cache.sums is None else self._optimizer.clearing_sums()
+        updates: dict[str, Any] = {"last_step": report, "progress": (f"{SKIPPED}.",)}
+        updates |= {"report": GradientReport(), "last_apply_flag": None}
+        calls = [] if cache.sums is None else self.optimizer.clearing_sums()
         return [*calls, partial(vars(cache).update, updates)]
 
     def mean_over_ranks(self, loss: float) -> float:
@@ -103,7 +87,7 @@ class JudgedSteps:
         return total.item() / ranks.size
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """Return a copy of this rank's part of a tensor; any other value itself."""
     return local(value).detach().clone() if isinstance(value, Tensor) else value
 
@@ -114,12 +98,26 @@ def _fits(memory: Tensor, value: Tensor) -> bool:
     return form == (value.shape, value.dtype, value.device) and not may_overlap(memory)
 
 
-def _restoring_entry(entries: dict[str, Any], name: str, value: Any) -> Call:
+def _restore_entry_call(entries: dict[str, Any], name: str, value: Any) -> Call:
     """Return the call that restores an entry, in the memory that it has."""
     live = entries.get(name)
     if not isinstance(value, Tensor) or not isinstance(live, Tensor):
-        return partial(entries.__setitem__, name, _copied(value))
+        return partial(entries.__setitem__, name, _copy(value))
     memory = local(live).detach()
     if _fits(memory, value):
         return partial(memory.copy_, value)
     return partial(entries.__setitem__, name, value.clone())
+
+
+def split_history(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[Call]]:
+    """Return a state without the history of judged steps, and calls that set the history.
+
+    Raises:
+        CheckpointMismatchError: The history is invalid.
+    """
+    groups, judge = saved_state["param_groups"], optimizer.step_options.base_transforms.judge
+    history = next((group[HISTORY] for group in groups if HISTORY in group), None)
+    if history is not None:
+        groups = [{n: x for n, x in group.items() if n != HISTORY} for group in groups]
+    calls = [] if judge is None else judge.loading_calls(history)
+    return {**saved_state, "param_groups": groups}, calls

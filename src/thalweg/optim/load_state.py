@@ -17,7 +17,7 @@ from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
 from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
-from thalweg._core.options.spikes import SpikeActions
+from thalweg._core.options.spikes import HISTORY
 from thalweg._core.options.update_targets import ENCODED_SHAPE, MASTER, StateStorage
 from thalweg._core.param_groups import Group, params_of, states_of
 from thalweg._core.state import Item, Loading, mismatch, restore
@@ -71,7 +71,7 @@ def load(
             from thalweg.optim.package_states import convert_state
         conversion = convert_state(optimizer, loaded_state, allow_loss)
         loaded_state = loaded_state if conversion is None else conversion.state
-    loaded_state, notes = drop_unused(optimizer, loaded_state)
+    loaded_state, notes, history_calls = drop_unused(optimizer, loaded_state)
     loaded_state = fit_state(optimizer, loaded_state, notes, convert)
     loading, lacking = plan(optimizer, loaded_state)
     if conversion is not None:
@@ -79,9 +79,7 @@ def load(
         param_pairs = [(entry_of(name, param), tensor) for name, param, tensor in conversion.values]
         loading = replace(loading, pairs=[*loading.pairs, *param_pairs])
     warn_of(optimizer, lacking, notes)
-    judge = getattr(optimizer.step_options.of(SpikeActions).spikes, "judge", None)
-    # Copies of another state are of no use.
-    restore(loading, Loading(then=() if judge is None else [judge.forget_copies()]))
+    restore(loading, Loading(then=history_calls))
     if optimizer.step_cache.diagnosing is not None:
         optimizer.step_cache.diagnosing.restart_count()
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
@@ -166,19 +164,29 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
     return loaded_state
 
 
-def drop_unused(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return (state without entries of options that are off, warnings about these)."""
+def drop_unused(
+    optimizer: Any, saved_state: dict[str, Any]
+) -> tuple[dict[str, Any], list[str], list[Call]]:
+    """Return (state without entries of options that are off, warnings about these, calls that set
+    the history of judged steps).
+    """
+    groups, history_calls = saved_state["param_groups"], list[Call]()
+    has_judge = optimizer.step_options.base_transforms.judge is not None
+    if has_judge or any(HISTORY in group for group in groups):
+        with importing:
+            from thalweg.optim.judged_steps import split_history
+        saved_state, history_calls = split_history(optimizer, saved_state)
     if any(_has_placeholders(entries) for _, entries in parameter_states(saved_state)):
         with importing:
             from thalweg.optim.state_format import without_placeholders
         saved_state = without_placeholders(optimizer, saved_state)
     names = {name for _, entries in parameter_states(saved_state) for name in entries}
-    has_count = any(COUNT in group for group in saved_state["param_groups"])
+    has_count = any(COUNT in group for group in groups)
     if not (has_count or SUM in names or names & ENTRY_KEYWORDS.keys()):
-        return saved_state, []
+        return saved_state, [], history_calls
     with importing:
         from thalweg.optim.dropped_state import drop_option_state
-    return drop_option_state(optimizer, saved_state)
+    return *drop_option_state(optimizer, saved_state), history_calls
 
 
 def _has_placeholders(entries: Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,11 +21,11 @@ from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.param_scalars import CPU
 from thalweg.optim.param_state import ParamState
 from thalweg.optim.rule_optimizer import RuleOptimizer
-from thalweg.optim.step_options import StepOptions
+from thalweg.optim.step_options import OPTIONS, StepOptions
 from thalweg.variable import REDUCED, dtype_name
 
-# Options with hooks, buffers and devices of their own; they are reported, but not applied.
-_EXCLUDED = ("state_device", "in_backward", "gradients", "diagnostics", "spikes")
+# Options that are reported, but not applied.
+_EXCLUDED = tuple(field.name for kind in OPTIONS if kind.has_resources for field in kind.keywords())
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class MemoryRow:
     """Tensors of one type in a training.
 
     Attributes:
-        name: "weights", "gradients" or, for the state, the key of the entry, such as "exp_avg".
+        name: "weights", "gradients"; for the state, the key of the entry, such as "exp_avg"; or
+            "copies" for the parameters and states that `spikes` keeps.
         dtype: Their dtype; torch.uint8 for encoded slots, with their scales.
         device: Type of their device: "cpu", "cuda", or "meta" for parameters without memory.
         nbytes: Their bytes in all.
@@ -67,7 +68,7 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        """Bytes of weights, gradients and state."""
+        """Bytes of all rows."""
         return sum(row.nbytes for row in self.rows)
 
     def on(self, device: str) -> int:
@@ -76,7 +77,7 @@ class MemoryUse:
 
     @property
     def per_parameter(self) -> float:
-        """Bytes of weights, gradients and state for each element of the parameters."""
+        """Bytes of all rows for each element of the parameters."""
         return self.total / max(self.parameters, 1)
 
     def __str__(self) -> str:
@@ -108,8 +109,8 @@ def memory(
 ) -> MemoryUse:
     """Return the bytes that a training takes from its second step on, without allocating them.
 
-    They are those of weights, gradients and state, without activations and temporary buffers of a
-    step. Parameters may be on the device "meta". Nothing is changed.
+    They are those of weights, gradients, state and copies of these, without activations and
+    temporary buffers of a step. Parameters may be on the device "meta". Nothing is changed.
 
     Args:
         params: A module, of which parameters that need no gradient are only weights; or an argument
@@ -277,13 +278,15 @@ def _use_of(
         is_offloaded = options.of(Offload).state_device is not None and device != "cpu"
         for name, entry in state.get(twin, {}).items():
             if isinstance(entry, Tensor):
-                is_on_device = entry.is_meta and not is_offloaded
-                entries[name, entry.dtype, device if is_on_device else "cpu"] += local(entry).nbytes
+                place = device if entry.is_meta and not is_offloaded else "cpu"
+                entries[name, entry.dtype, place] += local(entry).nbytes
         if (
             is_offloaded and param.requires_grad
         ):  # a step copies gradients to the CPU, and weights back
             counts["weights", dtype, "cpu"] += size * dtype.itemsize
             counts["gradients", sum_dtype, "cpu"] += size * sum_dtype.itemsize
+    if (judge := options.base_transforms.judge) is not None and judge.copies:
+        entries.update(_count_copies(judge.copies, entries, twins.originals))
     sorted_counts = [
         *counts.items(),
         *sorted(entries.items(), key=lambda item: (item[0][0], str(item))),
@@ -293,3 +296,16 @@ def _use_of(
     title = f"{type(optimizer).__name__}({option_text})"
     parameters = sum(local(param).numel() for param in weights)
     return MemoryUse(title, parameters, rows, any_on_mesh(weights))
+
+
+def _count_copies(
+    copies: int, entries: Mapping[tuple[str, torch.dtype, str], int], params: Sequence[Tensor]
+) -> Counter[tuple[str, torch.dtype, str]]:
+    """Return the bytes of copies of the parameters of an optimizer and of their state."""
+    counts: Counter[tuple[str, torch.dtype, str]] = Counter()
+    for (name, dtype, device), nbytes in entries.items():
+        if name != SUM:
+            counts["copies", dtype, device] += copies * nbytes
+    for param in params:
+        counts["copies", param.dtype, param.device.type] += copies * local(param).nbytes
+    return counts

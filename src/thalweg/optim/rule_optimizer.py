@@ -153,7 +153,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
             self._check_matrices(self.rule, f"rule {self.rule.name!r}", -1)
-        self._check_kept(self.param_groups[-1])
+        self._check_storage(self.param_groups[-1])
         self._make()
 
     def rule_of(self, group: Group) -> Rule:

@@ -139,19 +139,15 @@ class WarmupCosine:
     def __post_init__(self) -> None:
         _check_count("total", self.total, 1)
         _check_count("warmup", self.warmup)
-        _check_share("floor", self.floor)
-        _check_share("begin", self.begin)
         if self.warmup > self.total:
             raise InvalidArgumentError(f"warmup={self.warmup} is more than total={self.total}.")
+        self(0)
 
     def __call__(self, step: int) -> float:
         """Return the factor after so many steps."""
-        if step < self.warmup:
-            return step / self.warmup * (1.0 - self.begin) + self.begin
-        if step >= self.total:
-            return float(self.floor)
-        progress = (step - self.warmup) / max(1, self.total - self.warmup)
-        return _decay_factor("cosine", progress, self.floor)
+        decay = self.total - self.warmup
+        factor = WarmupStableDecay(self.total, self.warmup, decay, "cosine", self.floor, self.begin)
+        return factor(step) if step < self.total else float(self.floor)
 
 
 @dataclass(frozen=True)
@@ -204,24 +200,16 @@ def _factors_of(
                 f"The factor of {_show_selector(selector)} must be a function of the number of"
                 f" steps, not {show_value(factor)}."
             )
-    indices_by_selector = {
-        selector: [index for index, group in enumerate(groups) if _selects(selector, index, group)]
-        for selector in factors
-    }
-    other_indices = [*range(len(groups))]
-    for selector, indices in indices_by_selector.items():
-        if selector is not ... and not indices:
+    others = [selector for selector in factors if selector is ...]
+    owners = [
+        [selector for selector in factors if _selects(selector, index, group)] or others
+        for index, group in enumerate(groups)
+    ]
+    for selector in factors:
+        if selector is not ... and not any(selector in selectors for selectors in owners):
             raise InvalidArgumentError(
                 f"{_show_selector(selector)} selects no group of parameters."
             )
-        if selector is not ...:
-            other_indices = [index for index in other_indices if index not in indices]
-    if ... in indices_by_selector:
-        indices_by_selector[...] = other_indices
-    owners: list[list[GroupSelector]] = [
-        [selector for selector, indices in indices_by_selector.items() if index in indices]
-        for index in range(len(groups))
-    ]
     for index, selectors in enumerate(owners):
         if len(selectors) != 1:
             names = " and ".join(map(_show_selector, selectors)) or "no selector; add `...`"
@@ -361,8 +349,6 @@ class OptionSchedule:
                 f"The state is not one of a schedule of {self.option!r} with"
                 f" {len(self.initial)} groups: {show_value(dict(state_dict))}."
             )
-        self.initial, self.last_epoch = (
-            [float(number) for number in cast("list[Any]", initial)],
-            step,
-        )
+        self.initial = [float(number) for number in cast("list[Any]", initial)]
+        self.last_epoch = step
         self._apply()

@@ -12,6 +12,7 @@ from typing import Any
 
 from thalweg._base.locks import importing
 from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
+from thalweg._core.options.spikes import HISTORY
 from thalweg._core.options.update_targets import ENCODED_SHAPE
 from thalweg._core.param_groups import Group, states_of
 from thalweg._core.state import mismatch
@@ -27,14 +28,16 @@ def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, A
         groups: Groups with all options of their rules, changed in place.
         state: The states of parameters, changed in place.
     """
-    has_sums, rounding = optimizer.step_options.kinds.sums, rounding_entries(optimizer)
+    has_sums, entries = optimizer.step_options.kinds.sums, rounding_entries(optimizer)
+    if (judge := optimizer.step_options.base_transforms.judge) is not None:
+        entries[HISTORY] = judge.history
     for group in groups:
-        group.update(rounding)
+        group.update(entries)
         if has_sums:
             group.setdefault(COUNT, 0)
             for param in group["params"]:
-                if entries := state.get(param):
-                    entries.setdefault(SUM, 0)
+                if param_entries := state.get(param):
+                    param_entries.setdefault(SUM, 0)
         if optimizer.encodes_group(group):
             _record_codecs(optimizer, group, state)
 

@@ -110,9 +110,9 @@ class StepOptions:
 
     Attributes:
         on: The options that are on, by keyword.
+        arguments: Those of these options that files describe.
         wrapping: The options that do something beside the rule, in the same pass over memory.
         clips: True if gradients are clipped, or their norm decides on the step.
-        judges: True if the norm of the gradients decides on the step.
         accumulate: The number of calls of `step` with gradients that are summed up for one step.
         in_backward: True if each gradient is applied as it arrives.
         counts: True if an option needs the number of a step.
@@ -136,9 +136,9 @@ class StepOptions:
         for option in active:
             option.check_beside(self)
         self.on: dict[str, Any] = {name: x for option in active for name, x in option.on.items()}
+        described = [option for option in active if option.has_file_entry]
+        self.arguments = {name: x for option in described for name, x in option.on.items()}
         self.wrapping = tuple(option for option in active if type(option).rule is not Option.rule)
-        self.judges = self.of(SpikeActions) in active
-        self.clips = self.of(Clipping) in active or self.judges
         self.accumulate = self.of(Accumulation).accumulate
         self.in_backward = self.of(InBackward).in_backward
         self.counts = any(option.counts for option in active)
@@ -146,6 +146,7 @@ class StepOptions:
         self.base_transforms = GradientTransforms(
             **{n: x for option in active for n, x in option.gradient_transforms().items()}
         )
+        self.clips = bool(self.base_transforms)
         self.zero_warning = self.of(Sphere).without if self.of(Sphere) in active else ()
         self._begin = [option for option in active if option.begins]
         self._needs_engine = any(option.is_ours for option in active)
@@ -321,7 +322,7 @@ def gradient_transforms(
         unscale_factors = unscaling.expand(count)
     elif unscaling is not None:
         unscale_factors = np.full(count, unscaling, np.float32)
-    by_norm = options.base_transforms.global_clipnorm is not None or options.judges
+    by_norm = options.base_transforms.has_global_norm
     return replace(
         options.base_transforms,
         unscaling=unscale_factors,

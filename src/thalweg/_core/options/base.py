@@ -40,6 +40,8 @@ class Option:
             slots that `rule` adds.
         keeps_beside: Names of further state entries that exist only with this option.
         changes_state: Whether the option changes the state of a parameter.
+        has_file_entry: Whether files have the option among the arguments of an optimizer.
+        has_resources: Whether the option has hooks, buffers or devices, which estimates leave out.
         counts: Whether `scalars` uses the number of steps. Optimizers whose rules use none then
             keep `step` in the state of a parameter, too; it begins at 0.
     """
@@ -47,6 +49,8 @@ class Option:
     begins: ClassVar[tuple[str, ...]] = ()
     keeps_beside: ClassVar[tuple[str, ...]] = ()
     changes_state: ClassVar[bool] = False
+    has_file_entry: ClassVar[bool] = True
+    has_resources: ClassVar[bool] = False
     counts: ClassVar[bool] = False
 
     @property

@@ -24,6 +24,7 @@ class Diagnosed(Option):
             `in_backward` or DTensors.
     """
 
+    has_resources = True
     diagnostics: int | Any | None = None
 
     def __post_init__(self) -> None:

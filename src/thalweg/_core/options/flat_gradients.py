@@ -23,6 +23,7 @@ class Flat(Option):
             frozen parameter None.
     """
 
+    has_resources = True
     gradients: str | None = None
 
     def __post_init__(self) -> None:

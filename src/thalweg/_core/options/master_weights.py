@@ -73,7 +73,7 @@ class Offload(Option):
             device of its parameter. In-place writes by `.data` are not detected with "cpu".
     """
 
-    changes_state = True
+    changes_state = has_resources = True
     state_device: str | None = None
 
     def __post_init__(self) -> None:

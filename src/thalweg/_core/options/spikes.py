@@ -11,6 +11,9 @@ from thalweg._core.options.base import Option, Others
 from thalweg._core.options.step_in_backward import InBackward
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
+# Key of the history of a judge in the groups of a state.
+HISTORY = "spike_history"
+
 
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,7 @@ class SpikeActions(Option):
             `in_backward`.
     """
 
+    has_file_entry, has_resources = False, True
     spikes: Any | None = None
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ class InBackward(Option):
             `fused_unscale`.
     """
 
+    has_resources = True
     in_backward: bool = False
 
     def __post_init__(self) -> None:
