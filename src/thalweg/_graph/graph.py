@@ -38,7 +38,7 @@ class Graph(Nodes):
     def as_default(self) -> Iterator[Graph]:
         """Return a context manager that makes this graph the default one of the thread.
 
-        Inside it calls build this graph, also within `eagerly`.
+        Calls in the block build this graph, also within `eagerly`.
         """
         lend_for_good()
         previous_graph, thread.eager_blocks = thread.eager_blocks, 0

@@ -52,7 +52,10 @@ class ExportContents:
 def _copy_averages(
     averages: Mapping[str, Tensor], exported: Mapping[str, Any], kind: str
 ) -> dict[str, StoredTensor]:
-    """Return copies of moving averages by the names of their variables in TensorFlow."""
+    """Return copies of moving averages by TensorFlow's names; raise unless `kind` is "tf1".
+
+    `exported` has (name in TensorFlow, axes) of each target.
+    """
     copies: dict[str, StoredTensor] = {}
     for target, average in averages.items():
         if kind != "tf1" or target not in exported:
