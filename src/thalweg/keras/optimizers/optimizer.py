@@ -296,10 +296,9 @@ class Optimizer(
         """Return C functions that count a step of these variables beside `iterations`."""
         return []
 
-    @classmethod
-    def _counts_more(cls) -> bool:
-        """Return whether a step counts more than `iterations`."""
-        return cls._counting_calls is not Optimizer._counting_calls
+    def _step_numbers(self) -> dict[str, Tensor]:
+        """Return the tensors beside `iterations` that a step replaces by scalars of these names."""
+        return {}
 
     def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
         super()._take_store(store, taken)
