@@ -135,9 +135,10 @@ class RuleScalars:
         return self.span[0] + 8 * self.places[name]
 
     def computed_register(self, name: str) -> int:
-        """Return the address of the register of a scalar that the program computes."""
-        registers = [] if self._program is None else self._program.registers_of([name])
-        return self.span[0] + 8 * int(registers[0])
+        """Return the address of the register of a scalar that the program computes, or 0."""
+        if self._program is None:
+            return 0
+        return self.span[0] + 8 * int(self._program.registers_of([name])[0])
 
     def _take_up(self, values: Mapping[str, object], dtype: Dtype) -> None:
         are_usual = set(map(type, values.values())) <= {dtype}

@@ -5,7 +5,7 @@ The coefficients are published with Muon (Jordan 2024), by @YouJiacheng in modde
 """
 
 # Pyright takes `torch` for the package beside this one.
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 from collections.abc import Sequence
