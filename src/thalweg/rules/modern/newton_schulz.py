@@ -133,7 +133,9 @@ def orthogonal(
         iterate = piece.to(kind, copy=True)
         iterate.div_(norms_of(iterate).clamp(min=epsilon))
         buffers.iterate(iterate, coefficients, target)
-    return result if multiplier == 1.0 else result.mul_(multiplier)
+        if multiplier != 1.0:
+            target.mul_(multiplier)
+    return result
 
 
 def _matrices_per_piece(matrices: Tensor, kind: torch.dtype) -> int:
