@@ -107,7 +107,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def after_import(face: Face, run: Callable[[str], str]) -> Lines:
-    """The lines of each module that is loaded when a face has been imported.
+    """Return the lines of each module that is loaded when a face has been imported.
 
     Args:
         face: The face.

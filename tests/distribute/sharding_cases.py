@@ -337,7 +337,7 @@ def alone_with_gaps(s: Strategy) -> Any:
 
 @case
 def kept_from_step_to_step(s: Strategy) -> Any:
-    """Let variables of equal shapes take turns."""
+    """Alternate between two sets of variables of equal shapes; compare with one process."""
     sharing, count = Strategy(shard_slots=True), s.num_replicas_in_sync
     sets = [[Variable(torch.zeros(2, LEAF)), Variable(torch.zeros(9))] for _ in range(4)]
     sharded, expected_vars, opt, reference = sets[:2], sets[2:], Adam(0.01), Adam(0.01)
@@ -532,7 +532,7 @@ def same_bits_on_any_number(s: Strategy) -> Any:
 
 @case
 def ranks_in_trouble(s: Strategy) -> Any:
-    """Fail a step on one rank, and report the error of every rank and that nothing has changed."""
+    """Raise in a step on one rank; report each rank's error and that nothing has changed."""
     rank, sharing = s.ranks.rank, Strategy(shard_slots=True)
     sharded, opt = variables(), Adam(0.01, clipnorm=1.0)
     trained(sharing, opt, sharded, (0,))

@@ -47,7 +47,7 @@ def _found(step: Any, pairs: Any) -> bool:
 
 
 def ask_both(kind: Any, predict: Callable[..., bool]) -> None:
-    """Have a kind of steps fail where `predict` does not find what is taken."""
+    """Check a kind of steps against `predict`."""
     take = kind.take
 
     def taken(step: Any, *args: Any) -> bool:
