@@ -18,7 +18,7 @@ from thalweg._engines.reduction_order import LEAF
 from thalweg.distribute import Strategy
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.reduce_scatter import Scatter
-from thalweg.distribute.tree_reduction import in_pairs
+from thalweg.distribute.tree_reduction import tree_sum
 from thalweg.errors import PerformanceWarning
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import SGD, Adam, RuleOptimizer
@@ -111,7 +111,7 @@ def total(step: int, count: int, params: Sequence[Variable]) -> list[Any]:
             grads.append(IndexedSlices(torch.cat(values), torch.cat(indices)))
         else:
             template = next(grad for grad in parts if grad is not None)
-            grads.append(in_pairs([torch.zeros_like(template) if g is None else g for g in parts]))
+            grads.append(tree_sum([torch.zeros_like(template) if g is None else g for g in parts]))
     return grads
 
 
@@ -312,13 +312,13 @@ def sent_while_others_are_computed(s: Strategy) -> Any:
             with thalweg.GradientTape() as tape:
                 value = loss(expected_vars, step, rank)
             parts.append(tape.gradient(value, expected_vars))
-        dense = [in_pairs([part[k] for part in parts]) for k in range(2)]
+        dense = [tree_sum([part[k] for part in parts]) for k in range(2)]
         rows = [part[2] for part in parts]
         if step % 2:
             values = torch.cat([row.values for row in rows])
             row_gradient: Any = IndexedSlices(values, torch.cat([row.indices for row in rows]))
         else:
-            row_gradient = in_pairs(rows)
+            row_gradient = tree_sum(rows)
         reference.apply_gradients(list(zip([*dense, row_gradient], expected_vars, strict=True)))
     return {"bits": bits(sharded) == bits(expected_vars), "sent": len(sizes)}
 

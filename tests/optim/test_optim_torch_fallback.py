@@ -181,13 +181,13 @@ def test_sparse_fallback_with_block_slots_equals_torch() -> None:
 def test_fallback_step_counts_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     opt, params = two()
     copies: list[Tensor] = []
-    original = torch_fallback._putting_back
+    original = torch_fallback._restore_calls
 
     def counting(optimizer: Any, param: Tensor) -> Any:
         copies.append(param)
         return original(optimizer, param)
 
-    monkeypatch.setattr(torch_fallback, "_putting_back", counting)
+    monkeypatch.setattr(torch_fallback, "_restore_calls", counting)
     for _ in range(4):
         params[0].grad = rows([1, 1], (4, 3))
         opt.step()

@@ -38,7 +38,7 @@ def _found_by_optim(
     if step.may_lack:
         pairs = zip(gradients, step._owners, strict=True)
         gradients = [torch.empty_like(x) if grad is None else grad for grad, x in pairs]
-    return step._stands(optimizer, gradients)
+    return step._is_unchanged(optimizer, gradients)
 
 
 def _found(step: Any, pairs: Any) -> bool:

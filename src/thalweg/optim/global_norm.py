@@ -30,12 +30,12 @@ class CommonNorm:
         self._ready: StepPlan | None = None
 
     def try_rebind(self, shares: Sequence[Share]) -> bool:
-        """Return True if the step's gradients fit the measurement of the step before.
+        """Return True if the last measurement fits the present gradients; bind it to them.
 
-        If so, that measurement is bound to them and `clip_factor` uses it; otherwise it is dropped.
+        Otherwise the measurement is dropped.
         """
         pairs = [pair for _, grads_and_vars in shares for pair in grads_and_vars]
-        request = _asked(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
+        request = _make_request(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
         if self._ready is not None and not self._ready.try_rebind(_norm_request(shares, request)):
             self._ready = None
         return self._ready is not None
@@ -43,8 +43,7 @@ class CommonNorm:
     def clip_factor(
         self, shares: Sequence[Share], transforms: GradientTransforms
     ) -> tuple[Factor, Decision]:
-        """Return the factor that clips all gradients of a step by their common norm, and whether
-        the step is taken.
+        """Return (factor that clips all gradients by their common norm, decision to take the step).
 
         Args:
             shares: The shares that `try_rebind` was given.
@@ -57,9 +56,9 @@ class CommonNorm:
         measures: Any = self._ready
         if measures is None:
             measures, variables = self._measure_anew(shares, transforms)
-        sharing = _sharing(shares)
+        sharing = _sharer_of(shares)
         if sharing is not None:
-            measures = sharing.measure_whole(measures, _asked(shares, (), variables))
+            measures = sharing.measure_whole(measures, _make_request(shares, (), variables))
         try:
             stats = known_of(transforms, measures, variables)
             return stats.clip_factor, stats.decision()
@@ -70,7 +69,7 @@ class CommonNorm:
     def _measure_anew(
         self, shares: Sequence[Share], transforms: GradientTransforms
     ) -> tuple[Measures, list[Tensor]]:
-        """Return new measures of gradients that were not checked before, and their variables."""
+        """Return (new measures of unchecked gradients, their variables)."""
         gradients: list[Any] = []
         variables: list[Tensor] = []
         for hooks, grads_and_vars in shares:
@@ -80,7 +79,7 @@ class CommonNorm:
             hooks.check_pairs(local_pairs, transforms.narrow)
             gradients += [grad for grad, _ in pairs]
             variables += [var for _, var in pairs]
-        request = _asked(shares, gradients, variables)
+        request = _make_request(shares, gradients, variables)
         pairs = zip(gradients, variables, strict=True)
         if any(layout.is_far(values_of(grad), var.device) for grad, var in pairs):
             flush = request.selection.denormals == "flush"
@@ -90,7 +89,9 @@ class CommonNorm:
         return self._ready, variables
 
 
-def _asked(shares: Sequence[Share], gradients: Sequence[object], variables: Any) -> StepRequest:
+def _make_request(
+    shares: Sequence[Share], gradients: Sequence[object], variables: Any
+) -> StepRequest:
     """Return a request that only measures gradients; its rule has no slots."""
     slots, titles = [()] * len(variables), [""] * len(variables)
     arguments = gradients, slots, titles, shares[0][0].selection
@@ -98,9 +99,11 @@ def _asked(shares: Sequence[Share], gradients: Sequence[object], variables: Any)
 
 
 def _norm_request(shares: Sequence[Share], request: StepRequest) -> StepRequest:
-    sharing = _sharing(shares)
+    """Return the request over the local parts, if ranks share the step."""
+    sharing = _sharer_of(shares)
     return request if sharing is None else sharing.share_out(request)
 
 
-def _sharing(shares: Sequence[Share]) -> Any:
+def _sharer_of(shares: Sequence[Share]) -> Any:
+    """Return the object that shares the step between ranks, or None."""
     return next((hooks.sharing for hooks, _ in shares if hooks.sharing is not None), None)

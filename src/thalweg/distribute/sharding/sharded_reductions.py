@@ -36,7 +36,7 @@ class ShardedReductions:
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `StepPlan`."""
+        """Return, per formula, the sums over each full variable; see `StepPlan`."""
         request = self._request
         local_leaves = self._plan.compute_leaves(formulas, stages, columns)
         sums = np.zeros((len(local_leaves), len(formulas)))
@@ -82,10 +82,10 @@ class ShardedReductions:
         return combine_leaves(leaves, counts)
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
-        """See `StepPlan`."""
+        """Do nothing: sums over ranks are computed by `compute_sums` alone."""
 
     def max_abs(self) -> Float64:
-        """See `StepPlan`."""
+        """Return the largest gradient magnitude of each full variable."""
         # As whole numbers, magnitudes have the same order, and NaN is the largest.
         bits = np.abs(self._plan.max_abs()).view(np.int64)
         max_bits = torch.from_numpy(bits).to(self._shards.ranks.device)  # pyright: ignore[reportUnknownMemberType]
@@ -94,4 +94,4 @@ class ShardedReductions:
         return max_bits.cpu().numpy().view(np.float64)
 
     def max_abs_on_device(self, is_checked: torch.Tensor) -> None:
-        """See `StepPlan`."""
+        """Do nothing: maxima over ranks are computed by `max_abs` alone."""

@@ -57,10 +57,10 @@ class Arguments(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def _numbers_in(self, name: str, value: Any) -> Iterable[Any]:
-        """Return the numbers of an argument.
+        """Return the numbers of an argument to check.
 
         Raises:
-            InvalidTypeError: It is something else; names it.
+            InvalidTypeError: The argument is not a number, or several; names it.
         """
         if name in PAIRS:
             count = getattr(self, "_betas", 2) if name == "betas" else 2
@@ -77,7 +77,7 @@ class Arguments(torch.optim.Optimizer):
         return (value,)
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
-        """Raise an error: these rules have no step of torch's, where engines do not support theirs.
+        """Raise NotImplementedError: these rules run on devices with an engine only.
 
         Raises:
             NotImplementedError: Always.
