@@ -255,8 +255,7 @@ class ReplayedPairs:
         first = len(self._counters) - len(self._replaced)
         rows: list[tuple[int, int]] = []
         for column, name in enumerate(self._replaced, first):
-            is_float64 = self._counters[column].dtype == torch.float64
-            dtype = np.float64 if is_float64 else np.float32
+            dtype = np.float64 if self._counters[column].dtype == torch.float64 else np.float32
             makers = [scalars for launch, scalars in self._scalars if launch.dtype is dtype]
             if not makers or makers[0].span == (0, 0):
                 return

@@ -111,9 +111,6 @@ class Nadam(BuiltIn):
         scalars = shared.get(dtype) or self._rule_scalars(dtype)
         return [partial(cache.detach().fill_, scalars["momentum_cache"].item())]
 
-    def _step_numbers(self) -> dict[str, Tensor]:
-        return {} if self._cache is None else {"momentum_cache": resolve(self._cache)}
-
     def _extra_weights(self) -> dict[str, Tensor]:
         """Return the product of momenta by name, if it exists."""
         return {} if self._cache is None else {"momentum_cache": self._cache}

@@ -299,10 +299,6 @@ class Optimizer(
         """Return C functions that count a step of these variables beside `iterations`."""
         return []
 
-    def _step_numbers(self) -> dict[str, Tensor]:
-        """Return the tensors beside `iterations` that a step replaces by scalars of these names."""
-        return {}
-
     def _take_store(self, store: SlotStore, replacements: dict[int, object]) -> None:
         """Replace the slots, as the base class does, and drop plans of steps."""
         super()._take_store(store, replacements)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._base.execution_context import is_ours
+from thalweg._base.execution_context import is_ours, resolve
 from thalweg._core.commit import note_not_applied
 from thalweg._core.hyperparameters import as_read, is_function, is_number
 from thalweg._core.plan_cache import CachedPlan, PlanCache
@@ -51,7 +51,7 @@ class KerasReplay(ReplayedApply):
         self._is_standard = is_ours(optimizer._rule_scalars) and is_ours(optimizer._hyper_scalars)
         self._has_known_scalars = optimizer._has_usual_scalars()
         self._dtypes = plan.ready.dtypes
-        self._step_numbers: dict[str, Tensor] = optimizer._step_numbers()
+        self._step_numbers: dict[str, Tensor] = _step_numbers(optimizer)
         self._values = optimizer._hyper._values
         self._tensors = {
             name: tensor for name, tensor in self._values.items() if _is_tensor(tensor)
@@ -141,7 +141,7 @@ class KerasReplay(ReplayedApply):
         ):
             return None
         values = optimizer._hyper._values
-        step_numbers = optimizer._step_numbers()
+        step_numbers = _step_numbers(optimizer)
         if not all(_is_replaced_in_call(number, plan) for number in step_numbers.values()):
             return None
         counters = [optimizer.iterations, *step_numbers.values()]
@@ -168,7 +168,7 @@ class KerasReplay(ReplayedApply):
         return (
             optimizer._selection() == self._selection
             and tuple(vars(optimizer)) == self._names
-            and all(map(is_, optimizer._step_numbers().values(), self._step_numbers.values()))
+            and all(map(is_, _step_numbers(optimizer).values(), self._step_numbers.values()))
             and all(map(is_, self._get_attributes(optimizer), self._attribute_values))
         )
 
@@ -381,14 +381,18 @@ def _are_same(new_items: Collection[object], old_items: Collection[object]) -> b
 _FIELDS = (int, float, str, np.generic, type(None))
 
 
+def _step_numbers(optimizer: Any) -> dict[str, Tensor]:
+    """Return the tensors beside `iterations` that a step replaces by scalars of these names."""
+    return {name: resolve(weight) for name, weight in optimizer._extra_weights().items()}
+
+
 def _is_replaced_in_call(number: Tensor, plan: CachedPlan) -> bool:
     """Return whether the call can replace a number: a step of its dtype's variables does.
 
     No program rounds what it loads, so those of float32 cannot read a float64.
     """
     dtypes = {var.dtype for var in plan.request.variables}
-    has_narrow = np.float32 in plan.ready.dtypes
-    is_exact = number.dtype == torch.float32 or (number.dtype == torch.float64 and not has_narrow)
+    is_exact = number.dtype == torch.float32 or np.float32 not in plan.ready.dtypes
     return is_exact and number.dtype in dtypes
 
 
