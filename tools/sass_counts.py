@@ -67,7 +67,7 @@ def make_kernel(name: str) -> Kernel:
     formula = split_rule(TORCH_ADAM).update if "split8" in slots else TORCH_ADAM.update
     if name == "bfloat16":
         return generate_update(Update(formula, storage), "float32", flush=False)
-    return generate_blocks(formula, storage, flush=False, draws=name == "stochastic")
+    return generate_blocks(Update(formula, storage, draws=name == "stochastic"), flush=False)
 
 
 def run_tool(name: str, *options: str, binary: bytes) -> str:
@@ -135,13 +135,13 @@ def count_instructions(kernel: Kernel, capability: int, folder: Path | None = No
         folder: Optional. Where the disassembly is saved.
     """
     binary = launch.compiled_for(kernel, True, capability)
-    text = run_tool("nvdisasm", "-c", binary=binary.cubin)
+    text = run_tool("nvdisasm", "-c", binary=binary.code)
     path = trace_loop(*parse_assembly(text))
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{kernel.name}_{capability}.sass").write_text(text)
         (folder / f"{kernel.name}_{capability}.path").write_text("\n".join(path) + "\n")
-    usage = run_tool("cuobjdump", "--dump-resource-usage", binary=binary.cubin)
+    usage = run_tool("cuobjdump", "--dump-resource-usage", binary=binary.code)
     registers, stack, local = (
         int(re.findall(rf"\b{name}:(\d+)", usage)[0]) for name in ("REG", "STACK", "LOCAL")
     )

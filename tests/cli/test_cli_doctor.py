@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ import thalweg
 from thalweg._cli.commands import doctor
 from thalweg._cli.main import main
 from thalweg._engines.cpu import launch, openmp
-from thalweg._engines.cuda import availability
+from thalweg._engines.cuda import availability, driver
+from thalweg._engines.dispatcher import engine_of
 
 
 def run(*arguments):
@@ -34,7 +36,11 @@ def test_doctor_json_has_versions_engines_and_threads(folder):
     assert report["versions"]["thalweg"] == thalweg.__version__
     assert report["versions"]["python"] == platform.python_version()
     assert report["versions"]["torch"] == torch.__version__
-    assert report["engines"] == {"reference": "", "cpu": "", "cuda": availability.why_unavailable()}
+    assert report["engines"] == {
+        "reference": "",
+        "cpu": "",
+        "cuda": availability.why_not_automatic(),
+    }
     assert report["threads"] == torch.get_num_threads()
     if sys.platform == "linux":
         assert report["threads_of_a_step"] == {"number": report["threads"], "trouble": ""}
@@ -88,22 +94,58 @@ def test_doctor_reports_relative_cache_folder(monkeypatch):
     assert "not absolute" in json.loads(run("--json"))["kernels"]["trouble"]
 
 
+@pytest.fixture
+def one_gpu(folder, monkeypatch):
+    """Return a function that simulates a GPU of a capability, or of AMD with a gfx name."""
+
+    def simulate(architecture):
+        is_amd = isinstance(architecture, str)
+        monkeypatch.setattr(torch.version, "hip", "7.2.1" if is_amd else None)
+        properties = SimpleNamespace(gcnArchName=f"{architecture}:sramecc+:xnack-", warp_size=64)
+        capability = (9, 4) if is_amd else architecture
+        replacements = {
+            "device_count": 1, "get_device_name": "One",
+            "get_device_capability": capability, "get_device_properties": properties,
+        }  # fmt: skip
+        for name, value in replacements.items():
+            monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+        monkeypatch.setattr(availability, "why_unavailable", lambda: "")
+        for module, name in ((availability, "_why_unsupported"), (driver, "of_torch")):
+            monkeypatch.setattr(module, name, getattr(module, name).__wrapped__)
+
+    return simulate
+
+
 @pytest.mark.parametrize(
-    ("capability", "steps"),
+    ("architecture", "steps", "is_automatic", "is_possible"),
     [
-        ((9, 0), "Triton kernels"),
-        ((7, 5), "Triton kernels, never run on this capability"),
-        ((7, 0), "torch functions: its compute capability is 7.0, and kernels need 7.5"),
+        ((9, 0), "Triton kernels", True, True),
+        ((7, 5), "Triton kernels, never run on this capability", True, True),
+        ((7, 0), "torch functions: its compute capability is 7.0, and kernels need 7.5",
+         False, False),
+        ("gfx942", "torch functions: kernels for AMD GPUs have been compiled, but never run;"
+         " thalweg.engine('cuda') selects them", False, True),
+        ("gfx1030", "torch functions: its architecture is gfx1030, and kernels need gfx90a or"
+         " gfx942", False, False),
     ],
-)
-def test_doctor_reports_steps_by_capability(capability, steps, folder, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "One")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: capability)
-    monkeypatch.setattr(availability, "why_unavailable", lambda: "")
-    monkeypatch.setattr(availability, "_is_able", availability._is_able.__wrapped__)
-    (gpu,) = json.loads(run("--json"))["gpus"]
-    assert gpu["steps"] == steps
+)  # fmt: skip
+def test_doctor_reports_steps_by_architecture(
+    architecture, steps, is_automatic, is_possible, one_gpu
+):
+    one_gpu(architecture)
+    report = json.loads(run("--json"))
+    assert [gpu["steps"] for gpu in report["gpus"]] == [steps]
+    is_amd = isinstance(architecture, str)
+    assert ("AMD GPUs" in report["engines"]["cuda"]) == is_amd
+    shown = (
+        f"{architecture}, wavefronts of 64 threads"
+        if is_amd
+        else "capability {}.{}".format(*architecture)
+    )
+    assert f"1 x One, {shown}, {steps}" in run()
+    device = torch.device("cuda", 0)
+    selected = [engine_of(device, name) == "cuda" for name in ("auto", "cuda", "torch")]
+    assert selected == [is_automatic, is_possible, False]
 
 
 def test_doctor_lists_gpus(folder, monkeypatch):
@@ -111,7 +153,7 @@ def test_doctor_lists_gpus(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "One\x1b[2J")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (9, 0))
     (gpu,) = json.loads(run("--json"))["gpus"]
-    assert (gpu["name"], gpu["capability"]) == ("One\x1b[2J", "9.0")
+    assert (gpu["name"], gpu["architecture"]) == ("One\x1b[2J", "capability 9.0")
     reason = availability.why_unavailable()
     steps = f"torch functions: {reason}" if reason else "Triton kernels"
     assert f"1 x One\\x1b[2J, capability 9.0, {steps}" in run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from pairwise import cover_pairs
 from rulebook import DTYPES, FIRST, KINDS, label, slow_unless
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codegen import Update
-from thalweg._engines.cpu.sparse import from_zero
+from thalweg._engines.codegen_measure import Measurement, distinct_formulas
+from thalweg._engines.cpu.sparse_plan import from_zero
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import WARP, WIDTH, generate_update
 from thalweg._engines.cuda.codegen_blocks import generate_blocks
@@ -83,7 +85,7 @@ def storage_of(case, name):
 
 
 def instructions(binary):
-    return set(INSTRUCTION.findall(binary.ptx))
+    return set(INSTRUCTION.findall(binary.assembly))
 
 
 # Assembly of `device_functions` and `blockwise_functions`, which `test_assembly.py` checks.
@@ -91,8 +93,8 @@ INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
 
 
 def assert_exact(binary, kernel):
-    assembly = INLINE.sub("", binary.ptx)
-    quotients = {"div.rn.f32", "sqrt.rn.f32"} & {*INSTRUCTION.findall(binary.ptx)}
+    assembly = INLINE.sub("", binary.assembly)
+    quotients = {"div.rn.f32", "sqrt.rn.f32"} & {*INSTRUCTION.findall(binary.assembly)}
     ops = {*INSTRUCTION.findall(assembly), *quotients}
     floats = [op for op in ops if re.match(r"(add|sub|mul|fma|div|sqrt)\..*f(32|64)$", op)]
     # Without `.rn` the assembler may contract a product and a sum.
@@ -132,7 +134,7 @@ def resources(binary, folder):
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     file = folder / "kernel.cubin"
-    file.write_bytes(binary.cubin)
+    file.write_bytes(binary.code)
     command = [tool, "--dump-resource-usage", file]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [int(re.search(rf"\b{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "LOCAL")]
@@ -261,9 +263,9 @@ def test_narrow_row_kernels_compile_within_limits(threads, tmp_path):
     kernel = generate_rows(update, "float32", True, "sum", threads=threads)
     assert kernel.threads == threads
     binary = launch.compiled_for(kernel, True, 90)
-    assert re.search(rf"\.reqntid {threads}\b", binary.ptx)
+    assert re.search(rf"\.reqntid {threads}\b", binary.assembly)
     # The row and its first entry are asked for before anything is computed of them.
-    prologue, _, _ = binary.ptx.partition("add.rn.f32")
+    prologue, _, _ = binary.assembly.partition("add.rn.f32")
     assert prologue.count("ld.global.v4") >= len(storage)
     assert_exact(binary, kernel)
     assert_aligned(binary, storage)
@@ -283,8 +285,10 @@ def test_row_width_selects_the_thread_count(width, kinds, threads):
 
 def test_untouched_rows_need_one_division_per_thread():
     binary = launch.compiled_for(rows_kernel("untouched", ["float32"] * 3, "float32"), True, 90)
-    assert len(re.findall(r"\bdiv\.[su]32\b", binary.ptx)) <= 2  # the other is of the chunk's row
-    assert "bar.sync" not in binary.ptx
+    assert (
+        len(re.findall(r"\bdiv\.[su]32\b", binary.assembly)) <= 2
+    )  # the other is of the chunk's row
+    assert "bar.sync" not in binary.assembly
 
 
 @BY_CAPABILITY
@@ -296,7 +300,9 @@ def test_untouched_rows_need_one_division_per_thread():
     ],
 )
 def test_measure_kernels_compile_within_limits(capability, name, formulas, stages, tmp_path):
-    kernel = generate_measure(formulas, stages, (name, name), 2, computed(name), bool(stages))
+    kernel = generate_measure(
+        Measurement(formulas, (name, name), computed(name), stages), bool(stages)
+    )
     binary = launch.compiled_for(kernel, True, capability)
     assert_exact(binary, kernel)
     # Four lanes of a thread, at whose width all that is read is.
@@ -307,7 +313,8 @@ def test_measure_kernels_compile_within_limits(capability, name, formulas, stage
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_measure_kernels_from_copies_compile_within_limits(kind, tmp_path):
     storage = ("float32", "bfloat16", kind)
-    kernel = generate_measure((variable_squares,), (), storage, 2, "float32", True, True)
+    measurement = Measurement((variable_squares,), storage, "float32", copy=True, from_copy=True)
+    kernel = generate_measure(measurement, True)
     binary = launch.compiled_for(kernel, True, 90)
     assert_exact(binary, kernel)
     assert_small(binary, tmp_path, REGISTERS)
@@ -316,7 +323,7 @@ def test_measure_kernels_from_copies_compile_within_limits(kind, tmp_path):
 @pytest.mark.slow
 def test_two_measures_spill_no_registers(tmp_path):
     formulas = (variable_squares, gradient_squares)
-    kernel = generate_measure(formulas, (), ("float32",) * 2, 2, "float32", False)
+    kernel = generate_measure(Measurement(formulas, ("float32",) * 2, "float32"), False)
     assert_small(launch.compiled_for(kernel, True, 90), tmp_path, REGISTERS)
 
 
@@ -349,7 +356,7 @@ NOISY = [
 )
 def test_random_rounding_kernels_compile_within_limits(storage, capability, tmp_path):
     rule = (ADAM if len(storage) == 4 else FIRST[0]).rule
-    kernel = generate_blocks(rule.update, storage, True, draws=True)
+    kernel = generate_blocks(Update(rule.update, storage, draws=True), True)
     binary = launch.compiled_for(kernel, True, capability)
     assert_exact(binary, kernel)
     assert WIDTH in widths(binary, "ld")
@@ -359,7 +366,7 @@ def test_random_rounding_kernels_compile_within_limits(storage, capability, tmp_
     other_binary = launch.compiled_for(kernel, False, capability)
     assert_exact(other_binary, kernel)
     assert_element_by_element(other_binary, storage)
-    multiplied = [compiled.ptx.count("mul.hi.u32") for compiled in (binary, other_binary)]
+    multiplied = [compiled.assembly.count("mul.hi.u32") for compiled in (binary, other_binary)]
     assert 0 < multiplied[0] < multiplied[1]
     assert resources(other_binary, tmp_path)[2] == 0
 
@@ -389,7 +396,7 @@ def test_codec_kernels_compile_within_limits(storage, draws, capability, tmp_pat
     formula = ADAM.rule.update
     if "split8" in storage:
         formula = split_rule(ADAM.rule).update
-    kernel = generate_blocks(formula, storage, True, fast=True, draws=draws)
+    kernel = generate_blocks(Update(formula, storage, draws=draws), True, fast=True)
     for aligned in (True, False):
         binary = launch.compiled_for(kernel, aligned, capability)
         # Whatever math is chosen: a code would be another one.
@@ -421,12 +428,16 @@ MEASURES = tuple(
 @BY_NAME
 def test_line_kernels_compile_within_limits(name, tmp_path):
     storage, compute = (name,) * 3, computed(name)
-    kernel = generate_update(Update(update_of_lines, storage, vectors=VECTORS), compute, True)
+    kernel = generate_update(
+        Update(update_of_lines, storage, vectors=(*VECTORS.items(),)), compute, True
+    )
     assert kernel.vectors == (*VECTORS,)
     binary = launch.compiled_for(kernel, True, 90)
     assert_exact(binary, kernel)
     assert_aligned(binary, storage)
-    assert len(re.findall(r"\bdiv\.[su]32\b", binary.ptx)) > 0  # of elements; of a chunk in 64 bits
+    assert (
+        len(re.findall(r"\bdiv\.[su]32\b", binary.assembly)) > 0
+    )  # of elements; of a chunk in 64 bits
     assert resources(binary, tmp_path)[2] == 0
 
 
@@ -445,21 +456,24 @@ LINE_MEASURES = cover_pairs(itertools.product(NAMES, PASSES, LAYOUTS))
 )
 def test_line_measure_kernels_compile_within_limits(name, passes, layout, tmp_path):
     measures = PASSES[passes]
-    measuring = MeasureBuilder(measures, (), (name,) * 3, 2, computed(name), VECTORS, True, False)
+    measurement = Measurement(
+        distinct_formulas(measures), (name,) * 3, computed(name), vectors=(*VECTORS.items(),)
+    )
+    measuring = MeasureBuilder(measures, measurement, True)
     if layout.sides:
         kernel = generate_short(measuring, layout.sides)
     else:
         kernel = generate_lines(measuring, layout.columns)
     binary = launch.compiled_for(kernel, False, 90)
     assert_exact(binary, kernel)
-    assert "fma" not in binary.ptx
+    assert "fma" not in binary.assembly
     assert kernel.threads == (128 if layout.sides else min(layout.columns, 128))
     # Next to nothing spills to local memory.
     _, stack, local = resources(binary, tmp_path)
     assert stack <= (STACK if name == "float64" else 0)
     assert local == 0
     if layout.sides:  # nothing moves between threads
-        assert not re.search(r"bar\.sync|shfl", binary.ptx)
+        assert not re.search(r"bar\.sync|shfl", binary.assembly)
 
 
 def fast_kernel(kind, name="float32"):
@@ -514,3 +528,105 @@ def test_exponentials_and_logarithms_are_computed_in_float64():
     kernel = generate_update(Update(through_the_library, ("float32",) * 2), "float32", True)
     ops = instructions(launch.compiled_for(kernel, True, 90))
     assert not [op for op in ops if re.match(r"ex2|lg2|fma\.rn\.f32", op)]
+
+
+def sampled_kernel(kind, name, flush):
+    """Return a kernel for a sample over architectures."""
+    storage, compute = storage_of(ADAM, name), computed(name)
+    update = Update(ADAM.rule.update, storage)
+    if kind in ("sum", "successive", "untouched"):
+        return rows_kernel(kind, storage[kind == "untouched" :], name)
+    if kind in ("tile", "short"):
+        builder = MeasureBuilder(MEASURES, (), (name,) * 3, 2, compute, VECTORS, flush, False)
+        tile = kind == "tile"
+        return generate_lines(builder, 128) if tile else generate_short(builder, (4, 4))
+    kernels = {
+        "dense": lambda: generate_update(update, compute, flush),
+        "fast": lambda: fast_kernel("dense", name),
+        "narrow": lambda: generate_rows(update, compute, flush, "sum", threads=WARP),
+        "measure": lambda: generate_measure(
+            (gradient_squares,), (clip_by_value,), (name, name), 2, compute, flush
+        ),
+        "peak": lambda: generate_peak(name),
+        "combine": generate_combine,
+        "lines": lambda: generate_update(
+            Update(update_of_lines, (name,) * 3, vectors=VECTORS), compute, flush
+        ),
+        "drawn": lambda: generate_blocks(ADAM.rule.update, storage, flush, draws=True),
+        "coded": lambda: generate_blocks(ADAM.rule.update, CODED[0], flush),
+        "split": lambda: generate_blocks(split_rule(ADAM.rule).update, CODED[-1], flush),
+        "library": lambda: generate_update(
+            Update(through_the_library, (name, name)), compute, flush
+        ),
+    }
+    return kernels[kind]()
+
+
+# Each kind, dtype, way of denormals and alignment with each architecture, but not with each other.
+SAMPLE = [
+    ("dense", "float32", False, True, "gfx942"),
+    ("dense", "float64", True, True, "gfx90a"),
+    ("dense", "float16", False, True, 75),
+    ("fast", "float32", True, True, "gfx942"),
+    ("sum", "bfloat16", True, True, "gfx942"),
+    ("successive", "float64", True, False, 75),
+    ("untouched", "float16", True, False, "gfx90a"),
+    ("narrow", "float32", False, True, "gfx942"),
+    ("measure", "bfloat16", True, True, "gfx90a"),
+    ("peak", "float64", True, True, "gfx942"),
+    ("combine", "float64", True, False, "gfx942"),
+    ("lines", "float32", True, False, 75),
+    ("lines", "float64", False, True, "gfx942"),
+    ("tile", "float32", True, False, "gfx942"),
+    ("tile", "float64", True, False, 75),
+    ("short", "float16", True, False, "gfx90a"),
+    ("drawn", "bfloat16", False, False, "gfx942"),
+    ("coded", "float32", True, True, "gfx942"),
+    ("split", "bfloat16", False, True, "gfx90a"),
+    ("library", "float32", True, True, "gfx942"),
+]
+AMD_INSTRUCTION = re.compile(r"^\s+([a-z]\w+?)(?:_e32|_e64|_sdwa|_dpp)?\s", re.MULTILINE)
+
+
+def assert_good_for_amd(binary, kernel):
+    """Fused operations are those of divisions and roots; denormals are kept, nothing spills."""
+    counts = Counter(AMD_INSTRUCTION.findall(binary.assembly))
+
+    def count(pattern):
+        return sum(n for op, n in counts.items() if re.fullmatch(pattern, op))
+
+    divisions = count(r"v_div_fixup_f(32|64)")
+    fused = count(r"v_(pk_)?(fma|fmac|mad|mac)_(legacy_)?f(32|64)")
+    # Functions of the library, and quotients of integers, are computed with others.
+    has_others = LIBRARY.search(kernel.source) or count("v_rcp_iflag_f32|v_trunc_f32")
+    if kernel.fast:
+        assert fused > 5 * divisions
+    elif not has_others:
+        assert fused == 5 * divisions + 2 * count("v_sqrt_f32") + 7 * count("v_rsq_f64")
+        assert count(r"v_rcp_f(32|64)") == divisions
+        assert count(r"v_(rsq_f32|(exp|log|sin|cos)_\w+)") == 0
+    settings = dict(re.findall(r"^\s+\.(\w+):?\s+(\d+)$", binary.assembly, re.MULTILINE))
+    for setting, value in (
+        ("amdhsa_float_denorm_mode_32", 3), ("amdhsa_float_denorm_mode_16_64", 3),
+        ("vgpr_spill_count", 0), ("private_segment_fixed_size", 0),
+        ("wavefront_size", 64), ("max_flat_workgroup_size", binary.threads),
+        ("kernarg_segment_size", 8 * binary.parameters),
+    ):  # fmt: skip
+        assert int(settings[setting]) == value, setting
+    assert binary.threads == max(kernel.threads, 64)
+    assert binary.shared <= 1 << 14
+    assert binary.code.startswith(b"\x7fELF")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name", "flush", "aligned", "architecture"), SAMPLE)
+def test_kernels_compile_for_devices_that_have_not_run_them(
+    kind, name, flush, aligned, architecture, tmp_path
+):
+    kernel = sampled_kernel(kind, name, flush)
+    binary = launch.compiled_for(kernel, aligned, architecture)
+    if isinstance(architecture, str):
+        assert_good_for_amd(binary, kernel)
+    else:
+        assert_exact(binary, kernel)
+        assert resources(binary, tmp_path)[2] == 0

@@ -14,6 +14,7 @@ from rulebook import slow_unless
 from thalweg import Hyper, Rule, RuleError, Slot, Variable, optim, sqrt, where
 from thalweg import engine as use_engine
 from thalweg._engines import Dispatcher, Selection, Tensors
+from thalweg._engines.codegen_measure import Measurement
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.offsets import Offsets
 from thalweg._engines.cpu.reductions import Leaves, sums_of
@@ -67,7 +68,9 @@ def measured(
     first = tensors[0]
     storage = tuple(STORAGE_NAMES[stream.dtype] for stream in first)
     compute = compute_dtype(first[0].dtype)
-    kernel = launch.sum_kernel(formulas, stages, storage, compute, copies, places is not None)
+    name = np.dtype(compute).name
+    measurement = Measurement(tuple(formulas), storage, name, stages, copies, copies)
+    kernel = launch.sum_kernel(measurement, places is not None)
     base = np.array([[stream.data_ptr() for stream in streams] for streams in tensors], np.int64)
     table = Leaves([streams[0].numel() for streams in tensors], places)
     leaf_sums = table.measure(kernel, base, scalars, flush)
@@ -494,7 +497,7 @@ def test_streams_of_several_dtypes_are_summed():
 
 def test_unused_streams_are_not_read():
     grad = numbers(3000)
-    kernel = launch.sum_kernel((gradient_squares,), (), ("float32", "float32"), np.float32)
+    kernel = launch.sum_kernel(Measurement((gradient_squares,), ("float32",) * 2, "float32"))
     base = np.array([[0, grad.data_ptr()]], np.int64)  # a variable at address 0 cannot be read
     assert_bits(Leaves([3000]).compute_sums(kernel, base), [sums_of(gradient_squares, [grad])])
 
@@ -516,7 +519,7 @@ def two_results(var, grad):
 @pytest.mark.parametrize("formula", [too_many, two_results])
 def test_invalid_measure_formula_raises(formula):
     with pytest.raises(RuleError, match=rf"{formula.__name__} .* a measure of 2 tensors takes up"):
-        launch.sum_kernel((formula,), (), ("float32", "float32"), np.float32)
+        launch.sum_kernel(Measurement((formula,), ("float32",) * 2, "float32"))
 
 
 def count(var, grad):

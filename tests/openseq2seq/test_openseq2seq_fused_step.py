@@ -261,12 +261,12 @@ def test_interruption_after_accumulation_is_noted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training = Training("Adam", HALF, iter_size=2, skip_update_ph=True)
-    from thalweg.openseq2seq.optimizers import gradient_pipeline
+    from thalweg.openseq2seq.optimizers.gradient_pipeline import StepPipeline
 
     def interrupted(*args: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gradient_pipeline, "told", interrupted)
+    monkeypatch.setattr(StepPipeline, "send_summaries", interrupted)
     with pytest.raises(KeyboardInterrupt) as raised:
         training.step()
     assert raised.value.__notes__ == ["The run added its gradients up."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -293,9 +294,9 @@ def test_interrupted_update_is_atomic(
 @errors
 def test_failing_writer_after_an_accumulating_run_is_noted(error: Any) -> None:
     training = Failing("add_scalar", Fuse(error))
-    training.step._treatment = training.step._treatment._replace(
-        post=training.step._treatment.post._replace(summaries=("learning_rate",))
-    )
+    pipeline = training.step._pipeline
+    post = pipeline.treatment.post._replace(summaries=("learning_rate",))
+    training.step._pipeline = replace(pipeline, treatment=pipeline.treatment._replace(post=post))
     training.fuse.lit = True
     with pytest.raises(error, match="burnt") as raised:
         training.run(1)

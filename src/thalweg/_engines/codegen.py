@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from thalweg._base.lazy import lazy
+from thalweg._base.locks import importing
 from thalweg._engines.formula_graph import INFIX, FormulaGraph, Node
 from thalweg._engines.formula_parser import check_counts, trace_formula
 from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX
-from thalweg._engines.random_bits import SCALARS
+from thalweg._engines.layout import STORAGE_NAMES
+from thalweg._engines.random_bits import NARROW, SCALARS
 from thalweg.formula import Formula
+
+if TYPE_CHECKING:
+    from thalweg._engines.codecs.codec import Codec
 
 # The largest number of each type that a copy of a variable may have; beyond it copies saturate.
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 
+DECODED = "float32"  # the type of decoded numbers, and of all arithmetic beside encoded slots
+
+Field = str | int | list[str]  # of a template
 NONE: Mapping[str, str] = {}
 Stages = list[tuple[str, FormulaGraph]]  # formulas of one result, with the names of their functions
 
@@ -42,9 +52,41 @@ def digest(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
-def indent_by(lines: list[str], depth: int) -> str:
-    """Return lines as one text, indented by so many levels."""
-    return "\n".join("    " * depth + line for line in lines)
+def fill(template: str, **fields: Field) -> list[str]:
+    """Return the lines of a template with values in place of its fields.
+
+    A list of lines replaces a field that is alone in its line; it gets the field's indentation.
+    """
+    blocks = {f"{{{name}}}": value for name, value in fields.items() if isinstance(value, list)}
+    lines: list[str] = []
+    for line in template.strip("\n").splitlines():
+        field = line.lstrip()
+        if field in blocks:
+            indentation = line.removesuffix(field)
+            lines += [f"{indentation}{block_line}" for block_line in blocks[field]]
+        else:
+            lines.append(line.format(**fields))
+    return lines
+
+
+def nest(header: str, body: Iterable[str]) -> list[str]:
+    """Return the header of a compound statement, and its indented body."""
+    return [header, *("    " + line for line in body)]
+
+
+def join_lines(lines: Iterable[str]) -> str:
+    """Return lines as one text, each ended by a line break."""
+    return "".join(f"{line}\n" for line in lines)
+
+
+def codecs_of(storage: Sequence[str]) -> dict[int, Codec]:
+    """Return the codecs of the encoded streams among storage types, by stream."""
+    encoded = [k for k, name in enumerate(storage) if name not in STORAGE_NAMES.values()]
+    if not encoded:
+        return {}
+    with importing:
+        from thalweg._engines.codecs import CODECS
+    return {stream: CODECS[storage[stream]] for stream in encoded}
 
 
 def name_scalars(*formulas: FormulaGraph, vectors: Mapping[str, str] = NONE) -> dict[str, str]:
@@ -118,23 +160,30 @@ class FormulaWriter:
         else:
             operands = [texts[arg] for arg in node.inputs]
             texts[node] = f"{name}{len(lines)}"
-            lines.append(f"{texts[node]} = {self.write_operation(node.op, operands)}")
+            names = self.name_results(node.op, texts[node])
+            lines.append(f"{names} = {self.write_operation(node.op, operands)}")
+
+    def name_results(self, operation: str, name: str) -> str:
+        """Return the target of the assignment of an operation's results."""
+        return name
 
     def define_function(self, name: str, formula_graph: FormulaGraph) -> str:
         """Return the definition of a function that computes a formula of one result."""
         names = (*range(len(formula_graph.positional)), *formula_graph.scalars)
         parameters = ", ".join(f"{LOCAL_PREFIX}{parameter}" for parameter in names)
         lines, (result,) = self.write_formula(formula_graph)
-        body = indent_by([*lines, f"return {result}"], 1)
-        return f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{body}"
+        header = f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):"
+        return "\n".join(nest(header, [*lines, f"return {result}"]))
 
 
+@dataclass(frozen=True)
 class Update:
-    """Update of one element, on any device.
+    """Description of the update of one element, on any device: the key of its kernels.
 
-    Args:
+    Attributes:
         formula: `update`, `update_sparse` or `update_untouched` of a rule.
-        storage: Storage types of variable, gradient (if any), slots and copy (if any).
+        storage: Storage types of variable, gradient (if any), slots and copy (if any): names of
+            dtypes, and of codecs for encoded slots.
         stages: Formulas `(grad, *, scalars) -> grad` applied to the gradient first.
         grad: Whether the formula takes a gradient.
         entries: Stages applied to the entries of a sparse gradient, before they are summed. Of a
@@ -145,52 +194,89 @@ class Update:
             written and not read. A number that is too large for it becomes the largest it has.
         from_copy: Whether the copy is read, too: where it is not the variable, rounded, the update
             begins at the copy. One that leaves the variable alone then leaves the copy alone.
-        before_name: What the function of `before` is called: kernels are kept by their text.
-        vectors: Which of the scalars that `formula` asks for are of a "row" or a "column".
+        vectors: Name and "row" or "column" of each scalar that differs between rows or columns.
         draws: Whether numbers of 16 bits are rounded by random bits.
-        dithers: Whether slots are kept in codes, which are rounded by the number of the step. With
-            `draws` or `dithers` a row of the table also has the number of the variable and its
+    """
+
+    formula: Formula
+    storage: tuple[str, ...]
+    stages: tuple[Formula, ...] = ()
+    grad: bool = True
+    entries: tuple[Formula, ...] = ()
+    before: Formula | None = None
+    copy: bool = False
+    from_copy: bool = False
+    vectors: tuple[tuple[str, str], ...] = ()
+    draws: bool = False
+
+    @lazy
+    def traced(self) -> TracedUpdate:
+        """Graphs and local names, traced once."""
+        return TracedUpdate(self)
+
+
+class TracedUpdate:
+    """Graphs of an update, and the names that kernels give to its scalars and vectors.
+
+    Args:
+        update: The update. With `draws`, or with slots in blocks of codes, which are rounded by the
+            number of the step, a row of the table also has the number of the variable and its
             positions, see `Streams`.
+
+    Attributes:
+        storage: Storage types of the streams; "float32" for slots that are decoded first.
+        blocks: Codecs of the slots in blocks of codes, by stream.
+        lower: The stream with the lower bits of the variable, in `split8`; None without one.
+        random_streams: The streams that random bits round, each with the index of the random
+            number of an element that it uses.
 
     Raises:
         RuleError: A formula takes or returns another number of values.
     """
 
-    def __init__(
-        self,
-        formula: Formula,
-        storage: tuple[str, ...],
-        stages: tuple[Formula, ...] = (),
-        grad: bool = True,
-        entries: tuple[Formula, ...] = (),
-        before: Formula | None = None,
-        copy: bool = False,
-        from_copy: bool = False,
-        before_name: str = "before0",
-        vectors: Mapping[str, str] = NONE,
-        draws: bool = False,
-        dithers: bool = False,
-    ) -> None:
-        self.formula, self.storage, self.grad = trace_formula(formula), storage, grad
-        self.copy, self.from_copy = copy, from_copy
-        check_counts(formula, self.formula, grad, len(storage) - 1 - grad - copy)
-        self.stages = _name_stages("stage", stages)
-        self.entries = _name_stages("entry", entries)
-        self.before: Stages = [(before_name, trace_formula(before))] if before else []
-        for _, graph in self.before:
-            check_counts(before, graph, False, 0)
+    def __init__(self, update: Update) -> None:
+        codecs = codecs_of(update.storage)
+        self.storage = tuple(
+            DECODED if k in codecs else name for k, name in enumerate(update.storage)
+        )
+        self.blocks = {k: codec for k, codec in codecs.items() if not codec.is_beside}
+        self.lower = next((k for k, codec in codecs.items() if codec.is_beside), None)
+        self.grad, self.copy, self.from_copy = update.grad, update.copy, update.from_copy
+        self.formula = trace_formula(update.formula)
+        slot_count = len(self.storage) - 1 - self.grad - self.copy
+        check_counts(update.formula, self.formula, self.grad, slot_count)
+        self.stages = _name_stages("stage", update.stages)
+        self.entries = _name_stages("entry", update.entries)
+        self.before: Stages = []
+        if update.before is not None:
+            self.before = [("before", trace_formula(update.before))]
+            check_counts(update.before, self.before[0][1], False, 0)
         self._named_formulas = [*self.entries, *self.stages, *self.before]
         formulas = [*(graph for _, graph in self._named_formulas), self.formula]
+        vectors = dict(update.vectors)
         self.scalar = name_scalars(*formulas, vectors=vectors)
         self.vectors = name_vectors(self.formula, vectors=vectors)
-        if draws or dithers:
-            names = SCALARS if draws else SCALARS[:1]
+        has_positions = update.draws or bool(self.blocks)
+        if has_positions:
+            names = SCALARS if update.draws else SCALARS[:1]
             new_names = [name for name in names if name not in self.scalar]
             self.scalar |= {name: f"s{len(self.scalar) + k}" for k, name in enumerate(new_names)}
         self.scalars = tuple(self.scalar)
         # Of a row of the table, which has sides of matrices beside vectors.
-        self.vectors_at = len(storage) + 2 * (draws or dithers)
+        self.vectors_at = len(self.storage) + 2 * has_positions
         self.width = self.vectors_at + (len(self.vectors) + 2 if self.vectors else 0)
+        self.random_streams: dict[int, int] = {}
+        if update.draws:
+            written = {stream for _, stream in self.written_results()}
+            self.random_streams = {
+                k: k and k - 1 for k in sorted(written) if self.storage[k] in NARROW
+            }
+
+    @property
+    def written_blocks(self) -> dict[int, Codec]:
+        """Codecs of the slots in blocks of codes that the update changes, by stream."""
+        written = {stream for _, stream in self.written_results()}
+        return {k: codec for k, codec in self.blocks.items() if k in written}
 
     def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
         """Return definitions, by name, of the functions that the lines of an element call."""

@@ -2,79 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
-from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
-from thalweg._engines.codegen import NONE, name_scalars, name_vectors
+from thalweg._base.rule_passes import Measure
+from thalweg._engines.codegen import (
+    Field,
+    FormulaWriter,
+    codecs_of,
+    name_scalars,
+    name_vectors,
+)
 from thalweg._engines.formula_graph import FormulaGraph
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import count_of, place_of
-from thalweg._engines.layout import STORAGE_NAMES
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, is_like_update
 
 if TYPE_CHECKING:
     from thalweg._engines.codecs.codec import Codec
 
+ReductionType = TypeVar("ReductionType", bound="Targets")
 
-class Sweep:
-    """Graphs of measure formulas, and the streams and scalars that they read per element.
 
-    Args:
+@dataclass(frozen=True)
+class Measurement:
+    """Formulas that a kernel reduces, and the memory that they read: the key of the kernel.
+
+    Attributes:
         formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64, or in the
             compute dtype of the update if the formula is marked `like_update`.
-        stages: Formulas `(grad, *, scalars) -> grad` that transform the gradient first.
         storage: Storage types of variable, gradient, slots and copy (if any). Streams that no
             formula reads are not loaded.
-        readable: Number of streams that formulas may read, from the first.
-        from_copy: The last of `storage` is a copy at which an update may begin; see
-            `thalweg._engines.codegen.Update`.
-        vectors: "row" or "column" of each scalar that differs between rows or columns, by name.
+        compute: The dtype of the update, of stages and of vectors: "float32" or "float64".
+        stages: Formulas `(grad, *, scalars) -> grad` that transform the gradient first.
+        copy, from_copy, vectors: As for `thalweg._engines.codegen.Update`.
+    """
+
+    formulas: tuple[Formula, ...]
+    storage: tuple[str, ...]
+    compute: str
+    stages: tuple[Formula, ...] = ()
+    copy: bool = False
+    from_copy: bool = False
+    vectors: tuple[tuple[str, str], ...] = ()
+
+
+class Sweep:
+    """Graphs of a measurement, and the streams and scalars that it reads per element.
 
     Attributes:
         used, read: The streams that formulas read, in order; `read` includes the copy.
+        codecs: Codecs of the encoded slots that formulas read, by stream.
         copy: The stream of the copy, or None if formulas do not read the variable.
         arguments: The names of the kernel's parameters: streams, vectors, scalars.
 
     Raises:
-        RuleError: A formula has more parameters than `readable`, or several results.
+        RuleError: A formula takes more values than there are streams, or returns several.
     """
 
-    def __init__(
-        self,
-        formulas: tuple[Formula, ...],
-        stages: tuple[Formula, ...],
-        storage: tuple[str, ...],
-        readable: int,
-        from_copy: bool,
-        vectors: Mapping[str, str] = NONE,
-    ) -> None:
+    def __init__(self, measurement: Measurement) -> None:
+        formulas, storage = measurement.formulas, measurement.storage
+        self.compute, vectors = measurement.compute, dict(measurement.vectors)
         self.measures = [trace_formula(formula) for formula in formulas]
         for formula, graph in zip(formulas, self.measures, strict=True):
-            _check_measure(formula, graph, readable)
+            _check_measure(formula, graph, len(storage) - measurement.copy)
         self.are_like_update = list(map(is_like_update, formulas))
         self.storage = storage
         self.used = sorted({stream for measure in self.measures for stream in measure.streams})
-        self.copy = len(storage) - 1 if from_copy and 0 in self.used else None
+        self.copy = len(storage) - 1 if measurement.from_copy and 0 in self.used else None
         self.read = self.used if self.copy is None else [*self.used, self.copy]
-        self.stages = [trace_formula(stage) for stage in stages] if 1 in self.used else []
+        self.codecs = {k: codec for k, codec in codecs_of(storage).items() if k in self.read}
+        self.stages = (
+            [trace_formula(stage) for stage in measurement.stages] if 1 in self.used else []
+        )
         self.scalar = name_scalars(*self.stages, *self.measures, vectors=vectors)
         self.vectors = name_vectors(*self.measures, vectors=vectors)
         self.scalars = tuple(self.scalar)
         parameter_names = [*self.vectors.values(), *self.scalar.values()]
         self.arguments = [*(f"p{stream}" for stream in self.read), *parameter_names]
 
-    @lazy
-    def codecs(self) -> dict[int, Codec]:
-        """Codecs of the encoded slots that formulas read, by stream."""
-        encoded = [k for k in self.read if self.storage[k] not in STORAGE_NAMES.values()]
-        if not encoded:
-            return {}
+    def define_decoders(self, writer: FormulaWriter) -> list[str]:
+        """Return the definitions of the functions that decode the slots that formulas read."""
+        if not self.codecs:
+            return []
         with importing:
-            from thalweg._engines.codecs import CODECS
-        return {stream: CODECS[self.storage[stream]] for stream in encoded}
+            from thalweg._engines.codecs.texts import define_codecs
+        codecs = dict.fromkeys(self.codecs.values())
+        return [*define_codecs(writer, codecs, ("decode",)).values()]
+
+    @staticmethod
+    def codec_fields(codec: Codec) -> dict[str, Field]:
+        """Return the fields of templates that decode a slot; see `codecs.texts.codec_fields`."""
+        with importing:
+            from thalweg._engines.codecs.texts import codec_fields
+        return codec_fields(codec)
 
 
 def _check_measure(formula: Formula, formula_graph: FormulaGraph, streams: int) -> None:
@@ -85,3 +109,44 @@ def _check_measure(formula: Formula, formula_graph: FormulaGraph, streams: int) 
         f" {len(formula_graph.results)}; a measure of {count_of(streams, 'tensor')} takes up to"
         f" {streams} (var, grad, *slots) and returns 1."
     )
+
+
+class Targets:
+    """Measures that take one reduction of a formula.
+
+    Attributes:
+        targets: The indices of measures over "row", "column" and "variable", by these words; two
+            measures may be alike.
+    """
+
+    def __init__(self) -> None:
+        self.targets: dict[str, list[int]] = {}
+
+    @property
+    def has_columns(self) -> bool:
+        """Return whether measures need the reductions of columns, or of variables, made of them."""
+        return not self.targets.keys().isdisjoint(("column", "variable"))
+
+
+def distinct_formulas(measures: Sequence[Measure]) -> tuple[Formula, ...]:
+    """Return the formulas of measures, each once."""
+    return tuple(dict.fromkeys(measure.function for measure in measures))
+
+
+def share_reductions(
+    measures: Sequence[Measure], make: Callable[[int, str], ReductionType]
+) -> list[ReductionType]:
+    """Return one reduction for each formula and way to reduce it, with the measures that take it.
+
+    Args:
+        measures: The measures.
+        make: Returns a reduction, given the index of its formula and "sum" or "largest".
+    """
+    formulas = distinct_formulas(measures)
+    reductions: dict[tuple[int, str], ReductionType] = {}
+    for number, measure in enumerate(measures):
+        key = formulas.index(measure.function), measure.reduce
+        if key not in reductions:
+            reductions[key] = make(*key)
+        reductions[key].targets.setdefault(measure.over, []).append(number)
+    return [*reductions.values()]

@@ -12,6 +12,8 @@ from torch import Tensor
 from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
+from thalweg._engines.codegen import Update
+from thalweg._engines.codegen_measure import Measurement
 from thalweg._engines.protocol import Dtype, StepRequest
 from thalweg._engines.random_bits import NARROW, ElementRuns, Place
 
@@ -53,6 +55,30 @@ class Streams(NamedTuple):
     def measured_types(self) -> tuple[str, ...]:
         """Return the storage types of the streams that measures may read."""
         return self.names if self.from_copy else self.names[: len(self.names) - self.copied]
+
+    def describe_update(self, request: StepRequest) -> Update:
+        """Return the description of the update of these variables in a step."""
+        rule = request.rule
+        return Update(
+            rule.update,
+            self.names,
+            request.stages,
+            before=rule.before,
+            copy=self.copied,
+            from_copy=self.from_copy,
+            vectors=tuple(getattr(rule.update, "vectors", {}).items()),
+            draws=self.draws,
+        )
+
+    def describe_memory(self, storage: tuple[str, ...]) -> Measurement:
+        """Return the memory that measures read, as a measurement without formulas and stages.
+
+        Args:
+            storage: `names`, or `measured_types`: the storage types of the streams of the table.
+        """
+        has_copy = self.copied and len(storage) == len(self.names)
+        name = np.dtype(self.compute).name
+        return Measurement((), storage, name, copy=has_copy, from_copy=self.from_copy)
 
     @property
     def bytes(self) -> Int64:

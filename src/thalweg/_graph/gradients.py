@@ -84,7 +84,9 @@ def _add_derivatives(
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     if not connected:
         return {}
-    by_rows = [_is_used_by_rows(x, uses[x]) for x in connected]
+    by_rows = [
+        all(user is not None and x in user.sparse_flows for user in uses[x]) for x in connected
+    ]
     choosing = _find_conditional(uses)
     zeros = [zero or x in choosing for x in connected]
     op = add(
@@ -256,11 +258,6 @@ def _find_conditional(
             reachable.add(tensor)
             pending += tensor.op.flows_to(tensor)
     return reachable
-
-
-def _is_used_by_rows(x: SymbolicTensor, users: Sequence[Operation | None]) -> bool:
-    """Return True if all users look up rows of `x`, so that its gradient is sparse."""
-    return all(user is not None and x in user.sparse_flows for user in users)
 
 
 def _as_slices(output: SymbolicTensor, by_rows: bool) -> SymbolicTensor | SymbolicSlices:

@@ -226,13 +226,13 @@ class GlorotUniform(Initializer):
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
     ) -> Any:
         # The parts of a partitioned variable are drawn as those of the whole.
-        inputs, outputs = _fan_in_and_out(tuple(getattr(partition_info, "full_shape", shape)))
+        inputs, outputs = fans(tuple(getattr(partition_info, "full_shape", shape)))
         limit = math.sqrt(3.0 / max(1.0, (inputs + outputs) / 2.0))
         return random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
 
 
-def _fan_in_and_out(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return (inputs, outputs) of a layer whose weight has this shape."""
+def fans(shape: Sequence[int]) -> tuple[int, int]:
+    """Return the numbers of inputs and outputs that a kernel of this shape connects."""
     if len(shape) < 2:
         return math.prod(shape), math.prod(shape)
     field = math.prod(shape[:-2])

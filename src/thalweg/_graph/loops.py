@@ -250,7 +250,11 @@ def _add_fold(
     graph = get_default_graph()
     with graph.name_scope(name):
         state = elems if start is None else mapped(identity, start)
-        first = _row_of(elems) if start is None else [_output_like(x) for x in leaves_of(state)]
+        first = (
+            _row_of(elems)
+            if start is None
+            else [Output(x.dtype, x.shape) for x in leaves_of(state)]
+        )
 
         def apply_once(*given: object) -> object:
             """Return the next value for the leaves of a value and a row."""
@@ -318,11 +322,6 @@ def _stack_nests(nests: Sequence[object]) -> object:
 def _as_step(body: Subgraph, part: Step) -> Step:
     """Return a part of a run as a function that takes and returns nests."""
     return lambda *nests: packed(body.nest, iter(part(*leaves_of(nests))))
-
-
-def _output_like(tensor: SymbolicTensor) -> Output:
-    """Return the static description of a tensor."""
-    return Output(tensor.dtype, tensor.shape)
 
 
 def _row_of(elems: object) -> list[Output]:

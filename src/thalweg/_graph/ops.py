@@ -148,7 +148,9 @@ def convert_to_tensor(value: object, dtype: object = None, name: str | None = No
         value = value.graph.call(lambda whole: whole.to_dense(), (value,), name="to_dense")
     elif has_symbol(value) and not executing_eagerly():
         value = graph_variable_of(value)
-    if isinstance(value, (list, tuple)) and any(_is_symbol(leaf) for leaf in leaves_of(value)):
+    if isinstance(value, (list, tuple)) and any(
+        isinstance(leaf, SymbolicTensor) for leaf in leaves_of(value)
+    ):
         value = torch.stack([convert_to_tensor(item, dtype) for item in value])
     if isinstance(value, torch.Tensor) and executing_eagerly():
         if dtype is None:
@@ -163,11 +165,6 @@ def convert_to_tensor(value: object, dtype: object = None, name: str | None = No
             f"{dtype_name(as_dtype(dtype))}. Cast it."
         )
     return value
-
-
-def _is_symbol(leaf: object) -> bool:
-    """Return True for symbolic tensors."""
-    return isinstance(leaf, SymbolicTensor)
 
 
 def identity(input: object, name: str | None = None) -> Any:

@@ -153,7 +153,12 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPla
     reads = [x for x in fetches if isinstance(x, GraphVariable) and x not in fed]
     first = [
         *(_read_var(variable) for variable in dict.fromkeys(reads) if variable.is_resource),
-        *(_watch_var(x) for x in sources if _needs_watching(x, fed)),
+        # A run differentiates by variables that are not trained, too.
+        *(
+            _pseudo_step(x, as_differentiable, is_live=True)
+            for x in sources
+            if isinstance(x, GraphVariable) and x not in fed and not x.trainable
+        ),
     ]
     final = [_read_var(variable) for variable in dict.fromkeys(reads) if not variable.is_resource]
     return _plan_block(fetches, fed, fed, _Derivatives(backward, sources), first, final)
@@ -377,11 +382,6 @@ def _read_var(variable: GraphVariable) -> Step:
     return _pseudo_step(variable, lambda leaf: leaf, is_live=False)
 
 
-def _watch_var(variable: GraphVariable) -> Step:
-    """Return a step that makes a run differentiable by a variable that is not trained."""
-    return _pseudo_step(variable, as_differentiable, is_live=True)
-
-
 def _pseudo_step(variable: GraphVariable, function: Callable[..., object], is_live: bool) -> Step:
     """Return a step that passes a variable's leaf tensor to `function`."""
 
@@ -390,11 +390,6 @@ def _pseudo_step(variable: GraphVariable, function: Callable[..., object], is_li
 
     results = [Result(variable, is_live=is_live)]
     return Step(variable.op, function, fill_variable, SHARED, is_whole=True, results=results)
-
-
-def _needs_watching(x: SymbolicTensor, fed: Fed) -> bool:
-    """Return True for a variable that is neither fed nor trained."""
-    return isinstance(x, GraphVariable) and x not in fed and not x.trainable
 
 
 def _place_results(

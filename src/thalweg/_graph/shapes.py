@@ -61,7 +61,7 @@ def infer_outputs(function: Callable[..., object], arguments: Sequence[object], 
         TypeError: The function does not take such arguments.
     """
     inputs = [leaf for leaf in leaves_of(arguments) if isinstance(leaf, SymbolicTensor)]
-    unknown = _unknown_output(inputs)
+    unknown = Output(next((x.dtype for x in inputs if x.is_differentiable()), None))
     if any(tensor.dtype is None for tensor in inputs):
         return unknown
     if any(tensor.shape is UNKNOWN for tensor in inputs):
@@ -83,11 +83,6 @@ def infer_outputs(function: Callable[..., object], arguments: Sequence[object], 
     return (
         merged if has_full_shapes else _refine_by_small_trial(merged, function, arguments, inputs)
     )
-
-
-def _unknown_output(inputs: Sequence[SymbolicTensor]) -> Output:
-    """Return a description with the dtype of the first differentiable input, or nothing known."""
-    return Output(next((x.dtype for x in inputs if x.is_differentiable()), None))
 
 
 def _needs_data(error: Exception) -> bool:

@@ -14,68 +14,41 @@ from thalweg.variable import as_dtype
 
 REQUIRED: dict[str, Kind] = {"optimizer": object, "lr_policy": object}
 
-OPTIONAL: dict[str, Kind] = {
-    "optimizer_params": dict,
-    "lr_policy_params": dict,
-    "max_grad_norm": float,
-    "larc_params": dict,
-    "loss_scaling": object,  # a float, an algorithm's name or None
-    "loss_scaling_params": dict,
-    "summaries": list,
-    "iter_size": int,
-    "dtype": [torch.float16, torch.float32, "mixed"],
-    "regularizer": object,
-    "regularizer_params": dict,
-    "freeze_variables_regex": object,  # a regular expression or None
-    "use_horovod": bool,
-    "batch_size_per_gpu": int,
-    "num_epochs": int,
-    "max_steps": int,
+# The kind and the default of each optional key.
+_OPTIONS: dict[str, tuple[Kind, Any]] = {
+    "optimizer_params": (dict, {}),
+    "lr_policy_params": (dict, {}),
+    "max_grad_norm": (float, None),
+    "larc_params": (dict, None),
+    "loss_scaling": (object, 1.0),  # a float, an algorithm's name or None
+    "loss_scaling_params": (dict, None),
+    "summaries": (list, None),
+    "iter_size": (int, 1),
+    "dtype": ([torch.float16, torch.float32, "mixed"], torch.float32),
+    "regularizer": (object, None),
+    "regularizer_params": (dict, {}),
+    "freeze_variables_regex": (object, None),  # a regular expression or None
+    "use_horovod": (bool, False),
+    "batch_size_per_gpu": (int, None),
+    "num_epochs": (int, None),
+    "max_steps": (int, None),
 }
 
+OPTIONAL: dict[str, Kind] = {name: kind for name, (kind, _) in _OPTIONS.items()}
+DEFAULTS: dict[str, Any] = {name: default for name, (_, default) in _OPTIONS.items()}
+
 # Keys about data, model and logs, which a complete config has, too. They are ignored.
-UNRELATED_KEYS = frozenset(
-    (
-        "bench_start",
-        "data_layer",
-        "data_layer_params",
-        "decoder",
-        "decoder_params",
-        "encoder",
-        "encoder_params",
-        "eval_batch_size_per_gpu",
-        "eval_steps",
-        "finetune",
-        "gpu_ids",
-        "hooks",
-        "initializer",
-        "initializer_params",
-        "lm_vocab_file",
-        "load_fc",
-        "load_model",
-        "logdir",
-        "loss",
-        "loss_params",
-        "num_checkpoints",
-        "num_gpus",
-        "print_bench_info_steps",
-        "print_loss_steps",
-        "print_samples_steps",
-        "processed_data_folder",
-        "random_seed",
-        "restore_best_checkpoint",
-        "save_checkpoint_steps",
-        "save_summaries_steps",
-        "save_to_tensorboard",
-        "trt_is_dynamic_op",
-        "trt_max_workspace_size_bytes",
-        "trt_maximum_cached_engines",
-        "trt_minimum_segment_size",
-        "trt_precision_mode",
-        "use_trt",
-        "use_xla_jit",
-    )
-)
+UNRELATED_KEYS = frozenset((
+    "bench_start", "data_layer", "data_layer_params", "decoder", "decoder_params", "encoder",
+    "encoder_params", "eval_batch_size_per_gpu", "eval_steps", "finetune", "gpu_ids", "hooks",
+    "initializer", "initializer_params", "lm_vocab_file", "load_fc", "load_model", "logdir",
+    "loss", "loss_params", "num_checkpoints", "num_gpus", "print_bench_info_steps",
+    "print_loss_steps", "print_samples_steps", "processed_data_folder", "random_seed",
+    "restore_best_checkpoint", "save_checkpoint_steps", "save_summaries_steps",
+    "save_to_tensorboard", "trt_is_dynamic_op", "trt_max_workspace_size_bytes",
+    "trt_maximum_cached_engines", "trt_minimum_segment_size", "trt_precision_mode", "use_trt",
+    "use_xla_jit",
+))  # fmt: skip
 
 _IN_OPTIMIZER = "It belongs into optimizer_params."
 _IN_POLICY = "It belongs into lr_policy_params."
@@ -103,25 +76,6 @@ HINTS: dict[str, str] = {
         ("train_params", "eval_params", "infer_params", "base_params", "interactive_infer_params"),
         "Merge it into the config beforehand: {**base_params, **train_params}.",
     ),
-}
-
-DEFAULTS: dict[str, Any] = {
-    "optimizer_params": {},
-    "lr_policy_params": {},
-    "max_grad_norm": None,
-    "larc_params": None,
-    "loss_scaling": 1.0,
-    "loss_scaling_params": None,
-    "summaries": None,
-    "iter_size": 1,
-    "dtype": torch.float32,
-    "regularizer": None,
-    "regularizer_params": {},
-    "freeze_variables_regex": None,
-    "use_horovod": False,
-    "batch_size_per_gpu": None,
-    "num_epochs": None,
-    "max_steps": None,
 }
 
 

@@ -174,10 +174,6 @@ def _name_scope(
     return graphs.name_scope(name, default_name, values)
 
 
-def _graph_of(op_input_list: Iterable[object], graph: object = None) -> object:
-    return graph or first_graph(op_input_list)
-
-
 def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> object:
     """Return an operation that initializes resources, such as variables."""
     return graphs.group(*(resource.create for resource in resource_list), name=name)
@@ -203,7 +199,9 @@ _EXTRA_NAMES: dict[str, dict[str, object]] = {
     "eager.function": {"defun": function},
     "framework.dtypes": {"resource": "resource"},  # a kind of tensor that there is none of
     "framework.ops": {
-        "_get_graph_from_inputs": _graph_of,
+        "_get_graph_from_inputs": lambda op_input_list, graph=None: (
+            graph or first_graph(op_input_list)
+        ),
         "colocate_with": _ignore_device,
         "name_scope": _name_scope,
     },

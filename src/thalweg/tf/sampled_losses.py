@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +45,22 @@ Draw = Callable[[int, torch.Generator | None], torch.Tensor]
 Probability = Callable[[torch.Tensor], torch.Tensor]
 
 
+class _Sampler(NamedTuple):
+    """Distribution of classes.
+
+    Attributes:
+        name: Name of the operation.
+        draw: Returns a number of random classes.
+        probability: Returns the probabilities of classes.
+        range_max: The number of classes.
+    """
+
+    name: str
+    draw: Draw
+    probability: Probability
+    range_max: int
+
+
 def log_uniform_candidate_sampler(
     true_classes: object,
     num_true: int,
@@ -80,10 +96,8 @@ def log_uniform_candidate_sampler(
         k = classes.double()
         return torch.log((k + 2) / (k + 1)) / span
 
-    title = name or "LogUniformCandidateSampler"
-    return _sample_classes(
-        draw, probability, true_classes, num_sampled, unique, range_max, seed, title
-    )
+    sampler = _Sampler(name or "LogUniformCandidateSampler", draw, probability, range_max)
+    return _sample_classes(sampler, true_classes, num_sampled, unique, seed)
 
 
 def uniform_candidate_sampler(
@@ -105,30 +119,27 @@ def uniform_candidate_sampler(
     def probability(classes: torch.Tensor) -> torch.Tensor:
         return torch.full_like(classes, 1 / range_max, dtype=torch.float64)
 
-    title = name or "UniformCandidateSampler"
-    return _sample_classes(
-        draw, probability, true_classes, num_sampled, unique, range_max, seed, title
-    )
+    sampler = _Sampler(name or "UniformCandidateSampler", draw, probability, range_max)
+    return _sample_classes(sampler, true_classes, num_sampled, unique, seed)
 
 
 def _sample_classes(
-    draw: Draw,
-    probability: Probability,
-    true_classes: object,
-    count: int,
-    unique: bool,
-    range_max: int,
-    seed: int | None,
-    name: str,
+    sampler: _Sampler, true_classes: object, count: int, unique: bool, seed: int | None
 ) -> Candidates:
+    """Return sampled classes and the expected counts of them and of the true classes."""
+    draw, range_max = sampler.draw, sampler.range_max
     if unique and count > range_max:
         raise InvalidArgumentError(f"{count} unique classes cannot be sampled from {range_max}.")
     true_classes, generator = tensor(true_classes), _graph.numbers_of(seed)
 
     def sample(labels: torch.Tensor) -> list[torch.Tensor]:
-        drawn_ids, tries = (_draw_unique if unique else _draw_any)(draw, count, generator())
+        source = generator()
+        drawn_ids, tries = (
+            _draw_unique(draw, count, source) if unique else (draw(count, source), count)
+        )
         drawn_ids = drawn_ids.to(labels.device)
-        expected = [_expected_count(probability(x), count, tries) for x in (labels, drawn_ids)]
+        shares = [sampler.probability(x) for x in (labels, drawn_ids)]
+        expected = [_expected_count(share, count, tries) for share in shares]
         return [drawn_ids, *expected]
 
     if not isinstance(true_classes, _graph.SymbolicTensor):
@@ -138,13 +149,9 @@ def _sample_classes(
         _graph.Output(torch.float32, true_classes.shape, ()),
         _graph.Output(torch.float32, (count,), ()),
     ]
-    return Candidates(*_graph.operation(sample, [true_classes], name, kind="pure", outputs=outputs))
-
-
-def _draw_any(
-    draw: Draw, count: int, generator: torch.Generator | None
-) -> tuple[torch.Tensor, int]:
-    return draw(count, generator), count
+    return Candidates(
+        *_graph.operation(sample, [true_classes], sampler.name, kind="pure", outputs=outputs)
+    )
 
 
 def _draw_unique(
@@ -196,10 +203,10 @@ def nce_loss(
         name: Optional.
         partition_strategy: Place of the rows in several tables, as of `embedding_lookup`.
     """
-    logits, targets = _sampled_logits(
+    logits, targets = _SampledClasses(
         weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values,
         remove_accidental_hits, None, name, partition_strategy,
-    )  # fmt: skip
+    ).compute()  # fmt: skip
 
     def loss(logit: Tensor, target: Tensor) -> Tensor:
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
@@ -228,10 +235,10 @@ def sampled_softmax_loss(
 
     `seed` is that of the sampler; the other arguments are those of `nce_loss`.
     """
-    logits, targets = _sampled_logits(
+    logits, targets = _SampledClasses(
         weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values,
         remove_accidental_hits, seed, name, partition_strategy,
-    )  # fmt: skip
+    ).compute()  # fmt: skip
 
     def loss(logit: Tensor, target: Tensor) -> Tensor:
         return -(target * torch.log_softmax(logit, -1)).sum(-1)
@@ -239,58 +246,56 @@ def sampled_softmax_loss(
     return call(loss, logits, targets, name=name)
 
 
-def _sampled_logits(
-    weights: object,
-    biases: object,
-    labels: object,
-    inputs: object,
-    num_sampled: int,
-    num_classes: int,
-    num_true: int,
-    sampled_values: Any,
-    remove_accidental_hits: bool,
-    seed: int | None,
-    name: str,
-    strategy: str | None,
-) -> tuple[Tensor, Tensor]:
-    """Return logits of the true and sampled classes, and their target probabilities.
+@dataclass(frozen=True)
+class _SampledClasses:
+    """Arguments of a loss over sampled classes; see `nce_loss`."""
 
-    The logarithm of its expected count is subtracted from the logit of each class.
-    """
-    labels = cast(labels, torch.int64)
-    if sampled_values is None:
-        sampled_values = log_uniform_candidate_sampler(
-            labels, num_true, num_sampled, True, num_classes, seed
+    weights: object
+    biases: object
+    labels: object
+    inputs: object
+    num_sampled: int
+    num_classes: int
+    num_true: int
+    sampled_values: Any
+    remove_accidental_hits: bool
+    seed: int | None
+    name: str
+    partition_strategy: str | None
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Return logits of the true and sampled classes, and their target probabilities.
+
+        The logarithm of its expected count is subtracted from the logit of each class.
+        """
+        labels = cast(self.labels, torch.int64)
+        sampled_values = self.sampled_values
+        if sampled_values is None:
+            sampled_values = log_uniform_candidate_sampler(
+                labels, self.num_true, self.num_sampled, True, self.num_classes, self.seed
+            )
+        sampled, *expected_counts = (stop_gradient(part) for part in sampled_values)
+        ids = call(lambda x, y: torch.cat([x.reshape(-1), y]), labels, sampled)
+        rows, shifts = (
+            look_up(table, ids, self.partition_strategy) for table in (self.weights, self.biases)
         )
-    sampled, true_count, sampled_count = (stop_gradient(part) for part in sampled_values)
-    ids = call(lambda x, y: torch.cat([x.reshape(-1), y]), labels, sampled)
-    rows, shifts = look_up(weights, ids, strategy), look_up(biases, ids, strategy)
+        parts = (tensor(self.inputs), rows, shifts, labels, sampled, *expected_counts)
+        return call(self._compare, *parts, name=f"{self.name}/logits")
 
-    parts = (tensor(inputs), rows, shifts, labels, sampled, true_count, sampled_count)
-    compare = partial(_compare_classes, num_true, remove_accidental_hits)
-    return call(compare, *parts, name=f"{name}/logits")
-
-
-def _compare_classes(
-    num_true: int,
-    remove_accidental_hits: bool,
-    inputs: Tensor,
-    rows: Tensor,
-    shifts: Tensor,
-    labels: Any,
-    sampled_classes: Any,
-    true_expected: Any,
-    sampled_expected: Any,
-) -> tuple[Tensor, Tensor]:
-    """Return logits and target probabilities from the rows of the true and sampled classes."""
-    labels, true_expected = labels.reshape(-1, num_true), true_expected.reshape(-1, num_true)
-    count = labels.numel()
-    true = (inputs.unsqueeze(1) * rows[:count].unflatten(0, labels.shape)).sum(-1)
-    true = true + shifts[:count].reshape(labels.shape) - true_expected.log()
-    noise = inputs @ rows[count:].T + shifts[count:]
-    if remove_accidental_hits:
-        hits = (labels.unsqueeze(-1) == sampled_classes).any(1)
-        noise = noise + hits * _LOWEST
-    noise = noise - sampled_expected.log()
-    probabilities = torch.cat([torch.ones_like(true) / num_true, torch.zeros_like(noise)], 1)
-    return torch.cat([true, noise], 1), probabilities.detach()
+    def _compare(
+        self, inputs: Tensor, rows: Tensor, shifts: Tensor, labels: Any, *sampled: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits and target probabilities from the rows of the true and sampled classes."""
+        sampled_classes, true_expected, sampled_expected = sampled
+        labels = labels.reshape(-1, self.num_true)
+        true_expected = true_expected.reshape(-1, self.num_true)
+        count = labels.numel()
+        true = (inputs.unsqueeze(1) * rows[:count].unflatten(0, labels.shape)).sum(-1)
+        true = true + shifts[:count].reshape(labels.shape) - true_expected.log()
+        noise = inputs @ rows[count:].T + shifts[count:]
+        if self.remove_accidental_hits:
+            hits = (labels.unsqueeze(-1) == sampled_classes).any(1)
+            noise = noise + hits * _LOWEST
+        noise = noise - sampled_expected.log()
+        targets = [torch.ones_like(true) / self.num_true, torch.zeros_like(noise)]
+        return torch.cat([true, noise], 1), torch.cat(targets, 1).detach()

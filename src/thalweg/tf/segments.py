@@ -42,16 +42,12 @@ def _reduce_segments(kind: str, rows: Tensor, ids: Tensor, count: int, empty: fl
     return start.scatter_reduce(0, index, flat, _REDUCTIONS[kind], include_self=False)
 
 
-def _extreme_value(dtype: torch.dtype, largest: bool) -> float:
-    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    return limits.max if largest else limits.min
-
-
 def _empty_value(kind: str, dtype: torch.dtype) -> float:
     """Return the value of a segment without rows."""
-    if kind in ("max", "min"):
-        return _extreme_value(dtype, kind == "min")
-    return int(kind == "prod")
+    if kind not in ("max", "min"):
+        return int(kind == "prod")
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return limits.max if kind == "min" else limits.min
 
 
 def _unsorted_reduction(kind: str) -> Callable[..., Tensor]:

@@ -83,15 +83,13 @@ class Kernel:
 
 
 def _kernel_function(kernel: Kernel, name: str) -> Callable[..., object]:
-    sparse, resource = "sparse" in name, name.startswith("resource_")
-    required_names = kernel.names(sparse)
+    required_names = kernel.names(_is_sparse(name))
     optional = {"use_locking": False, **kernel.options, "name": None}
     kind = Parameter.POSITIONAL_OR_KEYWORD
     signature = Signature(
         [Parameter(argument, kind) for argument in required_names]
         + [Parameter(argument, kind, default=default) for argument, default in optional.items()]
     )
-    updated_names = ["var", *kernel.slots.split()]
 
     def function(*args: object, **kwargs: object) -> Any:
         try:
@@ -101,11 +99,11 @@ def _kernel_function(kernel: Kernel, name: str) -> Callable[..., object]:
         bound.apply_defaults()
         arguments = dict(bound.arguments)
         if is_deferred(*arguments.values()):
-            return _add_operation(kernel, name, arguments, updated_names, sparse, resource)
+            return _add_operation(kernel, name, arguments)
         arguments = {key: resolve(operand) for key, operand in arguments.items()}
         with _LOCK if arguments["use_locking"] else contextlib.nullcontext():
-            _apply_kernel(kernel, name, arguments, sparse)
-        if resource:
+            _apply_kernel(kernel, name, arguments)
+        if _is_resource(name):
             return None
         updated = arguments["var"].detach()
         updated.op = None  # what TensorFlow's optimizers return of it: the update, which is done
@@ -113,14 +111,23 @@ def _kernel_function(kernel: Kernel, name: str) -> Callable[..., object]:
 
     function.__name__ = function.__qualname__ = name
     function.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    function.__doc__ = _describe_kernel(kernel, name, sparse, resource)
+    function.__doc__ = _describe_kernel(kernel, name)
     return untraced(function)
 
 
-def _describe_kernel(kernel: Kernel, name: str, sparse: bool, resource: bool) -> str:
+def _is_sparse(name: str) -> bool:
+    return "sparse" in name
+
+
+def _is_resource(name: str) -> bool:
+    return name.startswith("resource_")
+
+
+def _describe_kernel(kernel: Kernel, name: str) -> str:
+    resource = _is_resource(name)
     arguments = {"use_locking": False, **kernel.options}
     rule = kernel.choose({**dict.fromkeys(kernel.inputs.split()), **arguments})
-    rows = "the rows `indices` of `var`, one after the other," if sparse else "`var`"
+    rows = "the rows `indices` of `var`, one after the other," if _is_sparse(name) else "`var`"
     slots = kernel.slots.replace(" ", ", ")
     updates = f" and {slots}" if slots else ""
     output = "None" if resource else "`var` as a tensor"
@@ -133,15 +140,9 @@ def _describe_kernel(kernel: Kernel, name: str, sparse: bool, resource: bool) ->
     )
 
 
-def _add_operation(
-    kernel: Kernel,
-    name: str,
-    arguments: Arguments,
-    updated_names: Sequence[str],
-    sparse: bool,
-    resource: bool,
-) -> object:
+def _add_operation(kernel: Kernel, name: str, arguments: Arguments) -> object:
     """Return the kernel as an operation of a graph."""
+    updated_names = ["var", *kernel.slots.split()]
     variables = {key: graph_variable_of(arguments[key]) for key in updated_names}
     for key, variable in variables.items():
         if not isinstance(variable, GraphVariable):
@@ -152,16 +153,17 @@ def _add_operation(
 
     def run_kernel(values: Arguments) -> object:
         with _LOCK if values["use_locking"] else contextlib.nullcontext():
-            _apply_kernel(kernel, name, values, sparse)
-        return None if resource else values["var"].detach()
+            _apply_kernel(kernel, name, values)
+        return None if _is_resource(name) else values["var"].detach()
 
     var = variables["var"]
-    outputs = None if resource else Output(var.dtype, var.shape)
+    outputs = None if _is_resource(name) else Output(var.dtype, var.shape)
     title = arguments["name"] or "".join(part.capitalize() for part in name.split("_"))
     return operation(run_kernel, [inputs], title, kind="update", outputs=outputs)
 
 
-def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> None:
+def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:
+    sparse = _is_sparse(name)
     var, slots = arguments["var"], [arguments[slot_name] for slot_name in kernel.slots.split()]
     _check_tensors(name, var, slots)
     title = name_of(var)

@@ -61,9 +61,7 @@ def doctor(as_json: bool) -> None:
     kernels = facts["kernels"]
     storage = f"not kept: {kernels['trouble']}" if kernels["trouble"] else "private, can be written"
     lines["kernels"] = f"{kernels['folder']} ({storage}; {kernels['files']} there)"
-    gpus = Counter(
-        f"{gpu['name']}, capability {gpu['capability']}, {gpu['steps']}" for gpu in facts["gpus"]
-    )
+    gpus = Counter(f"{gpu['name']}, {gpu['architecture']}, {gpu['steps']}" for gpu in facts["gpus"])
     lines["GPUs"] = "; ".join(f"{count} x {name}" for name, count in gpus.items()) or "none"
     settings = (f"{name}={value}" for name, value in facts["environment"].items())
     lines["environment"] = " ".join(settings) or "no variables that matter"
@@ -77,14 +75,14 @@ def _examine_machine() -> dict[str, Any]:
 
     from thalweg._cli.options import usable_cores
     from thalweg._engines.cpu import guard_table
-    from thalweg._engines.cuda.availability import why_unavailable
+    from thalweg._engines.cuda.availability import why_not_automatic
     from thalweg.version import __version__
 
     own_versions = {"thalweg": __version__, "python": platform.python_version()}
     return {
         "versions": {**own_versions, **{name: _version_of(name) for name in _PACKAGES}},
         "system": _describe_system(),
-        "engines": {"reference": "", "cpu": _try_step(), "cuda": why_unavailable()},
+        "engines": {"reference": "", "cpu": _try_step(), "cuda": why_not_automatic()},
         "native_look": guard_table.find_obstacle(),
         "threads": torch.get_num_threads(),
         "cores": usable_cores(),
@@ -174,21 +172,22 @@ def _describe_gpus() -> list[dict[str, str]]:
     """Return the name of each GPU, and how steps run there."""
     import torch
 
+    from thalweg._engines.cuda import driver
     from thalweg._engines.cuda.availability import takes_device, why_unfused
 
     gpus: list[dict[str, str]] = []
     for number in range(torch.cuda.device_count()):
         device = torch.device("cuda", number)
-        pair = torch.cuda.get_device_capability(number)
-        capability = ".".join(map(str, pair))
-        steps = "Triton kernels" + ", never run on this capability" * (pair < (8, 0))
+        architecture = driver.of_torch().describe_device(number)
+        is_tried = torch.cuda.get_device_capability(number) >= (8, 0)
+        steps = "Triton kernels" + ", never run on this capability" * (not is_tried)
         if not takes_device(device, "auto"):
             steps = f"torch functions: {why_unfused(device)}"
         name = torch.cuda.get_device_name(number)
-        gpus.append({"name": name, "capability": capability, "steps": steps})
+        gpus.append({"name": name, "architecture": architecture, "steps": steps})
     for kind in ("mps", "xpu"):
         if torch.get_device_module(kind).is_available():
-            gpus.append({"name": kind, "capability": "none", "steps": "torch functions"})
+            gpus.append({"name": kind, "architecture": "no kernels", "steps": "torch functions"})
     return gpus
 
 

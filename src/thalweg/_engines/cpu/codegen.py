@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from thalweg._engines.codegen import LARGEST, FormulaWriter, Kernel, Update, digest, indent_by
+from thalweg._engines.codegen import (
+    LARGEST,
+    FormulaWriter,
+    Kernel,
+    TracedUpdate,
+    Update,
+    digest,
+    fill,
+    join_lines,
+    nest,
+)
 from thalweg._engines.cpu.machine_code import tuning
 from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL
 
@@ -32,27 +42,36 @@ STORAGE = {
 
 HEADER = "{literal} = {compute}\n\n\n"
 
+# Threads take slices of the work until none is left.
 _KERNEL = """
 def KERNEL_NAME(argument):
     work = int64_pointer(address_of(argument))
-    slices, flush = work[1], work[2]
-    bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
-    base, scalar_row = int64_pointer(work[5]), int64_pointer(work[6])
-    scalars = {compute}_pointer(work[7])
-    one = {literal}(flush | 1)
-    found = begin_denormals(flush)
+    {setup}
+    {begin}
     ticket = take_ticket(work)
     while ticket < slices:
-        for chunk in range(bounds[ticket], bounds[ticket + 1]):
-            tensor = chunks[4 * chunk]
-            offset, grad_offset = chunks[4 * chunk + 1], chunks[4 * chunk + 2]
-            length = chunks[4 * chunk + 3]
-{pointers}
-            row = scalar_row[tensor] * {n_scalars}
-{scalars}
-{elements}
+        {slice}
         ticket = take_ticket(work)
-    end_denormals(found)
+    {end}
+"""
+
+# Of a kernel over the chunks of a work table.
+_TABLE = """
+slices, flush = work[1], work[2]
+bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
+base, scalar_row = int64_pointer(work[5]), int64_pointer(work[6])
+scalars = {compute}_pointer(work[7])
+one = {literal}(flush | 1)
+"""
+_CHUNK = """
+for chunk in range(bounds[ticket], bounds[ticket + 1]):
+    tensor = chunks[4 * chunk]
+    offset, grad_offset = chunks[4 * chunk + 1], chunks[4 * chunk + 2]
+    length = chunks[4 * chunk + 3]
+    {pointers}
+    row = scalar_row[tensor] * {n_scalars}
+    {scalars}
+    {elements}
 """
 
 # `saturated` bounds a number by the range of a copy. `resumed` returns the variable or, if others
@@ -79,17 +98,50 @@ def compiler_digest() -> str:
     return digest(version("llvmlite"), *source_texts)
 
 
+def write_threads(setup: list[str], slice_lines: list[str], flushes: bool = True) -> list[str]:
+    """Return the lines of a kernel function, whose threads take slices of the work.
+
+    Args:
+        setup: Lines that read the kernel's argument at `work`; they set `slices`, and `flush`.
+        slice_lines: Lines that run the slice `ticket`.
+        flushes: Whether denormals are treated as `flush` has it, instead of kept.
+    """
+    return fill(
+        _KERNEL,
+        setup=setup,
+        begin=["found = begin_denormals(flush)"] * flushes,
+        slice=slice_lines,
+        end=["end_denormals(found)"] * flushes,
+    )
+
+
+def read_table(compute: str, literal: str = LITERAL) -> list[str]:
+    """Return lines that read the work table of a kernel over chunks, with scalars of a type.
+
+    Args:
+        compute: The type of the scalars.
+        literal: The name of the type of `one`, which LLVM does not know to be 1.
+    """
+    return fill(_TABLE, compute=compute, literal=literal)
+
+
+def load_scalars(count: int) -> list[str]:
+    """Return lines that load the scalars `s0`, `s1`, ... of the table's row from `row` on."""
+    return [f"s{k} = scalars[row + {k}]" for k in range(count)]
+
+
 def name_kernel(
-    kind: str, definitions: str, text: str, scalars: tuple[str, ...], measures: int = 0
+    kind: str, definitions: str, lines: list[str], scalars: tuple[str, ...], measures: int = 0
 ) -> Kernel:
     """Return a kernel, with a name made of its kind and a hash in place of KERNEL_NAME in its text.
 
     Args:
         kind: The letters that the name begins with.
         definitions: The functions that the text calls; they come first in the source.
-        text: The kernel function.
+        lines: The kernel function.
         scalars, measures: As for `Kernel`.
     """
+    text = join_lines(lines)
     name = f"{kind}_{digest(definitions, text, compiler_digest())}"
     return Kernel(name, definitions + text.replace("KERNEL_NAME", name), scalars, measures)
 
@@ -102,7 +154,7 @@ class Element:
         compute: The type of the arithmetic, "float32" or "float64".
     """
 
-    def __init__(self, update: Update, compute: str) -> None:
+    def __init__(self, update: TracedUpdate, compute: str) -> None:
         self.update, self.compute = update, compute
 
     def define_functions(self) -> str:
@@ -175,8 +227,8 @@ class Element:
 
 def generate_update(update: Update, compute: str) -> Kernel:
     """Return the kernel that updates chunks of tensors, in arithmetic of type `compute`."""
-    element = Element(update, compute)
-    definitions, pointers = element.define_functions(), point_at_chunk(update)
+    element = Element(update.traced, compute)
+    definitions, pointers = element.define_functions(), point_at_chunk(update.traced)
     return write_kernel(element, definitions, pointers, _update_chunk(definitions, element))
 
 
@@ -191,17 +243,28 @@ def write_kernel(
         pointers: Lines that set the pointers of each stream of a chunk.
         elements: Lines that update its elements.
     """
-    scalars = element.update.scalars
-    rows = [f"s{k} = scalars[row + {k}]" for k in range(len(scalars))]
-    text = _KERNEL.format(
-        literal=LITERAL,
-        compute=element.compute,
-        n_scalars=len(scalars),
-        pointers=indent_by(pointers, 3),
-        scalars=indent_by(rows or ["pass"], 3),
-        elements=indent_by(elements, 3),
+    lines = write_chunks(element, pointers, elements)
+    return name_kernel("k", definitions, lines, element.update.scalars)
+
+
+def write_chunks(
+    element: Element, pointers: list[str], elements: list[str], setup: Iterable[str] = ()
+) -> list[str]:
+    """Return the lines of a kernel function that runs lines for each chunk of its work table.
+
+    Args:
+        element, pointers, elements: As for `write_kernel`.
+        setup: Additional lines that read the kernel's argument.
+    """
+    count = len(element.update.scalars)
+    chunk = fill(
+        _CHUNK,
+        pointers=pointers,
+        n_scalars=count,
+        scalars=load_scalars(count) or ["pass"],
+        elements=elements,
     )
-    return name_kernel("k", definitions, text, scalars)
+    return write_threads([*read_table(element.compute), *setup], chunk)
 
 
 def of_copies(storage: str, compute: str) -> dict[str, str]:
@@ -217,7 +280,7 @@ def of_copies(storage: str, compute: str) -> dict[str, str]:
     }
 
 
-def point_at_chunk(update: Update) -> list[str]:
+def point_at_chunk(update: TracedUpdate) -> list[str]:
     """Return lines that set address `at{k}` and pointer `p{k}` of each stream k of a chunk."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
@@ -227,7 +290,7 @@ def point_at_chunk(update: Update) -> list[str]:
     return lines
 
 
-def first_of(update: Update, stream: int) -> str:
+def first_of(update: TracedUpdate, stream: int) -> str:
     """Return an expression for the address of a stream of the chunk's tensor."""
     return f"base[tensor * {update.width} + {stream}]"
 
@@ -235,20 +298,22 @@ def first_of(update: Update, stream: int) -> str:
 def _update_chunk(definitions: str, element: Element) -> list[str]:
     """Return a loop that updates the elements of a chunk, in blocks with prefetches if they pay."""
     lines, storage = element.update_element(), element.update.storage
-    inner, distance = indent_by(lines, 1).splitlines(), tuning().prefetch
+    distance = tuning().prefetch
     # The processor does not fetch lines ahead that are only written, such as those of a copy.
     gains = element.update.copy or _prefetch_pays("\n".join([definitions, *lines]), len(storage))
     if not (distance and gains):
-        return ["for i in each(length):", *inner]
+        return nest("for i in each(length):", lines)
     sizes = [STORAGE[kind].size for kind in storage]
-    blocks = [f"for begin in range(0, length, {BLOCK}):"]
+    block: list[str] = []
     for size in dict.fromkeys(sizes):
         first = f"begin * {size} + {distance}"
-        blocks.append(f"    for line in range({first}, {first} + {BLOCK * size}, {LINE}):")
         streams = [stream for stream, stream_size in enumerate(sizes) if stream_size == size]
-        blocks += [f"        prefetch(at{stream} + line)" for stream in streams]
-    blocks.append(f"    for i in each(begin, min(begin + {BLOCK}, length)):")
-    return blocks + indent_by(inner, 1).splitlines()
+        block += nest(
+            f"for line in range({first}, {first} + {BLOCK * size}, {LINE}):",
+            [f"prefetch(at{stream} + line)" for stream in streams],
+        )
+    block += nest(f"for i in each(begin, min(begin + {BLOCK}, length)):", lines)
+    return nest(f"for begin in range(0, length, {BLOCK}):", block)
 
 
 def _prefetch_pays(source: str, streams: int) -> bool:

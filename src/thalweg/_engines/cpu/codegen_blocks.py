@@ -6,14 +6,20 @@ codecs, and encodes it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-
 from thalweg._base.locks import importing
-from thalweg._engines.codecs import CODECS
-from thalweg._engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
+from thalweg._engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, Codec
 from thalweg._engines.codecs.dither import PERIOD, TURN
 from thalweg._engines.codecs.split8 import HALF
-from thalweg._engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
+from thalweg._engines.codecs.texts import codec_fields, define_codecs
+from thalweg._engines.codegen import (
+    DECODED,
+    FormulaWriter,
+    Kernel,
+    TracedUpdate,
+    Update,
+    fill,
+    nest,
+)
 from thalweg._engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
 from thalweg._engines.cpu.codegen_random_bits import (
     begin_draws,
@@ -23,26 +29,19 @@ from thalweg._engines.cpu.codegen_random_bits import (
 )
 from thalweg._engines.cpu.work_table import STEP
 from thalweg._engines.formula_parser import trace_formula
-from thalweg._engines.formula_source import FUNCTION_PREFIX
-from thalweg._engines.random_bits import NARROW, SCALARS
-from thalweg.formula import Formula
+from thalweg._engines.random_bits import SCALARS
 
-_NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
-_PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 _LONGEST = 16  # nodes of a formula that decodes in the update's own loop
 
 _CHUNK = """
 for begin in range(0, length, {step}):
     count = min({step}, length - begin)
-{pointers}
-{decoding}
-{drawing}
-{elements}
-{encoding}
+    {pointers}
+    {decoding}
+    {drawing}
+    {elements}
+    {encoding}
 """
-
-# All slots of one block length share a loop, so that their latencies overlap.
-_BLOCKS = "for part in range(0, count, {block}):"
 
 _RECORD = "record = at{stream} + ((begin + part) >> {shift}) * {record}"
 
@@ -78,7 +77,7 @@ peak = int32(0)
 for j in range({block}):
     size = magnitude_of(p{stream}[part + j])
     peak = size if size > peak else peak
-if (peak > {least}) & (peak <= {largest}):
+if (peak > {smallest}) & (peak <= {largest}):
     int32_pointer(record)[0] = peak
 else:
     int32_pointer(record)[0] = {nan} if peak > {largest} else 0
@@ -100,129 +99,77 @@ else:
 Coded = dict[int, Codec]  # by stream
 
 
-def generate_blocks(
-    formula: Formula,
-    storage: tuple[str, ...],
-    stages: tuple[Formula, ...] = (),
-    before: Formula | None = None,
-    copy: bool = False,
-    from_copy: bool = False,
-    draws: bool = False,
-    vectors: Mapping[str, str] = NONE,
-) -> tuple[Kernel, tuple[str, ...]]:
-    """Return a kernel that updates chunks in float32, and its vectors in the order of the table.
-
-    Args:
-        storage: As for `Update`; the names of codecs for slots that are encoded.
-        formula, stages, before, copy, from_copy, draws, vectors: As for `Update`.
-    """
-    codecs = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
-    coded = {k: codec for k, codec in codecs.items() if not codec.is_beside}
-    lower_stream = next((k for k, codec in codecs.items() if codec.is_beside), None)
-    plain_storage = tuple(_NUMBERS if k in codecs else name for k, name in enumerate(storage))
-    update = Update(
-        formula,
-        plain_storage,
-        stages,
-        before=before,
-        copy=copy,
-        from_copy=from_copy,
-        vectors=vectors,
-        draws=draws,
-        dithers=bool(coded),
-    )
-    written_streams = {stream for _, stream in update.written_results()}
-    written_codecs = {k: codec for k, codec in coded.items() if k in written_streams}
-    rounded_streams = [k for k in sorted(written_streams) if draws and storage[k] in NARROW]
-    draw_numbers = {k: k and k - 1 for k in rounded_streams}
-    element = _Element(update, coded, draw_numbers, lower_stream)
-    definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
-    pointers = _point_at_chunk(update, coded, lower_stream)
-    lines = _update_chunk(element, coded, lower_stream, draw_numbers, written_codecs)
-    return write_kernel(element, definitions, pointers, lines), tuple(update.vectors)
+def generate_blocks(update: Update) -> Kernel:
+    """Return the kernel of an update in float32, with random rounding or encoded slots."""
+    element = _Element(update.traced)
+    pointers, elements = _point_at_chunk(update.traced), _update_chunk(element)
+    return write_kernel(element, element.define_functions(), pointers, elements)
 
 
 class _Element(Element):
     """Writer of the update of an element whose encoded slots are on the stack.
 
     Numbers are stored after the `prepare` formula of their codec, which the encoder expects.
-
-    Args:
-        update: The update of an element.
-        coded: The slots that are on the stack.
-        draw_streams: The streams that are rounded by random bits.
-        lower: The slot with the lower bits of the variable, in `split8`; None without one.
     """
 
-    def __init__(
-        self, update: Update, coded: Coded, draw_streams: Container[int], lower: int | None
-    ) -> None:
-        super().__init__(update, _NUMBERS)
-        self._coded, self._draw_streams, self._lower_stream = coded, draw_streams, lower
+    def __init__(self, update: TracedUpdate) -> None:
+        super().__init__(update, DECODED)
+
+    def define_functions(self) -> str:
+        codecs = sorted({*self.update.blocks.values()}, key=lambda codec: codec.name)
+        functions = define_codecs(FormulaWriter(), codecs).values()
+        return super().define_functions() + "\n" + "\n\n".join(functions) + "\n"
 
     def begins_at(self, stream: int) -> str:
-        if self.update.before and stream == 0 and 0 in self._draw_streams:
+        if self.update.before and stream == 0 and 0 in self.update.random_streams:
             # Random bits round the variable once, when it is stored.
             return self.update.apply_stages(self.update.before, self.load_value(0))
         return super().begins_at(stream)
 
     def load_value(self, stream: int) -> str:
-        if stream == self._lower_stream:
+        if stream == self.update.lower:
             return f"join_bfloat(p0[i], p{stream}[i])"
-        codec = self._coded.get(stream)
+        codec = self.update.blocks.get(stream)
         if codec is not None and _is_decoded_inline(codec):
-            name = _name_of("decode", codec)
-            return f"{name}(float32(stored{stream}[i]), scale{stream})"
+            decode = codec_fields(codec)["decode"]
+            return f"{decode}(float32(stored{stream}[i]), scale{stream})"
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
-        if self._lower_stream is not None and stream in (0, self._lower_stream):
+        if self.update.lower is not None and stream in (0, self.update.lower):
             part = "lower" if stream else "upper"
-            bits = "drawn0[i]" if 0 in self._draw_streams else f"uint16({HALF})"
+            bits = "drawn0[i]" if 0 in self.update.random_streams else f"uint16({HALF})"
             return f"p{stream}[i] = {part}_of({value}, {bits})"
-        codec = self._coded.get(stream)
+        codec = self.update.blocks.get(stream)
         if codec is not None:
-            value = f"{_name_of('prepare', codec)}({value})"
-        if stream in self._draw_streams:
+            value = f"{codec_fields(codec)['prepare']}({value})"
+        if stream in self.update.random_streams:
             return f"p{stream}[i] = {round_by_draw(stream, self.update.storage[stream], value)}"
         return super().store_value(stream, value)
 
 
-def _update_chunk(
-    element: Element,
-    coded: Coded,
-    lower_stream: int | None,
-    draw_numbers: Mapping[int, int],
-    written_codecs: Coded,
-) -> list[str]:
-    """Return lines that decode, update and encode a chunk, block by block, and draw random bits.
-
-    Args:
-        element: The writer of an element.
-        coded: The codecs of streams on the stack.
-        lower_stream: The stream with the lower bits of the variable, or None.
-        draw_numbers: The index of the random number of each randomly rounded stream.
-        written_codecs: The codecs of streams that the update changes.
-    """
-    inline_codecs = {k: codec for k, codec in coded.items() if _is_decoded_inline(codec)}
-    block_codecs = {k: codec for k, codec in coded.items() if k not in inline_codecs}
+def _update_chunk(element: Element) -> list[str]:
+    """Return lines that decode, update and encode a chunk, block by block, and draw random bits."""
+    update = element.update
+    random_streams, written_codecs = update.random_streams, update.written_blocks
+    inline_codecs = {k: codec for k, codec in update.blocks.items() if _is_decoded_inline(codec)}
+    block_codecs = {k: codec for k, codec in update.blocks.items() if k not in inline_codecs}
     encoding = _fill(_CLEAR, written_codecs)
     for template in (_SCALE, _ENCODE):
         encoding += _fill_blocks(template, written_codecs)
-    text = _CHUNK.format(
+    lines = fill(
+        _CHUNK,
         step=STEP,
-        pointers=indent_by(_point_at_elements(element.update, coded, lower_stream), 1),
-        decoding=indent_by(
-            [*_fill(_OPEN_RECORD, inline_codecs), *_fill_blocks(_DECODE, block_codecs)], 1
-        ),
-        drawing=indent_by(draw_for(draw_numbers) if draw_numbers else [], 1),
-        elements=indent_by(_loop_over_elements(element), 1),
-        encoding=indent_by(encoding, 1),
+        pointers=_point_at_elements(update),
+        decoding=[*_fill(_OPEN_RECORD, inline_codecs), *_fill_blocks(_DECODE, block_codecs)],
+        drawing=draw_for(random_streams) if random_streams else [],
+        elements=_loop_over_elements(element),
+        encoding=encoding,
     )
-    begin = [read_origin(element.update)] if draw_numbers or written_codecs else []
-    begin += begin_draws(element.update, draw_numbers.values()) if draw_numbers else []
-    begin += _begin_dithers(element.update) if written_codecs else []
-    return [*begin, *text.strip().splitlines()]
+    begin = [read_origin(update)] if random_streams or written_codecs else []
+    begin += begin_draws(update, random_streams.values()) if random_streams else []
+    begin += _begin_dithers(update) if written_codecs else []
+    return [*begin, *lines]
 
 
 def _loop_over_elements(element: Element) -> list[str]:
@@ -231,7 +178,7 @@ def _loop_over_elements(element: Element) -> list[str]:
         with importing:
             from thalweg._engines.cpu.codegen_broadcast import each_line
         return each_line(element, "(offset + begin)", "count")
-    return ["for i in each(count):", *indent_by(element.update_element(), 1).splitlines()]
+    return nest("for i in each(count):", element.update_element())
 
 
 def _is_decoded_inline(codec: Codec) -> bool:
@@ -239,27 +186,13 @@ def _is_decoded_inline(codec: Codec) -> bool:
     return codec.block == STEP and len(trace_formula(codec.decode).nodes) <= _LONGEST
 
 
-def _name_of(part: str, codec: Codec) -> str:
-    return f"{FUNCTION_PREFIX}{part}_{codec.name}"
-
-
-def _define_codecs(codecs: set[Codec]) -> str:
-    """Return the text of the functions that decode, prepare and encode, of each codec."""
-    texts = [
-        FormulaWriter().define_function(f"{part}_{codec.name}", trace_formula(getattr(codec, part)))
-        for codec in sorted(codecs, key=lambda codec: codec.name)
-        for part in _PARTS
-    ]
-    return "\n\n".join(texts) + "\n"
-
-
 def _fill_blocks(template: str, coded: Coded) -> list[str]:
     """Return one loop over blocks per block length, with a template filled for each stream."""
     lines: list[str] = []
+    # All slots of one block length share a loop, so that their latencies overlap.
     for block in dict.fromkeys(codec.block for codec in coded.values()):
         block_codecs = {k: codec for k, codec in coded.items() if codec.block == block}
-        lines.append(_BLOCKS.format(block=block))
-        lines += [f"    {line}" for line in _fill(template, block_codecs)]
+        lines += nest(f"for part in range(0, count, {block}):", _fill(template, block_codecs))
     return lines
 
 
@@ -267,28 +200,21 @@ def _fill(template: str, coded: Coded) -> list[str]:
     """Return the lines of a template filled for each stream and its codec."""
     lines: list[str] = []
     for stream, codec in coded.items():
-        shift, size = _shift_of(codec), codec.record_bytes
-        text = template.format(
+        fields = codec_fields(codec)
+        lines += fill(
+            template,
             stream=stream,
-            block=codec.block,
-            at_record=_RECORD.format(stream=stream, shift=shift, record=size),
-            shift=shift,
-            record=size,
-            turn=_TURN.strip(),
-            header=SCALE_BYTES,
-            kind="int8" if codec.signed else "uint8",
-            least=LEAST_PEAK,
+            at_record=_RECORD.format(stream=stream, **fields),
+            turn=fill(_TURN),
+            smallest=LEAST_PEAK,
             largest=LARGEST_PEAK,
             nan=NAN,
-            round_to="positive_code" if codec.positive else "signed_code",
-            limits=f", {codec.least}" if codec.positive else "",
-            **{part: _name_of(part, codec) for part in _PARTS},
+            **fields,
         )
-        lines += text.strip().splitlines()
     return lines
 
 
-def _begin_dithers(update: Update) -> list[str]:
+def _begin_dithers(update: TracedUpdate) -> list[str]:
     """Return lines with two periods of dithers, so that reads from `turn` on need not wrap."""
     return [
         f"dithers, step_number = numbers({2 * PERIOD}), int64({update.scalar[SCALARS[0]]})",
@@ -297,32 +223,28 @@ def _begin_dithers(update: Update) -> list[str]:
     ]
 
 
-def _shift_of(codec: Codec) -> int:
-    return codec.block.bit_length() - 1
-
-
-def _point_at_chunk(update: Update, coded: Coded, lower: int | None) -> list[str]:
+def _point_at_chunk(update: TracedUpdate) -> list[str]:
     """Return lines with the address of each stream of a chunk, and arrays for encoded ones."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
-        codec, first = coded.get(stream), first_of(update, stream)
+        codec, first = update.blocks.get(stream), first_of(update, stream)
         if codec is None:
             start = "grad_offset" if stream == 1 else "offset"
-            size = 1 if stream == lower else STORAGE[kind].size
+            size = 1 if stream == update.lower else STORAGE[kind].size
             lines.append(f"at{stream} = {first} + {start} * {size}")
         else:
-            records = f"(offset >> {_shift_of(codec)}) * {codec.record_bytes}"
+            records = "(offset >> {shift}) * {record}".format(**codec_fields(codec))
             lines += [f"at{stream} = {first} + {records}", f"p{stream} = numbers({STEP})"]
     return lines
 
 
-def _point_at_elements(update: Update, coded: Coded, lower: int | None) -> list[str]:
+def _point_at_elements(update: TracedUpdate) -> list[str]:
     """Return lines that point at the elements from `begin` on of streams that are not encoded."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
-        if stream in coded:
+        if stream in update.blocks:
             continue
         fmt = STORAGE[kind]
-        pointer, size = (fmt.pointer, fmt.size) if stream != lower else ("uint8_pointer", 1)
+        pointer, size = (fmt.pointer, fmt.size) if stream != update.lower else ("uint8_pointer", 1)
         lines.append(f"p{stream} = {pointer}(at{stream} + begin * {size})")
     return lines

@@ -4,13 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from thalweg._engines.codegen import Kernel, Update, indent_by
+from thalweg._engines.codegen import Kernel, Update, fill, nest
 from thalweg._engines.cpu.codegen import STORAGE, Element, point_at_chunk, write_kernel
 from thalweg._engines.formula_source import LITERAL
 from thalweg._engines.reduction_order import LANES
 
 SHORT = 8  # elements of a row that is too short for a loop of its own
 _TRIPLE = 3  # elements of a row of most kernels of convolutions
+
+_SHORT_ROWS = """
+while done < {count} and columns <= {short}:
+    block = min({lane_count}, {count} - done)
+    start = {first} + done
+    line = start // columns
+    {spread}
+    for i in range(done, done + block):
+        {elements}
+    done += block
+"""
+
+# `column` is the offset of column vectors with which element i finds its number at [i].
+_LONG_ROWS = """
+while done < {count}:
+    line = ({first} + done) // columns
+    stop = min((line + 1) * columns - {first}, {count})
+    column = (line // rows - line) * columns + {first}
+    {vectors}
+    for i in range(done, stop):
+        {elements}
+    done = stop
+"""
+
+# Copies numbers of vectors to lanes; rows of three elements are written out.
+_SPREAD = """
+j = start - line * columns
+below = line // rows
+along = below * columns
+below = line - below * rows
+i = 0
+while i < {count}:
+    while columns == {triple} and j == 0 and i + {triple} <= {count}:
+        {see_triple}
+        i += {triple}
+        {next_row}
+    if i < {count}:
+        {see}
+        i += 1
+        j += 1
+        if j == columns:
+            j = 0
+            {next_row}
+"""
+_NEXT_ROW = [
+    "line += 1",
+    "below += 1",
+    *nest("if below == rows:", ["below = 0", "along += columns"]),
+]
 
 
 def generate_seeing(update: Update, compute: str) -> Kernel:
@@ -19,8 +68,8 @@ def generate_seeing(update: Update, compute: str) -> Kernel:
     The table has for each tensor the addresses of its streams and vectors, and the numbers of rows
     and columns of its matrices.
     """
-    element = Element(update, compute)
-    definitions, pointers = element.define_functions(), point_at_chunk(update)
+    element = Element(update.traced, compute)
+    definitions, pointers = element.define_functions(), point_at_chunk(update.traced)
     return write_kernel(element, definitions, pointers, each_line(element, "offset", "length"))
 
 
@@ -55,14 +104,15 @@ def _loop_over_short_rows(element: Element, first: str, count: str, place: str) 
     }
     return [
         *[f"{spread_name(vector)} = lanes({LANES})" for vector in pointers],
-        f"while done < {count} and columns <= {SHORT}:",
-        f"    block = min({LANES}, {count} - done)",
-        f"    start = {first} + done",
-        "    line = start // columns",
-        *indent_by(spread_vectors(pointers, "block"), 1).splitlines(),
-        "    for i in range(done, done + block):",
-        *indent_by(element.update_element(texts), 2).splitlines(),
-        "    done += block",
+        *fill(
+            _SHORT_ROWS,
+            first=first,
+            count=count,
+            short=SHORT,
+            lane_count=LANES,
+            spread=spread_vectors(pointers, "block"),
+            elements=element.update_element(texts),
+        ),
     ]
 
 
@@ -79,16 +129,8 @@ def _loop_over_long_rows(element: Element, first: str, count: str, place: str) -
         )
         for k, name in enumerate(element.update.vectors.values())
     ]
-    return [
-        f"while done < {count}:",
-        f"    line = ({first} + done) // columns",
-        f"    stop = min((line + 1) * columns - {first}, {count})",
-        # Offset of the column vectors with which element i finds its number at [i].
-        f"    column = (line // rows - line) * columns + {first}",
-        *indent_by([*vector_lines, "for i in range(done, stop):"], 1).splitlines(),
-        *indent_by(element.update_element(), 2).splitlines(),
-        "    done = stop",
-    ]
+    elements = element.update_element()
+    return fill(_LONG_ROWS, first=first, count=count, vectors=vector_lines, elements=elements)
 
 
 def spread_name(vector: str) -> str:
@@ -109,30 +151,19 @@ def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
     if not pointers:
         return ["pass"]
 
-    def see(place: str, j: str) -> list[str]:
-        indices = {"row": "line", "column": f"along + {j}"}
-        return [f"{spread_name(name)}[{place}] = all_{name}[{indices[name.rstrip('0123456789')]}]"
-                for name in pointers]  # fmt: skip
+    def see(place: str, column: str) -> list[str]:
+        indices = {"row": "line", "column": f"along + {column}"}
+        return [
+            f"{spread_name(name)}[{place}] = all_{name}[{indices[name.rstrip('0123456789')]}]"
+            for name in pointers
+        ]
 
-    next_row = ["line += 1", "below += 1", "if below == rows:", "    below = 0",
-                 "    along += columns"]  # fmt: skip
-    return [
-        *[f"all_{name} = {pointer}" for name, pointer in pointers.items()],
-        "j = start - line * columns",
-        "below = line // rows",
-        "along = below * columns",
-        "below = line - below * rows",
-        "i = 0",
-        f"while i < {count}:",
-        f"    while columns == {_TRIPLE} and j == 0 and i + {_TRIPLE} <= {count}:",
-        *(f"        {line}" for k in range(_TRIPLE) for line in see(f"i + {k}", str(k))),
-        f"        i += {_TRIPLE}",
-        *(f"        {line}" for line in next_row),
-        f"    if i < {count}:",
-        *(f"        {line}" for line in see("i", "j")),
-        "        i += 1",
-        "        j += 1",
-        "        if j == columns:",
-        "            j = 0",
-        *(f"            {line}" for line in next_row),
-    ]
+    lines = fill(
+        _SPREAD,
+        count=count,
+        triple=_TRIPLE,
+        see_triple=[line for k in range(_TRIPLE) for line in see(f"i + {k}", str(k))],
+        see=see("i", "j"),
+        next_row=_NEXT_ROW,
+    )
+    return [*(f"all_{name} = {pointer}" for name, pointer in pointers.items()), *lines]

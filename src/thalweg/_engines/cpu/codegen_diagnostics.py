@@ -10,67 +10,52 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from thalweg._engines.codegen import Kernel, Update, indent_by
-from thalweg._engines.cpu.codegen import STORAGE, Element, name_kernel, point_at_chunk
+from thalweg._engines.codegen import Kernel, Update, fill
+from thalweg._engines.cpu.codegen import (
+    STORAGE,
+    Element,
+    name_kernel,
+    point_at_chunk,
+    write_chunks,
+)
 from thalweg._engines.diagnostic_sums import BLOCK, COLUMNS, POWERS, ROWS
 from thalweg._engines.diagnostics import COUNTS, MEASURED, PEAKS, PRODUCTS
 
-_KERNEL = """
-def KERNEL_NAME(argument):
-    work = int64_pointer(address_of(argument))
-    slices, flush = work[1], work[2]
-    bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
-    base, scalar_row = int64_pointer(work[5]), int64_pointer(work[6])
-    scalars, results = float32_pointer(work[7]), float64_pointer(work[8])
-    one = float32(flush | 1)
-{lanes}
-{kept}
-    found = begin_denormals(flush)
-    ticket = take_ticket(work)
-    while ticket < slices:
-        for chunk in range(bounds[ticket], bounds[ticket + 1]):
-            tensor = chunks[4 * chunk]
-            offset, grad_offset = chunks[4 * chunk + 1], chunks[4 * chunk + 2]
-            length = chunks[4 * chunk + 3]
-{pointers}
-            row = scalar_row[tensor] * {n_scalars}
-{scalars}
-            for lane in range({count}):
-{zero}
+_CHUNK = """
+for lane in range({count}):
+    {zero}
 {clear}
-            least, most = {raw}(0x7FFFFFFF), {raw}(0)
-            agreement, unchanged = int32(0), int32(0)
-            zero, denormal, nonfinite = 0, 0, 0
-            start = 0
-            while start < length:
-{begin}
-                rest = min({block}, length - start)
-                for at in range(rest):
-                    i = start + at
-{element}
-                for at in range(rest, {block}):  # +0, which changes no sum
-{pad}
-{scale}
-                for lane in range({count}):
-{add}
-                start += {block}
-            if least < {tiny}:
-                for i in range(length):
-                    size = {magnitude}
-                    zero += int64(size == 0)
-                    denormal += int64(size < {tiny})
-                denormal -= zero
-            if most >= {infinite}:
-                for i in range(length):
-                    nonfinite += int64({magnitude} >= {infinite})
-            width = {count}
-            while width > 1:
-                width >>= 1
-                for lane in range(width):
-{fold}
+least, most = {raw}(0x7FFFFFFF), {raw}(0)
+agreement, unchanged = int32(0), int32(0)
+zero, denormal, nonfinite = 0, 0, 0
+start = 0
+while start < length:
+    {begin}
+    rest = min({block}, length - start)
+    for at in range(rest):
+        i = start + at
+        {element}
+    for at in range(rest, {block}):  # +0, which changes no sum
+        {pad}
+    {scale}
+    for lane in range({count}):
+        {add}
+    start += {block}
+if least < {tiny}:
+    for i in range(length):
+        size = {magnitude}
+        zero += int64(size == 0)
+        denormal += int64(size < {tiny})
+    denormal -= zero
+if most >= {infinite}:
+    for i in range(length):
+        nonfinite += int64({magnitude} >= {infinite})
+width = {count}
+while width > 1:
+    width >>= 1
+    for lane in range(width):
+        {fold}
 {keep}
-        ticket = take_ticket(work)
-    end_denormals(found)
 """
 
 _QUANTITIES = ("gradient", "update", "weight", "momentum")  # of a block
@@ -101,34 +86,35 @@ def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, s
     Returns:
         The kernel. It writes `MEASURED` for each chunk, with 0 for the momentum without one.
     """
-    element = Element(update, "float32")
+    element = Element(update.traced, "float32")
     quantities = _QUANTITIES if momentum is not None else _QUANTITIES[:3]
     sums = {name: pair for name, pair in PRODUCTS.items() if {*pair} <= {*quantities}}
     magnitude, raw, tiny, infinite = _BITS[update.storage[1]]
-    scalars = [f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))]
-    text = _KERNEL.format(
-        lanes=indent_by([f"lanes_{name} = lanes({COLUMNS})" for name in sums], 1),
-        kept=indent_by([f"kept_{name} = numbers({BLOCK})" for name in quantities], 1),
-        pointers=indent_by(point_at_chunk(update), 3),
-        n_scalars=len(update.scalars),
-        scalars=indent_by(scalars or ["pass"], 3),
+    chunk = fill(
+        _CHUNK,
         count=COLUMNS,
         block=BLOCK,
-        zero=indent_by([f"lanes_{name}[lane] = 0.0" for name in sums], 4),
-        clear=indent_by([f"{name}_max = int32(0)" for name in quantities], 3),
+        zero=[f"lanes_{name}[lane] = 0.0" for name in sums],
+        clear=[f"{name}_max = int32(0)" for name in quantities],
         raw=raw,
-        begin=indent_by([f"{name}_peak = int32(0)" for name in quantities], 4),
+        begin=[f"{name}_peak = int32(0)" for name in quantities],
         magnitude=magnitude,
         tiny=tiny,
         infinite=infinite,
-        element=indent_by(_update_element(element, stage_count, momentum, sign, magnitude), 5),
-        pad=indent_by([f"kept_{name}[at] = float32(0.0)" for name in quantities], 5),
-        scale=indent_by([line for name in quantities for line in _scale(name)], 4),
-        add=indent_by(_add_columns(quantities, sums), 5),
-        fold=indent_by([f"lanes_{name}[lane] += lanes_{name}[lane + width]" for name in sums], 5),
-        keep=indent_by(_store_results(sums), 3),
+        element=_update_element(element, stage_count, momentum, sign, magnitude),
+        pad=[f"kept_{name}[at] = float32(0.0)" for name in quantities],
+        scale=[line for name in quantities for line in _scale(name)],
+        add=_add_columns(quantities, sums),
+        fold=[f"lanes_{name}[lane] += lanes_{name}[lane + width]" for name in sums],
+        keep=_store_results(sums),
     )
-    return name_kernel("d", element.define_functions(), text, update.scalars)
+    setup = [
+        "results = float64_pointer(work[8])",
+        *(f"lanes_{name} = lanes({COLUMNS})" for name in sums),
+        *(f"kept_{name} = numbers({BLOCK})" for name in quantities),
+    ]
+    lines = write_chunks(element, point_at_chunk(update.traced), chunk, setup)
+    return name_kernel("d", element.define_functions(), lines, update.traced.scalars)
 
 
 def _store_results(sums: Iterable[str]) -> list[str]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from thalweg._engines.codegen import FormulaWriter, Kernel, indent_by, read_vectors
-from thalweg._engines.codegen_measure import Sweep
-from thalweg._engines.cpu.codegen import HEADER, STORAGE, name_kernel, of_copies
+from dataclasses import replace
+
+from thalweg._engines.codegen import Field, FormulaWriter, Kernel, fill, nest, read_vectors
+from thalweg._engines.codegen_measure import Measurement, Sweep
+from thalweg._engines.cpu.codegen import (
+    HEADER,
+    STORAGE,
+    load_scalars,
+    name_kernel,
+    of_copies,
+    write_threads,
+)
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX
 from thalweg._engines.reduction_order import LANES
-from thalweg.formula import Formula
 
 # Formulas are float64; stages, and those that are `like_update`, of the type of the update.
 STAGE_LITERAL = "_stage_literal"
@@ -18,50 +25,41 @@ STAGE_LITERAL = "_stage_literal"
 # They lie at multiples of 4 KiB, for which a cache has few places: too few for several streams.
 _ROWS, _STREAMS = 8, 2
 
-_MEASURE = """
-def measured({parameters}):
-{element}
-
-
-def KERNEL_NAME(argument):
-    work = int64_pointer(address_of(argument))
-    slices, flush = work[1], work[2]
-    bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
-    scalar_step, scalars = work[6], float64_pointer(work[7])
-    leaves, streams = float64_pointer(work[8]), work[9]
+_SETUP = """
+slices, flush = work[1], work[2]
+bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
+scalar_step, scalars = work[6], float64_pointer(work[7])
+leaves, streams = float64_pointer(work[8]), work[9]
 {lanes}
 {scratch}
-    found = begin_denormals(flush)
-    ticket = take_ticket(work)
-    while ticket < slices:
-        for leaf in range(bounds[ticket], bounds[ticket + 1]):
-            tensor, offset = chunks[4 * leaf], chunks[4 * leaf + 1]
-            length = chunks[4 * leaf + 3]
-{pointers}
-            row = tensor * scalar_step
-{scalars}
-            width = {count}
-            while width > 1 and width >= 2 * length:  # the lanes beyond are +0 and stay so
-                width >>= 1
-            for lane in range(width):
-{zero}
-            start = 0
-            while start + {rows} * {count} <= length:
-{gather_rows}
-                for lane in range({count}):
-{add_rows}
-                start += {rows} * {count}
-            while start < length:
-{gather_row}
-                for lane in range(min({count}, length - start)):
-{add_row}
-                start += {count}
-            while width > 1:
-                width >>= 1
-{fold}
-{keep}
-        ticket = take_ticket(work)
-    end_denormals(found)
+"""
+_LEAVES = """
+for leaf in range(bounds[ticket], bounds[ticket + 1]):
+    tensor, offset = chunks[4 * leaf], chunks[4 * leaf + 1]
+    length = chunks[4 * leaf + 3]
+    {pointers}
+    row = tensor * scalar_step
+    {scalars}
+    width = {count}
+    while width > 1 and width >= 2 * length:  # the lanes beyond are +0 and stay so
+        width >>= 1
+    for lane in range(width):
+        {zero}
+    start = 0
+    while start + {rows} * {count} <= length:
+        {gather_rows}
+        for lane in range({count}):
+            {add_rows}
+        start += {rows} * {count}
+    while start < length:
+        {gather_row}
+        for lane in range(min({count}, length - start)):
+            {add_row}
+        start += {count}
+    while width > 1:
+        width >>= 1
+        {fold}
+    {keep}
 """
 
 # Copies a block of a tensor that is not in row-major order into row-major scratch, which is still
@@ -77,10 +75,10 @@ while taken < several:
     place -= number * period
     run = min({run}, min(period - place, several - taken))
     origin = origins[number]
-{copy}
+    {copy}
     taken += run
 if several > 0:
-{point}
+    {point}
 """
 
 # The blocks of an encoded slot from `start` on are decoded before they are added up.
@@ -99,24 +97,21 @@ _RUN = 512  # elements that are copied before others are prefetched
 _FOLD = ("for lane in range(width):", "    lanes{0}[lane] += lanes{0}[lane + width]")
 
 # Magnitudes are compared as integers, which order them as numbers do and put NaN above infinity.
-_PEAK = """
-def KERNEL_NAME(argument):
-    work = int64_pointer(address_of(argument))
-    slices = work[1]
-    bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
-    partial, streams, column = int64_pointer(work[8]), work[9], work[10]
-    ticket = take_ticket(work)
-    while ticket < slices:
-        for chunk in range(bounds[ticket], bounds[ticket + 1]):
-            values = {integer}_pointer(
-                base[chunks[4 * chunk] * streams + column] + chunks[4 * chunk + 2] * {size}
-            )
-            peak = {integer}(0)
-            for i in range(chunks[4 * chunk + 3]):
-                value = {integer}(values[i] & {magnitude})
-                peak = value if value > peak else peak
-            partial[chunk] = peak
-        ticket = take_ticket(work)
+_PEAK_SETUP = """
+slices = work[1]
+bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
+partial, streams, column = int64_pointer(work[8]), work[9], work[10]
+"""
+_PEAKS = """
+for chunk in range(bounds[ticket], bounds[ticket + 1]):
+    values = {integer}_pointer(
+        base[chunks[4 * chunk] * streams + column] + chunks[4 * chunk + 2] * {size}
+    )
+    peak = {integer}(0)
+    for i in range(chunks[4 * chunk + 3]):
+        value = {integer}(values[i] & {magnitude})
+        peak = value if value > peak else peak
+    partial[chunk] = peak
 """
 
 
@@ -160,17 +155,7 @@ class Elements(Sweep):
         """Return lines that decode up to `elements` numbers of encoded slots from `start` on."""
         lines: list[str] = []
         for stream, codec in self.codecs.items():
-            text = _DECODE.format(
-                stream=stream,
-                elements=elements,
-                block=codec.block,
-                shift=codec.block.bit_length() - 1,
-                record=codec.record_bytes,
-                header=codec.header_bytes,
-                kind="int8" if codec.signed else "uint8",
-                decode=f"{FUNCTION_PREFIX}decode_{codec.name}",
-            )
-            lines += text.strip().splitlines()
+            lines += fill(_DECODE, stream=stream, elements=elements, **self.codec_fields(codec))
         return lines
 
     def gather(self, elements: int) -> list[str]:
@@ -196,17 +181,18 @@ class Elements(Sweep):
             ]
             address = f"address_of(scratch{stream}) - start * {fmt.size}"
             point.append(f"p{stream} = {fmt.pointer}({address})")
-        text = _GATHER.format(
-            elements=elements, run=_RUN, copy=indent_by(copy, 1), point=indent_by(point, 1)
-        )
-        return text.strip().splitlines()
+        return fill(_GATHER, elements=elements, run=_RUN, copy=copy, point=point)
 
     def see_vectors(self) -> dict[str, str]:
         """Return expressions for the numbers of element i in vectors, by the names of scalars."""
         return read_vectors(self.vectors)
 
-    def measure_element(self) -> list[str]:
-        """Return the body of a function that returns every measure of element i."""
+    def define_measures(self, name: str = "measured") -> list[str]:
+        """Return the definition of a function that returns every measure of element i."""
+        header = f"def {name}({', '.join(['i', *self.arguments])}):"
+        return nest(header, self._measure_element())
+
+    def _measure_element(self) -> list[str]:
         lines: list[str] = []
         for stream in self.used:
             load = STORAGE[self.stored_type(stream)].load
@@ -239,16 +225,14 @@ class Elements(Sweep):
         operations, (result,) = writer.write_formula(formula_graph, f"node{index}_")
         return [*lines, *operations, f"v{index} = float64({result})"]
 
-    def define_functions(self, compute: str) -> list[str]:
-        """Return the definitions that the lines of `measure_element` need."""
+    def define_functions(self) -> list[str]:
+        """Return the definitions that the functions of `define_measures` call."""
         definitions = [HEADER.format(literal=LITERAL, compute="float64")]
         if self.stages or self.codecs or any(self.are_like_update):
-            definitions.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
+            definitions.append(HEADER.format(literal=STAGE_LITERAL, compute=self.compute))
         for index, stage in enumerate(self.stages):
             definitions.append(FormulaWriter(STAGE_LITERAL).define_function(f"stage{index}", stage))
-        for codec in dict.fromkeys(self.codecs.values()):
-            writer, graph = FormulaWriter(STAGE_LITERAL), trace_formula(codec.decode)
-            definitions.append(writer.define_function(f"decode_{codec.name}", graph))
+        definitions += self.define_decoders(FormulaWriter(STAGE_LITERAL))
         if self.copy is not None:
             definitions += of_copies(self.storage[-1], self.storage[0]).values()
         return definitions
@@ -277,65 +261,57 @@ def _counts(formula_graph: FormulaGraph) -> bool:
     return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)
 
 
-def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, object]:
-    """Return the fields of `_MEASURE` that fill, add and fold lanes."""
+def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
+    """Return the fields of `_SETUP` and `_LEAVES` that fill, add and fold lanes."""
     rows = _ROWS if len(sweep.read) <= _STREAMS else 1
     # `Dispatcher` leaves variables with encoded slots that are not contiguous to the reference.
     gathers = gathers and bool(sweep.read) and not sweep.codecs
     reserve = sweep.reserve_scratch if gathers else sweep.reserve_decoded
     gather = sweep.gather if gathers else sweep.decode
     return {
-        "lanes": indent_by(sweep.per_measure(f"lanes{{0}} = lanes({LANES})"), 1),
-        "scratch": indent_by(reserve(rows * LANES), 1),
+        "lanes": sweep.per_measure(f"lanes{{0}} = lanes({LANES})"),
+        "scratch": reserve(rows * LANES),
         "rows": rows,
-        "gather_rows": indent_by(gather(rows * LANES), 4),
-        "gather_row": indent_by(gather(LANES), 4),
-        "zero": indent_by(sweep.per_measure("lanes{0}[lane] = 0.0"), 4),
-        "add_rows": indent_by(sweep.add_rows(rows), 5),
-        "add_row": indent_by(sweep.add_rows(1), 5),
-        "fold": indent_by(sweep.per_measure(*_FOLD), 4),
+        "gather_rows": gather(rows * LANES),
+        "gather_row": gather(LANES),
+        "zero": sweep.per_measure("lanes{0}[lane] = 0.0"),
+        "add_rows": sweep.add_rows(rows),
+        "add_row": sweep.add_rows(1),
+        "fold": sweep.per_measure(*_FOLD),
     }
 
 
-def generate_measure(
-    formulas: tuple[Formula, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    compute: str,
-    from_copy: bool = False,
-    gathers: bool = False,
-) -> Kernel:
+def generate_measure(measurement: Measurement, gathers: bool = False) -> Kernel:
     """Return the kernel that sums formulas over each leaf, in one pass over memory.
 
     Args:
-        formulas, stages, storage, from_copy: As for `Sweep`.
-        compute: In what stages are evaluated, "float32" or "float64".
+        measurement: The formulas, and the memory that they read.
         gathers: Whether tensors may have another order of elements than row-major; the argument of
             the kernel then has the address of `Offsets.table`.
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
     """
-    readable, count = len(storage) - from_copy, len(formulas)
-    all_formulas = Sweep(formulas, stages, storage, readable, from_copy)
+    graphs, formulas = Sweep(measurement).measures, measurement.formulas
+    count = len(formulas)
     # Counts need neither memory nor lanes; the first measure is always summed.
-    leaves = {k: "float64(length)" for k in range(1, count) if _counts(all_formulas.measures[k])}
+    leaves = {k: "float64(length)" for k in range(1, count) if _counts(graphs[k])}
     summed_indices = [k for k in range(count) if k not in leaves]
     leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(summed_indices)}
-    sweep = Elements(
-        tuple(formulas[k] for k in summed_indices), stages, storage, readable, from_copy
-    )
-    text = _MEASURE.format(
-        parameters=", ".join(["i", *sweep.arguments]),
-        element=indent_by(sweep.measure_element(), 1),
-        pointers=indent_by(sweep.point_at_leaf() or ["pass"], 3),
-        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
+    summed = tuple(formulas[k] for k in summed_indices)
+    sweep = Elements(replace(measurement, formulas=summed))
+    fields = _lane_fields(sweep, gathers)
+    leaf_lines = fill(
+        _LEAVES,
+        pointers=sweep.point_at_leaf() or ["pass"],
+        scalars=load_scalars(len(sweep.scalars)),
         count=LANES,
-        keep=indent_by([f"leaves[leaf * {count} + {k}] = {leaves[k]}" for k in leaves], 3),
-        **_lane_fields(sweep, gathers),
+        keep=[f"leaves[leaf * {count} + {k}] = {leaves[k]}" for k in leaves],
+        **fields,
     )
-    definitions = "\n\n".join(sweep.define_functions(compute))
-    return name_kernel("m", definitions, text, sweep.scalars, count)
+    lines = [*sweep.define_measures(), *write_threads(fill(_SETUP, **fields), leaf_lines)]
+    definitions = "\n\n".join(sweep.define_functions()) + "\n"
+    return name_kernel("m", definitions, lines, sweep.scalars, count)
 
 
 def generate_peak(size: int) -> Kernel:
@@ -347,5 +323,6 @@ def generate_peak(size: int) -> Kernel:
     header = HEADER.format(literal=LITERAL, compute="float64")
     magnitude = hex(2 ** (8 * size - 1) - 1)
     integer = {2: "uint16", 4: "int32", 8: "int64"}[size]
-    text = _PEAK.format(integer=integer, size=size, magnitude=magnitude)
-    return name_kernel("p", header, text, ())
+    peak_lines = fill(_PEAKS, integer=integer, size=size, magnitude=magnitude)
+    lines = write_threads(fill(_PEAK_SETUP), peak_lines, flushes=False)
+    return name_kernel("p", header, lines, ())

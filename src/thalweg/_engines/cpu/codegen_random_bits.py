@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from thalweg._engines.codegen import Update, indent_by
+from thalweg._engines.codegen import TracedUpdate, fill
 from thalweg._engines.cpu.codegen import first_of
 from thalweg._engines.philox import INCREMENTS, MASK, MULTIPLIERS, ROUNDS
 from thalweg._engines.random_bits import GROUP, SCALARS
@@ -30,12 +30,12 @@ _DRAW = """
 position = origin + begin
 for j in range(((count + (position & {last}) + {most}) >> {shift}) << 3):
     group, k0, k1 = (position >> {of_group}) + j, key_low, key_high
-{draw}
+    {draw}
 """
 _ADDRESS = "drawn{stream} = uint16_pointer(address_of(words{k}) + 2 * (position & {last}))"
 
 
-def read_origin(update: Update) -> str:
+def read_origin(update: TracedUpdate) -> str:
     """Return a line that reads the position of the first element of a chunk.
 
     The table has the address of the positions of all chunks.
@@ -43,7 +43,7 @@ def read_origin(update: Update) -> str:
     return f"origin = int64_pointer({first_of(update, len(update.storage) + 1)})[chunk]"
 
 
-def begin_draws(update: Update, numbers: Iterable[int]) -> list[str]:
+def begin_draws(update: TracedUpdate, numbers: Iterable[int]) -> list[str]:
     """Return lines that set key, step and buffers of the draws of a chunk.
 
     Args:
@@ -72,24 +72,25 @@ def draw_for(streams: Mapping[int, int]) -> list[str]:
         *[*round_lines, keys] * ROUNDS,
         *_fill_template(_STORE_WORDS, numbers),
     ]
-    text = _DRAW.format(
+    draw_lines = fill(
+        _DRAW,
         last=last_index,
         most=8 * GROUP - 1,
         shift=of_group + 3,
         of_group=of_group,
-        draw=indent_by(loop_lines, 1),
+        draw=loop_lines,
     )
     addresses = [
         _ADDRESS.format(stream=stream, k=k, last=last_index) for stream, k in streams.items()
     ]
-    return [*text.strip().splitlines(), *addresses]
+    return [*draw_lines, *addresses]
 
 
 def _fill_template(template: str, numbers: Iterable[int]) -> list[str]:
     """Return the lines of a template filled for each index of a random number."""
     first, second = MULTIPLIERS
-    texts = [template.format(k=k, first=first, second=second, mask=MASK) for k in numbers]
-    return [line for text in texts for line in text.strip().splitlines()]
+    fields = {"first": first, "second": second, "mask": MASK}
+    return [line for k in numbers for line in fill(template, k=k, **fields)]
 
 
 def round_by_draw(stream: int, kind: str, value: str) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from thalweg._engines.formula_source import FUNCTION_PREFIX
 
 
-@dataclass(frozen=True)
 class Reduction:
     """Expressions that reduce values to one.
 
-    Attributes:
+    Args:
         reduce: As that of a `Measure`: "sum" or "largest".
     """
 
-    reduce: str
+    def __init__(self, reduce: str) -> None:
+        self.reduce = reduce
 
     @property
     def zero(self) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.codegen import Kernel, indent_by
-from thalweg._engines.cpu.codegen import STORAGE, name_kernel
+from thalweg._engines.codegen import Kernel, fill, nest
+from thalweg._engines.codegen_measure import Measurement, Targets, share_reductions
+from thalweg._engines.cpu.codegen import STORAGE, load_scalars, name_kernel, write_threads
 from thalweg._engines.cpu.codegen_broadcast import SHORT, spread_name, spread_vectors
 from thalweg._engines.cpu.codegen_measure import Elements
 from thalweg._engines.cpu.codegen_reduction import Reduction
 from thalweg._engines.reduction_order import LANES
 from thalweg._engines.row_column_reductions import TILE_COLUMNS, TILE_ROWS
-from thalweg.formula import Formula
 
 # How many rows are added up at once, where they are long, and over how many tiles of a row: columns
 # are then read and written once for all of them. What pays is to read memory in its order: a cache
@@ -26,125 +25,102 @@ _MAX_LANES = 16 * LANES  # lanes of columns in all: they are on the stack of a t
 
 # A row of the table has for a tensor: addresses of streams and vectors, rows and columns of its
 # matrices, tiles per column and per row, and the address of the tile results of each measure.
-_MEASURE = """
-def measured({parameters}):
-{element}
-
-
-def KERNEL_NAME(argument):
-    work = int64_pointer(address_of(argument))
-    slices, flush = work[1], work[2]
-    chunks, base = int64_pointer(work[4]), int64_pointer(work[5])
-    scalar_step, scalars = work[6], float64_pointer(work[7])
-    streams = {width}
-{long_lanes}
-{short_lanes}
-    found = begin_denormals(flush)
-    ticket = take_ticket(work)
-    while ticket < slices:
-        tensor, begin, end = chunks[3 * ticket], chunks[3 * ticket + 1], chunks[3 * ticket + 2]
-        rows, columns = base[tensor * streams + {sides}], base[tensor * streams + {sides} + 1]
-        down, across = base[tensor * streams + {sides} + 2], base[tensor * streams + {sides} + 3]
-{targets}
-        row = tensor * scalar_step
-{scalars}
-        tile = begin
-        while tile < end and columns <= {short}:
-            last = min(end, tile + {lane_count} // (min({tile_rows}, rows) * columns))
-            matrix = tile // down
-            first = (tile - matrix * down) * {tile_rows}
-            line = matrix * rows + first
-            start = line * columns
-            offset, from_line = start, line
-            count = last // down
-            count = (count * rows + (last - count * down) * {tile_rows}) * columns - start
-{pointers_short}
-{spread}
-            for i in range(count):
-{values_short}
-            line, i = from_line, 0
-            for own in range(tile, last):
-                end_line = line + min({tile_rows}, rows - first)
-                column = own * columns
-{cases}
-                first += {tile_rows}
-                if first >= rows:
-                    first = 0
-            tile = last
-        tail, tail_half = columns - (across - 1) * {tile_columns}, {lane_count} // 2
-        while tail_half >= tail and tail_half > 1:
-            tail_half >>= 1
-        while tile < end:
-            band = tile // across
-            own = tile - band * across
-            wide = min(min({wide}, across - own), end - tile)
-            left = own * {tile_columns}
-            matrix = band // down
-            first = (band - matrix * down) * {tile_rows}
-            room = wide * {tile_columns}
-            if own + wide == across:
-                room += 2 * tail_half - {tile_columns}
-            for lane in range(room):
-{zero}
-            line = matrix * rows + first
-            last = matrix * rows + min(first + {tile_rows}, rows)
-            while line < last:
-                several = {several} if columns > {long} and line + {several} <= last else 1
-                for side in range(wide):
-                    shift = side * {tile_columns}
-                    start = left + shift
-                    count, half = {tile_columns}, {tile_columns} // 2
-                    if own + side + 1 == across:
-                        count, half = tail, tail_half
-                    column = matrix * columns + start
-{columns}
-                    if several > 1:
-{several_lines}
-                    else:
-{one_line}
-                    for below in range(several):
-                        place = (line + below) * across + own + side
-{keep_row}
-                line += several
-{keep}
-            tile += wide
-        ticket = take_ticket(work)
-    end_denormals(found)
+_SETUP = """
+slices, flush = work[1], work[2]
+chunks, base = int64_pointer(work[4]), int64_pointer(work[5])
+scalar_step, scalars = work[6], float64_pointer(work[7])
+streams = {width}
+{lanes}
 """
+_SLICE = """
+tensor, begin, end = chunks[3 * ticket], chunks[3 * ticket + 1], chunks[3 * ticket + 2]
+rows, columns = base[tensor * streams + {sides}], base[tensor * streams + {sides} + 1]
+down, across = base[tensor * streams + {sides} + 2], base[tensor * streams + {sides} + 3]
+{targets}
+row = tensor * scalar_step
+{scalars}
+tile = begin
+{short_tiles}
+{long_tiles}
+"""
+_SHORT_TILES = """
+while tile < end and columns <= {short}:
+    last = min(end, tile + {lane_count} // (min({tile_rows}, rows) * columns))
+    matrix = tile // down
+    first = (tile - matrix * down) * {tile_rows}
+    line = matrix * rows + first
+    start = line * columns
+    offset, from_line = start, line
+    count = last // down
+    count = (count * rows + (last - count * down) * {tile_rows}) * columns - start
+    {pointers}
+    {spread}
+    for i in range(count):
+        {values}
+    line, i = from_line, 0
+    for own in range(tile, last):
+        end_line = line + min({tile_rows}, rows - first)
+        column = own * columns
+        {cases}
+        first += {tile_rows}
+        if first >= rows:
+            first = 0
+    tile = last
+"""
+_LONG_TILES = """
+tail, tail_half = columns - (across - 1) * {tile_columns}, {lane_count} // 2
+while tail_half >= tail and tail_half > 1:
+    tail_half >>= 1
+while tile < end:
+    band = tile // across
+    own = tile - band * across
+    wide = min(min({wide}, across - own), end - tile)
+    left = own * {tile_columns}
+    matrix = band // down
+    first = (band - matrix * down) * {tile_rows}
+    room = wide * {tile_columns}
+    if own + wide == across:
+        room += 2 * tail_half - {tile_columns}
+    for lane in range(room):
+        {zero}
+    line = matrix * rows + first
+    last = matrix * rows + min(first + {tile_rows}, rows)
+    while line < last:
+        several = {several} if columns > {long} and line + {several} <= last else 1
+        for side in range(wide):
+            shift = side * {tile_columns}
+            start = left + shift
+            count, half = {tile_columns}, {tile_columns} // 2
+            if own + side + 1 == across:
+                count, half = tail, tail_half
+            column = matrix * columns + start
+            {columns}
+            if several > 1:
+                {several_lines}
+            else:
+                {one_line}
+            for below in range(several):
+                place = (line + below) * across + own + side
+                {keep_row}
+        line += several
+    {keep}
+    tile += wide
+"""
+_SIZES = {"tile_rows": TILE_ROWS, "tile_columns": TILE_COLUMNS, "lane_count": LANES}
 
 
-@dataclass(frozen=True)
-class _TileReduction(Reduction):
-    """Reduction of one formula in a tile, and the measures that take it.
+class _TileReduction(Targets, Reduction):
+    """Reduction of one formula in a tile.
 
-    Attributes:
+    Args:
         value: The index of the formula.
-        targets: The indices of measures over "row", "column" and "variable", by these words; two
-            measures may be alike.
+        reduce: As for `Reduction`.
     """
 
-    value: int
-    targets: dict[str, list[int]]
-
-    @property
-    def has_columns(self) -> bool:
-        """Return whether measures need the reductions of columns."""
-        return not self.targets.keys().isdisjoint(("column", "variable"))
-
-
-def _share_formulas(
-    measures: tuple[Measure, ...],
-) -> tuple[tuple[Formula, ...], list[_TileReduction]]:
-    """Return the distinct formulas of measures, and a reduction per formula and way to reduce."""
-    formulas = tuple(dict.fromkeys(measure.function for measure in measures))
-    reductions: dict[tuple[int, str], _TileReduction] = {}
-    for number, measure in enumerate(measures):
-        index = formulas.index(measure.function)
-        reduction = reductions.setdefault(
-            (index, measure.reduce), _TileReduction(measure.reduce, index, {})
-        )
-        reduction.targets.setdefault(measure.over, []).append(number)
-    return formulas, [*reductions.values()]
+    def __init__(self, value: int, reduce: str) -> None:
+        Targets.__init__(self)
+        Reduction.__init__(self, reduce)
+        self.value = value
 
 
 class _ShortTile:
@@ -194,16 +170,36 @@ def _write_short_cases(short_tiles: list[_ShortTile]) -> list[str]:
     """Return branches that reduce the tile `own`, one for each length of short rows."""
     lines: list[str] = []
     for columns in range(1, SHORT + 1):
-        lines += [
-            f"if columns == {columns}:",
-            *(f"    {line}" for tile in short_tiles for line in tile.begin(columns)),
-            "    while line < end_line:",
-            *(f"        {line}" for tile in short_tiles for line in tile.add_row(columns)),
-            "        line += 1",
-            f"        i += {columns}",
-            *(f"    {line}" for tile in short_tiles for line in tile.end(columns)),
+        row_lines = [line for tile in short_tiles for line in tile.add_row(columns)]
+        tile_lines = [
+            *(line for tile in short_tiles for line in tile.begin(columns)),
+            *nest("while line < end_line:", [*row_lines, "line += 1", f"i += {columns}"]),
+            *(line for tile in short_tiles for line in tile.end(columns)),
         ]
+        lines += nest(f"if columns == {columns}:", tile_lines)
     return lines
+
+
+_FOLD_ROW = """
+span = half
+while span > 2:
+    span >>= 2
+    for lane in range(below * {half}, below * {half} + span):
+        {quarter} = {quarters}
+lane = below * {half}
+if span > 1:
+    {lanes}[lane] = {pair}
+"""
+_FOLD_TILES = """
+for side in range(wide):
+    shift = side * {lanes}
+    span = tail_half if own + side + 1 == across else {half}
+    while span > 0:
+        for lane in range(span):
+            {place} = {pair}
+        span >>= 1
+    {keep}
+"""
 
 
 class _LongTile:
@@ -271,15 +267,14 @@ class _LongTile:
             return []
         first, *other_quarters = (f"{self._row}[lane + {k} * span]" for k in range(4))
         return [
-            "span = half",
-            "while span > 2:",
-            "    span >>= 2",
-            f"    for lane in range(below * {_HALF}, below * {_HALF} + span):",
-            f"        {first} = {self._reduction.fold([first, *other_quarters])}",
-            f"lane = below * {_HALF}",
-            "if span > 1:",
-            f"    {self._row}[lane] = "
-            + self._reduction.join(f"{self._row}[lane]", f"{self._row}[lane + 1]"),
+            *fill(
+                _FOLD_ROW,
+                half=_HALF,
+                lanes=self._row,
+                quarter=first,
+                quarters=self._reduction.fold([first, *other_quarters]),
+                pair=self._reduction.join(f"{self._row}[lane]", f"{self._row}[lane + 1]"),
+            ),
             *(f"target{k}[place] = {self._row}[lane]" for k in self._reduction.targets["row"]),
         ]
 
@@ -288,26 +283,25 @@ class _LongTile:
         """Return lines that write the reductions of columns and of each tile of a band."""
         targets, lines = self._reduction.targets, list[str]()
         if "column" in targets:
-            lines.append("for lane in range(min(room, columns - left)):")
-            lines += [
-                f"    target{k}[band * columns + left + lane] = {self._column}[lane]"
-                for k in targets["column"]
-            ]
+            lines += nest(
+                "for lane in range(min(room, columns - left)):",
+                [
+                    f"target{k}[band * columns + left + lane] = {self._column}[lane]"
+                    for k in targets["column"]
+                ],
+            )
         if "variable" in targets:
             place, partner = (f"{self._column}[shift + lane{suffix}]" for suffix in ("", " + span"))
-            lines += [
-                "for side in range(wide):",
-                f"    shift = side * {LANES}",
-                f"    span = tail_half if own + side + 1 == across else {LANES // 2}",
-                "    while span > 0:",
-                "        for lane in range(span):",
-                f"            {place} = {self._reduction.join(place, partner)}",
-                "        span >>= 1",
-                *(
-                    f"    target{k}[tile + side] = {self._column}[shift]"
-                    for k in targets["variable"]
-                ),
-            ]
+            lines += fill(
+                _FOLD_TILES,
+                lanes=LANES,
+                half=LANES // 2,
+                place=place,
+                pair=self._reduction.join(place, partner),
+                keep=[
+                    f"target{k}[tile + side] = {self._column}[shift]" for k in targets["variable"]
+                ],
+            )
         return lines
 
 
@@ -354,13 +348,16 @@ class _RowLoop:
             arguments = [self._name(name, row) for name in self._sweep.arguments]
             lines.append(f"{results} = measured({', '.join(['i', *arguments])})")
         lines += [line for tile in self._tiles for line in tile.add(rows, upper)]
-        return [f"for i in range({limits}):", *(f"    {line}" for line in lines)]
+        return nest(f"for i in range({limits}):", lines)
 
 
-def _short_fields(
-    sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], pointer: str
-) -> dict[str, str]:
-    """Return the fields of `_MEASURE` for tiles of short rows; arguments as in `_long_fields`."""
+def _write_short_tiles(
+    sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], compute: str
+) -> tuple[list[str], list[str]]:
+    """Return lines that reserve lanes, and the loop over tiles of short rows.
+
+    Arguments as in `_write_long_tiles`.
+    """
     tiles = [_ShortTile(reduction, name) for name, reduction in enumerate(reductions)]
     lanes_of = {name: spread_name(name) for name in addresses}
     arguments = [lanes_of.get(name, name) for name in sweep.arguments]
@@ -372,21 +369,24 @@ def _short_fields(
     for tile, reduction in zip(tiles, reductions, strict=True):
         values.append(f"{tile.lanes}[i] = v{reduction.value}")
     names = [*(tile.lanes for tile in tiles), *lanes_of.values()]
+    pointer = STORAGE[compute].pointer
     pointers = {name: f"{pointer}({address})" for name, address in addresses.items()}
-    return {
-        "short_lanes": indent_by([f"{name} = lanes({LANES})" for name in names], 1),
-        "pointers_short": indent_by(sweep.point_at_leaf() or ["pass"], 3),
-        "spread": indent_by(spread_vectors(pointers, "count"), 3),
-        "values_short": indent_by(values, 4),
-        "cases": indent_by(_write_short_cases(tiles), 4),
-        "short": str(SHORT),
-    }
+    lines = fill(
+        _SHORT_TILES,
+        pointers=sweep.point_at_leaf() or ["pass"],
+        spread=spread_vectors(pointers, "count"),
+        values=values,
+        cases=_write_short_cases(tiles),
+        short=SHORT,
+        **_SIZES,
+    )
+    return [f"{name} = lanes({LANES})" for name in names], lines
 
 
-def _long_fields(
+def _write_long_tiles(
     sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], compute: str
-) -> dict[str, object]:
-    """Return the fields of `_MEASURE` for tiles of long rows.
+) -> tuple[list[str], list[str]]:
+    """Return lines that reserve lanes, and the loop over tiles of long rows.
 
     Args:
         sweep: The writer of an element.
@@ -403,60 +403,50 @@ def _long_fields(
     wide = min(WIDE, _MAX_LANES // LANES // max(1, column_lanes) or 1)
     tiles = [_LongTile(reduction, name, wide) for name, reduction in enumerate(reductions)]
     row_loop = _RowLoop(sweep, tiles, [f"{x} = {pointer}({addresses[x]})[line]" for x in rows])
-    column_lines = [f"{x} = {pointer}({addresses[x]} + column * {size})" for x in columns]
     bytes_of_column = 8 * column_lanes + 4 * sum("row" in x.targets for x in reductions)
     bytes_of_column += sum(STORAGE[sweep.storage[stream]].size for stream in sweep.read)
     bytes_of_column += size * len(columns)
-    return {
-        "long_lanes": indent_by([line for tile in tiles for line in tile.lanes], 1),
-        "zero": indent_by([line for tile in tiles for line in tile.zero] or ["pass"], 4),
-        "wide": wide,
-        "several": _ROWS_AT_ONCE,
-        "long": _CACHE_BYTES // bytes_of_column,
-        "columns": indent_by(column_lines, 5),
-        "keep_row": indent_by([line for tile in tiles for line in tile.keep_row] or ["pass"], 6),
-        "several_lines": indent_by(row_loop.add(_ROWS_AT_ONCE), 6),
-        "one_line": indent_by(row_loop.add(1), 6),
-        "keep": indent_by([line for tile in tiles for line in tile.keep], 3),
-    }
+    lines = fill(
+        _LONG_TILES,
+        zero=[line for tile in tiles for line in tile.zero] or ["pass"],
+        wide=wide,
+        several=_ROWS_AT_ONCE,
+        long=_CACHE_BYTES // bytes_of_column,
+        columns=[f"{x} = {pointer}({addresses[x]} + column * {size})" for x in columns],
+        keep_row=[line for tile in tiles for line in tile.keep_row] or ["pass"],
+        several_lines=row_loop.add(_ROWS_AT_ONCE),
+        one_line=row_loop.add(1),
+        keep=[line for tile in tiles for line in tile.keep],
+        **_SIZES,
+    )
+    return [line for tile in tiles for line in tile.lanes], lines
 
 
-def generate_lines(
-    measures: tuple[Measure, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    compute: str,
-    vectors: Mapping[str, str],
-    from_copy: bool,
-) -> tuple[Kernel, tuple[str, ...]]:
-    """Return the kernel that computes measures in one pass, and its vectors in the table's order.
+def generate_lines(measures: tuple[Measure, ...], measurement: Measurement) -> Kernel:
+    """Return the kernel that computes measures in one pass.
 
     Args:
         measures: The measures.
-        stages, storage, from_copy: As for `Sweep`.
-        compute: The type of vectors and stages, "float32" or "float64".
-        vectors: "row" or "column" for each name of a vector that formulas may read.
+        measurement: Their distinct formulas, and the memory that these read.
     """
-    formulas, reductions = _share_formulas(measures)
-    sweep = Elements(formulas, stages, storage, len(storage) - from_copy, from_copy, vectors)
+    reductions, sweep = share_reductions(measures, _TileReduction), Elements(measurement)
+    compute, storage = sweep.compute, sweep.storage
     sides = len(storage) + len(sweep.vectors)
     names = enumerate(sweep.vectors.values(), len(storage))
     addresses = {name: f"base[tensor * streams + {column}]" for column, name in names}
     targets = [f"base[tensor * streams + {sides + 4 + k}]" for k in range(len(measures))]
     targets = [f"target{k} = float64_pointer({target})" for k, target in enumerate(targets)]
-    text = _MEASURE.format(
-        parameters=", ".join(["i", *sweep.arguments]),
-        element=indent_by(sweep.measure_element(), 1),
-        width=sides + 4 + len(measures),
+    short_lanes, short_tiles = _write_short_tiles(sweep, reductions, addresses, compute)
+    long_lanes, long_tiles = _write_long_tiles(sweep, reductions, addresses, compute)
+    setup = fill(_SETUP, width=sides + 4 + len(measures), lanes=[*long_lanes, *short_lanes])
+    slice_lines = fill(
+        _SLICE,
         sides=sides,
-        targets=indent_by(targets, 2),
-        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 2),
-        tile_rows=TILE_ROWS,
-        tile_columns=TILE_COLUMNS,
-        lane_count=LANES,
-        **_short_fields(sweep, reductions, addresses, STORAGE[compute].pointer),
-        **_long_fields(sweep, reductions, addresses, compute),
+        targets=targets,
+        scalars=load_scalars(len(sweep.scalars)),
+        short_tiles=short_tiles,
+        long_tiles=long_tiles,
     )
-    definitions = "\n\n".join(sweep.define_functions(compute))
-    kernel = name_kernel("l", definitions, text, sweep.scalars, len(measures))
-    return kernel, tuple(sweep.vectors)
+    lines = [*sweep.define_measures(), *write_threads(setup, slice_lines)]
+    definitions = "\n\n".join(sweep.define_functions()) + "\n"
+    return name_kernel("l", definitions, lines, sweep.scalars, len(measures))

@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.codegen import Kernel, Update, indent_by
-from thalweg._engines.cpu.codegen import HEADER, STORAGE, Element, name_kernel
+from thalweg._engines.codegen import Kernel, TracedUpdate, Update, fill, nest
+from thalweg._engines.codegen_measure import Measurement, distinct_formulas
+from thalweg._engines.cpu.codegen import (
+    HEADER,
+    STORAGE,
+    Element,
+    load_scalars,
+    name_kernel,
+    read_table,
+    write_threads,
+)
 from thalweg._engines.cpu.codegen_measure import STAGE_LITERAL, Elements
 from thalweg._engines.cpu.codegen_stage import StageWriter, Values
 from thalweg._engines.cpu.codegen_transpose import (
@@ -31,27 +41,16 @@ from thalweg.formula import Formula, Rule, is_like_update
 
 _NAMES, _ASSIGNED = re.compile(r"\w+"), re.compile(r"(\w+(?:, \w+)*) = ")
 
-_KERNEL = """
-def KERNEL_NAME(argument):
-    work = int64_pointer(address_of(argument))
-    slices, flush = work[1], work[2]
-    bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
-    base, scalar_row = int64_pointer(work[5]), int64_pointer(work[6])
-    scalars = float64_pointer(work[7])
-    one = {literal}(flush | 1)
-{rooms}
-    ticket = take_ticket(work)
-    while ticket < slices:
-        for chunk in range(bounds[ticket], bounds[ticket + 1]):
-            place = chunks[4 * chunk] * {width}
-            row = scalar_row[chunks[4 * chunk]] * {n_scalars}
-            begin = chunks[4 * chunk + 1]
-            end = begin + chunks[4 * chunk + 3]
-{scalars}
-            for first in range(begin, end, {lanes}):
-                count = min({lanes}, end - first)
-{block}
-        ticket = take_ticket(work)
+_CHUNKS = """
+for chunk in range(bounds[ticket], bounds[ticket + 1]):
+    place = chunks[4 * chunk] * {width}
+    row = scalar_row[chunks[4 * chunk]] * {n_scalars}
+    begin = chunks[4 * chunk + 1]
+    end = begin + chunks[4 * chunk + 3]
+    {scalars}
+    for first in range(begin, end, {lanes}):
+        count = min({lanes}, end - first)
+        {block}
 """
 
 _ROUND_TRIP = {
@@ -86,21 +85,12 @@ class _MeasureGroup(Elements):
 
     Args:
         number: The index of the group, for the name of the function.
-        formulas, stages, storage: As for `Sweep`, with the storage types of lanes.
+        measurement: The formulas, with the storage types of lanes.
         scalars: The local name of each scalar of the kernel.
-        kinds: "row" or "column" for each name of a vector that formulas may read.
     """
 
-    def __init__(
-        self,
-        number: int,
-        formulas: tuple[Formula, ...],
-        stages: tuple[Formula, ...],
-        storage: tuple[str, ...],
-        scalars: Mapping[str, str],
-        kinds: Mapping[str, str],
-    ) -> None:
-        super().__init__(formulas, stages, storage, len(storage), False, kinds)
+    def __init__(self, number: int, measurement: Measurement, scalars: Mapping[str, str]) -> None:
+        super().__init__(measurement)
         self._name = f"measured{number}"
         self.scalar = {name: scalars[name] for name in self.scalar}
         streams = [f"p{stream}" for stream in self.read]
@@ -110,11 +100,9 @@ class _MeasureGroup(Elements):
         """Return the names of parameters for vectors, by the names of scalars."""
         return {name: f"seen_{name}" for name in self.vectors}
 
-    def define(self, compute: str) -> list[str]:
+    def define(self) -> list[str]:
         """Return definitions that end with the function of the group."""
-        body = indent_by(self.measure_element(), 1)
-        parameters = ", ".join(["i", *self.arguments])
-        return [*self.define_functions(compute), f"def {self._name}({parameters}):\n{body}"]
+        return [*self.define_functions(), "\n".join(self.define_measures(self._name))]
 
     def call(self, vector_texts: Mapping[str, str]) -> str:
         """Return a call of the function for element i, given expressions for its vectors."""
@@ -123,10 +111,11 @@ class _MeasureGroup(Elements):
         return f"{self._name}({', '.join(['i', *arguments])})"
 
 
-class Short:
-    """Writer of a kernel over matrices of one shape.
+@dataclass(frozen=True)
+class SmallMatrixSweep:
+    """Description of one sweep over matrices of one shape: the key of its kernel.
 
-    Args:
+    Attributes:
         rule: A rule of measures and fused stages.
         passes: The passes of the kernel, in order: all fused stages and measures of rows and
             columns, and the measures of variables whose results per block it writes.
@@ -139,30 +128,37 @@ class Short:
         flush: Whether the update, and measures after `stages`, treat denormals as zero.
     """
 
-    def __init__(
-        self,
-        rule: Rule,
-        passes: Sequence[Measure | FusedStage],
-        update: Formula | None,
-        stages: tuple[Formula, ...],
-        storage: tuple[str, ...],
-        lines: tuple[str, ...],
-        compute: str,
-        sides: tuple[int, int],
-        flush: bool,
-    ) -> None:
-        self._rule, self._passes, self._stages = rule, passes, stages
-        self._storage, self._lines, self._compute = storage, lines, compute
-        self._sides, self._flush = sides, flush
-        self._counts = {"row": sides[0], "column": sides[1], "matrix": 1, "": 1}
-        self._array_type = "numbers" if compute == "float32" else "lanes"
-        self._plain_storage = (compute,) * len(storage)
-        self._update = update and Update(update, self._plain_storage, stages, vectors=rule.vectors)
+    rule: Rule
+    passes: tuple[Measure | FusedStage, ...]
+    update: Formula | None
+    stages: tuple[Formula, ...]
+    storage: tuple[str, ...]
+    lines: tuple[str, ...]
+    compute: str
+    sides: tuple[int, int]
+    flush: bool
+
+
+class SmallMatrixKernel:
+    """Writer of the kernel of a sweep."""
+
+    def __init__(self, sweep: SmallMatrixSweep) -> None:
+        self._rule, self._passes, self._stages = sweep.rule, sweep.passes, sweep.stages
+        self._storage, self._lines, self._compute = sweep.storage, sweep.lines, sweep.compute
+        self._sides, self._flush = sweep.sides, sweep.flush
+        self._counts = {"row": sweep.sides[0], "column": sweep.sides[1], "matrix": 1, "": 1}
+        self._array_type = "numbers" if sweep.compute == "float32" else "lanes"
+        self._plain_storage = (sweep.compute,) * len(sweep.storage)
+        self._update: TracedUpdate | None = None
+        if sweep.update is not None:
+            vectors = tuple(sweep.rule.vectors.items())
+            update = Update(sweep.update, self._plain_storage, sweep.stages, vectors=vectors)
+            self._update = TracedUpdate(update)
         self._place = {name: place for place, name in enumerate(self._list_scalars())}
         self._arrays: dict[str, str] = {}  # calls that reserve arrays, by name
         self._definitions = [
             HEADER.format(literal=LITERAL, compute="float64"),
-            HEADER.format(literal=STAGE_LITERAL, compute=compute),
+            HEADER.format(literal=STAGE_LITERAL, compute=sweep.compute),
         ]
         self._read: set[int] = set()
         # Elements read vectors of rows and columns, but not the slots that stages have computed.
@@ -191,22 +187,19 @@ class Short:
             write_lines += self._write_slots()
         read_lines = [line for stream in sorted(self._read) for line in self._read_stream(stream)]
         matrix_lines, names = self._loop_matrices(), tuple(self._place)
-        text = _KERNEL.format(
-            literal=STAGE_LITERAL,
-            rooms=indent_by([f"{name} = {call}" for name, call in self._arrays.items()], 1),
+        arrays = [f"{name} = {call}" for name, call in self._arrays.items()]
+        narrow_scalars = [f"t{k} = {STAGE_LITERAL}(s{k})" for k in range(len(names))]
+        chunks = fill(
+            _CHUNKS,
             width=stream_of_pass(self._rule, self._storage, len(self._rule.passes)),
             n_scalars=len(names),
-            scalars=indent_by(
-                [f"s{k} = scalars[row + {k}]" for k in range(len(names))]
-                + [f"t{k} = {STAGE_LITERAL}(s{k})" for k in range(len(names))]
-                or ["pass"],
-                3,
-            ),
+            scalars=[*load_scalars(len(names)), *narrow_scalars] or ["pass"],
             lanes=LANES,
-            block=indent_by([*slots, *read_lines, *matrix_lines, *totals, *write_lines], 4),
+            block=[*slots, *read_lines, *matrix_lines, *totals, *write_lines],
         )
+        setup = [*read_table("float64", STAGE_LITERAL), *arrays]
         definitions = "\n\n".join(dict.fromkeys(self._definitions)) + "\n"
-        return name_kernel("s", definitions, text, names)
+        return name_kernel("s", definitions, write_threads(setup, chunks, flushes=False), names)
 
     def _add_part(self, lines: list[str], flush: bool = False) -> None:
         """Append lines for matrix `lane` to the part that treats denormals alike, or begin one."""
@@ -230,16 +223,9 @@ class Short:
             for name in kept_names:
                 array_type = self._array_type if name in self._narrow_names else "lanes"
                 self._reserve(f"kept_{name}", 1, array_type)
-            loop = [
-                "for lane in range(count):",
-                *(
-                    f"    {name} = kept_{name}[lane]"
-                    for name in read_names
-                    if name in earlier_names
-                ),
-                *(f"    {line}" for line in lines),
-                *(f"    kept_{name}[lane] = {name}" for name in kept_names),
-            ]
+            loads = [f"{name} = kept_{name}[lane]" for name in read_names if name in earlier_names]
+            stores = [f"kept_{name}[lane] = {name}" for name in kept_names]
+            loop = nest("for lane in range(count):", [*loads, *lines, *stores])
             if flush:
                 loop = ["found = begin_denormals(flush)", *loop, "end_denormals(found)"]
             loops += loop
@@ -253,19 +239,19 @@ class Short:
                 stage_scalars = read_stage(self._rule, rule_pass).scalars
                 names |= dict.fromkeys(name for name in stage_scalars if name not in SIZES)
             else:
-                plain_storage = self._plain_storage
-                kinds = self._rule.vectors
-                names |= dict.fromkeys(
-                    Elements(
-                        (rule_pass.function,),
-                        self._stages,
-                        plain_storage,
-                        len(plain_storage),
-                        False,
-                        kinds,
-                    ).scalars
-                )
+                measurement = self._measurement([rule_pass], self._rule.vectors)
+                names |= dict.fromkeys(Elements(measurement).scalars)
         return names | dict.fromkeys(self._update.scalars if self._update is not None else ())
+
+    def _measurement(self, measures: Sequence[Measure], kinds: Mapping[str, str]) -> Measurement:
+        """Return the formulas of measures over lanes; `kinds` as `Measurement.vectors`."""
+        return Measurement(
+            distinct_formulas(measures),
+            self._plain_storage,
+            self._compute,
+            self._stages,
+            vectors=tuple(kinds.items()),
+        )
 
     def _reserve(self, name: str, count: int, array_type: str = "lanes") -> str:
         """Register a stack array of `count` numbers per matrix, and return its name."""
@@ -357,15 +343,15 @@ class Short:
 
     def _measure(self, number: int, measures: list[Measure]) -> list[str]:
         """Append measures, and return lines that write the results of those over variables."""
-        formulas = tuple(dict.fromkeys(measure.function for measure in measures))
         scalars = {name: f"s{place}" for name, place in self._place.items()}
         kinds = {name: values.axis for name, values in self._vectors.items()}
-        group = _MeasureGroup(number, formulas, self._stages, self._plain_storage, scalars, kinds)
-        self._definitions += group.define(self._compute)
+        measurement = self._measurement(measures, kinds)
+        group = _MeasureGroup(number, measurement, scalars)
+        self._definitions += group.define()
         self._read |= {*group.read}
         vectors = self._narrow(group.vectors)
         lines, totals = list[str](), list[str]()
-        values = {formula: f"value{number}_{k}" for k, formula in enumerate(formulas)}
+        values = {formula: f"value{number}_{k}" for k, formula in enumerate(measurement.formulas)}
         for k, row, column in self._list_elements():
             targets = ", ".join(f"{name}_{k}" for name in values.values())
             call = group.call(self._index_vectors(vectors, row, column))
@@ -382,8 +368,7 @@ class Short:
             total = self._reserve(f"total_{measure.makes}", 1)
             lines.append(f"{total}[lane] = {line_texts[0]}")
             stream = stream_of_pass(self._rule, self._storage, self._rule.passes.index(measure))
-            combine_text = _COMBINE.format(total=total, stream=stream, lanes=LANES)
-            totals += combine_text.strip().splitlines()
+            totals += fill(_COMBINE, total=total, stream=stream, lanes=LANES)
         self._add_part(lines, flush=bool(self._stages))
         return totals
 
@@ -412,7 +397,7 @@ class Short:
             ]
         self._add_part(lines)
 
-    def _update_elements(self, update: Update) -> None:
+    def _update_elements(self, update: TracedUpdate) -> None:
         """Append the update of each element."""
         element = Element(update, self._compute)
         update.scalar = {name: f"t{self._place[name]}" for name in update.scalar}

@@ -5,31 +5,41 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Literal
 
-from thalweg._engines.codegen import Kernel, Update, indent_by
-from thalweg._engines.cpu.codegen import LINE, STORAGE, Element, name_kernel
+from thalweg._engines.codegen import Kernel, Update, fill, nest
+from thalweg._engines.cpu.codegen import (
+    LINE,
+    STORAGE,
+    Element,
+    load_scalars,
+    name_kernel,
+    write_threads,
+)
 from thalweg._engines.formula_source import LITERAL
 
-_ROWS = """
-def KERNEL_NAME(argument):
-    work = int64_pointer(address_of(argument))
-    slices, flush, groups, share, width = work[1], work[2], work[3], work[4], work[5]
-    row_of, first = int64_pointer(work[6]), int32_pointer(work[7])
-    following, base = int32_pointer(work[8]), int64_pointer(work[9])
-    scalars = {compute}_pointer(work[10])
-    scratch = work[11] + take_ticket(int64_pointer(address_of(argument) + 104)) * work[12]
-    one = {literal}(flush | 1)
-    row = 0
+_SETUP = """
+slices, flush, groups, share, width = work[1], work[2], work[3], work[4], work[5]
+row_of, first = int64_pointer(work[6]), int32_pointer(work[7])
+following, base = int32_pointer(work[8]), int64_pointer(work[9])
+scalars = {compute}_pointer(work[10])
+scratch = work[11] + take_ticket(int64_pointer(address_of(argument) + 104)) * work[12]
+one = {literal}(flush | 1)
+row = 0
 {scalars}
-    found = begin_denormals(flush)
-    ticket = take_ticket(work)
-    while ticket < slices:
-        for group in range(ticket * share, min((ticket + 1) * share, groups)):
-{prefetches}
-            offset = row_of[group] * width
-            entry = int64(first[group])
-{update}
-        ticket = take_ticket(work)
-    end_denormals(found)
+"""
+_ROWS = """
+for group in range(ticket * share, min((ticket + 1) * share, groups)):
+    {prefetches}
+    offset = row_of[group] * width
+    entry = int64(first[group])
+    {update}
+"""
+
+_PREFETCH = """
+ahead = group + {ahead}
+if ahead < groups:
+    there = row_of[ahead] * width
+    for i in range(there, there + min(width, {span}), {step}):
+        {prefetches}
 """
 
 _AHEAD = 8  # rows between the one that is updated and the one that is prefetched
@@ -47,7 +57,7 @@ class _Row(Element, ABC):
     def update_by_gradient(self) -> list[str]:
         """Return a loop that updates the elements of the row by the numbers at `gradient`."""
         pointers = map(self.point_at, range(len(self.update.storage)))
-        return [*pointers, "for i in range(width):", *_indent_lines(*self.update_element())]
+        return [*pointers, *_nest_in_row(*self.update_element())]
 
     def point_at(self, stream: int) -> str:
         """Return a line that points at the row's numbers in a stream."""
@@ -106,25 +116,20 @@ class _SummedRow(_Row):
         pointer_line = f"values, wide = {pointers}"
         value = self.entry_value("values")
         if self.update.entries or var != grad:
-            begin = ["for i in range(width):", f"    wide[i] = {value}"]
-            return [*start, pointer_line, *begin, *self._add_entries()]
-        add = f"    wide[i] = {value} + {self.entry_value('more')}"
-        begin = [pointer_line, *self._read_entry(), add, _NEXT_ENTRY]
-        return [*start, "if entry >= 0:", *_indent_lines(*begin, *self._add_entries())]
+            copy = _nest_in_row(f"wide[i] = {value}")
+            return [*start, pointer_line, *copy, *self._add_entries()]
+        lines = [pointer_line, *self._add_entry(value), *self._add_entries()]
+        return [*start, *nest("if entry >= 0:", lines)]
 
-    def _read_entry(self) -> list[str]:
-        """Return lines that begin a loop over the elements of a further entry, `more`."""
+    def _add_entry(self, value: str) -> list[str]:
+        """Return lines that store the sum of an expression and the next entry, and advance."""
         pointer = STORAGE[self.update.storage[1]].pointer
-        return [f"more = {pointer}({self.entry_address()})", "for i in range(width):"]
+        add = _nest_in_row(f"wide[i] = {value} + {self.entry_value('more')}")
+        return [f"more = {pointer}({self.entry_address()})", *add, _NEXT_ENTRY]
 
     def _add_entries(self) -> list[str]:
         """Return lines that add further entries, and point at the sum in the variable's type."""
-        add = [
-            *self._read_entry(),
-            f"    wide[i] = wide[i] + {self.entry_value('more')}",
-            _NEXT_ENTRY,
-        ]
-        lines = ["while entry >= 0:", *_indent_lines(*add), "gradient = scratch"]
+        lines = [*nest("while entry >= 0:", self._add_entry("wide[i]")), "gradient = scratch"]
         fmt = STORAGE[self.update.storage[0]]
         if self.update.storage[0] == self.compute:
             return lines
@@ -132,8 +137,7 @@ class _SummedRow(_Row):
             *lines,
             f"gradient = scratch + width * {STORAGE[self.compute].size}",
             f"narrow = {fmt.pointer}(gradient)",
-            "for i in range(width):",
-            f"    narrow[i] = {fmt.save.format('wide[i]')}",
+            *_nest_in_row(f"narrow[i] = {fmt.save.format('wide[i]')}"),
         ]
 
 
@@ -146,7 +150,7 @@ class _SuccessiveRow(_Row):
             _NEXT_ENTRY,
             *self.update_by_gradient(),
         ]
-        return [*self._begin_row(), "while entry >= 0:", *_indent_lines(*entry_lines)]
+        return [*self._begin_row(), *nest("while entry >= 0:", entry_lines)]
 
     def read_value(self, stream: int) -> str:
         return super().read_value(stream) if stream != 1 else self.entry_value("p1")
@@ -162,7 +166,7 @@ class _SuccessiveRow(_Row):
         if self.update.from_copy:
             pointers.append(self.point_at(len(self.update.storage) - 1))
             writes.append(self.store_copy("p0[i]"))
-        return [*pointers, "for i in range(width):", *_indent_lines(*writes)]
+        return [*pointers, *_nest_in_row(*writes)]
 
 
 def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "successive"]) -> Kernel:
@@ -173,30 +177,28 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
         compute: "float32" or "float64".
         duplicates: Whether several entries of a row are summed, or update it one after another.
     """
-    element = (_SummedRow if duplicates == "sum" else _SuccessiveRow)(update, compute)
-    text = _ROWS.format(
-        literal=LITERAL,
-        compute=compute,
-        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))], 1),
-        prefetches=indent_by(_prefetch_rows(update.storage), 3),
-        update=indent_by(element.update_row(), 3),
-    )
-    return name_kernel("k", element.define_functions(), text, update.scalars)
+    element = (_SummedRow if duplicates == "sum" else _SuccessiveRow)(update.traced, compute)
+    scalars = load_scalars(len(update.traced.scalars))
+    setup = fill(_SETUP, literal=LITERAL, compute=compute, scalars=scalars)
+    rows = fill(_ROWS, prefetches=_prefetch_rows(update.storage), update=element.update_row())
+    lines = write_threads(setup, rows)
+    return name_kernel("k", element.define_functions(), lines, update.traced.scalars)
 
 
 def _prefetch_rows(storage: tuple[str, ...]) -> list[str]:
     """Return lines that prefetch a later row of all streams but the gradient."""
     # One loop for all streams: each loop adds to the time of LLVM.
     sizes = {k: STORAGE[kind].size for k, kind in enumerate(storage) if k != 1}
-    return [
-        f"ahead = group + {_AHEAD}",
-        "if ahead < groups:",
-        "    there = row_of[ahead] * width",
-        f"    for i in range(there, there + min(width, {_SPAN}), {LINE // max(sizes.values())}):",
+    return fill(
+        _PREFETCH,
+        ahead=_AHEAD,
+        span=_SPAN,
+        step=LINE // max(sizes.values()),
         # Gradients are read almost in order, which processors fetch ahead themselves.
-        *(f"        prefetch(base[{k}] + i * {size})" for k, size in sizes.items()),
-    ]
+        prefetches=[f"prefetch(base[{k}] + i * {size})" for k, size in sizes.items()],
+    )
 
 
-def _indent_lines(*lines: str) -> list[str]:
-    return ["    " + line for line in lines]
+def _nest_in_row(*lines: str) -> list[str]:
+    """Return a loop over the elements of a row."""
+    return nest("for i in range(width):", lines)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thalweg._base.rule_passes import Measure
+from thalweg._engines.codegen import nest
 from thalweg._engines.cpu.codegen_reduction import Reduction
 
 SIDE = 8  # rows and columns at most: LLVM takes so many numbers apart that lie one after the other
@@ -34,14 +35,10 @@ def take_apart(
     rows, columns = sides
     if rows * columns <= SIDE:
         return _move_numbers(rows * columns, LANES, "count", move(target))
-    lines = _move_numbers(columns, rows * LANES, f"count * {rows}", move(spare))
-    for column in range(columns):
-        lines.append("for i in range(count):")
-        lines += [
-            f"    {target}[{lane_index}] = {spare}[{spare_index}]"
-            for spare_index, lane_index in _list_indices(sides, column)
-        ]
-    return lines
+    return [
+        *_move_numbers(columns, rows * LANES, f"count * {rows}", move(spare)),
+        *_move_columns(sides, target + "[{lane}] = " + spare + "[{spare}]"),
+    ]
 
 
 def put_together(
@@ -58,23 +55,30 @@ def put_together(
     rows, columns = sides
     if rows * columns <= SIDE:
         return _move_numbers(rows * columns, LANES, "count", move(source))
-    lines: list[str] = []
-    for column in range(columns):
-        lines.append("for i in range(count):")
-        lines += [
-            f"    {spare}[{spare_index}] = {source}[{lane_index}]"
-            for spare_index, lane_index in _list_indices(sides, column)
-        ]
-    return [*lines, *_move_numbers(columns, rows * LANES, f"count * {rows}", move(spare))]
-
-
-def _list_indices(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
-    """Return the indices of each row of a column of matrix i: in spare lanes, and in lanes."""
-    rows, columns = sides
     return [
-        (f"i * {rows} + {column * rows * LANES + row}", f"i + {(row * columns + column) * LANES}")
-        for row in range(rows)
+        *_move_columns(sides, spare + "[{spare}] = " + source + "[{lane}]"),
+        *_move_numbers(columns, rows * LANES, f"count * {rows}", move(spare)),
     ]
+
+
+def _move_columns(sides: tuple[int, int], template: str) -> list[str]:
+    """Return one loop over matrices i per column, which moves the numbers of its rows.
+
+    Args:
+        sides: Rows and columns.
+        template: A statement; `lane` and `spare` are indices in lanes and in spare lanes.
+    """
+    (rows, columns), lines = sides, list[str]()
+    for column in range(columns):
+        moves = [
+            template.format(
+                lane=f"i + {(row * columns + column) * LANES}",
+                spare=f"i * {rows} + {column * rows * LANES + row}",
+            )
+            for row in range(rows)
+        ]
+        lines += nest("for i in range(count):", moves)
+    return lines
 
 
 def _move_numbers(
@@ -89,7 +93,7 @@ def _move_numbers(
         move: Returns a statement, given the index in lanes and the index in memory.
     """
     places = [(f"i + {k * lanes}", f"i * {count} + {k}") for k in range(count)]
-    return [f"for i in range({length}):", *(f"    {move(*indices)}" for indices in places)]
+    return nest(f"for i in range({length}):", [move(*indices) for indices in places])
 
 
 def reduce_values(measure: Measure, values: str, sides: tuple[int, int]) -> list[str]:

@@ -19,7 +19,6 @@ from thalweg._engines.cpu.reductions import Leaves
 from thalweg._engines.diagnostics import MEASURED, PEAKS, momentum_of
 from thalweg._engines.kernel_streams import streams_of
 from thalweg._engines.protocol import Call, Columns, Stages, StepRequest
-from thalweg.formula import Formula
 
 _OF_MOMENTUM = ("product", "momentum", "agreement")
 
@@ -87,15 +86,7 @@ def diagnosed_updates(
         place, sign = momentum_of(request.rule)
         stream = None if place is None else place + 2
         kernel = diagnosed_kernel(
-            request.rule.update,
-            request.stages,
-            streams.names,
-            request.rule.before,
-            streams.copied,
-            streams.from_copy,
-            len(measured_stages),
-            stream,
-            sign,
+            streams.describe_update(request), len(measured_stages), stream, sign
         )
         if kernel is not None:
             updates[id(group)] = DiagnosedUpdate(group, streams.sizes, kernel, place is not None)
@@ -104,18 +95,9 @@ def diagnosed_updates(
 
 @cache
 def diagnosed_kernel(
-    formula: Formula,
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    before: Formula | None,
-    copy: bool,
-    from_copy: bool,
-    stage_count: int,
-    momentum: int | None,
-    sign: int,
+    update: Update, stage_count: int, momentum: int | None, sign: int
 ) -> Compiled | None:
     """Return the compiled kernel of `generate_diagnosed`; None if `can_diagnose` is False."""
-    update = Update(formula, storage, stages, True, (), before, copy, from_copy)
     if not can_diagnose(update):
         return None
     return Compiled(generate_diagnosed(update, stage_count, momentum, sign), np.float32)

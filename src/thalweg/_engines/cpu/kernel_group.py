@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
 from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.codegen_measure import distinct_formulas
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.work_table import (
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from thalweg._engines.cpu.offsets import Layout, Offsets
     from thalweg._engines.cpu.reductions import Leaves, Sweep
     from thalweg._engines.cpu.row_column_reductions import Lines
-    from thalweg.formula import Rule
 
 
 class Group:
@@ -44,18 +45,9 @@ class Group:
 
     def __init__(self, request: StepRequest, members: list[int]) -> None:
         streams = self._set_members(request, members)
-        self.kernel = launch.update_kernel(
-            request.rule.update,
-            request.stages,
-            streams.names,
-            streams.compute,
-            copy=streams.copied,
-            before=request.rule.before,
-            from_copy=streams.from_copy,
-            vectors=_kinds_of(request.rule),
-            draws=streams.draws,
-        )
-        self._kinds = _kinds_of(request.rule)
+        update = streams.describe_update(request)
+        self.kernel = launch.update_kernel(update, streams.compute)
+        self._kinds = update.vectors
         self._shapes = [request.variables[i].shape for i in members]
         self._vectors = [request.vectors[i] for i in members] if request.vectors else []
         chunk = chunk_of(sum(streams.sizes))
@@ -74,8 +66,8 @@ class Group:
         streams = streams_of(request, members)
         self.dtype = streams.compute
         self.flush = request.selection.denormals == "flush"
-        self._gradient, self._measurable = streams.gradient, streams.measured_types
-        self._from_copy = streams.from_copy
+        self._gradient = streams.gradient
+        self._memory = streams.describe_memory(streams.measured_types)
         self.members = members
         self.has_all_variables = len(members) == len(request.variables)
         self._sizes, self.bytes = streams.sizes, streams.bytes
@@ -122,11 +114,11 @@ class Group:
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
         """Return for each member its measures over rows, over columns or over all elements."""
-        kernel = launch.lines_kernel(
-            measures, stages, self._measurable, self.dtype, self._kinds, self._from_copy
-        )
+        formulas = distinct_formulas(measures)
+        measurement = replace(self._memory, formulas=formulas, stages=stages, vectors=self._kinds)
+        kernel = launch.lines_kernel(measures, measurement)
         scalars = self._scalars_of(kernel.scalars, columns)
-        streams = self.table.base[:, : len(self._measurable)]
+        streams = self.table.base[:, : len(measurement.storage)]
         return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
 
     @lazy
@@ -180,9 +172,8 @@ class Group:
 
     def _sum_kernel(self, formulas: Formulas, stages: Stages) -> Compiled:
         """Return the kernel that sums formulas over the members without copies."""
-        return launch.sum_kernel(
-            formulas, stages, self._measurable, self.dtype, self._from_copy, bool(self._layouts)
-        )
+        measurement = replace(self._memory, formulas=tuple(formulas), stages=stages)
+        return launch.sum_kernel(measurement, bool(self._layouts))
 
     def _scalars_of(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
@@ -216,8 +207,3 @@ class Group:
         """Return C functions that launch the update kernel with these scalars."""
         self.set_scalars(columns.shared[self.dtype], columns.separate)
         return [self.kernel.bind_table(self.table, self.scalars, self.flush)]
-
-
-def _kinds_of(rule: Rule) -> tuple[tuple[str, str], ...]:
-    """Return name and axis of each vector that the update reads, as pairs."""
-    return tuple(getattr(rule.update, "vectors", {}).items())

@@ -15,10 +15,10 @@ from thalweg._engines.cpu import kernel_cache, openmp
 from thalweg._engines.cpu.codegen import STORAGE, generate_update
 from thalweg._engines.cpu.machine_code import tuning
 from thalweg._engines.cpu.work_table import Table
-from thalweg.formula import Formula
 
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
+    from thalweg._engines.codegen_measure import Measurement
     from thalweg._engines.cpu.compiled_loops import Loop
 
 
@@ -73,41 +73,33 @@ def is_serial(elements: int) -> bool:
 
 @cache
 def update_kernel(
-    formula: Formula,
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
+    update: Update,
     compute: type[np.floating],
-    grad: bool = True,
     duplicates: Literal["sum", "successive"] | None = None,
-    copy: bool = False,
-    entries: tuple[Formula, ...] = (),
-    before: Formula | None = None,
-    from_copy: bool = False,
-    vectors: tuple[tuple[str, str], ...] = (),
-    draws: bool = False,
 ) -> Compiled:
-    """Return the compiled update kernel of a formula, from memory, disk or LLVM; see `Update`."""
+    """Return the compiled kernel of an update, from memory, disk or LLVM.
+
+    Args:
+        update: The update.
+        compute: The type of the arithmetic.
+        duplicates: How several entries of a row are treated, if the gradient is sparse.
+    """
     name = np.dtype(compute).name
-    # Storage types outside STORAGE are those of encoded slots.
-    if draws or not STORAGE.keys() >= {*storage}:
+    if update.draws or not STORAGE.keys() >= {*update.storage}:
         with importing:
             from thalweg._engines.cpu.codegen_blocks import generate_blocks
-        kernel, read = generate_blocks(
-            formula, storage, stages, before, copy, from_copy, draws, dict(vectors)
-        )
-        return Compiled(kernel, compute, read)
-    update = Update(
-        formula, storage, stages, grad, entries, before, copy, from_copy, vectors=dict(vectors)
-    )
-    if update.vectors:
+        kernel = generate_blocks(update)
+    elif update.traced.vectors:
         with importing:
             from thalweg._engines.cpu.codegen_broadcast import generate_seeing
-        return Compiled(generate_seeing(update, name), compute, tuple(update.vectors))
-    if duplicates is None:
-        return Compiled(generate_update(update, name), compute, tuple(update.vectors))
-    with importing:
-        from thalweg._engines.cpu.codegen_sparse import generate_rows
-    return Compiled(generate_rows(update, name, duplicates), compute)
+        kernel = generate_seeing(update, name)
+    elif duplicates is None:
+        kernel = generate_update(update, name)
+    else:
+        with importing:
+            from thalweg._engines.cpu.codegen_sparse import generate_rows
+        kernel = generate_rows(update, name, duplicates)
+    return Compiled(kernel, compute, tuple(update.traced.vectors))
 
 
 @cache
@@ -123,36 +115,21 @@ def jit_loop(*functions: Callable[..., Any]) -> Loop:
 
 
 @cache
-def sum_kernel(
-    formulas: tuple[Formula, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    compute: type[np.floating],
-    from_copy: bool = False,
-    gathers: bool = False,
-) -> Compiled:
+def sum_kernel(measurement: Measurement, gathers: bool = False) -> Compiled:
     """Return the compiled kernel that sums formulas over leaves; see `generate_measure`."""
     with importing:
         from thalweg._engines.cpu.codegen_measure import generate_measure
-    kernel = generate_measure(formulas, stages, storage, np.dtype(compute).name, from_copy, gathers)
-    return Compiled(kernel, np.float64)
+    return Compiled(generate_measure(measurement, gathers), np.float64)
 
 
 @cache
-def lines_kernel(
-    measures: tuple[Measure, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    compute: type[np.floating],
-    vectors: tuple[tuple[str, str], ...],
-    from_copy: bool,
-) -> Compiled:
+def lines_kernel(measures: tuple[Measure, ...], measurement: Measurement) -> Compiled:
     """Return the compiled kernel that measures rows, columns and variables in tiles."""
     with importing:
+        from thalweg._engines.codegen_measure import Sweep
         from thalweg._engines.cpu.codegen_row_column import generate_lines
-    name = np.dtype(compute).name
-    kernel, read = generate_lines(measures, stages, storage, name, dict(vectors), from_copy)
-    return Compiled(kernel, np.float64, read)
+    vectors = tuple(Sweep(measurement).vectors)
+    return Compiled(generate_lines(measures, measurement), np.float64, vectors)
 
 
 @cache

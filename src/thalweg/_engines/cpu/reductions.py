@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg._engines import layout, reference
 from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.codegen_measure import Measurement
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.work_table import Table, chunk_of, cut_slices, dense_chunks, make_table
@@ -251,9 +252,8 @@ def sums_of(
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:
         pair_base = np.repeat(base, 2, axis=1)
         storage = (layout.STORAGE_NAMES[dtype],) * 2
-        kernel = launch.sum_kernel(
-            (formula,), stages, storage, compute or layout.compute_dtype(dtype)
-        )
+        name = np.dtype(compute or layout.compute_dtype(dtype)).name
+        kernel = launch.sum_kernel(Measurement((formula,), storage, name, stages))
         return Leaves(sizes).compute_sums(kernel, pair_base, scalars, flush and bool(stages))[:, 0]
 
     def of_other(tensor: Tensor) -> Tensor:

@@ -17,7 +17,11 @@ from thalweg._base.rule_passes import Measure, Stage
 from thalweg._engines import layout
 from thalweg._engines.array_types import Float64
 from thalweg._engines.cpu import launch
-from thalweg._engines.cpu.codegen_small_matrices import Short, stream_of_pass
+from thalweg._engines.cpu.codegen_small_matrices import (
+    SmallMatrixKernel,
+    SmallMatrixSweep,
+    stream_of_pass,
+)
 from thalweg._engines.cpu.codegen_transpose import LANES, SIDE
 from thalweg._engines.cpu.kernel_group import Group
 from thalweg._engines.cpu.launch import Compiled
@@ -146,21 +150,9 @@ def _is_short(var: Tensor, grad: Any, slots: Sequence[Tensor]) -> bool:
 
 
 @cache
-def _kernel_of(
-    rule: Rule,
-    passes: tuple[Measure | FusedStage, ...],
-    update: Formula | None,
-    stages: Stages,
-    storage: tuple[str, ...],
-    lines: tuple[str, ...],
-    compute: type[np.floating],
-    sides: tuple[int, int],
-    flush: bool,
-) -> Compiled:
-    """Return the compiled kernel of a sweep; the arguments are those of `Short`."""
-    name = np.dtype(compute).name
-    kernel = Short(rule, passes, update, stages, storage, lines, name, sides, flush).write()
-    return Compiled(kernel, np.float64)
+def _kernel_of(sweep: SmallMatrixSweep) -> Compiled:
+    """Return the compiled kernel of a sweep."""
+    return Compiled(SmallMatrixKernel(sweep).write(), np.float64)
 
 
 class ShortGroup(Group):
@@ -248,9 +240,18 @@ class ShortGroup(Group):
         """
         rows, columns, lines = key
         kernel = _kernel_of(
-            self._rule, passes, update, self._stages, self._types, lines, self.dtype,
-            (rows, columns), self.flush,
-        )  # fmt: skip
+            SmallMatrixSweep(
+                rule=self._rule,
+                passes=passes,
+                update=update,
+                stages=self._stages,
+                storage=self._types,
+                lines=lines,
+                compute=np.dtype(self.dtype).name,
+                sides=(rows, columns),
+                flush=self.flush,
+            )
+        )
         size = rows * columns
         counts = [self._views[member].matrices for member in members]
         chunk = max(1, chunk_of(sum(counts) * size) // (size * LANES)) * LANES

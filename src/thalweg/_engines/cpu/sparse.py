@@ -4,8 +4,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
 
@@ -14,18 +12,13 @@ from thalweg._engines.array_types import Array, Int32, Int64
 from thalweg._engines.cpu import launch, sparse_rows
 from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cpu.work_table import CHUNK, ENTRIES, Table, cut_slices, make_table
-from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest, formula_of_rows
+from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 
 SHARE = 1 << 14  # elements of the rows that a thread takes at a time
 _HASH = 1 << 16  # places of a hash table that stays in a core's cache
 _BLOCK = 64  # bytes; what two threads write lies in blocks of its own
-
-
-def from_zero(grad: Any) -> Any:
-    """Return the gradient added to zero, as in TensorFlow's sums of rows: -0 becomes +0."""
-    return grad + 0
 
 
 class _Scratch:
@@ -60,37 +53,15 @@ class SparsePlan(RowsPlan):
 
     def __init__(self, request: StepRequest) -> None:
         super().__init__(request)
-        rule, var, copy = self.rule, self.var, self._copy
-        names = [layout.STORAGE_NAMES[tensor.dtype] for tensor in self.written]
-        width = self._width
-        self._touched = launch.update_kernel(
-            formula_of_rows(rule, var),
-            (from_zero,) if rule.duplicates == "sum" else (),
-            (names[0], layout.STORAGE_NAMES[self._kind], *names[1:]),
-            self.compute,
-            duplicates=rule.duplicates,
-            copy=copy is not None,
-            entries=self.stages,
-            before=rule.before,
-            from_copy=self._from_copy,
-        )
-        self._untouched = None
-        if rule.update_untouched is not None:
-            self._untouched = launch.update_kernel(
-                rule.update_untouched,
-                (),
-                tuple(names),
-                self.compute,
-                False,
-                copy=copy is not None,
-                from_copy=self._from_copy,
-            )
+        touched, untouched = self._describe_touched(), self._describe_untouched()
+        self._touched = launch.update_kernel(touched, self.compute, self.rule.duplicates)
+        self._untouched = untouched and launch.update_kernel(untouched, self.compute)
         self._group = launch.jit_loop(sparse_rows.group_rows)
         self._base = np.array([self._pointers[0], 0, *self._pointers[1:]], np.int64)
         self._scalars = np.zeros((1, len(self._touched.scalars)), self.compute)
         # A thread sums the entries of a row in its own block: in the type of the arithmetic, and
         # then rounded to the type of the values.
-        bytes_of_row = width * (np.dtype(self.compute).itemsize + var.element_size())
+        bytes_of_row = self._width * (np.dtype(self.compute).itemsize + self.var.element_size())
         self._block = -(-bytes_of_row // _BLOCK) * _BLOCK
         self._argument = self._argument_block()
         self._address = self._argument.ctypes.data

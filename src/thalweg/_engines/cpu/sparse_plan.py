@@ -15,9 +15,10 @@ from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._engines import layout
 from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.reductions import max_abs, sums_of_pair
 from thalweg._engines.low_precision_copies import resumed
-from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest
+from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest, formula_of_rows
 from thalweg.formula import variable_squares
 from thalweg.indexed_slices import IndexedSlices
 
@@ -34,6 +35,11 @@ def values_and_indices(grad: Any) -> tuple[Tensor, Tensor] | None:
     if type(grad) is Tensor and grad.layout is torch.sparse_coo and grad.sparse_dim() == 1:
         return grad._values(), grad._indices()[0]
     return None
+
+
+def from_zero(grad: Any) -> Any:
+    """Return the gradient added to zero, as in TensorFlow's sums of rows: -0 becomes +0."""
+    return grad + 0
 
 
 class RowsPlan(ABC):
@@ -73,6 +79,34 @@ class RowsPlan(ABC):
         self._storages = list(map(Tensor.untyped_storage, self.written))
         self._values: Tensor | None = None
         self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]
+
+    def _describe_touched(self) -> Update:
+        """Return the description of the update of rows with entries."""
+        var_name, *other_names = self._storage_names()
+        return Update(
+            formula_of_rows(self.rule, self.var),
+            (var_name, layout.STORAGE_NAMES[self._kind], *other_names),
+            (from_zero,) if self.rule.duplicates == "sum" else (),
+            entries=self.stages,
+            before=self.rule.before,
+            copy=self._copy is not None,
+            from_copy=self._from_copy,
+        )
+
+    def _describe_untouched(self) -> Update | None:
+        """Return the description of the update of rows without entries; None if there is none."""
+        if self.rule.update_untouched is None:
+            return None
+        return Update(
+            self.rule.update_untouched,
+            self._storage_names(),
+            grad=False,
+            copy=self._copy is not None,
+            from_copy=self._from_copy,
+        )
+
+    def _storage_names(self) -> tuple[str, ...]:
+        return tuple(layout.STORAGE_NAMES[dtype] for dtype in self._dtypes)
 
     def _read_addresses(self) -> list[int]:
         return list(map(Tensor.data_ptr, self.written))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import torch
 
+from thalweg._engines.cuda import driver
 from thalweg._engines.engine_selection import EngineName
 
 # The lowest compute capability supported. Below 8.0, kernels have been compiled, but never run.
 CAPABILITY = (7, 5)
+# The AMD GPUs supported: MI200 and MI300. Kernels have been compiled, but never run.
+AMD_ARCHITECTURES = ("gfx90a", "gfx942")
+_NEVER_RUN = (
+    "kernels for AMD GPUs have been compiled, but never run; thalweg.engine('cuda') selects them"
+)
 
 
 def is_interpreted() -> bool:
@@ -22,40 +28,47 @@ def is_interpreted() -> bool:
 @cache
 def why_unavailable() -> str:
     """Return the reason why the CUDA engine cannot run; an empty string if it can."""
-    try:
-        version("triton")
-    except PackageNotFoundError:
-        return "Triton is not installed (it comes with torch's wheels for CUDA)"
-    if is_interpreted():
-        return ""
-    if torch.version.hip:
-        return "this torch is for ROCm; the engine knows CUDA alone"
-    return "" if torch.cuda.is_available() else "torch sees no GPU"
+    # Its distribution has another name beside torch's wheels for ROCm.
+    if find_spec("triton") is None:
+        return "Triton is not installed (it comes with torch's wheels for CUDA and ROCm)"
+    return "" if is_interpreted() or torch.cuda.is_available() else "torch sees no GPU"
+
+
+def why_not_automatic() -> str:
+    """Return the reason why "auto" never selects the CUDA engine; an empty string if it may."""
+    return why_unavailable() or (_NEVER_RUN if torch.version.hip else "")
 
 
 @cache
-def _is_able(index: int) -> bool:
-    return torch.cuda.get_device_capability(index) >= CAPABILITY
+def _why_unsupported(index: int) -> str:
+    """Return the reason why kernels cannot run on a GPU; an empty string if they can."""
+    architecture = driver.of_torch().architecture_of(index)
+    if isinstance(architecture, str):
+        required = " or ".join(AMD_ARCHITECTURES)
+        reason = f"its architecture is {architecture}, and kernels need {required}"
+        return "" if architecture in AMD_ARCHITECTURES else reason
+    required, present = (
+        ".".join(map(str, pair)) for pair in (CAPABILITY, divmod(architecture, 10))
+    )
+    reason = f"its compute capability is {present}, and kernels need {required}"
+    return "" if divmod(architecture, 10) >= CAPABILITY else reason
 
 
 def why_unfused(device: torch.device) -> str:
     """Return the reason why no kernels update variables on a device that is not the CPU."""
     if device.type != "cuda":
         return "there are none for this type of device"
-    if reason := why_unavailable():
-        return reason
-    required, present = (
-        ".".join(map(str, pair)) for pair in (CAPABILITY, torch.cuda.get_device_capability(device))
-    )
-    return f"its compute capability is {present}, and kernels need {required}"
+    return why_unavailable() or _why_unsupported(device.index) or why_not_automatic()
 
 
 def takes_device(device: torch.device, name: EngineName) -> bool:
     """Return whether the engine `name` updates variables on `device` with Triton kernels.
 
-    CPU variables need the name "cuda" and Triton's interpreter; "auto" never selects them.
+    CPU variables need the name "cuda" and Triton's interpreter, and variables on AMD GPUs need the
+    name "cuda": "auto" never selects kernels that no GPU has run.
     """
     if device.type == "cuda":
-        able = name in ("auto", "cuda") and not is_interpreted()
-        return able and not why_unavailable() and _is_able(device.index)
+        able = name == "cuda" or (name == "auto" and not torch.version.hip)
+        able = able and not is_interpreted() and not why_unavailable()
+        return able and not _why_unsupported(device.index)
     return device.type == "cpu" and name == "cuda" and is_interpreted() and not why_unavailable()

@@ -15,9 +15,9 @@ from triton.language.random import philox_impl
 
 from thalweg._engines.codecs import codec, dither, root8
 from thalweg._engines.cuda.device_functions import (
-    INTERPRETED,
     divide,
     divide_within,
+    lacks_ptx,
     to_float16,
 )
 
@@ -84,7 +84,7 @@ def whole_position(position, ALIGNED: tl.constexpr):
 @triton.jit
 def to_bfloat16_by(x, random_bits):
     """Round the magnitude of a float32 to bfloat16, up or down as 16 random bits decide."""
-    if INTERPRETED:
+    if lacks_ptx():
         return _to_bfloat16_by(x, random_bits)
     else:
         return tl.inline_asm_elementwise(
@@ -128,7 +128,7 @@ _ROUNDING_OPERANDS = tl.constexpr(",".join(["=r"] * (PACK // 2) + ["r"] * 2 * PA
 
 @triton.jit
 def _to_bfloat16_by(x, random_bits):
-    """Return what `to_bfloat16_by` does, in operations that the interpreter has."""
+    """Return what `to_bfloat16_by` does, in operations of every target."""
     x_bits = x.to(tl.uint32, bitcast=True)
     magnitude = x_bits & 0x7FFFFFFF
     carried_bits = x_bits + tl.where(
@@ -169,14 +169,16 @@ def to_float16_by(x, random_bits):
 
 def _write_joining() -> str:
     """Return assembly of `joined` for four elements: a code is moved with its sign by one word."""
-    lines = ["{.reg .pred p; .reg .b32 code; .reg .f32 size;"]
+    # Integers are added in `bits`: Triton 3.2 has outputs in registers of float32.
+    lines = ["{.reg .pred p; .reg .b32 bits, code; .reg .f32 size;"]
     for k in range(4):
         word = f"${4 + k // 2}"
         lines += [
-            f"and.b32 ${k}, {word}, 0xFFFF0000;" if k % 2 else f"shl.b32 ${k}, {word}, 16;",
-            f"prmt.b32 code, $6, 0, 0x{8 + k:x}{8 + k:x}{k}4; abs.f32 size, ${k};",
+            f"and.b32 bits, {word}, 0xFFFF0000;" if k % 2 else f"shl.b32 bits, {word}, 16;",
+            f"prmt.b32 code, $6, 0, 0x{8 + k:x}{8 + k:x}{k}4;",
+            "mov.b32 size, bits; abs.f32 size, size;",
             "setp.gt.f32 p, size, 0f00000000; setp.lt.and.f32 p, size, 0f7F800000, p;",
-            f"@p add.s32 ${k}, ${k}, code;",
+            f"@p add.s32 bits, bits, code; mov.b32 ${k}, bits;",
         ]
     return "\n".join([*lines, "}"])
 
@@ -192,7 +194,7 @@ _LOWER = tl.constexpr(
 @triton.jit
 def joined(upper, code):
     """Return the float32 whose upper 16 bits are a bfloat16, corrected by an 8-bit code."""
-    if INTERPRETED:
+    if lacks_ptx():
         upper_bits = upper.to(tl.int16, bitcast=True).to(tl.int32) << 16
         magnitude = tl.abs(upper_bits.to(tl.float32, bitcast=True))
         is_corrected = (magnitude > 0.0) & (magnitude < float("inf"))
@@ -222,7 +224,7 @@ def upper_of(x, random_bits):
 def lower_of(x, random_bits):
     """Return the int8 correction code of a float32 beside its `upper_of`."""
     word = _word_of(x, random_bits)
-    if INTERPRETED:
+    if lacks_ptx():
         return (word >> 8).to(tl.int8)
     else:
         return tl.inline_asm_elementwise(
@@ -274,7 +276,7 @@ def _store_words(addresses, words):
 @triton.jit
 def store_scales(start, offsets, values, mask, MASKED: tl.constexpr):
     """Store the bits of the scales of records; only where `mask` if MASKED."""
-    if MASKED or INTERPRETED:
+    if MASKED or lacks_ptx():
         store_where(start, offsets, values, mask, MASKED)
     else:
         _store_words((start + offsets).to(tl.int64), values)
@@ -293,7 +295,7 @@ def store_codes(start, offsets, fours, codes, mask, MASKED: tl.constexpr):
 
     `fours` has the offsets of the first of each four codes in a row.
     """
-    if MASKED or INTERPRETED:
+    if MASKED or lacks_ptx():
         store_where(start, offsets, codes, mask, MASKED)
     else:
         ROWS: tl.constexpr = codes.shape[0]
@@ -331,7 +333,7 @@ def _larger(a, b):
 @triton.jit
 def peaks_of(x, PARTS: tl.constexpr):
     """Return the largest magnitude, as bits, of each block of PARTS rows; NaN is above infinity."""
-    if INTERPRETED:
+    if lacks_ptx():
         peaks = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     else:
         peaks = tl.reduce(tl.abs(x), 1, _larger).to(tl.int32, bitcast=True)
@@ -417,7 +419,7 @@ _FROM_UINT8 = tl.constexpr(_write_conversion("u32"))
 @triton.jit
 def number_of(code):
     """Return int8 or uint8 codes as float32."""
-    if INTERPRETED:
+    if lacks_ptx():
         return code.to(tl.float32)
     else:
         return tl.inline_asm_elementwise(
@@ -447,7 +449,7 @@ _ROOT8 = tl.constexpr(
 @triton.jit
 def decode_root8(code, scale):
     """Return the number of a code of `root8`, a uint8."""
-    if INTERPRETED:
+    if lacks_ptx():
         root = code.to(tl.float32) * tl.full((), ROOT8_STEP, tl.float32)
     else:
         root = tl.inline_asm_elementwise(
@@ -475,7 +477,7 @@ def _divide_codes(code, divisor):
 
     One correction is enough for all codes, with any reciprocal that is 3 units or less away.
     """
-    if INTERPRETED:
+    if lacks_ptx():
         return tl.div_rn(code, divisor)
     else:
         return tl.inline_asm_elementwise(
@@ -520,7 +522,7 @@ _POSITIVE = tl.constexpr(
 @triton.jit
 def root_code(x, root, dithers, SMALLEST_CODE: tl.constexpr):
     """Return what `positive_code` does for a real that is positive if a root is."""
-    if INTERPRETED:
+    if lacks_ptx():
         return positive_code(x, dithers, SMALLEST_CODE)
     else:
         codes = tl.where(x > SMALLEST_CODE, x, SMALLEST_CODE * 1.0)

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 
 from thalweg._engines import codegen
-from thalweg._engines.codegen import LARGEST, FormulaWriter, Update, digest, indent_by
+from thalweg._engines.codegen import (
+    LARGEST,
+    FormulaWriter,
+    TracedUpdate,
+    Update,
+    digest,
+    fill,
+    join_lines,
+    nest,
+)
 from thalweg._engines.cuda.fused_roots import BY_CORRECTED_ROOT, BY_ROOT, ITEMS, fuse_roots
 from thalweg._engines.cuda.scalar_branches import find_branches
 from thalweg._engines.formula_graph import ROUNDED, FormulaGraph, Node, in_order
@@ -50,8 +59,8 @@ def KERNEL_NAME({parameters}, ALIGNED: tl.constexpr):
     offset = tl.load(chunks + 2 * chunk + 1).to(tl.int64) * {chunk}
     length = tl.load(sizes + tensor) - offset
     row = tl.load(scalar_row + tensor) * {n_scalars}
-{scalars}
-{pointers}
+    {scalars}
+    {pointers}
     if length >= {chunk}:
         for tile in range(0, {chunk} // {block}):
             start = opaque(tile) * {block}
@@ -108,8 +117,17 @@ def _read_function_sources() -> str:
     return "\0".join(Path(__file__).with_name(name).read_text() for name in names)
 
 
-def name_kernel(text: str, scalars: tuple[str, ...], **attributes: Any) -> Kernel:
-    """Return a kernel named by the hash of its text, put in place of KERNEL_NAME."""
+def name_kernel(
+    definitions: str, lines: list[str], scalars: tuple[str, ...], **attributes: Any
+) -> Kernel:
+    """Return a kernel named by the hash of its text, put in place of KERNEL_NAME.
+
+    Args:
+        definitions: The text before the kernel function: imports and functions that it calls.
+        lines: The kernel function.
+        scalars, attributes: Attributes of the kernel.
+    """
+    text = f"{definitions}\n\n{join_lines(lines)}"
     name = f"g_{digest(text, _read_function_sources())}"
     return Kernel(name, text.replace("KERNEL_NAME", name), scalars, **attributes)
 
@@ -199,12 +217,17 @@ class Writer(FormulaWriter):
             ]
             lines += ["else:"] * (choice is choices[0])
 
+    def name_results(self, operation: str, name: str) -> str:
+        """See `FormulaWriter`. Triton 3.2 needs a name for each of several results."""
+        pair = ", ".join(f"{name}_{item}" for item in ITEMS)
+        return pair if operation.startswith(BY_ROOT) else name
+
     def write_operation(self, operation: str, operands: list[str]) -> str:
         if operation.startswith(BY_ROOT):
             options = f"{operation == BY_CORRECTED_ROOT}, {self.group}"
             return f"divide_by_root({', '.join(operands)}, {options})"
         if operation in ITEMS:
-            return f"{operands[0]}[{ITEMS.index(operation)}]"
+            return f"{operands[0]}_{operation}"
         text = (
             f"divide({', '.join(operands)})"
             if operation == "/"
@@ -265,6 +288,11 @@ class Writer(FormulaWriter):
         ]
 
 
+def define_element(parameters: str, body: list[str]) -> str:
+    """Return the definition of the function `element`, which a kernel calls for each block."""
+    return "\n".join(["@triton.jit", *nest(f"def element({parameters}):", body)])
+
+
 class Element:
     """Writer of the Triton function `element`: updates elements `at` of streams p0, p1, ...
 
@@ -273,7 +301,7 @@ class Element:
         writer: Writer for the compute dtype.
     """
 
-    def __init__(self, update: Update, writer: Writer) -> None:
+    def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         self.update, self.writer = update, writer
         self.arguments = [
             *(f"p{stream}" for stream in self.pointed_streams()),
@@ -333,8 +361,8 @@ class Element:
         parameters = ", ".join(
             [*self.arguments, *extra_parameters, "at", "length", "MASKED: tl.constexpr"]
         )
-        text = f"@triton.jit\ndef element({parameters}):\n{indent_by(self.update_element(), 1)}"
-        return "\n\n\n".join([*self.called_functions().values(), text]) + "\n"
+        functions = self.called_functions().values()
+        return "\n\n\n".join([*functions, define_element(parameters, self.update_element())]) + "\n"
 
     def called_functions(self) -> dict[str, str]:
         """Return the texts of the functions that `element` calls, by name."""
@@ -413,16 +441,15 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
         flush: Whether denormals are treated as zero.
         fast: Whether products and sums may be fused, and quotients and roots be approximate.
     """
-    element = Element(update, Writer(compute, flush, fast))
-    element.writer.has_scalar_branches = not update.vectors
+    element = Element(update.traced, Writer(compute, flush, fast))
+    element.writer.has_scalar_branches = not update.traced.vectors
     element.writer.group = share_of(update.storage)
     block = THREADS * element.writer.group
-    text = write_dense(element, block, f"tl.arange(0, {block})")
-    return assemble_kernel(element, element.define_functions() + text)
+    return assemble_kernel(element, write_dense(element, block, f"tl.arange(0, {block})"))
 
 
-def write_dense(element: Element, block: int, elements: str, *extra_parameters: str) -> str:
-    """Return the text of a program that updates one chunk of a tensor.
+def write_dense(element: Element, block: int, elements: str, *extra_parameters: str) -> list[str]:
+    """Return the lines of a program that updates one chunk of a tensor.
 
     Args:
         element: Writer of the function that updates a block.
@@ -431,7 +458,8 @@ def write_dense(element: Element, block: int, elements: str, *extra_parameters: 
         extra_parameters: Names of additional parameters of the kernel.
     """
     update = element.update
-    return _DENSE.format(
+    return fill(
+        _DENSE,
         parameters=", ".join(
             [
                 "base, chunks, sizes, scalar_row, scalars",
@@ -442,32 +470,37 @@ def write_dense(element: Element, block: int, elements: str, *extra_parameters: 
         chunk=CHUNK,
         block=block,
         n_scalars=len(update.scalars),
-        scalars=indent_by(load_scalars(element, "scalars + row + "), 1),
-        pointers=indent_by(
-            element.point_at_streams(f"base + tensor * {len(update.storage)} + "), 1
-        ),
+        scalars=load_scalars(element, "scalars + row + "),
+        pointers=element.point_at_streams(f"base + tensor * {len(update.storage)} + "),
         whole=element.call_over("start", elements, False),
         rest=element.call_over("begin", elements, True),
     )
 
 
 def assemble_kernel(
-    element: Element, text: str, *integers: str, threads: int = THREADS, imports: str = ""
+    element: Element,
+    lines: list[str],
+    *integers: str,
+    extra_parameters: Sequence[str] = (),
+    threads: int = THREADS,
+    imports: str = "",
 ) -> Kernel:
-    """Return the kernel of an update, with header and name.
+    """Return the kernel of an update, with header, functions and name.
 
     Args:
         element: Writer of the function that updates a block.
-        text: The text of the functions.
+        lines: The kernel function.
+        extra_parameters: As for `Element.define_functions`.
         integers: Names of integer parameters.
         threads: Threads of a program.
         imports: Additional import lines.
     """
     compute, fast = element.writer.compute, element.writer.fast
-    text = write_header(compute, fast) + imports + "\n\n" + text
+    functions = element.define_functions(*extra_parameters)
+    definitions = f"{write_header(compute, fast)}{imports}\n\n{functions}"
     attributes = {"integers": integers, "kind": compute, "fast": fast, "threads": threads}
     attributes["vectors"] = tuple(element.update.vectors)
-    return name_kernel(text, element.update.scalars, **attributes)
+    return name_kernel(definitions, lines, element.update.scalars, **attributes)
 
 
 def load_scalars(element: Element, start: str) -> list[str]:

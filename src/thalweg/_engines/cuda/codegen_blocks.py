@@ -6,15 +6,14 @@ tile is a block of the codec with the shortest blocks, or a part of a longer blo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from thalweg._engines.codecs import CODECS
 from thalweg._engines.codecs.codec import SCALE_BYTES, Codec
 from thalweg._engines.codecs.linear8 import LINEAR8
 from thalweg._engines.codecs.root8 import ROOT8
 from thalweg._engines.codecs.split8 import HALF
-from thalweg._engines.codegen import Update
+from thalweg._engines.codecs.texts import codec_fields, define_codecs
+from thalweg._engines.codegen import DECODED, Field, TracedUpdate, Update, codecs_of, fill
 from thalweg._engines.cuda.codegen import (
     BLOCKWISE,
     THREADS,
@@ -28,11 +27,7 @@ from thalweg._engines.cuda.codegen import (
 from thalweg._engines.formula_graph import Node
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import FUNCTION_PREFIX
-from thalweg._engines.random_bits import GROUP, NARROW, SCALARS
-from thalweg.formula import Formula
-
-_NUMBERS = "float32"  # dtype of decoded slots and of the arithmetic
-_PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
+from thalweg._engines.random_bits import GROUP, SCALARS
 
 _NUMBER = "number = tl.load(places + 2 * tensor).to(tl.uint32)"
 _POSITION = "position = whole_position(tl.load(places + 2 * tensor + 1) + offset, ALIGNED)"
@@ -61,7 +56,7 @@ _WRITE = """
 prepared{stream} = tile_of({prepared}, at, length, MASKED)
 peak{stream} = peaks_of(prepared{stream}, {parts})
 real{stream} = {encoded}
-code{stream} = {round_to}(real{stream}, {more}dithers{least})
+code{stream} = {round_to}(real{stream}, {more}dithers{limits})
 store_scales(w{stream}, record{block} * {words}, kept_of(peak{stream}), there{block}, MASKED)
 store_codes(c{stream}, codes{block}, fours{block}, code{stream}, there{block}, MASKED)
 """
@@ -73,46 +68,26 @@ _OWN_ENCODED = "encode_{name}(prepared{stream}, peak{stream})"
 # Codecs with functions in `blockwise_functions` in place of their formulas.
 _CODEC_FUNCTIONS = {"encode": ("linear8", "root8", "softsign8"), "decode": ("root8", "softsign8")}
 
-Coded = Mapping[int, Codec]  # by stream
 
-
-def generate_blocks(
-    formula: Formula,
-    storage: tuple[str, ...],
-    flush: bool,
-    fast: bool = False,
-    draws: bool = False,
-    **update_options: Any,
-) -> Kernel:
+def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
     """Return the kernel that updates chunks of tensors in float32.
 
+    With random bits or slots in blocks of codes it reads `places`: stream numbers and positions.
+
     Args:
-        formula: `update` of a rule.
-        storage: As for `Update`; names of codecs for encoded slots.
+        update: The update.
         flush, fast: As for `generate_update`; with encoded slots `fast` has no effect.
-        draws: As for `Update`. The kernel reads `places`, stream numbers and positions, with it and
-            for slots in blocks.
-        others: What `Update` takes beside.
     """
-    codecs = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
-    numeric_storage = tuple(_NUMBERS if k in codecs else name for k, name in enumerate(storage))
-    dithers = any(not codec.is_beside for codec in codecs.values())
-    update = Update(formula, numeric_storage, draws=draws, dithers=dithers, **update_options)
-    written_streams = {stream for _, stream in update.written_results()}
-    random_streams = {
-        k: k and k - 1 for k in sorted(written_streams) if draws and storage[k] in NARROW
-    }
-    element = _Element(update, Writer(_NUMBERS, flush, fast and not codecs), codecs, random_streams)
-    element.writer.has_scalar_branches = not update.vectors
+    traced, are_encoded = update.traced, bool(codecs_of(update.storage))
+    element = _Element(traced, Writer(DECODED, flush, fast and not are_encoded))
+    element.writer.has_scalar_branches = not traced.vectors
     # A test of eight needs more registers.
-    group_limit = 8 if LINEAR8 in codecs.values() else 4
+    group_limit = 8 if LINEAR8 in traced.blocks.values() else 4
     element.writer.group = min(element.block // THREADS, group_limit)
-    parameters = ["places"] * (draws or dithers)
+    parameters = ["places"] * (update.draws or bool(traced.blocks))
     program = write_dense(element, element.block, element.places_of_tile(), *parameters)
     return assemble_kernel(
-        element,
-        element.define_functions(*element.extra_parameters) + program,
-        imports=BLOCKWISE,
+        element, program, extra_parameters=element.extra_parameters, imports=BLOCKWISE
     )
 
 
@@ -122,54 +97,46 @@ class _Element(Element):
     Args:
         update: The formulas and streams.
         writer: Writer for float32.
-        codecs: The codec of each encoded stream.
-        random_streams: For each stream with stochastic rounding, which of an element's random
-            numbers it uses.
     """
 
-    def __init__(
-        self, update: Update, writer: Writer, codecs: Coded, random_streams: Mapping[int, int]
-    ) -> None:
-        self._coded = {k: codec for k, codec in codecs.items() if not codec.is_beside}
-        self._lower = next((k for k, codec in codecs.items() if codec.is_beside), None)
-        self._random_streams = random_streams
+    def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         # With random bits each thread updates the elements of one Philox call.
-        plain_storage = [name for k, name in enumerate(update.storage) if k not in codecs]
-        self.block = THREADS * (GROUP if random_streams else share_of(plain_storage))
+        group = GROUP if update.random_streams else _plain_share(update)
+        self.block = THREADS * group
         super().__init__(update, writer)
-        records = [f"{kind}{stream}" for stream in self._coded for kind in "wc"]
+        records = [f"{kind}{stream}" for stream in update.blocks for kind in "wc"]
         self.arguments = [*records, *self.arguments]
-        blocks = {codec.block: codec for codec in self._coded.values()}
+        blocks = {codec.block: codec for codec in update.blocks.values()}
         self._blocks, self._row = list(blocks.values()), min(blocks, default=1)
         self._prepared_nodes = self._prepare_results()
-        self.extra_parameters = ["begin", "origin"] if self._coded else []
+        self.extra_parameters = ["begin", "origin"] if update.blocks else []
         self.extra_parameters += (
-            ["number", "position", "WHOLE: tl.constexpr"] if random_streams else []
+            ["number", "position", "WHOLE: tl.constexpr"] if update.random_streams else []
         )
 
     # The program around it
 
     def places_of_tile(self) -> str:
         """Return the expression of a tile's element indices, relative to its first element."""
-        if not self._coded:
+        if not self.update.blocks:
             return f"tl.arange(0, {self.block})"
         rows = f"tl.arange(0, {self.block // self._row})[:, None] * {self._row}"
         return f"{rows} + tl.arange(0, {self._row})[None, :]"
 
     def pointed_streams(self) -> list[int]:
-        return [stream for stream in super().pointed_streams() if stream not in self._coded]
+        return [stream for stream in super().pointed_streams() if stream not in self.update.blocks]
 
     def type_of(self, stream: int) -> str:
-        return "int8" if stream == self._lower else super().type_of(stream)
+        return "int8" if stream == self.update.lower else super().type_of(stream)
 
     def point_at_streams(self, start: str) -> list[str]:
         """See `Element`; records have two pointers, to 32-bit words (w) and to codes (c)."""
         lines = super().point_at_streams(start)
-        lines += [_NUMBER] if self._random_streams else []
-        lines += [_POSITION] if self._random_streams or self._coded else []
-        for stream, codec in self._coded.items():
-            record = f"(offset >> {_shift_of(codec)})"
-            kind = "int8" if codec.signed else "uint8"
+        lines += [_NUMBER] if self.update.random_streams else []
+        lines += [_POSITION] if self.update.random_streams or self.update.blocks else []
+        for stream, codec in self.update.blocks.items():
+            fields = codec_fields(codec)
+            record, kind = f"(offset >> {fields['shift']})", fields["kind"]
             for name, element_type, size in (
                 ("w", "int32", _words_of(codec)),
                 ("c", kind, codec.record_bytes),
@@ -179,8 +146,10 @@ class _Element(Element):
         return lines
 
     def call_over(self, start: str, elements: str, masked: bool) -> str:
-        extra_args = [start, "position"] if self._coded else []
-        extra_args += ["number", f"position + {start}", "ALIGNED"] if self._random_streams else []
+        extra_args = [start, "position"] if self.update.blocks else []
+        extra_args += (
+            ["number", f"position + {start}", "ALIGNED"] if self.update.random_streams else []
+        )
         call_args = [*self.arguments, *extra_args, f"{start} + {elements}", "length", str(masked)]
         return f"element({', '.join(call_args)})"
 
@@ -189,11 +158,8 @@ class _Element(Element):
     def called_functions(self) -> dict[str, str]:
         """See `Element`; adds the formulas of codecs."""
         functions = super().called_functions()
-        for codec in sorted({*self._coded.values()}, key=lambda entry: entry.name):
-            for part in _PARTS:
-                name, formula = f"{part}_{codec.name}", trace_formula(getattr(codec, part))
-                functions[name] = self.writer.define_function(name, formula)
-        return functions
+        codecs = sorted({*self.update.blocks.values()}, key=lambda entry: entry.name)
+        return functions | define_codecs(self.writer, codecs)
 
     def _prepare_results(self) -> dict[int, Node]:
         """Return the nodes of prepared numbers by stream: the update may have computed them.
@@ -202,11 +168,12 @@ class _Element(Element):
         """
         formula = self.update.formula
         return {
-            stream: trace_formula(self._coded[stream].prepare).apply(
+            stream: trace_formula(self.update.blocks[stream].prepare).apply(
                 [formula.results[result_index]]
             )[0]
             for result_index, stream in self.update.written_results()
-            if stream in self._coded and (formula.is_rounded(result_index) or not self.writer.flush)
+            if stream in self.update.blocks
+            and (formula.is_rounded(result_index) or not self.writer.flush)
         }
 
     def more_results(self) -> list[Node]:
@@ -214,11 +181,11 @@ class _Element(Element):
 
     def update_element(self) -> list[str]:
         lines: list[str] = []
-        if self._coded:
+        if self.update.blocks:
             lines += _fill_template(_ROWS, rows=self.block // self._row, row=self._row)
         for codec in self._blocks:
             lines += _fill_template(_RECORDS, codec, row=self._row)
-        if self._coded:
+        if self.update.blocks:
             step = f"{self.update.scalar[SCALARS[0]]}.to(tl.int32)"
             lines.append(f"dithers = dithers_of(origin + at, {step})")
         return [*lines, *super().update_element()]
@@ -227,19 +194,21 @@ class _Element(Element):
         """See `Element`; decodes slots, and joins the variable with its lower part."""
         name = self.update.name_of(stream)
         # The variable's number is read together with its lower part.
-        if self._lower is not None and stream == 0:
+        if self.update.lower is not None and stream == 0:
             # A pass returns the variable unchanged; nothing stores it.
             return [f"upper = {self.load_value(0)}", f"{name} = upper"]
-        if stream == self._lower:
+        if stream == self.update.lower:
             number = f"joined(upper, {self.load_value(stream)})"
             return [f"{name} = {self.writer.flush_value(number)}"]
-        if stream not in self._coded:
+        if stream not in self.update.blocks:
             return super().read_value(stream)
         scale = self.writer.flush_value(f"scale{stream}.to(tl.float32, bitcast=True)")
-        return _fill_template(_READ, self._coded[stream], stream=stream, name=name, scale=scale)
+        return _fill_template(
+            _READ, self.update.blocks[stream], stream=stream, name=name, scale=scale
+        )
 
     def apply_before(self) -> list[str]:
-        if not (self.update.before and 0 in self._random_streams):
+        if not (self.update.before and 0 in self.update.random_streams):
             return super().apply_before()
         # Not rounded here: the final store rounds once, with random bits.
         var = self.update.name_of(0)
@@ -248,7 +217,7 @@ class _Element(Element):
 
     def write_value(self, stream: int, value: str) -> list[str]:
         """See `Element`; encodes slots, and rounds with random bits."""
-        codec, lines = self._coded.get(stream), list[str]()
+        codec, lines = self.update.blocks.get(stream), list[str]()
         if codec is not None:
             fields: dict[str, Any] = {"stream": stream, "parts": codec.block // self._row}
             encoded = _OWN_ENCODED if codec.name in _CODEC_FUNCTIONS["encode"] else _ENCODED
@@ -259,13 +228,13 @@ class _Element(Element):
                 fields["prepared"] = f"out{place}"
             return _fill_template(_WRITE, codec, encoded=encoded, **fields)
         # Bits are drawn just before the store, which keeps fewer registers busy.
-        if stream in self._random_streams:
+        if stream in self.update.random_streams:
             lines.append(f"drawn{stream} = {self._draw_bits(stream)}")
-        if self._lower is not None and stream in (0, self._lower):
+        if self.update.lower is not None and stream in (0, self.update.lower):
             part = "lower" if stream else "upper"
-            bits = "drawn0" if 0 in self._random_streams else str(HALF)
+            bits = "drawn0" if 0 in self.update.random_streams else str(HALF)
             return [*lines, self.store_value(stream, f"{part}_of({value}, {bits})")]
-        if stream not in self._random_streams:
+        if stream not in self.update.random_streams:
             return super().write_value(stream, value)
         kind = self.update.storage[stream]
         return [*lines, self.store_value(stream, f"to_{kind}_by({value}, drawn{stream})")]
@@ -275,32 +244,28 @@ class _Element(Element):
         step, low, high = (
             f"{self.update.scalar[scalar]}.to(tl.int32).to(tl.uint32)" for scalar in SCALARS
         )
-        call_args = f"position, {step}, number, {self._random_streams[stream]}, {low}, {high}"
+        call_args = f"position, {step}, number, {self.update.random_streams[stream]}, {low}, {high}"
         bits = f"bits_of({call_args}, {self.block}, WHOLE)"
-        return f"tl.reshape({bits}, at.shape)" if self._coded else bits
+        return f"tl.reshape({bits}, at.shape)" if self.update.blocks else bits
 
 
-def _fill_template(template: str, codec: Codec | None = None, **fields: object) -> list[str]:
+def _plain_share(update: TracedUpdate) -> int:
+    """Return `share_of` the streams that are not encoded."""
+    encoded = {*update.blocks, update.lower}
+    return share_of([name for k, name in enumerate(update.storage) if k not in encoded])
+
+
+def _fill_template(template: str, codec: Codec | None = None, **fields: Field) -> list[str]:
     """Return the lines of a template, filled with fields of a codec and with `fields`."""
     if codec is not None:
-        fields |= {"name": codec.name} if "name" not in fields else {}
-        fields |= {part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in _PARTS}
+        fields = {"name": codec.name, "more": "", **codec_fields(codec), **fields}
         if codec.name in _CODEC_FUNCTIONS["decode"]:
             fields["decode"] = f"decode_{codec.name}"
         fields["number"] = "code_of" if codec is ROOT8 else "number_of"
-        fields |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}
-        fields["round_to"] = "positive_code" if codec.positive else "signed_code"
-        fields["more"] = ""
         if codec is ROOT8:
             fields |= {"round_to": "root_code", "more": f"prepared{fields.get('stream')}, "}
-        fields["least"] = f", {codec.least}" if codec.positive else ""
-        fields |= {"bytes": codec.record_bytes, "words": _words_of(codec)}
-    return template.format(**fields).strip().splitlines()
-
-
-def _shift_of(codec: Codec) -> int:
-    """Return the base-2 logarithm of a codec's block size."""
-    return codec.block.bit_length() - 1
+        fields["words"] = _words_of(codec)
+    return fill(template, **fields)
 
 
 def _words_of(codec: Codec) -> int:

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thalweg._engines.codegen import indent_by
-from thalweg._engines.codegen_measure import Sweep
+from thalweg._engines.codegen import fill
+from thalweg._engines.codegen_measure import Measurement, Sweep
 from thalweg._engines.cuda.codegen import (
     BLOCKWISE,
     Kernel,
     Writer,
+    define_element,
     name_kernel,
     write_header,
 )
 from thalweg._engines.formula_graph import FormulaGraph
-from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import FUNCTION_PREFIX, LOCAL_PREFIX
 from thalweg._engines.reduction_order import LANES, LEAF
-from thalweg.formula import Formula
 
 if TYPE_CHECKING:
     from thalweg._engines.codecs.codec import Codec
@@ -43,22 +42,22 @@ def KERNEL_NAME(base, chunks, sizes, scalar_row, scalars, leaves, whole, ALIGNED
     offset = tl.load(chunks + 2 * leaf + 1).to(tl.int64) * {leaf}
     length = tl.load(sizes + tensor) - offset
     row = tl.load(scalar_row + tensor) * {n_scalars}
-{scalars}
-{pointers}
-{begin}
+    {scalars}
+    {pointers}
+    {begin}
     if length >= {leaf}:
         for start in range(0, whole, {lanes}):
-{whole}
+            {whole}
     else:
         for begin in range(0, length, {lanes}):
-{rest}
-{fold}
-{keep}
+            {rest}
+    {fold}
+    {keep}
 """
 
 # Decodes elements of a slot; p0, p1, ... point at the first record of the leaf.
 _DECODE = """
-record{stream} = (at >> {shift}) * {bytes}
+record{stream} = (at >> {shift}) * {record}
 scale{stream} = load_where(word_pointer(p{stream}), record{stream} // 4, at < length, MASKED)
 scale{stream} = {scale}
 stored{stream} = load_where(
@@ -93,8 +92,8 @@ def KERNEL_NAME(first, sizes, leaves, above, measures, ALIGNED: tl.constexpr):
     node, measure = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     count, begin = tl.load(sizes + node), tl.load(first + node)
     at = tl.arange(0, {threads}) * {of_thread}
-{read}
-{fold}
+    {read}
+    {fold}
     total = tl.where(count > 0, total0, tl.full((), 0, tl.float64))
     tl.store(above + node * measures + measure + tl.arange(0, 1), total)
 """
@@ -112,32 +111,24 @@ class Program:
 
     Args:
         sweep: The streams that it reads and the formulas that it computes.
-        compute: "float32" or "float64": the dtype of the update and of gradient stages.
         flush: Whether denormals are treated as zero.
     """
 
-    def __init__(self, sweep: Sweep, compute: str, flush: bool) -> None:
+    def __init__(self, sweep: Sweep, flush: bool) -> None:
         self.sweep = sweep
         self._double = Writer("float64", flush)
-        self._single = Writer(compute, flush, literal=_STAGE_LITERAL)
-
-    def write_header(self) -> str:
-        """Return imports and names of operations."""
-        imports = BLOCKWISE if self.sweep.codecs else ""
-        return write_header("float64") + imports + _stage_header(self._single.compute) + "\n\n"
+        self._single = Writer(sweep.compute, flush, literal=_STAGE_LITERAL)
 
     def define_functions(self) -> str:
-        """Return the text of `element`, which computes all formulas, after its stages."""
+        """Return imports, and the text of `element`, which computes all formulas."""
+        imports = BLOCKWISE if self.sweep.codecs else ""
+        header = write_header("float64") + imports + _stage_header(self._single.compute) + "\n\n"
         stages = enumerate(self.sweep.stages)
         functions = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
-        for codec in dict.fromkeys(self.sweep.codecs.values()):
-            graph = trace_formula(codec.decode)
-            functions.append(self._single.define_function(f"decode_{codec.name}", graph))
+        functions += self.sweep.define_decoders(self._single)
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
-        element = (
-            f"@triton.jit\ndef element({parameters}):\n{indent_by(self._measure_element(), 1)}"
-        )
-        return "\n\n\n".join([*functions, element]) + "\n"
+        element = define_element(parameters, self._measure_element())
+        return header + "\n\n\n".join([*functions, element]) + "\n"
 
     def _measure_element(self) -> list[str]:
         """Return the body of `element`: loads, then stages of the gradient, then formulas."""
@@ -169,17 +160,15 @@ class Program:
 
     def _decode(self, stream: int, codec: Codec) -> list[str]:
         """Return lines that load and decode an encoded stream as e0, e1, ..., in float64."""
-        text = _DECODE.format(
+        lines = fill(
+            _DECODE,
             stream=stream,
-            shift=codec.block.bit_length() - 1,
-            bytes=codec.record_bytes,
             within=codec.block - 1,
-            header=codec.header_bytes,
             scale=self._single.flush_value(f"scale{stream}.to(tl.float32, bitcast=True)"),
-            decode=f"{FUNCTION_PREFIX}decode_{codec.name}",
+            **self.sweep.codec_fields(codec),
         )
         value = self._double.read_value(f"decoded{stream}", "float32")
-        return [*text.strip().splitlines(), f"e{stream} = {value}"]
+        return [*lines, f"e{stream} = {value}"]
 
     def _writer_of(self, index: int) -> Writer:
         return self._single if self.sweep.are_like_update[index] else self._double
@@ -218,9 +207,9 @@ class Program:
         for stream in self.sweep.read:
             place = f"base + tensor * {len(self.sweep.storage)} + {stream}"
             if codec := self.sweep.codecs.get(stream):
-                kind = "tl.int8" if codec.signed else "tl.uint8"
-                first = f"offset // {codec.block} * {codec.record_bytes}"
-                lines.append(f"p{stream} = records({place}, {kind}) + {first}")
+                template = "p{stream} = records({place}, tl.{kind}) + offset // {block} * {record}"
+                fields = self.sweep.codec_fields(codec)
+                lines.append(template.format(stream=stream, place=place, **fields))
                 continue
             kind = f"tl.{self.sweep.storage[stream]}"
             lines.append(f"p{stream} = pointer({place}, {kind}, ALIGNED) + offset")
@@ -280,48 +269,40 @@ class Program:
         return [f"tl.store({place}, sum{k})" for k, place in enumerate(places)]
 
 
-def generate_measure(
-    formulas: tuple[Formula, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    n_readable: int,
-    compute: str,
-    flush: bool,
-    from_copy: bool = False,
-) -> Kernel:
+def generate_measure(measurement: Measurement, flush: bool) -> Kernel:
     """Return the kernel that sums formulas over the leaves of tensors.
 
     Args:
-        formulas, stages, storage, from_copy: As for `Sweep`.
-        n_readable: Number of leading streams that formulas may read.
-        compute, flush: As for `generate_update` of `codegen`.
+        measurement: The formulas, and the memory that they read.
+        flush: Whether denormals are treated as zero.
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
     """
-    sweep = Sweep(formulas, stages, storage, n_readable, from_copy)
-    program = Program(sweep, compute, flush)
-    kernel = _MEASURE.format(
+    sweep = Sweep(measurement)
+    program = Program(sweep, flush)
+    lines = fill(
+        _MEASURE,
         leaf=LEAF,
         lanes=LANES,
         n_scalars=len(sweep.scalars),
-        scalars=indent_by(program.load_scalars(), 1),
-        pointers=indent_by(program.point_at_leaf(), 1),
-        begin=indent_by(program.begin_sums(), 1),
-        whole=indent_by(program.add_elements("start", False), 3),
-        rest=indent_by(program.add_elements("begin", True), 3),
-        fold=indent_by(program.fold_sums(), 1),
-        keep=indent_by(program.store_sums(), 1),
+        scalars=program.load_scalars(),
+        pointers=program.point_at_leaf(),
+        begin=program.begin_sums(),
+        whole=program.add_elements("start", False),
+        rest=program.add_elements("begin", True),
+        fold=program.fold_sums(),
+        keep=program.store_sums(),
     )
-    text = program.write_header() + program.define_functions() + kernel
-    return name_kernel(text, sweep.scalars, integers=("whole",), measures=len(formulas))
+    attributes = {"integers": ("whole",), "measures": len(sweep.measures)}
+    return name_kernel(program.define_functions(), lines, sweep.scalars, **attributes)
 
 
 def generate_peak(kind: str) -> Kernel:
     """Return the kernel for the largest gradient magnitude of each leaf, as bits."""
     integer, magnitude = _MAGNITUDES[kind]
-    kernel = _PEAK.format(leaf=LEAF, lanes=LANES, integer=integer, magnitude=magnitude)
-    return name_kernel(write_header("float64") + "\n\n" + kernel, (), integers=("streams",))
+    lines = fill(_PEAK, leaf=LEAF, lanes=LANES, integer=integer, magnitude=magnitude)
+    return name_kernel(write_header("float64"), lines, (), integers=("streams",))
 
 
 def generate_combine() -> Kernel:
@@ -339,13 +320,9 @@ def generate_combine() -> Kernel:
     while threads > 1:
         threads //= 2
         fold.append(f"total0 = fold_neighbours(total0, {threads})")
-    kernel = _COMBINE.format(
-        threads=FAN // _OF_THREAD,
-        of_thread=_OF_THREAD,
-        read=indent_by(read, 1),
-        fold=indent_by(fold, 1),
-    )
-    return name_kernel(write_header("float64") + "\n\n" + kernel, (), integers=("measures",))
+    thread_count = FAN // _OF_THREAD
+    lines = fill(_COMBINE, threads=thread_count, of_thread=_OF_THREAD, read=read, fold=fold)
+    return name_kernel(write_header("float64"), lines, (), integers=("measures",))
 
 
 def _stage_header(compute: str) -> str:

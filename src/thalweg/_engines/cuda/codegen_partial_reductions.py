@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.codegen import indent_by
-from thalweg._engines.codegen_measure import Sweep
+from thalweg._engines.codegen import Field, fill
+from thalweg._engines.codegen_measure import Measurement, Sweep, Targets, share_reductions
 from thalweg._engines.cuda.codegen import Kernel, name_kernel
 from thalweg._engines.cuda.codegen_measure import Program
 from thalweg._engines.row_column_reductions import places_for
-from thalweg.formula import Formula
 
 _OF_MATRICES = 4  # numbers of a table row: two sides, and counts of tiles or matrices
 _ZERO = {"sum": "0.0", "largest": "float('-inf')"}
 
 
-class ReducedFormula:
+class LaneReduction(Targets):
     """Formula and reduction that several measures share.
 
     Args:
@@ -28,19 +28,13 @@ class ReducedFormula:
         value: The name of an element's value.
         name: The prefix of names of partial results.
         zero: The neutral element of the reduction.
-        targets: For "row", "column" and "variable" the indices of the measures to store.
     """
 
     def __init__(self, program: Program, value: int, reduce: str) -> None:
+        super().__init__()
         self._program, self._reduce = program, reduce
         self.value, self.name, self.zero = f"v{value}", f"{reduce}{value}", _ZERO[reduce]
         self._lanes_fold = {"sum": "fold", "largest": "fold_largest"}[reduce]
-        self.targets: dict[str, list[int]] = {}
-
-    @property
-    def has_columns(self) -> bool:
-        """Return whether column results are needed, which also those of variables come from."""
-        return not self.targets.keys().isdisjoint(("column", "variable"))
 
     def begin(self, name: str, lanes: int) -> str:
         """Return a line that sets all lanes to the neutral element."""
@@ -79,21 +73,45 @@ class ReducedFormula:
         return [f"tl.store(target{k} + {offset}, {value}{mask_argument})" for k in targets]
 
 
+class RowParts:
+    """Writer of reductions of rows that are in parts side by side, one block of lanes each.
+
+    Args:
+        reductions: The formulas and their reductions.
+        parts: Number of parts of a row.
+        lanes: Lanes of a part.
+    """
+
+    def __init__(self, reductions: Sequence[LaneReduction], parts: int, lanes: int) -> None:
+        self.reductions, self.parts, self.lanes = reductions, parts, lanes
+
+    def begin(self) -> list[str]:
+        """Return lines before the first row: neutral elements of column results."""
+        return [
+            reduction.begin(name, self.lanes)
+            for reduction in self.reductions
+            if reduction.has_columns
+            for name in self.names(reduction.name)
+        ]
+
+    def names(self, name: str) -> list[str]:
+        """Return the names of a number in each part."""
+        return [f"{name}_{part}" for part in range(self.parts)]
+
+
 class MeasureBuilder:
     """Builder of kernels that compute measures of rows, columns and variables in one pass.
 
     Args:
         measures: The measures.
-        stages, storage, measured, from_copy: As for `generate_measure`.
-        compute: The dtype of vectors and stages, "float32" or "float64".
-        vectors: For each vector that formulas read, whether it is a "row" or a "column".
+        measurement: Their distinct formulas, and the memory that these read.
         flush: Whether denormals are treated as zero.
 
     Attributes:
         program: Writer of the functions that a kernel calls.
         read: The indices of streams that it reads.
         of_rows, of_columns: The names of row vectors and of column vectors.
-        reduced_formulas: The distinct pairs of formula and reduction.
+        reductions: The distinct pairs of formula and reduction.
         sides: The index of matrix sides in a table row, after the vectors.
         width: The length of a table row.
     """
@@ -101,27 +119,16 @@ class MeasureBuilder:
     def __init__(
         self,
         measures: tuple[Measure, ...],
-        stages: tuple[Formula, ...],
-        storage: tuple[str, ...],
-        n_readable: int,
-        compute: str,
-        vectors: Mapping[str, str],
+        measurement: Measurement,
         flush: bool,
-        from_copy: bool,
     ) -> None:
-        formulas = tuple(dict.fromkeys(measure.function for measure in measures))
-        self._sweep = sweep = Sweep(formulas, stages, storage, n_readable, from_copy, vectors)
-        self.program = program = Program(sweep, compute, flush)
-        self._compute, self._measures, self._values = compute, len(measures), len(formulas)
+        self._sweep = sweep = Sweep(measurement)
+        self.program = program = Program(sweep, flush)
+        self._measures = len(measures)
         self.read, names = sweep.read, list(sweep.vectors.values())
         self.of_rows = [name for name in names if name.startswith("row")]
         self.of_columns = [name for name in names if name.startswith("column")]
-        reduced_formulas: dict[tuple[int, str], ReducedFormula] = {}
-        for number, measure in enumerate(measures):
-            key = formulas.index(measure.function), measure.reduce
-            reduced_formula = reduced_formulas.setdefault(key, ReducedFormula(program, *key))
-            reduced_formula.targets.setdefault(measure.over, []).append(number)
-        self.reduced_formulas = list(reduced_formulas.values())
+        self.reductions = share_reductions(measures, partial(LaneReduction, program))
         self.sides = len(names)
         self.width = self.sides + _OF_MATRICES + len(measures)
 
@@ -129,7 +136,7 @@ class MeasureBuilder:
         """Return lines that load pointers of vectors, of results, and of streams."""
         sweep, places = self._sweep, list[tuple[str, str, str]]()
         for k, name in enumerate(sweep.vectors.values()):
-            places.append((f"of_{name}", f"own + {k}", self._compute))
+            places.append((f"of_{name}", f"own + {k}", sweep.compute))
         for k in range(self._measures):
             places.append((f"target{k}", f"own + {self.sides + _OF_MATRICES + k}", "float64"))
         for stream in self.read:
@@ -145,26 +152,26 @@ class MeasureBuilder:
             offsets, length: Expressions of element offsets and their bound.
             suffix: The suffix of names of values.
         """
-        value_names = ", ".join(f"v{index}{suffix}" for index in range(self._values))
+        value_names = ", ".join(f"v{index}{suffix}" for index in range(len(self._sweep.measures)))
         names = self._sweep.arguments
         call_args = [f"{name}_{column}" if name in self.of_columns else name for name in names]
         return f"{value_names} = element({', '.join(call_args)}, {offsets}, {length}, True)"
 
-    def kernel_of(self, text: str, threads: int, **fields: object) -> Kernel:
+    def kernel_of(self, template: str, threads: int, **fields: Field) -> Kernel:
         """Return the kernel of a template, filled with common fields and with `fields`."""
         sweep = self._sweep
-        text = text.format(
+        lines = fill(
+            template,
             width=self.width,
             sides=self.sides,
             n_scalars=len(sweep.scalars),
-            scalars=indent_by(self.program.load_scalars(), 1),
+            scalars=self.program.load_scalars(),
             threads=threads,
             **fields,
         )
-        text = self.program.write_header() + self.program.define_functions() + text
         attributes = {
             "measures": self._measures,
             "vectors": tuple(sweep.vectors),
             "threads": threads,
         }
-        return name_kernel(text, sweep.scalars, **attributes)
+        return name_kernel(self.program.define_functions(), lines, sweep.scalars, **attributes)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg._engines.codegen import indent_by
 from thalweg._engines.cuda.codegen import THREADS, Kernel
-from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder, ReducedFormula
+from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder, RowParts
 from thalweg._engines.row_column_reductions import TILE_COLUMNS, TILE_ROWS
 
 # A table row of a tensor: its vectors, rows and columns of its matrices, numbers of tiles down and
@@ -27,7 +26,7 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
     rows, columns = tl.load(own + {sides}), tl.load(own + {sides} + 1)
     down, across = tl.load(own + {sides} + 2), tl.load(own + {sides} + 3)
     row = tl.load(scalar_row + tensor) * {n_scalars}
-{scalars}
+    {scalars}
     band = tile // across
     side = tile - band * across
     start = side * {tile_columns}
@@ -37,11 +36,11 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
     most = tl.minimum(rows - first, {tile_rows})
     lane = tl.arange(0, {lanes})
     below = tl.arange(0, {at_once})
-{begin}
+    {begin}
     for number in range(0, most, {at_once}):
         line = matrix * rows + first + number
-{each}
-{end}
+        {each}
+    {end}
 """
 
 # Rows, a power of two. Four rows need so many registers that few programs run at once; with one,
@@ -49,84 +48,50 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
 _ROWS_PER_PASS = 2
 
 
-class _Tile:
-    """Writer of the reductions of a tile.
-
-    Args:
-        reduced_formulas: The formulas and their reductions.
-        parts: Number of parts of a row.
-        lanes: Lanes of a part.
-    """
-
-    def __init__(self, reduced_formulas: Sequence[ReducedFormula], parts: int, lanes: int) -> None:
-        self._reduced_formulas, self.parts, self.lanes = reduced_formulas, parts, lanes
-
-    def begin(self) -> list[str]:
-        """Return lines before the first row: neutral elements of column results."""
-        return [
-            reduced_formula.begin(name, self.lanes)
-            for reduced_formula in self._reduced_formulas
-            if reduced_formula.has_columns
-            for name in self._names(reduced_formula.name)
-        ]
+class _Tile(RowParts):
+    """Writer of the reductions of a tile."""
 
     def add_part(self, row: int, part: int) -> list[str]:
         """Return lines that add one part of a row to the row and column results."""
         lines: list[str] = []
-        for reduced_formula in self._reduced_formulas:
-            value, column = (
-                f"row{row}_{reduced_formula.name}_{part}",
-                f"{reduced_formula.name}_{part}",
-            )
-            lines.append(
-                f"{value} = tl.where(is_there, {reduced_formula.value}, {reduced_formula.zero})"
-            )
-            if reduced_formula.has_columns:
-                lines.append(f"{column} = {reduced_formula.join(column, value)}")
+        for reduction in self.reductions:
+            value, column = f"row{row}_{reduction.name}_{part}", f"{reduction.name}_{part}"
+            lines.append(f"{value} = tl.where(is_there, {reduction.value}, {reduction.zero})")
+            if reduction.has_columns:
+                lines.append(f"{column} = {reduction.join(column, value)}")
         return lines
 
     def end_rows(self) -> list[str]:
         """Return lines that reduce the rows of one pass over lanes and store their results."""
         lines: list[str] = []
-        for reduced_formula in self._reduced_formulas:
-            if "row" not in reduced_formula.targets:
+        for reduction in self.reductions:
+            if "row" not in reduction.targets:
                 continue
-            rows = [
-                self._names(f"row{row}_{reduced_formula.name}") for row in range(_ROWS_PER_PASS)
-            ]
+            rows = [self.names(f"row{row}_{reduction.name}") for row in range(_ROWS_PER_PASS)]
             for names in rows:
-                lines += reduced_formula.fold(names)
-            block_name, joined_rows = (
-                f"rows_{reduced_formula.name}",
-                _joined([names[0] for names in rows]),
-            )
-            lines.append(
-                f"{block_name} = tl.reshape({joined_rows}, ({_ROWS_PER_PASS * self.lanes},))"
-            )
-            lines += reduced_formula.fold_lanes(block_name, self.lanes, _ROWS_PER_PASS)
+                lines += reduction.fold(names)
+            block_name, joined_rows = f"rows_{reduction.name}", _joined([x[0] for x in rows])
+            shape = f"({_ROWS_PER_PASS * self.lanes},)"
+            lines.append(f"{block_name} = tl.reshape({joined_rows}, {shape})")
+            lines += reduction.fold_lanes(block_name, self.lanes, _ROWS_PER_PASS)
             offset = "(line + below) * across + side"
-            lines += reduced_formula.store("row", offset, block_name, "number + below < most")
+            lines += reduction.store("row", offset, block_name, "number + below < most")
         return lines
 
     def end(self) -> list[str]:
         """Return lines after the last row: store the column and variable results."""
         lines: list[str] = []
-        for reduced_formula in self._reduced_formulas:
-            names = self._names(reduced_formula.name)
+        for reduction in self.reductions:
+            names = self.names(reduction.name)
             for part, name in enumerate(names):
                 offset = f"band * columns + start + {part * self.lanes} + lane"
                 mask = f"lane < count - {part * self.lanes}"
-                lines += reduced_formula.store("column", offset, name, mask)
-            if "variable" in reduced_formula.targets:
-                lines += [
-                    *reduced_formula.fold(names),
-                    *reduced_formula.fold_lanes(names[0], self.lanes, 1),
-                ]
-                lines += reduced_formula.store("variable", "tile + tl.arange(0, 1)", names[0])
+                lines += reduction.store("column", offset, name, mask)
+            if "variable" in reduction.targets:
+                lines += reduction.fold(names)
+                lines += reduction.fold_lanes(names[0], self.lanes, 1)
+                lines += reduction.store("variable", "tile + tl.arange(0, 1)", names[0])
         return lines
-
-    def _names(self, name: str) -> list[str]:
-        return [f"{name}_{part}" for part in range(self.parts)]
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -168,7 +133,7 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
     """
     lanes = min(columns, THREADS)
     parts = range(columns // lanes)
-    tile = _Tile(builder.reduced_formulas, len(parts), lanes)
+    tile = _Tile(builder.reductions, len(parts), lanes)
     begin = builder.point()
     for name in builder.of_columns:
         for k in parts:
@@ -183,7 +148,7 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
         tile_columns=TILE_COLUMNS,
         lanes=lanes,
         at_once=_ROWS_PER_PASS,
-        begin=indent_by([*begin, *tile.begin()], 1),
-        each=indent_by([*rows, *tile.end_rows()], 2),
-        end=indent_by(tile.end(), 1),
+        begin=[*begin, *tile.begin()],
+        each=[*rows, *tile.end_rows()],
+        end=tile.end(),
     )

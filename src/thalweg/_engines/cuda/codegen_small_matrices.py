@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg._engines.codegen import indent_by
 from thalweg._engines.cuda.codegen import THREADS, Kernel
-from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder, ReducedFormula
+from thalweg._engines.cuda.codegen_partial_reductions import LaneReduction, MeasureBuilder, RowParts
 
 # A table row is that of `codegen_row_column`, with the number of matrices in place of tiles down.
 _MEASURE = """
@@ -21,69 +20,56 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
     own = lines + tensor * {width}
     matrices = tl.load(own + {sides} + 2)
     row = tl.load(scalar_row + tensor) * {n_scalars}
-{scalars}
+    {scalars}
     matrix = tl.load(chunks + 2 * program + 1).to(tl.int64) * {threads} + tl.arange(0, {threads})
     is_there = matrix < matrices
     length = matrices * {size}
-{each}
+    {each}
 """
 
 
-class _Matrix:
+class _Matrix(RowParts):
     """Writer of the reductions of a matrix, row by row, so that few values are live at a time.
 
     Args:
-        reduced_formulas: The formulas and their reductions.
-        rows, columns: The sides of the matrix.
+        reductions: The formulas and their reductions.
+        sides: Rows and columns of the matrix; each column is a part.
     """
 
-    def __init__(self, reduced_formulas: Sequence[ReducedFormula], rows: int, columns: int) -> None:
-        self._reduced_formulas, self._rows, self._columns = reduced_formulas, rows, columns
-
-    def begin(self) -> list[str]:
-        """Return lines before the first row: neutral elements of column results."""
-        return [
-            reduced_formula.begin(name, THREADS)
-            for reduced_formula in self._reduced_formulas
-            if reduced_formula.has_columns
-            for name in self._names(reduced_formula.name)
-        ]
+    def __init__(self, reductions: Sequence[LaneReduction], sides: tuple[int, int]) -> None:
+        self._rows, self._columns = sides
+        super().__init__(reductions, self._columns, THREADS)
 
     def add_row(self, row: int) -> list[str]:
         """Return lines that add a row to the column results, and reduce and store its own."""
         lines: list[str] = []
-        for reduced_formula in self._reduced_formulas:
-            values = self._names(reduced_formula.value)
-            if reduced_formula.has_columns:
-                pairs = zip(self._names(reduced_formula.name), values, strict=True)
-                lines += [
-                    f"{column} = {reduced_formula.join(column, value)}" for column, value in pairs
-                ]
-            if "row" in reduced_formula.targets:
-                names = self._names(f"row_{reduced_formula.name}")
+        for reduction in self.reductions:
+            values = self.names(reduction.value)
+            if reduction.has_columns:
+                pairs = zip(self.names(reduction.name), values, strict=True)
+                lines += [f"{column} = {reduction.join(column, value)}" for column, value in pairs]
+            if "row" in reduction.targets:
+                names = self.names(f"row_{reduction.name}")
                 lines += [f"{name} = {x}" for name, x in zip(names, values, strict=True)]
-                lines += reduced_formula.fold(names)
+                lines += reduction.fold(names)
                 offset = f"matrix * {self._rows} + {row}"
-                lines += reduced_formula.store("row", offset, names[0], "is_there")
+                lines += reduction.store("row", offset, names[0], "is_there")
         return lines
 
     def end(self) -> list[str]:
         """Return lines after the last row: store the column and variable results."""
         lines: list[str] = []
-        for reduced_formula in self._reduced_formulas:
-            names = self._names(reduced_formula.name)
+        for reduction in self.reductions:
+            names = self.names(reduction.name)
             for column, name in enumerate(names):
                 offset = f"matrix * {self._columns} + {column}"
-                lines += reduced_formula.store("column", offset, name, "is_there")
-            if "variable" in reduced_formula.targets:
+                lines += reduction.store("column", offset, name, "is_there")
+            if "variable" in reduction.targets:
                 lines += [
-                    *reduced_formula.fold(names),
-                    *reduced_formula.store("variable", "matrix", names[0], "is_there"),
+                    *reduction.fold(names),
+                    *reduction.store("variable", "matrix", names[0], "is_there"),
                 ]
         return lines
-
-    def _names(self, name: str) -> list[str]:
-        return [f"{name}_{column}" for column in range(self._columns)]
 
 
 def generate_short(builder: MeasureBuilder, sides: tuple[int, int]) -> Kernel:
@@ -94,7 +80,7 @@ def generate_short(builder: MeasureBuilder, sides: tuple[int, int]) -> Kernel:
         sides: Rows and columns of all matrices.
     """
     rows, columns = sides
-    matrix = _Matrix(builder.reduced_formulas, rows, columns)
+    matrix = _Matrix(builder.reductions, sides)
     lines = builder.point()
     lines += [f"p{stream} = of_p{stream}" for stream in builder.read]
 
@@ -111,6 +97,5 @@ def generate_short(builder: MeasureBuilder, sides: tuple[int, int]) -> Kernel:
             offsets = f"matrix * {rows * columns} + {row * columns + k}"
             lines.append(builder.take(k, offsets, "length", f"_{k}"))
         lines += matrix.add_row(row)
-    body = indent_by([*lines, *matrix.end()], 1)
-    size = rows * columns
-    return builder.kernel_of(_MEASURE, THREADS, size=size, each=body)
+    lines += matrix.end()
+    return builder.kernel_of(_MEASURE, THREADS, size=rows * columns, each=lines)

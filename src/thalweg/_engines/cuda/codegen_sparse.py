@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from thalweg._engines.codegen import Update, indent_by
+from thalweg._engines.codegen import Update, fill, nest
 from thalweg._engines.cuda.codegen import (
     CHUNK,
     SIZES,
@@ -31,11 +31,11 @@ def KERNEL_NAME(base, rows, order, count, width, scalars, ALIGNED: tl.constexpr)
         width = width // {multiple} * {multiple}  # as it is: now the compiler knows it
     at = tl.program_id(1).to(tl.int64) * {block} + tl.arange(0, {block})
     offset = row * width
-{scalars}
-{pointers}
+    {scalars}
+    {pointers}
     gradient = pointer(base + 1, {gradient}, ALIGNED)
     if begins:
-{update}
+        {update}
 """
 
 # Programs divide all elements into chunks, and those into groups that a thread reads at once; each
@@ -51,8 +51,8 @@ def KERNEL_NAME(base, named, elements, row_size, scalars, ALIGNED: tl.constexpr)
     left = tl.minimum((row + 1) * row_size - begin, {chunk}).to(tl.int32)
     step = tl.minimum(row_size, {chunk}).to(tl.int32)
     offset = begin + tl.arange(0, SHARE)[None, :]
-{scalars}
-{pointers}
+    {scalars}
+    {pointers}
     for start in range(0, length, {block}):
         group = start + tl.arange(0, {block} // SHARE)[:, None] * SHARE
         rows = named + row + (group + step - left) // step
@@ -162,18 +162,21 @@ def generate_rows(
         threads: Threads of a program.
     """
     element = (_Summed if duplicates == "sum" else _Successive)(
-        update, Writer(compute, flush, fast)
+        update.traced, Writer(compute, flush, fast)
     )
-    text = _ROWS.format(
+    lines = fill(
+        _ROWS,
         multiple=WIDTH // min(SIZES[kind] for kind in update.storage),
         block=threads * share_of(update.storage),
-        scalars=indent_by(load_scalars(element, "scalars + "), 1),
-        pointers=indent_by(element.point_at_streams("base + "), 1),
+        scalars=load_scalars(element, "scalars + "),
+        pointers=element.point_at_streams("base + "),
         gradient=f"tl.{update.storage[1]}",
-        update=indent_by(element.update_row(), 2),
+        update=element.update_row(),
     )
-    definitions = element.define_functions(*element.extra_arguments())
-    return assemble_kernel(element, definitions + text, "count", "width", threads=threads)
+    extra_parameters = element.extra_arguments()
+    return assemble_kernel(
+        element, lines, "count", "width", extra_parameters=extra_parameters, threads=threads
+    )
 
 
 def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = False) -> Kernel:
@@ -183,16 +186,18 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
         update: The update; it reads no gradient.
         compute, flush, fast: As for `generate_update` of `codegen`.
     """
-    element, share = Element(update, Writer(compute, flush, fast)), share_of(update.storage)
-    text = _UNTOUCHED.format(
+    element = Element(update.traced, Writer(compute, flush, fast))
+    share = share_of(update.storage)
+    lines = fill(
+        _UNTOUCHED,
         chunk=CHUNK,
         share=share,
         block=THREADS * share,
-        scalars=indent_by(load_scalars(element, "scalars + "), 1),
-        pointers=indent_by(element.point_at_streams("base + "), 1),
+        scalars=load_scalars(element, "scalars + "),
+        pointers=element.point_at_streams("base + "),
         arguments=", ".join(element.arguments),
     )
-    return assemble_kernel(element, element.define_functions() + text, "elements", "row_size")
+    return assemble_kernel(element, lines, "elements", "row_size")
 
 
 def _while_same(*body: str) -> list[str]:
@@ -202,4 +207,4 @@ def _while_same(*body: str) -> list[str]:
         "more = tl.load(rows + place, mask=place < count, other=-1) == row",
     ]
     loop_body = ["entry = tl.load(order + place)", *body, *advance]
-    return [*advance, "while more:", *("    " + line for line in loop_body)]
+    return [*advance, *nest("while more:", loop_body)]

@@ -1,8 +1,9 @@
 """Triton functions that generated kernels call: exact arithmetic, loads, stores, denormals.
 
 Imports Triton, so only generated kernels may import it. In Triton, `/` and `sqrt` of float32 are
-approximate; `div_rn` and `sqrt_rn` are exact but flush denormals before Triton 3.5. On a GPU the
-PTX instructions are used instead.
+approximate; `div_rn` and `sqrt_rn` are exact, but flush denormals on NVIDIA's GPUs before Triton
+3.5: there PTX instructions are used instead. AMD's compiler expands `div_rn` and `sqrt_rn` to
+correctly rounded sequences that keep denormals.
 """
 
 # Code for Triton, which has no types.
@@ -19,13 +20,28 @@ from thalweg._engines import libm
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
+if INTERPRETED:
+
+    def lacks_ptx():
+        """Return whether the target has no PTX assembly."""
+        return True
+
+else:
+
+    @tl.core.builtin
+    def lacks_ptx(_builder=None, _semantic=None):
+        """Return whether the target has no PTX assembly; a constant of the compiled kernel."""
+        # Triton passes one of the two, by its version.
+        builder = _builder or _semantic.builder
+        return tl.constexpr(builder.options.backend_name != "cuda")
+
 
 @triton.jit
 def divide(a, b):
     """Return a quotient, correctly rounded."""
     if (a + b).dtype != tl.float32:
         return a / b
-    elif INTERPRETED:
+    elif lacks_ptx():
         return tl.div_rn(a, b)
     else:
         return tl.inline_asm_elementwise(
@@ -38,7 +54,7 @@ def square_root(x):
     """Return a square root, correctly rounded."""
     if x.dtype != tl.float32:
         return tl.sqrt(x)
-    elif INTERPRETED:
+    elif lacks_ptx():
         return tl.sqrt_rn(x)
     else:
         return tl.inline_asm_elementwise(
@@ -73,7 +89,8 @@ def _write_quotient_by_root(corrected: bool, group: int) -> str:
     for k in range(group):
         a, v, c, r, epsilon, least_quotient = (f"${kind * group + k}" for kind in range(2, 8))
         quotient, root = f"quotient{k}", f"root{k}"
-        smaller = f"min.s32 m, m, {v};" if k else f"mov.b32 m, {v};"
+        # Triton 3.2 has operands in registers of float32, of which no integers are compared.
+        smaller = f"mov.b32 w, {v}; min.s32 m, m, w;" if k else f"mov.b32 m, {v};"
         fast_code += f"""
 rsqrt.approx.ftz.f32 y, {v}; mul.rn.f32 g, {v}, y; mul.rn.f32 h, y, 0f3F000000;
 neg.f32 n, g; fma.rn.f32 e, n, g, {v}; fma.rn.f32 {root}, e, h, g; {smaller}"""
@@ -94,7 +111,7 @@ fma.rn.f32 e, n, q, {root}; fma.rn.f32 d, e, {r}, q;"""
         slow_code += f"add.rn.f32 d, d, {epsilon}; div.rn.f32 {quotient}, {a}, d;"
         results += f"mov.f32 ${k}, {quotient}; mov.f32 ${group + k}, {root};"
     return f"""{{
-.reg .pred usual; .reg .b32 m; .reg .f32 y, g, h, n, e, q, d, {registers};
+.reg .pred usual; .reg .b32 m, w; .reg .f32 y, g, h, n, e, q, d, {registers};
 {fast_code}
 setp.ge.and.s32 usual, m, {_LEAST_SQUARE}, usual;
 @usual bra DONE;
@@ -123,7 +140,7 @@ def divide_within(a, b):
     `b` is normal and at most 2**125, and |a|, |a| / |b| are at least 2**-100; the quotient of a
     smaller `a` is small.
     """
-    if INTERPRETED:
+    if lacks_ptx():
         return tl.div_rn(a, b)
     else:
         return tl.inline_asm_elementwise(
@@ -151,7 +168,8 @@ def divide_by_root(a, v, correction, epsilon, CORRECTED: tl.constexpr, GROUP: tl
         CORRECTED: Whether the root is divided by `correction`.
         GROUP: Elements of a thread; groups of 8 or 4 have one test and branch.
     """
-    if INTERPRETED or (correction.type.is_block() or epsilon.type.is_block()):
+    # Triton 3.2 has no `or` for numbers of Python.
+    if lacks_ptx() | correction.type.is_block() | epsilon.type.is_block():
         root = square_root(v)
         divisor = root
         if CORRECTED:
@@ -160,22 +178,24 @@ def divide_by_root(a, v, correction, epsilon, CORRECTED: tl.constexpr, GROUP: tl
     else:
         reciprocal = divide(tl.full((), 1, tl.float32), correction)
         least_quotient = _least_quotient(correction, reciprocal, epsilon)
-        operands = [a, v, correction, reciprocal, epsilon, least_quotient]
         if GROUP == 8:
             text: tl.constexpr = _BY_CORRECTED_ROOT8 if CORRECTED else _BY_ROOT8
-            return tl.inline_asm_elementwise(
-                text, _OPERANDS8, operands, (tl.float32, tl.float32), True, 8
-            )
+            constraints: tl.constexpr = _OPERANDS8
         elif GROUP == 4:
             text: tl.constexpr = _BY_CORRECTED_ROOT4 if CORRECTED else _BY_ROOT4
-            return tl.inline_asm_elementwise(
-                text, _OPERANDS4, operands, (tl.float32, tl.float32), True, 4
-            )
+            constraints: tl.constexpr = _OPERANDS4
         else:
             text: tl.constexpr = _BY_CORRECTED_ROOT if CORRECTED else _BY_ROOT
-            return tl.inline_asm_elementwise(
-                text, _OPERANDS, operands, (tl.float32, tl.float32), True, 1
-            )
+            constraints: tl.constexpr = _OPERANDS
+        return tl.inline_asm_elementwise(
+            text,
+            constraints,
+            # Triton 3.2 would bind a name to the first entry of a list.
+            [a, v, correction, reciprocal, epsilon, least_quotient],
+            (tl.float32, tl.float32),
+            is_pure=True,
+            pack=GROUP if GROUP == 8 or GROUP == 4 else 1,
+        )
 
 
 @triton.jit
@@ -301,8 +321,9 @@ def from_float16(x):
     return x.to(tl.float32)
 
 
-# GPUs below compute capability 8.0 have no bfloat16 instructions, and not every version of Triton
-# has a substitute. The interpreter truncates to bfloat16 and misreads denormal bfloat16.
+# AMD's GPUs and those below compute capability 8.0 have no bfloat16 instructions, and not every
+# version of Triton has a substitute. The interpreter truncates to bfloat16 and misreads denormal
+# bfloat16.
 @triton.jit
 def to_bfloat16_by_bits(x):
     """Return what `to_bfloat16` does, computed with integers."""
@@ -312,25 +333,25 @@ def to_bfloat16_by_bits(x):
     return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
-if INTERPRETED:
+_FROM_BFLOAT16 = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;")
 
-    @triton.jit
-    def from_bfloat16(x):
-        """Return a bfloat16 as float32."""
+
+@triton.jit
+def from_bfloat16(x):
+    """Return a bfloat16 as float32."""
+    if lacks_ptx():
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-
-    to_bfloat16 = to_bfloat16_by_bits
-
-else:
-    _FROM_BFLOAT16 = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;")
-
-    @triton.jit
-    def from_bfloat16(x):
-        """Return a bfloat16 as float32."""
+    else:
         # Each half of a word is moved by one instruction.
         return tl.inline_asm_elementwise(
             _FROM_BFLOAT16, "=&f,=f,r", [x], tl.float32, is_pure=True, pack=2
         )
+
+
+if INTERPRETED:
+    to_bfloat16 = to_bfloat16_by_bits
+
+else:
 
     @triton.jit
     def to_bfloat16(x):
@@ -381,7 +402,7 @@ def opaque(index):
 
     Otherwise it keeps and increments the addresses of all streams.
     """
-    if INTERPRETED:
+    if lacks_ptx():
         return index
     else:
         return tl.inline_asm_elementwise(

@@ -1,4 +1,4 @@
-"""CUDA driver functions that launch a kernel, each a single call in C.
+"""Driver functions of CUDA and HIP that launch a kernel, each a single call in C.
 
 Triton launches kernels from Python, where an interruption could come between two of them; a call of
 a bound C function is atomic.
@@ -8,52 +8,186 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import byref, c_char_p, c_int, c_int64, c_uint, c_void_p
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+Call = Callable[[], Any]
+# Compute capability (90 means 9.0), or the name of an AMD GPU's instructions, such as "gfx942".
+Architecture = int | str
+
+
+def warp_of(architecture: Architecture) -> int:
+    """Return how many threads run in step; AMD names them a wavefront."""
+    return 64 if str(architecture).startswith("gfx9") else 32
+
+
+class Driver(ABC):
+    """Library of a GPU vendor that loads and launches kernels.
+
+    Attributes:
+        title: The name of the library in messages.
+        functions: Names of the functions that describe an error, load a module, find a kernel in
+            it, and launch the kernel. Both vendors' functions take the same arguments.
+        most_threads: The largest number of threads of a launch in the first dimension.
+    """
+
+    title: str
+    functions: tuple[str, str, str, str]
+    most_threads: int
+
+    @abstractmethod
+    def library_names(self) -> Iterable[str]:
+        """Return names or paths of the library, the best one first."""
+
+    @abstractmethod
+    def architecture_of(self, device: int) -> Architecture:
+        """Return the architecture that kernels for a device are compiled for."""
+
+    @abstractmethod
+    def describe_device(self, device: int) -> str:
+        """Return a device's properties that kernels depend on, as text."""
+
+    @abstractmethod
+    def calls_around(self, device: int) -> tuple[Call, Call]:
+        """Return C functions that make a device current in this thread, and restore the last one.
+
+        Raises:
+            RuntimeError: The device cannot be used in this thread.
+        """
+
+    @property
+    def library(self) -> Any:
+        """The loaded library."""
+        return _load_library(self)
+
+    def check_code(self, code: int, action: str) -> None:
+        """Raise a RuntimeError with the driver's text if an action has failed."""
+        if code:
+            text = c_char_p()
+            getattr(self.library, self.functions[0])(code, byref(text))
+            described = (text.value or b"unknown error").decode()
+            raise RuntimeError(f"{action} failed: {described} ({self.title} error {code}).")
+
+
+class Cuda(Driver):
+    """Driver of NVIDIA GPUs."""
+
+    title = "CUDA"
+    functions = ("cuGetErrorString", "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel")
+    most_threads = (2**31 - 1) * 1024
+
+    def library_names(self) -> Iterable[str]:
+        return ("nvcuda.dll" if os.name == "nt" else "libcuda.so.1",)
+
+    def architecture_of(self, device: int) -> Architecture:
+        major, minor = torch.cuda.get_device_capability(device)
+        return 10 * major + minor
+
+    def describe_device(self, device: int) -> str:
+        return "capability {}.{}".format(*torch.cuda.get_device_capability(device))
+
+    def calls_around(self, device: int) -> tuple[Call, Call]:
+        popped_context = c_void_p()
+        push = partial(self.library.cuCtxPushCurrent_v2, _context_of(device))
+        return push, partial(self.library.cuCtxPopCurrent_v2, byref(popped_context))
+
+
+class Hip(Driver):
+    """Driver of AMD GPUs, for torch's builds for ROCm. Never run: no such GPU was available."""
+
+    title = "HIP"
+    functions = (
+        "hipDrvGetErrorString", "hipModuleLoadData", "hipModuleGetFunction",
+        "hipModuleLaunchKernel",
+    )  # fmt: skip
+    most_threads = 2**32 - 1
+
+    def library_names(self) -> Iterable[str]:
+        """See `Driver`. A second copy of the library would not know the streams of torch's."""
+        major = str(torch.version.hip).partition(".")[0]
+        if os.name == "nt":
+            return (f"amdhip64_{major}.dll", "amdhip64.dll")
+        # In torch's wheels, or loaded by torch already: then the loader finds it by this name.
+        bundled = sorted((Path(torch.__file__).parent / "lib").glob("libamdhip64.so*"))
+        return (*map(str, bundled), f"libamdhip64.so.{major}", "libamdhip64.so")
+
+    def architecture_of(self, device: int) -> Architecture:
+        # A name such as "gfx942:sramecc+:xnack-".
+        return self._properties_of(device).gcnArchName.partition(":")[0]
+
+    def describe_device(self, device: int) -> str:
+        wavefront = self._properties_of(device).warp_size
+        return f"{self.architecture_of(device)}, wavefronts of {wavefront} threads"
+
+    def _properties_of(self, device: int) -> Any:
+        # Some versions of torch do not type it.
+        cuda: Any = torch.cuda
+        return cuda.get_device_properties(device)
+
+    def calls_around(self, device: int) -> tuple[Call, Call]:
+        """See `Driver`. A stream has its device, but the default stream is the current device's."""
+        set_device, last_device = self.library.hipSetDevice, torch.cuda.current_device()
+        return partial(set_device, c_int(device)), partial(set_device, c_int(last_device))
+
 
 @cache
-def _load_driver() -> Any:
-    """Load the library of the CUDA driver."""
-    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-
-
-def _check_code(code: int, action: str) -> None:
-    """Raise a RuntimeError with the driver's text if an action has failed."""
-    if code:
-        text = c_char_p()
-        _load_driver().cuGetErrorString(code, byref(text))
-        raise RuntimeError(f"{action} failed: {(text.value or b'').decode()} (CUDA error {code}).")
+def of_torch() -> Driver:
+    """Return the driver of the GPUs that torch is built for."""
+    return Hip() if torch.version.hip else Cuda()
 
 
 @cache
-def load_function(cubin: bytes, name: str, device: int) -> c_void_p:
-    """Load a binary on a device and return the handle of one kernel.
+def _load_library(driver: Driver) -> Any:
+    """Load the library of a driver.
+
+    Raises:
+        RuntimeError: It is not found.
+    """
+    names, errors = tuple(driver.library_names()), list[str]()
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as error:
+            errors.append(str(error))
+    raise RuntimeError(
+        f"The library of {driver.title} could not be loaded, which launches kernels:"
+        f" {'; '.join(errors)}. Install the GPU's driver, or choose thalweg.engine('torch')."
+    )
+
+
+@cache
+def load_function(code: bytes, name: str, device: int) -> c_void_p:
+    """Load machine code on a device and return the handle of one kernel.
+
+    HIP reads the code later, too; the cache keeps it.
 
     Raises:
         RuntimeError: The driver cannot load it.
     """
+    driver = of_torch()
+    _, load, find, _ = (getattr(driver.library, function) for function in driver.functions)
     with torch.cuda.device(device):
         torch.cuda.current_stream(device).query()  # creates the context of the device
         module, function = c_void_p(), c_void_p()
-        _check_code(_load_driver().cuModuleLoadData(byref(module), cubin), f"Loading {name}")
-        _check_code(
-            _load_driver().cuModuleGetFunction(byref(function), module, name.encode()),
-            f"Finding {name}",
-        )
+        driver.check_code(load(byref(module), code), f"Loading {name}")
+        driver.check_code(find(byref(function), module, name.encode()), f"Finding {name}")
     return function
 
 
 @cache
 def _context_of(device: int) -> c_void_p:
-    """Return the current context of a device; raise a RuntimeError if it has none."""
+    """Return CUDA's current context of a device; raise a RuntimeError if it has none."""
+    driver = of_torch()
     with torch.cuda.device(device):
         context = c_void_p()
-        _check_code(_load_driver().cuCtxGetCurrent(byref(context)), "Asking for the context")
+        code = driver.library.cuCtxGetCurrent(byref(context))
+        driver.check_code(code, "Asking for the context")
     if not context.value:
         raise RuntimeError(f"GPU {device} has no context in this thread.")
     return context
@@ -84,11 +218,21 @@ class Launch:
         starter: The kernel.
         grid: Numbers of programs in two dimensions.
         arguments: Integers, and tensors whose addresses are passed. The calls keep them alive.
+
+    Raises:
+        RuntimeError: The driver cannot start so many threads at once.
     """
 
     def __init__(
         self, starter: Starter, grid: tuple[int, int], arguments: Sequence[torch.Tensor | int]
     ) -> None:
+        driver = of_torch()
+        if grid[0] * starter.threads > driver.most_threads:
+            raise RuntimeError(
+                f"A launch has {grid[0]:,} programs of {starter.threads} threads, and"
+                f" {driver.title} starts at most {driver.most_threads:,} threads."
+                " Choose thalweg.engine('torch')."
+            )
         count = starter.parameters
         addresses = [
             argument if isinstance(argument, int) else argument.data_ptr() for argument in arguments
@@ -104,15 +248,13 @@ class Launch:
             c_uint(1), c_uint(1), c_uint(starter.shared), self._stream, pointers, None,
         )  # fmt: skip
 
-    def make_calls(self) -> list[Callable[[], Any]]:
-        """Return C functions that launch on the current stream: push context, launch, pop."""
+    def make_calls(self) -> list[Call]:
+        """Return C functions that launch on the current stream: enter the device, launch, leave."""
         self._stream.value = torch.cuda.current_stream(self._device).cuda_stream
-        library, popped_context = _load_driver(), c_void_p()
-        return [
-            partial(library.cuCtxPushCurrent_v2, _context_of(self._device)),
-            partial(library.cuLaunchKernel, *self._bound),
-            partial(library.cuCtxPopCurrent_v2, byref(popped_context)),
-        ]
+        driver = of_torch()
+        enter, leave = driver.calls_around(self._device)
+        launch = getattr(driver.library, driver.functions[-1])
+        return [enter, partial(launch, *self._bound), leave]
 
     def run(self) -> None:
         """Launch the kernel now.
@@ -121,4 +263,4 @@ class Launch:
             RuntimeError: The driver reports an error.
         """
         for call in self.make_calls():
-            _check_code(c_int(call()).value, "Starting a kernel")
+            of_torch().check_code(c_int(call()).value, "Starting a kernel")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,13 @@ from torch import Tensor
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
 from thalweg._engines.array_types import Array, Float64, Int64, numbered
+from thalweg._engines.codegen_measure import distinct_formulas
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK, SIZES, WIDTH
 from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, send_constant
 from thalweg._engines.cuda.tree_reduction import LaunchedTree
-from thalweg._engines.kernel_streams import Streams, streams_of
+from thalweg._engines.kernel_streams import streams_of
 from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest
 from thalweg._engines.random_bits import GROUP, UNCOUNTED
 from thalweg._engines.reduction_order import LEAF, leaf_counts
@@ -41,12 +43,13 @@ class Group:
 
     def __init__(self, request: StepRequest, members: list[int]) -> None:
         kernel_streams = streams_of(request, members)
-        self._names, self._from_copy = kernel_streams.names, kernel_streams.from_copy
-        self._measurable = len(kernel_streams.names) - kernel_streams.copied
-        self.dtype = kernel_streams.compute
+        self._names, self.dtype = kernel_streams.names, kernel_streams.compute
+        self._memory = kernel_streams.describe_memory(kernel_streams.names)
         self._flush = request.selection.denormals == "flush"
-        self._kinds = tuple(getattr(request.rule.update, "vectors", {}).items())
-        self.kernel = self._generate_kernel(request, kernel_streams)
+        update = kernel_streams.describe_update(request)
+        self._kinds = update.vectors
+        is_fast = request.selection.math == "fast"
+        self.kernel = launch.update_kernel(update, self.dtype, self._flush, is_fast)
         self.members = members
         self.has_all_variables = len(members) == len(request.variables)
         self._sizes, self.bytes = kernel_streams.sizes, kernel_streams.bytes
@@ -74,22 +77,6 @@ class Group:
         self._rows: dict[launch.Compiled, Rows] = {}
         self._bound: launch.Bound | None = None
         self._bound_to: tuple[Sequence[Any], bool] = (), False
-
-    def _generate_kernel(self, request: StepRequest, kernel_streams: Streams) -> launch.Compiled:
-        """Return the kernel that updates variables with these streams."""
-        return launch.update_kernel(
-            request.rule.update,
-            request.stages,
-            self._names,
-            self.dtype,
-            self._flush,
-            copy=kernel_streams.copied,
-            before=request.rule.before,
-            fast=request.selection.math == "fast",
-            from_copy=kernel_streams.from_copy,
-            draws=kernel_streams.draws,
-            vectors=self._kinds,
-        )
 
     @lazy
     def _leaves(self) -> _Leaves:
@@ -193,9 +180,8 @@ class Group:
     def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
         """Return float64 sums of formulas for each leaf, of shape (leaves, formulas)."""
         flush = self._flush and bool(stages)
-        kernel = launch.sum_kernel(
-            formulas, stages, self._names, self._measurable, self.dtype, flush, self._from_copy
-        )
+        measurement = replace(self._memory, formulas=tuple(formulas), stages=stages)
+        kernel = launch.sum_kernel(measurement, flush)
         rows, scalars = self._send_scalars(kernel, columns)
         leaves = torch.empty(
             (len(self._leaves.chunks), kernel.measures), dtype=torch.float64, device=self._device
@@ -217,17 +203,9 @@ class Group:
     ) -> list[list[Tensor]]:
         """See `thalweg._engines.dense_plan.Group`."""
         flush = self._flush and bool(stages)
-        kernel_for = partial(
-            launch.lines_kernel,
-            measures,
-            stages,
-            self._names,
-            self._measurable,
-            self.dtype,
-            self._kinds,
-            flush,
-            self._from_copy,
-        )
+        formulas = distinct_formulas(measures)
+        measurement = replace(self._memory, formulas=formulas, stages=stages, vectors=self._kinds)
+        kernel_for = partial(launch.lines_kernel, measures, measurement, flush)
         kernels = self.lines.kernels(kernel_for)
         rows, scalars = self._send_scalars(kernels[0], columns)
         base = self._send_addresses()

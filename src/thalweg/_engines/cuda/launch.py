@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from thalweg._base.locks import Awaited, importing
 from thalweg._engines.codegen import Update
+from thalweg._engines.codegen_measure import Measurement
 from thalweg._engines.cuda import driver
 from thalweg._engines.cuda.availability import is_interpreted
-from thalweg._engines.cuda.codegen import SIZES, THREADS, WARP, Kernel, generate_update
+from thalweg._engines.cuda.codegen import SIZES, THREADS, Kernel, generate_update
 from thalweg._engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg._engines.cuda.codegen_sparse import generate_rows, generate_untouched
-from thalweg.formula import Formula
 
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 Argument = Tensor | int
 _compiling = Awaited()
-# At the end of a kernel's source, for GPUs below compute capability 8.0.
-_BEFORE_8_0 = "to_bfloat16 = to_bfloat16_by_bits\n"
+# At the end of a kernel's source, for AMD's GPUs and those below compute capability 8.0.
+_BY_BITS = "to_bfloat16 = to_bfloat16_by_bits\n"
 
 
 class Compiled:
@@ -75,12 +75,10 @@ class Compiled:
         self, aligned: bool, number: int, arguments: Sequence[Argument]
     ) -> driver.Starter:
         """Load the kernel on a device and launch it without elements, to raise errors early."""
-        major, minor = torch.cuda.get_device_capability(number)
-        binary = compiled_for(self._kernel, aligned, 10 * major + minor)
-        handle = driver.load_function(binary.cubin, self._kernel.name, number)
-        starter = driver.Starter(
-            handle, self._kernel.threads, binary.shared, binary.parameters, number
-        )
+        architecture = driver.of_torch().architecture_of(number)
+        binary = compiled_for(self._kernel, aligned, architecture)
+        handle = driver.load_function(binary.code, self._kernel.name, number)
+        starter = driver.Starter(handle, binary.threads, binary.shared, binary.parameters, number)
         driver.Launch(starter, (1, 1), list(map(_of_nothing, binary.names, arguments))).run()
         return starter
 
@@ -104,26 +102,36 @@ class Bound(Protocol):
         ...
 
 
-class Binary:
+class Binary(NamedTuple):
     """Kernel compiled by Triton for one GPU architecture.
 
     Attributes:
-        ptx: The assembly text.
-        cubin: The machine code.
+        assembly: The text: PTX, or the instructions of an AMD GPU.
+        code: The machine code.
+        threads: Threads of a program.
         shared: Bytes of shared memory of a program.
         names: Names of the parameters that take arguments.
         parameters: Number of all parameters.
     """
 
-    def __init__(self, ptx: str, cubin: bytes, shared: int, names: Sequence[str]) -> None:
-        self.ptx, self.cubin, self.shared, self.names = ptx, cubin, shared, names
-        head = re.search(r"\.entry \w+\((.*?)\)", ptx, re.DOTALL)
-        self.parameters = head.group(1).count(".param") if head else 0
+    assembly: str
+    code: bytes
+    threads: int
+    shared: int
+    names: Sequence[str]
+    parameters: int
+
+
+def _count_parameters(assembly: str) -> int:
+    """Return the number of parameters of a kernel that its caller passes."""
+    if head := re.search(r"\.entry \w+\((.*?)\)", assembly, re.DOTALL):
+        return head.group(1).count(".param")
+    return len(re.findall(r"\.value_kind:\s+(?!hidden_)", assembly))
 
 
 @cache
-def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
-    """Compile a kernel for a compute capability (90 means 9.0); a GPU is not needed.
+def compiled_for(kernel: Kernel, aligned: bool, architecture: driver.Architecture) -> Binary:
+    """Compile a kernel for a GPU architecture; a GPU is not needed.
 
     Triton caches the binary on disk.
     """
@@ -131,8 +139,10 @@ def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
     triton: Any = import_module("triton")
     compiler: Any = import_module("triton.compiler")
     backends: Any = import_module("triton.backends.compiler")
+    is_amd = isinstance(architecture, str)
+    warp = driver.warp_of(architecture)
     with _compiling:
-        text = kernel.source + (_BEFORE_8_0 if capability < 80 else "")
+        text = kernel.source + (_BY_BITS if is_amd or architecture < 80 else "")
         function = getattr(load_module(kernel.name, text), kernel.name)
         signature = {
             name: "i64" if name in kernel.integers else _POINTERS[name]
@@ -142,14 +152,19 @@ def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
             signature["scalars"] = "*fp32" if kernel.kind == "float32" else "*fp64"
         signature["ALIGNED"] = "constexpr"
         source = compiler.ASTSource(function, signature, {"ALIGNED": aligned})
-        options = {"num_warps": kernel.threads // WARP, "enable_fp_fusion": kernel.fast}
-        target = backends.GPUTarget("cuda", capability, WARP)
+        # A program of AMD's GPUs has 64 threads where the kernel needs 32: half of them repeat.
+        warps = max(kernel.threads // warp, 1)
+        options = {"num_warps": warps, "enable_fp_fusion": kernel.fast}
+        target = backends.GPUTarget("hip" if is_amd else "cuda", architecture, warp)
         compiled = triton.compile(source, target=target, options=options)
+    assembly = compiled.asm["amdgcn" if is_amd else "ptx"]
     return Binary(
-        compiled.asm["ptx"],
-        compiled.asm["cubin"],
+        assembly,
+        compiled.asm["hsaco" if is_amd else "cubin"],
+        warps * warp,
         compiled.metadata.shared,
         function.arg_names[:-1],
+        _count_parameters(assembly),
     )
 
 
@@ -194,39 +209,20 @@ class _Interpreted:
 
 @cache
 def update_kernel(
-    formula: Formula,
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
+    update: Update,
     compute: type[np.floating[Any]],
     flush: bool,
-    grad: bool = True,
-    duplicates: Literal["sum", "successive"] | None = None,
-    copy: bool = False,
-    entries: tuple[Formula, ...] = (),
-    before: Formula | None = None,
     fast: bool = False,
-    from_copy: bool = False,
+    duplicates: Literal["sum", "successive"] | None = None,
     threads: int = THREADS,
-    draws: bool = False,
-    vectors: tuple[tuple[str, str], ...] = (),
 ) -> Compiled:
-    """Return the update kernel of a formula for storage dtypes; arguments as for `Update`."""
-    vector_names = dict(vectors)
-    # Encoded slots.
-    if draws or not SIZES.keys() >= {*storage}:
+    """Return the kernel of an update; arguments as for the functions that generate it."""
+    name = np.dtype(compute).name
+    if update.draws or not SIZES.keys() >= {*update.storage}:
         with importing:
             from thalweg._engines.cuda.codegen_blocks import generate_blocks
-        options: dict[str, Any] = {"stages": stages, "before": before, "vectors": vector_names}
-        options |= {"copy": copy, "from_copy": from_copy}
-        kernel = generate_blocks(
-            formula, storage, flush, fast, draws=draws, before_name="before", **options
-        )
-        return Compiled(kernel, compute)
-    update = Update(
-        formula, storage, stages, grad, entries, before, copy, from_copy, "before", vector_names
-    )
-    name = np.dtype(compute).name
-    if not grad:
+        kernel = generate_blocks(update, flush, fast)
+    elif not update.grad:
         kernel = generate_untouched(update, name, flush, fast)
     elif duplicates is None:
         kernel = generate_update(update, name, flush, fast)
@@ -236,48 +232,26 @@ def update_kernel(
 
 
 @cache
-def sum_kernel(
-    formulas: tuple[Formula, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    n_readable: int,
-    compute: type[np.floating[Any]],
-    flush: bool,
-    from_copy: bool = False,
-) -> Compiled:
+def sum_kernel(measurement: Measurement, flush: bool) -> Compiled:
     """Return the kernel that sums formulas over leaves; arguments as for `generate_measure`."""
-    name = np.dtype(compute).name
-    kernel = generate_measure(formulas, stages, storage, n_readable, name, flush, from_copy)
-    return Compiled(kernel, np.float64)
+    return Compiled(generate_measure(measurement, flush), np.float64)
 
 
 @cache
 def lines_kernel(
-    measures: tuple[Measure, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    n_readable: int,
-    compute: type[np.floating[Any]],
-    vectors: tuple[tuple[str, str], ...],
-    flush: bool,
-    from_copy: bool,
-    layout: Layout,
+    measures: tuple[Measure, ...], measurement: Measurement, flush: bool, layout: Layout
 ) -> Compiled:
     """Return the kernel that measures rows, columns and variables.
 
     Args:
+        measures, measurement, flush: As for `MeasureBuilder`.
         layout: The layout of the matrices.
-
-    The others are those of `MeasureBuilder`.
     """
     with importing:
         from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder
         from thalweg._engines.cuda.codegen_row_column import generate_lines
         from thalweg._engines.cuda.codegen_small_matrices import generate_short
-    name, vector_scopes = np.dtype(compute).name, dict(vectors)
-    builder = MeasureBuilder(
-        measures, stages, storage, n_readable, name, vector_scopes, flush, from_copy
-    )
+    builder = MeasureBuilder(measures, measurement, flush)
     if layout.sides:
         return Compiled(generate_short(builder, layout.sides), np.float64)
     return Compiled(generate_lines(builder, layout.columns), np.float64)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.cpu.sparse import from_zero
+from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK, SIZES, THREADS, WARP, WIDTH, share_of
 from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, is_capturing, send_constant
-from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest, formula_of_rows
+from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices, assert_in_range
 
@@ -36,30 +36,18 @@ class RowsPart(RowsPlan):
         self._indices: Tensor | None = None
         self._home = self.var.device
         self._is_aligned = not any(pointer % WIDTH for pointer in self._pointers)
-        names = [layout.STORAGE_NAMES[dtype] for dtype in self._dtypes]
-        self._plan_touched(request, [names[0], layout.STORAGE_NAMES[self._kind], *names[1:]])
-        self._untouched: launch.Compiled | None = None
-        if self.rule.update_untouched is not None:
-            self._untouched = self._plan_untouched(request, names)
+        self._is_fast = request.selection.math == "fast"
+        self._plan_touched(self._describe_touched())
+        untouched = self._describe_untouched()
+        self._untouched = untouched and self._plan_untouched(untouched)
 
-    def _plan_touched(self, request: StepRequest, storage: Sequence[str]) -> None:
-        """Create the kernel and tables for rows with entries; `storage` are dtypes of streams."""
-        rule = self.rule
+    def _plan_touched(self, update: Update) -> None:
+        """Create the kernel and tables for rows with entries."""
+        storage = update.storage
         threads = threads_for(self._width, storage)
         self._blocks = -(-self._width // (threads * share_of(storage)))
         self._touched = launch.update_kernel(
-            formula_of_rows(rule, self.var),
-            (from_zero,) if rule.duplicates == "sum" else (),
-            tuple(storage),
-            self.compute,
-            self._flush,
-            duplicates=rule.duplicates,
-            copy=self._copy is not None,
-            entries=self.stages,
-            before=rule.before,
-            fast=request.selection.math == "fast",
-            from_copy=self._from_copy,
-            threads=threads,
+            update, self.compute, self._flush, self._is_fast, self.rule.duplicates, threads
         )
         var_pointer, *other_pointers = self._pointers
         self._base = Mirror(np.array([var_pointer, 0, *other_pointers], np.int64), self._home)
@@ -68,23 +56,13 @@ class RowsPart(RowsPlan):
         # All rows begin at multiples of 16 bytes if the gradient's values do.
         self._are_rows_aligned = self._is_aligned and not self._width % multiple
 
-    def _plan_untouched(self, request: StepRequest, storage: Sequence[str]) -> launch.Compiled:
+    def _plan_untouched(self, update: Update) -> launch.Compiled:
         """Create the tables for rows without entries and return their kernel."""
-        kernel = launch.update_kernel(
-            self.rule.update_untouched,
-            (),
-            tuple(storage),
-            self.compute,
-            self._flush,
-            False,
-            copy=self._copy is not None,
-            fast=request.selection.math == "fast",
-            from_copy=self._from_copy,
-        )
+        kernel = launch.update_kernel(update, self.compute, self._flush, self._is_fast)
         self._base_of_all = send_constant(self._pointers, np.int64, self._home)
         self._scalars_of_all = Rows(1, kernel, self._home)
         # No load of a thread spans two rows.
-        self._are_shares_aligned = self._is_aligned and not self._width % share_of(storage)
+        self._are_shares_aligned = self._is_aligned and not self._width % share_of(update.storage)
         return kernel
 
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:

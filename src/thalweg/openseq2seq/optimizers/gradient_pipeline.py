@@ -1,8 +1,9 @@
-"""Step after a backward pass, over concrete tensors, for eager steps and graphs alike."""
+"""Steps that eager mode and graphs share: from the loss to the summaries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple
@@ -21,12 +22,16 @@ from thalweg._core.replay_trigger import ReplayResult
 from thalweg.openseq2seq.optimizers.accumulation import are_addable
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult, raw, unscaled
-from thalweg.openseq2seq.optimizers.gradients import processed
+from thalweg.openseq2seq.optimizers.gradients import transform_gradients
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
+from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
+from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
-from thalweg.openseq2seq.optimizers.update import update, watching
-from thalweg.v1.train.optimizer import Optimizer, check_any
+from thalweg.openseq2seq.optimizers.update import decide_by_scaler, update
+from thalweg.v1.train.gradients import check_any
+from thalweg.v1.train.optimizer import Optimizer
 
 SCOPE = "Loss_Optimization/"
 ACCUMULATED = "The run added its gradients up"
@@ -58,17 +63,19 @@ class Treatment(NamedTuple):
         return self.reduces and self.all_reduce is None and not skips
 
 
-class ReceivedGradients(NamedTuple):
-    """Inputs of a step.
+class StepInputs(NamedTuple):
+    """Values of one step.
 
     Attributes:
-        backward: The raw gradients and their variables.
+        backward: The raw gradients and their variables; they are not written to.
         sums: The accumulators of the targets; [] where every run makes an update.
         rate: The learning rate, a number or tensor of shape ().
         skip: Whether this run only adds to the accumulators.
         captured: In a graph the values that the optimizer captured when the graph was built.
         counts: Further calls of C functions that count the run.
         loss: The loss, or None where gradients were computed elsewhere.
+        loss_scale: The value of the summary of that name, or None for no such summary.
+        global_step: The variable that counts updates, or None without an update.
     """
 
     backward: BackwardResult
@@ -78,6 +85,8 @@ class ReceivedGradients(NamedTuple):
     captured: Any = None
     counts: Sequence[Call] = ()
     loss: Tensor | None = None
+    loss_scale: Any = None
+    global_step: Any = None
 
 
 class Ready(NamedTuple):
@@ -96,193 +105,206 @@ class Ready(NamedTuple):
     step: int
 
 
-def _check_addends(
-    gradients: Sequence[Any], targets: Sequence[Tensor], sums: Sequence[Tensor]
-) -> None:
-    """Raise if gradients cannot be added to their sums."""
-    if not are_addable(gradients, targets, sums):
-        check_addable(gradients, targets, sums)
+@dataclass(frozen=True)
+class StepPipeline:
+    """Steps of one optimizer over concrete tensors.
 
-
-def readied(
-    optimizer: Optimizer,
-    treatment: Treatment,
-    step_inputs: ReceivedGradients,
-    scaler: AutomaticLossScaler | None,
-    loss_scale: object,
-    global_step: Tensor,
-    report: list[object],
-) -> Ready:
-    """Accumulate and reduce gradients; return the run with the transforms of its update.
-
-    If this function raises an error, nothing has changed.
-
-    Args:
-        optimizer, how, given, scaler, loss_scale, global_step, done: See `apply_processed`.
-    """
-    if treatment.reduces or thread.strategies:
-        check_replicas(treatment.reduces, treatment.iter_size)
-    journal = _begun(treatment, step_inputs, loss_scale)
-    step = 0 if journal is None else int(number_of(global_step))
-    backward = step_inputs.backward
-    # Another worker may have a gradient that this one lacks: checked after the reduction.
-    if step_inputs.skip or not treatment.reduces:
-        _check(treatment, backward)
-    if treatment.iter_size > 1 or treatment.reduces:
-        gradients = unscaled(backward)
-        if treatment.iter_size > 1:
-            _check_addends(gradients, backward.targets, step_inputs.sums)
-            accumulation = step_inputs.sums, gradients, treatment.iter_size
-            if step_inputs.skip:
-                note = partial(report.extend, (f"{ACCUMULATED}.", False))
-                run([*adding(*accumulation), *step_inputs.counts, note])
-                return Ready(backward, None, journal, step)
-            gradients = totals(*accumulation)
-        if treatment.reduces:
-            reduction = treatment.all_reduce, treatment.model, treatment.post.as_shipped
-            gradients = reduced(gradients, backward.targets, *reduction, optimizer)
-        backward = backward.done(gradients)
-        if treatment.reduces:
-            _check(treatment, backward)
-    backward, unscaling = raw(backward)
-    # The host tells other ranks of the step.
-    clears = clearing(step_inputs.sums) if step_inputs.sums else ()
-    parts = watching(scaler, report, [*clears, *step_inputs.counts], not treatment.reduces)
-    parts |= {"rate": step_inputs.rate, "journal": journal, "unscaling": unscaling}
-    transforms = treatment.post.gradient_transforms(backward.present().pairs, **parts)
-    return Ready(backward, transforms, journal, step)
-
-
-def apply_processed(
-    optimizer: Optimizer,
-    treatment: Treatment,
-    step_inputs: ReceivedGradients,
-    scaler: AutomaticLossScaler | None,
-    loss_scale: object,
-    global_step: Tensor,
-    report: list[Any],
-) -> StepResult:
-    """Run a step: accumulate, reduce, unscale, clip, check and update; write summaries.
-
-    If this function raises an error, nothing has changed, and a note on the error says so.
-
-    Args:
-        optimizer: The optimizer.
+    Attributes:
+        optimizer: The optimizer; a `MixedPrecisionOptimizerWrapper` in mixed precision.
         treatment: The settings of the processing of gradients.
-        step_inputs: The inputs of the run. Gradients are not written to.
-        scaler: The scaler that decides by the gradients whether to update, or None.
-        loss_scale: The value of the summary of that name, or None for no such summary.
-        global_step: The variable that counts updates.
-        report: An empty list; as soon as something has been written it is given a sentence, and
-            whether the step was taken: a bool, or a tensor where a device decides.
-
-    Returns:
-        Whether there was an update, see `StepResult`, and what was raised after it by constraints,
-        the optimizer's `_finish` and the writer.
     """
-    if _is_plain(treatment, step_inputs, scaler) and optimizer.takes_transforms():
-        pairs = step_inputs.backward.pairs
+
+    optimizer: Optimizer
+    treatment: Treatment
+    _check_mixed: MixedCheck = field(default_factory=MixedCheck)
+
+    @property
+    def mixed(self) -> MixedPrecisionOptimizerWrapper | None:
+        """The optimizer if it trains in mixed precision, or None."""
+        optimizer = self.optimizer
+        return optimizer if isinstance(optimizer, MixedPrecisionOptimizerWrapper) else None
+
+    @property
+    def inner(self) -> Optimizer:
+        """The optimizer of the masters, and of variables without one."""
+        return self.optimizer if self.mixed is None else self.mixed.optimizer
+
+    @property
+    def scaler(self) -> AutomaticLossScaler | None:
+        """Scaler that decides by the gradients whether to update, or None."""
+        return None if self.mixed is None else self.mixed.loss_scaler
+
+    def check_loss(self, loss: object) -> None:
+        """Raise if a loss is not a scalar; warn if the first one of "mixed" has no 16-bit dtype."""
+        check_scalar(loss)
+        if self.mixed is not None:
+            self._check_mixed(loss)
+
+    def differentiate(self, loss: object, var_list: object) -> BackwardResult:
+        """Return the gradients of a loss, scaled in mixed precision; symbolic in a graph."""
+        if self.mixed is not None:
+            return self.mixed.differentiate(loss, var_list)
+        return BackwardResult.plain(self.optimizer.compute_gradients(loss, var_list))
+
+    def make_ready(self, step_inputs: StepInputs, report: list[object]) -> Ready:
+        """Accumulate and reduce gradients; return the run with the transforms of its update.
+
+        If this method raises an error, nothing has changed. See `apply` for the arguments.
+        """
+        treatment = self.treatment
+        if treatment.reduces or thread.strategies:
+            check_replicas(treatment.reduces, treatment.iter_size)
+        journal = self._begin_journal(step_inputs)
+        step = 0 if journal is None else int(number_of(step_inputs.global_step))
+        backward = step_inputs.backward
+        # Another worker may have a gradient that this one lacks: checked after the reduction.
+        if step_inputs.skip or not treatment.reduces:
+            self._check_gradients(backward)
+        if treatment.iter_size > 1 or treatment.reduces:
+            gradients = unscaled(backward)
+            if treatment.iter_size > 1:
+                if not are_addable(gradients, backward.targets, step_inputs.sums):
+                    check_addable(gradients, backward.targets, step_inputs.sums)
+                accumulation = step_inputs.sums, gradients, treatment.iter_size
+                if step_inputs.skip:
+                    note = partial(report.extend, (f"{ACCUMULATED}.", False))
+                    run([*adding(*accumulation), *step_inputs.counts, note])
+                    return Ready(backward, None, journal, step)
+                gradients = totals(*accumulation)
+            if treatment.reduces:
+                reduction = treatment.all_reduce, treatment.model, treatment.post.as_shipped
+                gradients = reduced(gradients, backward.targets, *reduction, self.inner)
+            backward = backward.done(gradients)
+            if treatment.reduces:
+                self._check_gradients(backward)
+        backward, unscaling = raw(backward)
+        # The host tells other ranks of the step.
+        clears = clearing(step_inputs.sums) if step_inputs.sums else ()
+        calls = [*clears, *step_inputs.counts]
+        parts = decide_by_scaler(self.scaler, report, calls, not treatment.reduces)
+        parts |= {"rate": step_inputs.rate, "journal": journal, "unscaling": unscaling}
+        transforms = treatment.post.gradient_transforms(backward.present().pairs, **parts)
+        return Ready(backward, transforms, journal, step)
+
+    def apply(self, step_inputs: StepInputs, report: list[Any]) -> StepResult:
+        """Run a step: accumulate, reduce, unscale, clip, check and update; write summaries.
+
+        If this method raises an error, nothing has changed, and a note on the error says so.
+
+        Args:
+            step_inputs: The inputs of the run.
+            report: An empty list; as soon as something has been written it is given a sentence, and
+                whether the step was taken: a bool, or a tensor where a device decides.
+
+        Returns:
+            Whether there was an update, see `StepResult`, and what was raised after it by
+            constraints, the optimizer's `_finish` and the writer.
+        """
+        if self._replay(step_inputs, report):
+            return StepResult(True, [])
+        optimizer = self.inner
+        with writable(), note_not_applied(report):
+            ready = self.make_ready(step_inputs, report)
+            if ready.gradient_transforms is None:
+                return StepResult(False, self.send_summaries(ready, ACCUMULATED))
+            has_update, errors = update(
+                optimizer,
+                ready.backward,
+                ready.gradient_transforms,
+                step_inputs.global_step,
+                step_inputs.captured,
+            )
+            if isinstance(has_update, Tensor):
+                outcome = LEFT.rstrip(".")
+            else:
+                outcome = TAKEN if has_update else SKIPPED
+                if has_update:
+                    distribute.commit_sums(optimizer, bool(errors))
+            return StepResult(has_update, errors + self.send_summaries(ready, outcome))
+
+    def _replay(self, step_inputs: StepInputs, report: list[Any]) -> bool:
+        """Return whether the step was taken in one call, as the one before."""
+        optimizer, post, backward = self.inner, self.treatment.post, step_inputs.backward
+        if not (self._is_plain(step_inputs) and optimizer.takes_transforms()):
+            return False
         follows = report if isinstance(report, ReplayResult) else ReplayResult()
         # Pairs without gradients, since the transforms are kept until the next step.
-        larc_pairs: Any = (
-            []
-            if treatment.post.larc is None
-            else [(None, var) for var in step_inputs.backward.targets]
-        )
-        first = treatment.post.gradient_transforms(larc_pairs, step_inputs.rate, None)
-        if optimizer._take_again(pairs, global_step, step_inputs.captured, follows, first):
-            if not report:
-                report.extend((f"{TAKEN}.", True))
-            distribute.commit_sums(optimizer)
-            return StepResult(True, [])
-    with writable(), note_not_applied(report):
-        ready = readied(optimizer, treatment, step_inputs, scaler, loss_scale, global_step, report)
-        if ready.gradient_transforms is None:
-            return StepResult(False, told(treatment, ready, ACCUMULATED))
-        has_update, errors = update(
-            optimizer, ready.backward, ready.gradient_transforms, global_step, step_inputs.captured
-        )
-        if isinstance(has_update, Tensor):
-            return StepResult(has_update, errors + told(treatment, ready, LEFT.rstrip(".")))
-        if has_update:
-            distribute.commit_sums(optimizer, bool(errors))
-        return StepResult(
-            has_update, errors + told(treatment, ready, TAKEN if has_update else SKIPPED)
+        larc_pairs: Any = [] if post.larc is None else [(None, var) for var in backward.targets]
+        transforms = post.gradient_transforms(larc_pairs, step_inputs.rate, None)
+        replay_args = backward.pairs, step_inputs.global_step, step_inputs.captured
+        if not optimizer._take_again(*replay_args, follows, transforms):
+            return False
+        if not report:
+            report.extend((f"{TAKEN}.", True))
+        distribute.commit_sums(optimizer)
+        return True
+
+    def _is_plain(self, step_inputs: StepInputs) -> bool:
+        """Return whether a run only updates by its own gradients, clipped or scaled by LARC."""
+        treatment, backward = self.treatment, step_inputs.backward
+        return (
+            self.scaler is None
+            and treatment.outbox is None
+            and treatment.iter_size == 1
+            and not treatment.reduces
+            and not treatment.post.as_shipped
+            and backward.scale is None
+            and not backward.has_masters
+            and not step_inputs.counts
         )
 
+    def preview_summaries(self, step_inputs: StepInputs, scope: str) -> Letter:
+        """Return the summaries of a run's gradients and variables, without its update.
 
-def _is_plain(
-    treatment: Treatment, step_inputs: ReceivedGradients, scaler: AutomaticLossScaler | None
-) -> bool:
-    """Return whether a run only updates by its own gradients, clipped or scaled by LARC."""
-    backward = step_inputs.backward
-    return (
-        scaler is None
-        and treatment.outbox is None
-        and treatment.iter_size == 1
-        and not treatment.reduces
-        and not treatment.post.as_shipped
-        and backward.scale is None
-        and not backward.has_masters
-        and not step_inputs.counts
-    )
+        A run that only accumulates gradients has none. Gradients are those of this worker alone.
 
-
-def told_of(treatment: Treatment, step_inputs: ReceivedGradients, scope: str) -> Letter:
-    """Return the summaries of a run's gradients and variables, without its update.
-
-    A run that only accumulates gradients has none.
-
-    Args:
-        treatment: What would be done to the gradients of this worker alone.
-        step_inputs: The gradients of the run.
-        scope: What tags begin with.
-    """
-    journal = Journal(treatment.post.summaries, scope)
-    with writable():
-        backward = step_inputs.backward
-        if treatment.iter_size > 1 and not step_inputs.skip:
-            backward = backward.done(
-                totals(step_inputs.sums, unscaled(backward), treatment.iter_size)
-            )
-        if not step_inputs.skip:
+        Args:
+            step_inputs: The gradients of the run.
+            scope: What tags begin with.
+        """
+        treatment, backward = self.treatment, step_inputs.backward
+        journal = Journal(treatment.post.summaries, scope)
+        if step_inputs.skip:
+            return journal.sent(0)
+        with writable():
+            if treatment.iter_size > 1:
+                backward = backward.done(
+                    totals(step_inputs.sums, unscaled(backward), treatment.iter_size)
+                )
             backward, unscaling = raw(backward)
-            pairs = backward.present().pairs
-            gradient_transforms = treatment.post.gradient_transforms(
-                pairs, step_inputs.rate, journal, unscaling=unscaling
+            transforms = treatment.post.gradient_transforms(
+                backward.present().pairs, step_inputs.rate, journal, unscaling=unscaling
             )
-            processed([grad for grad, _ in pairs], [var for _, var in pairs], gradient_transforms)
-    return journal.sent(0)
+            transform_gradients(backward.gradients, backward.targets, transforms)
+        return journal.sent(0)
 
+    def _check_gradients(self, backward: BackwardResult) -> None:
+        post = self.treatment.post
+        if post.as_shipped or NoneType in set(map(type, backward.gradients)):
+            post.check(backward.gradients, backward.targets)
+            check_any(backward.pairs)
 
-def _check(treatment: Treatment, backward: BackwardResult) -> None:
-    if not treatment.post.as_shipped and NoneType not in set(map(type, backward.gradients)):
-        return
-    treatment.post.check(backward.gradients, backward.targets)
-    check_any(backward.pairs)
+    def _begin_journal(self, step_inputs: StepInputs) -> Journal | None:
+        """Return a journal with the summaries that need no gradients; None without an outbox."""
+        treatment, loss_scale = self.treatment, step_inputs.loss_scale
+        if treatment.outbox is None:
+            return None
+        journal = Journal(treatment.post.summaries, SCOPE)
+        if "learning_rate" in journal.names:
+            journal.scalar("learning_rate", step_inputs.rate, scoped=False)
+        if treatment.shows_loss and step_inputs.loss is not None:
+            journal.scalar("loss", step_inputs.loss.detach())
+        if "loss_scale" in journal.names and loss_scale is not None:
+            journal.scalar("loss_scale", loss_scale.clone())
+        return journal
 
-
-def _begun(treatment: Treatment, step_inputs: ReceivedGradients, loss_scale: Any) -> Journal | None:
-    """Return a journal with the summaries that need no gradients; None without an outbox."""
-    if treatment.outbox is None:
-        return None
-    journal = Journal(treatment.post.summaries, SCOPE)
-    if "learning_rate" in journal.names:
-        journal.scalar("learning_rate", step_inputs.rate, scoped=False)
-    if treatment.shows_loss and step_inputs.loss is not None:
-        journal.scalar("loss", step_inputs.loss.detach())
-    if "loss_scale" in journal.names and loss_scale is not None:
-        journal.scalar("loss_scale", loss_scale.clone())
-    return journal
-
-
-def told(treatment: Treatment, ready: Ready, outcome: str) -> list[BaseException]:
-    """Send the summaries of a run to the writer; return [error of the writer] or []."""
-    if ready.journal is None or treatment.outbox is None:
+    def send_summaries(self, ready: Ready, outcome: str) -> list[BaseException]:
+        """Send the summaries of a run to the writer; return [error of the writer] or []."""
+        if ready.journal is None or self.treatment.outbox is None:
+            return []
+        try:
+            self.treatment.outbox.send(ready.journal.sent(ready.step))
+        except BaseException as error:
+            error.add_note(f"{outcome}, but its summaries were not written.")
+            return [error]
         return []
-    try:
-        treatment.outbox.send(ready.journal.sent(ready.step))
-    except BaseException as error:
-        error.add_note(f"{outcome}, but its summaries were not written.")
-        return [error]
-    return []

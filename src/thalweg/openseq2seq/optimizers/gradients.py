@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg._base.context_managers import no_grad
 from thalweg._base.execution_context import is_deferred
 from thalweg._core.gradient_stats import materialised
-from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._core.grads_and_vars import concrete as concrete
 from thalweg._engines import current
 from thalweg._graph import is_symbolic, made_of_gradients
@@ -65,10 +65,10 @@ def floating(values: Tensor) -> Tensor:
     return values if values.is_floating_point() else values.float()
 
 
-def processed(
+def transform_gradients(
     gradients: Sequence[Gradient], variables: Sequence[object], transforms: GradientTransforms
-) -> list[Gradient]:
-    """Return gradients with transforms applied, as new tensors.
+) -> tuple[list[Gradient], Decision]:
+    """Return gradients with transforms applied, as new tensors, and the decision of the step.
 
     Args:
         gradients: None stays None.
@@ -77,11 +77,11 @@ def processed(
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     pairs: Any = [(gradients[index], variables[index]) for index in present]
-    new_pairs, _ = materialised(pairs, transforms, current().denormals == "flush")
+    new_pairs, decision = materialised(pairs, transforms, current().denormals == "flush")
     new_gradients = list(gradients)
     for index, (grad, _) in zip(present, new_pairs, strict=True):
         new_gradients[index] = grad
-    return new_gradients
+    return new_gradients, decision
 
 
 def title(var: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,9 +56,9 @@ class LossScaler:
         self._params: dict[str, Any] = {**self.DEFAULTS, **options}
         self._as_shipped = as_shipped
         self._in_graph = not executing_eagerly()
-        make: Any = make_variable if self._in_graph else _eager_variable
+        make: Any = make_variable if self._in_graph else partial(Variable, trainable=False)
         self._variables: dict[str, Any] = {
-            name: make(value, f"{type(self).__name__}/{name}")
+            name: make(value, name=f"{type(self).__name__}/{name}")
             for name, value in self._initial().items()
         }
 
@@ -146,10 +147,6 @@ class LossScaler:
         return [
             Entry(scope + name, variables[name], lowest=_LOWEST.get(name)) for name in variables
         ]
-
-
-def _eager_variable(value: object, name: str) -> Variable:
-    return Variable(value, name=name, trainable=False)
 
 
 def _number(name: str, value: object) -> Any:

@@ -140,7 +140,8 @@ def exp_decay(
         terms = (dtype(decay_steps), as_scalar(decay_rate, dtype), use_staircase_decay)
         return formulas.exponential(rate, step, *terms, folded=True)
 
-    return _decayed("exp_decay", global_step, learning_rate, decay, begin_decay_at, lowest=min_lr)
+    rate_at = _warmed_up(learning_rate, decay, begin_decay_at, lowest=min_lr)
+    return _followed("exp_decay", global_step, rate_at, _dtype_of(learning_rate))
 
 
 @remember_source
@@ -194,7 +195,8 @@ def poly_decay(
             has_constant_rate=warmup_steps <= 0,
         )
 
-    return _decayed("poly_decay", global_step, learning_rate, decay, begin_decay_at, warmup_steps)
+    rate_at = _warmed_up(learning_rate, decay, begin_decay_at, warmup_steps)
+    return _followed("poly_decay", global_step, rate_at, _dtype_of(learning_rate))
 
 
 @remember_source
@@ -227,7 +229,8 @@ def cosine_decay(
     def decay(rate: Scalar, step: Scalar, dtype: ScalarType) -> Scalar:
         return formulas.cosine(rate, step, dtype(decay_steps), min_lr, folded=True)
 
-    return _decayed("cosine_decay", global_step, learning_rate, decay, begin_decay_at, warmup_steps)
+    rate_at = _warmed_up(learning_rate, decay, begin_decay_at, warmup_steps)
+    return _followed("cosine_decay", global_step, rate_at, _dtype_of(learning_rate))
 
 
 @remember_source
@@ -329,16 +332,14 @@ def inv_poly_decay(
     return _followed(name, global_step, at, dtype)
 
 
-def _decayed(
-    name: str,
-    global_step: object,
-    learning_rate: Any,
+def _warmed_up(
+    learning_rate: object,
     decay: Callable[[Any, Any, ScalarType], Any],
     begin_decay_at: int,
     warmup_steps: int = 0,
     lowest: float = -math.inf,
-) -> object:
-    """Return a rate with warm-up to `learning_rate` and `decay` from `begin_decay_at` on."""
+) -> Callable[[Any], Any]:
+    """Return a function of the step: a warm-up to `learning_rate`, then `decay` from a step on."""
     dtype = _dtype_of(learning_rate)
 
     def at(step: Any) -> Any:
@@ -350,7 +351,7 @@ def _decayed(
             rate = decay(rate, as_scalar(step - begin_decay_at, dtype), dtype)
         return np.maximum(as_scalar(lowest, dtype), rate)
 
-    return _followed(name, global_step, at, dtype)
+    return at
 
 
 def _followed(

@@ -43,15 +43,18 @@ from thalweg.openseq2seq.optimizers.regularization import (
 )
 from thalweg.openseq2seq.optimizers.scaled_loss import scaled
 from thalweg.openseq2seq.optimizers.state import TrainingState
-from thalweg.openseq2seq.optimizers.update import captured_by, update, watching
-from thalweg.openseq2seq.optimizers.update_in_graph import (
-    is_called_at_the_build,
-    processed_now,
-    referred,
-    updated,
-    written_beside,
+from thalweg.openseq2seq.optimizers.update import (
+    by_references,
+    calls_hooks_at_build,
+    capture_inputs,
+    decide_by_scaler,
+    process_gradients,
+    record_update,
+    update,
+    variables_written_by,
 )
-from thalweg.v1.train.optimizer import Optimizer, check_any
+from thalweg.v1.train.gradients import check_any
+from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 from thalweg.variable import REDUCED
 
@@ -270,15 +273,13 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             all_gradients[index] = grad
         return list(zip(all_gradients, backward.targets, strict=True))
 
-    def _update(
-        self, gradients: Any, variables: Any, targets: Any, step: object, captured: object
-    ) -> None:
+    def _update(self, backward: BackwardResult, step: object, captured: object) -> None:
         """Update the targets, which are masters or variables, and the loss scale."""
-        backward = BackwardResult(concretes(gradients), variables, targets, [None] * len(targets))
+        backward = backward.done(concretes(backward.gradients))
         report: list[Any] = []
         with self._opt._turn_lock(), self._opt._locked(), note_not_applied(report):
             check_any(backward.pairs)
-            transforms = GradientTransforms(**watching(self.loss_scaler, report))
+            transforms = GradientTransforms(**decide_by_scaler(self.loss_scaler, report))
             outcome = update(self._opt, backward, transforms, step, captured)
         raise_first(outcome.errors)
 
@@ -309,24 +310,23 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         targets = [target for _, target in pairs]
         originals = self._masters.originals(targets)
         target_gradients = [grad for grad, _ in pairs]
+        backward = BackwardResult(target_gradients, originals, targets, [None] * len(targets))
         graph = graph_of(*targets, *target_gradients)
         if graph is None:
             with writable():
-                self._update(target_gradients, originals, targets, global_step, None)
+                self._update(backward, global_step, None)
             return None
         check_inner(self._opt)
         if all(grad is None for grad in target_gradients):
             return self._opt.apply_gradients(pairs)  # raises
-        backward = BackwardResult(target_gradients, originals, targets, [None] * len(targets))
         with graph.as_default():
-            if is_called_at_the_build(self._opt):
+            if calls_hooks_at_build(self._opt):
                 op = self._update_in_graph(backward.present(), global_step, name)
             else:
                 counter = by_reference(global_step) if is_symbolic(global_step) else global_step
-                captured = captured_by(self._opt, targets)
-                inputs = [target_gradients, *referred(backward), counter, captured]
+                inputs = [by_references(backward), counter, capture_inputs(self._opt, targets)]
                 op = operation(self._update, inputs, name or self.get_name(), kind="update")
-                op.written += written_beside(self._opt, targets, self.loss_scaler)
+                op.written += variables_written_by(self._opt, targets, self.loss_scaler)
             graph.add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
 
@@ -336,16 +336,19 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         """Return the operation of an update whose optimizer hooks are called while building."""
         scaler = self.loss_scaler
 
-        def process(gradients: Any, variables: Any, targets: Any) -> list[object] | None:
-            backward = BackwardResult(concretes(gradients), variables, targets, present.penalties)
+        def process(backward: BackwardResult) -> list[object] | None:
+            backward = backward.done(concretes(backward.gradients))
             report: list[Any] = []
             with note_not_applied(report):
                 check_any(backward.pairs)
-                return processed_now(backward, GradientTransforms(**watching(scaler, report)))
+                return process_gradients(
+                    backward, GradientTransforms(**decide_by_scaler(scaler, report))
+                )
 
-        inputs, always = [present.gradients, *referred(present)], scaler is None
-        update_ops = updated(
-            self._opt, present, process, inputs, global_step, scaler, name=name, always=always
+        options = {"name": name, "always": scaler is None}
+        inputs = [by_references(present)]
+        update_ops = record_update(
+            self._opt, present, process, inputs, global_step, scaler, **options
         )
         return group(update_ops.op, name=name or self.get_name())
 

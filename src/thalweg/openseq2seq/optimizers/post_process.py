@@ -26,13 +26,17 @@ from thalweg.openseq2seq.optimizers.gradients import (
     check_given,
     concretes,
     map_gradients,
-    processed,
     refuse_none,
+    transform_gradients,
 )
 from thalweg.openseq2seq.optimizers.larc import Larc, larc_of
 from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS, checked_summaries
-from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, tags_of
-from thalweg.openseq2seq.optimizers.summaries_in_graph import collect
+from thalweg.openseq2seq.optimizers.summaries import (
+    Journal,
+    check_writer,
+    collect_summaries,
+    tags_of,
+)
 
 
 class PostProcessing(NamedTuple):
@@ -108,7 +112,9 @@ class PostProcessing(NamedTuple):
     ) -> list[Gradient]:
         """Return new gradients, clipped or scaled; summaries go to the journal."""
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
-        return processed(gradients, variables, self.gradient_transforms(pairs, rate, journal))
+        return transform_gradients(
+            gradients, variables, self.gradient_transforms(pairs, rate, journal)
+        )[0]
 
     def gradient_transforms(
         self, pairs: Sequence[Pair], rate: object, journal: Journal | None, **others: Any
@@ -268,7 +274,7 @@ def post_process_gradients(
         return journal.sent(0).write
 
     if OF_GRADIENTS.intersection(settings.summaries) and is_deferred(*gradients, *variables, lr):
-        collect(tell, [gradients, variables, lr])
+        collect_summaries(tell, [gradients, variables, lr])
     new_gradients = map_gradients(
         process, gradients, variables, lr, name="post_process_gradients",
         dtypes=[var.dtype for var in variables], dense=settings.larc is not None,

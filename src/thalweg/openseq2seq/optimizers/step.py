@@ -27,18 +27,12 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError, Invali
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult
-from thalweg.openseq2seq.optimizers.gradient_pipeline import (
-    ReceivedGradients,
-    Treatment,
-    apply_processed,
-)
+from thalweg.openseq2seq.optimizers.gradient_pipeline import StepInputs, StepPipeline, Treatment
 from thalweg.openseq2seq.optimizers.gradients import check_dtypes, concretes
 from thalweg.openseq2seq.optimizers.learning_rate import LiveRate
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
-from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.reduction import waited_for
-from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.state import TrainingState
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
@@ -69,7 +63,6 @@ class TrainingStep(Configurable):
         treatment: Treatment,
         skip_update: object,
     ) -> None:
-        self.optimizer = optimizer
         self.global_step = global_step
         self.loss_scaler = scaler
         # Whether the last call made an update: a bool, a tensor of one, or None before a call.
@@ -77,10 +70,9 @@ class TrainingStep(Configurable):
         self._loss = loss
         self._variables = None if var_list is None else flatten(var_list)
         self._rate = rate
-        self._treatment = treatment
+        self._pipeline = StepPipeline(optimizer, treatment)
         self._skip_update = skip_update
         self._accumulators = Accumulators() if treatment.iter_size > 1 else None
-        self._check_mixed = MixedCheck()
         # Further calls of C functions that count a run.
         self._counts: Callable[[], Sequence[Call]] = tuple
         self._lock = Guard(self)
@@ -88,6 +80,11 @@ class TrainingStep(Configurable):
         self.stepping: weakref.ref[Stepping] | None = None
         if treatment.outbox is not None:
             weakref.finalize(self, treatment.outbox.flush)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer; a `MixedPrecisionOptimizerWrapper` in mixed precision."""
+        return self._pipeline.optimizer
 
     @property
     def was_applied(self) -> bool | None:
@@ -109,12 +106,11 @@ class TrainingStep(Configurable):
 
     @property
     def _mixed(self) -> MixedPrecisionOptimizerWrapper | None:
-        optimizer = self.optimizer
-        return optimizer if isinstance(optimizer, MixedPrecisionOptimizerWrapper) else None
+        return self._pipeline.mixed
 
     @property
     def _inner(self) -> Optimizer:
-        return self.optimizer if self._mixed is None else self._mixed.optimizer
+        return self._pipeline.inner
 
     @property
     def _slots(self) -> SlotStore:
@@ -175,8 +171,9 @@ class TrainingStep(Configurable):
         The next step does, and so does the end of the program.
         """
         with self._lock:
-            if self._treatment.outbox is not None:
-                self._treatment.outbox.flush()
+            outbox = self._pipeline.treatment.outbox
+            if outbox is not None:
+                outbox.flush()
 
     @property
     def loss_scale(self) -> float | Tensor:
@@ -195,8 +192,11 @@ class TrainingStep(Configurable):
         report = ReplayResult()
         is_recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         try:
-            with one_step_at_a_time(self, "optimize_loss"):
-                value, outcome = self._run_recorded(differentiate, report, is_recording)
+            with (
+                one_step_at_a_time(self, "optimize_loss"),
+                contextlib.nullcontext() if is_recording else outside_inference(),
+            ):
+                value, outcome = self._run(differentiate, report)
         except BaseException as error:
             add_note(error, report)
             raise
@@ -205,18 +205,6 @@ class TrainingStep(Configurable):
         if outcome.errors:
             raise_first(outcome.errors)
         return value
-
-    def _run_recorded(
-        self,
-        differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
-        report: ReplayResult,
-        is_recording: bool,
-    ) -> tuple[object, StepResult]:
-        """Return the value and the outcome of `_run`, with gradients recorded."""
-        if is_recording:
-            return self._run(differentiate, report)
-        with outside_inference():
-            return self._run(differentiate, report)
 
     def _run(
         self,
@@ -241,32 +229,27 @@ class TrainingStep(Configurable):
         report: ReplayResult,
         is_late: bool,
     ) -> tuple[object, StepResult]:
-        treatment, mixed = self._treatment, self._mixed
-        inner = self.optimizer if mixed is None else mixed.optimizer
+        treatment = self._pipeline.treatment
         scaler = None if treatment.outbox is None else self.loss_scaler
         skip = treatment.iter_size > 1 and as_skip(self._skip_update)
-        with (
-            waited_for(inner, treatment.is_waited_for(skip))
-            if treatment.reduces
-            else contextlib.nullcontext()
-        ):
+        with waited_for(self._inner, treatment.is_waited_for(skip)):
             value, backward = differentiate()
             if is_late:
                 self._rate.refresh()
             sums: list[Tensor] = []
             if self._accumulators is not None:
                 sums = self._accumulators.of_step(backward.targets)
-            return value, apply_processed(
-                inner,
-                treatment,
-                ReceivedGradients(
-                    backward, sums, self._rate.value, skip, counts=self._counts(), loss=value
-                ),
-                None if mixed is None else mixed.loss_scaler,
-                None if scaler is None else scaler.loss_scale.detach(),
-                self.global_step,
-                report,
+            step_inputs = StepInputs(
+                backward,
+                sums,
+                self._rate.value,
+                skip,
+                counts=self._counts(),
+                loss=value,
+                loss_scale=None if scaler is None else scaler.loss_scale.detach(),
+                global_step=self.global_step,
             )
+            return value, self._pipeline.apply(step_inputs, report)
 
     def _received(self, gradients: list[Any]) -> BackwardResult:
         variables = self._owners()
@@ -288,16 +271,11 @@ class TrainingStep(Configurable):
 
         def loss() -> Any:
             value = self._loss()
-            check_scalar(value)
-            if self._mixed is not None:
-                self._check_mixed(value)
+            self._pipeline.check_loss(value)
             losses[:] = [value.detach().clone() if isinstance(value, Tensor) else value]
             return value
 
-        if self._mixed is not None:
-            backward = self._mixed.differentiate(loss, self._variables)
-        else:
-            backward = BackwardResult.plain(self.optimizer.compute_gradients(loss, self._variables))
+        backward = self._pipeline.differentiate(loss, self._variables)
         if self._variables is None and backward.variables:
             self._variables = backward.variables
         return losses[0], backward
@@ -374,7 +352,8 @@ class TrainingStep(Configurable):
         """Return the arguments of `optimize_loss` by name, without the policy's rate."""
         moving = {id(tensor) for tensor in self._rate.tensors}
         inner_arguments = self._inner._arguments().items()
-        post, mixed = self._treatment.post, self._mixed
+        treatment, mixed = self._pipeline.treatment, self._mixed
+        post = treatment.post
         return {
             "loss": self._loss,
             "optimizer": type(self._inner),
@@ -386,5 +365,5 @@ class TrainingStep(Configurable):
             "clip_gradients": post.clip_gradients,
             "larc": None if post.larc is None else post.larc._asdict(),
             "loss_scaling": None if mixed is None else mixed._arguments()["loss_scale"],
-            "iter_size": self._treatment.iter_size,
+            "iter_size": treatment.iter_size,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -30,33 +31,32 @@ from thalweg.openseq2seq.optimizers.backward import BackwardResult
 from thalweg.openseq2seq.optimizers.gradient_pipeline import (
     ACCUMULATED,
     SCOPE,
-    ReceivedGradients,
+    StepInputs,
+    StepPipeline,
     Treatment,
-    apply_processed,
-    readied,
-    told,
-    told_of,
 )
-from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
+from thalweg.openseq2seq.optimizers.mp_wrapper import check_inner
 from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS
-from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
-from thalweg.openseq2seq.optimizers.summaries import Outbox
-from thalweg.openseq2seq.optimizers.summaries_in_graph import (
-    Collected,
-    OfThisRun,
-    collect,
+from thalweg.openseq2seq.optimizers.summaries import (
+    Outbox,
+    RunSummaries,
+    SummaryCollector,
     collect_scalar,
+    collect_summaries,
 )
-from thalweg.openseq2seq.optimizers.update import SKIPPED, TAKEN, captured_by
-from thalweg.openseq2seq.optimizers.update_in_graph import (
-    is_called_at_the_build,
-    processed_now,
-    referred,
-    updated,
-    written_beside,
+from thalweg.openseq2seq.optimizers.update import (
+    SKIPPED,
+    TAKEN,
+    by_references,
+    calls_hooks_at_build,
+    capture_inputs,
+    process_gradients,
+    record_update,
+    variables_written_by,
 )
-from thalweg.v1.train.optimizer import Optimizer, check_any
+from thalweg.v1.train.gradients import check_any
+from thalweg.v1.train.optimizer import Optimizer
 
 
 def step_in_graph(
@@ -68,13 +68,12 @@ def step_in_graph(
     scaler: AutomaticLossScaler | None,
     treatment: Treatment,
     skip_update: Any,
-    collected: Sequence[str] = (),
 ) -> Any:
     """Return the tensor that takes a step when a session runs it; its value is the loss before
     that.
 
     Operations of the collection UPDATE_OPS run with it, also where there is no update. The
-    summaries that are `collected`, "loss" among them, go to the collection SUMMARIES.
+    summaries of `treatment` go to the collection SUMMARIES.
 
     Raises:
         InvalidTypeError: The loss is not symbolic, a variable is none of the graph, or the
@@ -83,31 +82,33 @@ def step_in_graph(
             scalar.
     """
     loss = _symbolic_loss(loss)
+    collected = (*(["loss"] if treatment.shows_loss else []), *treatment.post.summaries)
     _collect_scalars(collected, learning_rate=rate)
     update_ops = get_collection(GraphKeys.UPDATE_OPS)
+    pipeline = StepPipeline(optimizer, treatment)
     with variable_scope(SCOPE.rstrip("/")):
-        mixed = optimizer if isinstance(optimizer, MixedPrecisionOptimizerWrapper) else None
-        backward = _connected(_differentiated(optimizer, mixed, loss, var_list), treatment)
-        inner = optimizer if mixed is None else mixed.optimizer
-        check_inner(inner)
+        backward = _check_backward(pipeline.differentiate(loss, var_list), treatment)
+        check_inner(pipeline.inner)
         sums = _accumulators(backward) if treatment.iter_size > 1 else []
         loss_scale = None if scaler is None else scaler.loss_scale
         _collect_scalars(collected, loss=loss, loss_scale=loss_scale)
-        averaged = OfThisRun() if collected and _is_averaged(treatment) else None
-        parts = _parts(backward)
+        averaged = RunSummaries() if collected and _is_averaged(treatment) else None
         skip = skip_update if treatment.iter_size > 1 else False
-        inputs = [loss, parts, sums, rate, skip, loss_scale, by_reference(global_step)]
-        step_run = _StepRun(inner, mixed, treatment, averaged)
-        if is_called_at_the_build(inner):
-            train_op = _called_now(step_run, backward, inputs, global_step, update_ops)
+        step_inputs = StepInputs(by_references(backward), sums, rate, skip)
+        run_inputs = step_inputs._replace(
+            loss=loss, loss_scale=loss_scale, global_step=by_reference(global_step)
+        )
+        step_run = _StepRun(pipeline, averaged)
+        if calls_hooks_at_build(pipeline.inner):
+            train_op = _train_op_of_hooks(step_run, backward, run_inputs, global_step, update_ops)
         else:
-            train_op = _called_in_runs(step_run, backward, inputs, update_ops)
-        train_op.op.optimizer = inner
+            train_op = _train_op(step_run, backward, run_inputs, update_ops)
+        train_op.op.optimizer = pipeline.inner
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, train_op.op)
         if averaged is not None:
             averaged.collect()
         elif OF_GRADIENTS.intersection(collected):
-            collect(step_run.tell, [parts, sums, rate, skip])
+            collect_summaries(step_run.preview, [step_inputs])
     return train_op
 
 
@@ -129,19 +130,8 @@ def _collect_scalars(collected: Sequence[str], **scalars: Any) -> None:
 
 
 def _is_averaged(treatment: Treatment) -> bool:
-    """Return whether gradients are averaged over workers."""
+    """Return True if gradients are averaged over workers."""
     return treatment.reduces and bool(treatment.all_reduce or not current_strategy().ranks.is_alone)
-
-
-def _differentiated(
-    optimizer: Optimizer,
-    mixed: MixedPrecisionOptimizerWrapper | None,
-    loss: object,
-    var_list: object,
-) -> BackwardResult:
-    if mixed is None:
-        return BackwardResult.plain(optimizer.compute_gradients(loss, var_list))
-    return mixed.differentiate(loss, var_list)
 
 
 def _accumulators(backward: BackwardResult) -> list[Any]:
@@ -151,132 +141,95 @@ def _accumulators(backward: BackwardResult) -> list[Any]:
     return [by_reference(total) for total in accumulators.of(backward.targets)]
 
 
-def _parts(backward: BackwardResult) -> dict[str, Any]:
-    """Return the fields of a backward pass, variables and targets by reference."""
-    variables, targets = referred(backward)
-    return {
-        "gradients": backward.gradients,
-        "variables": variables,
-        "targets": targets,
-        "penalties": backward.penalties,
-        "scale": backward.scale,
-    }
-
-
 class _StepRun:
     """Functions of a run of the step, called with values.
 
     Args:
-        inner: The optimizer, without a wrapper.
-        mixed: The wrapper, or None.
-        treatment: The processing of the gradients.
+        pipeline: The steps of the optimizer.
         averaged: Receives the summaries of the run, if workers average its gradients, or None.
 
     Attributes:
-        inner, treatment: As given.
-        watcher: The loss scaler, or None.
+        pipeline: As given.
     """
 
-    def __init__(
-        self,
-        inner: Optimizer,
-        mixed: MixedPrecisionOptimizerWrapper | None,
-        treatment: Treatment,
-        averaged: OfThisRun | None,
-    ) -> None:
-        self.inner, self.treatment, self._averaged = inner, treatment, averaged
-        self.watcher = None if mixed is None else mixed.loss_scaler
-        self._check_mixed = None if mixed is None else MixedCheck()
+    def __init__(self, pipeline: StepPipeline, averaged: RunSummaries | None) -> None:
+        self.pipeline, self._averaged = pipeline, averaged
 
-    def begin(
-        self,
-        value: Tensor,
-        parts: dict[str, Any],
-        sums: list[Tensor],
-        rate: Any,
-        skip: Any,
-        captured: Any = None,
-    ) -> tuple[Treatment, ReceivedGradients]:
-        """Check the loss, and return the settings and inputs of a step from the values of a
-        graph.
-        """
-        check_scalar(value)
-        if self._check_mixed is not None:
-            self._check_mixed(value)
-        step_inputs = ReceivedGradients(
-            BackwardResult(**parts), sums, rate, as_skip(skip), captured, loss=value
-        )
+    def _begin(self, values: StepInputs) -> tuple[StepPipeline, StepInputs]:
+        """Check the loss, and return the pipeline and inputs of a step from a graph's values."""
+        pipeline, values = self.pipeline, values._replace(skip=as_skip(values.skip))
+        pipeline.check_loss(values.loss)
         if self._averaged is None:
-            return self.treatment, step_inputs
-        writer = None if self.treatment.outbox is None else self.treatment.outbox.writer
-        summaries = Collected(("learning_rate", f"{SCOPE}loss", f"{SCOPE}loss_scale"), writer)
+            return pipeline, values
+        treatment = pipeline.treatment
+        writer = None if treatment.outbox is None else treatment.outbox.writer
+        summaries = SummaryCollector(
+            ("learning_rate", f"{SCOPE}loss", f"{SCOPE}loss_scale"), writer
+        )
         self._averaged.keep(summaries)
-        return self.treatment._replace(outbox=Outbox(summaries, waits=True)), step_inputs
+        outbox = Outbox(summaries, waits=True)
+        return replace(pipeline, treatment=treatment._replace(outbox=outbox)), values
 
-    def run(self, value: Tensor, *given: Any) -> Tensor:
+    def run(self, values: StepInputs) -> Tensor:
         """Take a step and return the loss before it."""
-        *parts, scale, step, captured = given
-        treatment, step_inputs = self.begin(value, *parts, captured=captured)
-        old_loss = value.detach().clone()
-        outcome = apply_processed(self.inner, treatment, step_inputs, self.watcher, scale, step, [])
-        raise_first(outcome.errors)
+        pipeline, step_inputs = self._begin(values)
+        old_loss = values.loss.detach().clone()  # pyright: ignore[reportOptionalMemberAccess]
+        raise_first(pipeline.apply(step_inputs, []).errors)
         return old_loss
 
-    def process(self, *values: Any) -> list[object] | None:
+    def process(self, values: StepInputs) -> list[object] | None:
         """Return the gradients of an update that follows in the same run, or None without one."""
-        *parts, scale, step = values
-        treatment, step_inputs = self.begin(*parts)
+        pipeline, step_inputs = self._begin(values)
         report: list[Any] = []
         with note_not_applied(report):
-            ready = readied(self.inner, treatment, step_inputs, self.watcher, scale, step, report)
-            thread.frames[-1][self] = treatment, ready
+            ready = pipeline.make_ready(step_inputs, report)
+            thread.frames[-1][self] = pipeline, ready
             if ready.gradient_transforms is None:
                 return None
-            return processed_now(ready.backward, ready.gradient_transforms)
+            return process_gradients(ready.backward, ready.gradient_transforms)
 
     def finish(self, loss: Tensor, has_update: Tensor) -> Tensor:
         """Write the summaries of a run after its update, if any; return the loss."""
-        treatment, ready = thread.frames[-1].pop(self)
+        pipeline, ready = thread.frames[-1].pop(self)
         if has_update:
-            distribute.commit_sums(self.inner)
+            distribute.commit_sums(pipeline.inner)
         outcome = (
             TAKEN if has_update else ACCUMULATED if ready.gradient_transforms is None else SKIPPED
         )
-        raise_first(told(treatment, ready, outcome))
+        raise_first(pipeline.send_summaries(ready, outcome))
         return loss.detach().clone()
 
-    def tell(
-        self, parts: dict[str, Any], sums: list[Tensor], rate: Any, skip: Any, scope: str
-    ) -> Callable[[Any], None]:
+    def preview(self, values: StepInputs, scope: str) -> Callable[[Any], None]:
         """Return a function that writes the summaries of gradients to a writer."""
-        step_inputs = ReceivedGradients(BackwardResult(**parts), sums, rate, as_skip(skip))
-        return told_of(self.treatment, step_inputs, scope).write
+        step_inputs = values._replace(skip=as_skip(values.skip))
+        return self.pipeline.preview_summaries(step_inputs, scope).write
 
 
-def _called_in_runs(
+def _train_op(
     step_run: _StepRun,
     backward: BackwardResult,
-    inputs: Sequence[Any],
+    step_inputs: StepInputs,
     update_ops: Sequence[object],
 ) -> Any:
     """Return the train operation of an optimizer whose hooks are called in each run."""
-    loss, inner = inputs[0], step_run.inner
+    loss: Any = step_inputs.loss
+    inner = step_run.pipeline.inner
     train_op = operation(
         step_run.run,
-        [*inputs, captured_by(inner, backward.targets)],
+        [step_inputs._replace(captured=capture_inputs(inner, backward.targets))],
         "train",
         kind="update",
         outputs=Output(loss.dtype, loss.shape, ()),
         control_inputs=update_ops,
     )
-    train_op.op.written += written_beside(inner, backward.targets, step_run.watcher)
+    train_op.op.written += variables_written_by(inner, backward.targets, step_run.pipeline.scaler)
     return train_op
 
 
-def _called_now(
+def _train_op_of_hooks(
     step_run: _StepRun,
     backward: BackwardResult,
-    inputs: Sequence[Any],
+    step_inputs: StepInputs,
     global_step: object,
     update_ops: Sequence[object],
 ) -> Any:
@@ -285,16 +238,18 @@ def _called_now(
     Args:
         step_run: The step.
         backward: The symbolic gradients and their variables.
-        inputs: The loss first, the value of the loss scale and the global step last.
+        step_inputs: Symbolic inputs; variables, targets and global step are by reference.
         global_step: The variable that counts updates, or None.
         update_ops: Operations that run before the returned one.
     """
-    loss, treatment, scaler = inputs[0], step_run.treatment, step_run.watcher
-    update = updated(
-        step_run.inner,
+    loss: Any = step_inputs.loss
+    pipeline = step_run.pipeline
+    treatment, scaler = pipeline.treatment, pipeline.scaler
+    update = record_update(
+        pipeline.inner,
         backward,
         step_run.process,
-        inputs,
+        [step_inputs],
         global_step,
         scaler,
         dense=treatment.post.larc is not None or treatment.iter_size > 1,
@@ -309,7 +264,7 @@ def _called_now(
     )
 
 
-def _connected(backward: BackwardResult, treatment: Treatment) -> BackwardResult:
+def _check_backward(backward: BackwardResult, treatment: Treatment) -> BackwardResult:
     """Return a backward pass without variables that have no gradient on any worker.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Summaries of steps for a writer such as torch.utils.tensorboard.SummaryWriter."""
+"""Summaries of steps, for writers like torch's SummaryWriter and for the collection SUMMARIES."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import torch
 from torch import Tensor
 
 from thalweg._base.async_fetch import brought
+from thalweg._base.execution_context import thread
 from thalweg._base.showing import show_value
 from thalweg._core.state import positioned
 from thalweg._core.vectors import is_host
-from thalweg.errors import InvalidTypeError
+from thalweg._graph import GraphKeys, Output, get_default_graph, operation
+from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.openseq2seq.optimizers.gradients import title
+from thalweg.openseq2seq.optimizers.learning_rate import called
+from thalweg.v1 import summary
+from thalweg.v1.summary import values as summary_values
+from thalweg.v1.summary.protos import message
 from thalweg.variable import REDUCED
 
 
@@ -108,6 +114,91 @@ class Outbox:
         """Send queued summaries until `remaining` are left, waiting for the device."""
         while len(self._letters) > remaining:
             self._letters.pop(0).write(self.writer)
+
+
+class SummaryCollector:
+    """Writer that collects values into a serialized `Summary`.
+
+    Args:
+        excluded_tags: Tags of scalars that are left out.
+        writer: Optional. Another writer, which gets all values, too.
+    """
+
+    def __init__(self, excluded_tags: Sequence[str] = (), writer: Any = None) -> None:
+        self._excluded_tags, self._writer = excluded_tags, writer
+        self._values: list[object] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        if tag not in self._excluded_tags:
+            number = torch.tensor(value, dtype=torch.float32, device="cpu")
+            self._values.append(summary_values.scalar(number, tag))
+        if self._writer is not None:
+            self._writer.add_scalar(tag, value, step)
+
+    def add_histogram(self, tag: str, elements: Tensor, step: int) -> None:
+        self._values.append(summary_values.histogram(elements, tag))
+        if self._writer is not None:
+            self._writer.add_histogram(tag, elements, step)
+
+    def serialized(self) -> bytes:
+        """Return the collected values as a serialized summary."""
+        return message("Summary")(value=self._values).SerializeToString()
+
+
+def collect_scalar(name: str, value: object) -> None:
+    """Add the summary of a number or a symbolic tensor, below the name scope."""
+    summary.scalar(name, called(value))
+
+
+def collect_summaries(run: Callable[..., Any], inputs: Sequence[object]) -> None:
+    """Add a summary of several values.
+
+    Args:
+        run: Gets the values of `inputs`, and the prefix of the tags as `scope`; returns a function
+            that writes to a writer.
+        inputs: See `operation`.
+    """
+
+    def summarize(*given: Any) -> bytes:
+        writer = SummaryCollector()
+        run(*given, scope=scope)(writer)
+        return writer.serialized()
+
+    name = _add_summary(summarize, inputs, "pure").op.name
+    scope = name.removesuffix(name.rpartition("/")[2])
+
+
+def _add_summary(summarize: Callable[..., bytes], inputs: Sequence[object], kind: Any) -> Any:
+    """Add an operation to the collection SUMMARIES, and return its output."""
+    output = Output(None, (), ())
+    summary_node = operation(summarize, inputs, "summaries", kind=kind, outputs=output)
+    get_default_graph().add_to_collection(GraphKeys.SUMMARIES, summary_node)
+    return summary_node
+
+
+class RunSummaries:
+    """Values from the operation that takes a step, for a summary in the same run.
+
+    Gradients are averaged once: a summary that averages again would block other workers.
+    """
+
+    def keep(self, collected: SummaryCollector) -> None:
+        """Store the summaries of this run; the operation of the step calls it."""
+        thread.frames[-1][self] = collected
+
+    def collect(self) -> None:
+        """Add the summary operation, which runs after the step."""
+
+        def summarize() -> bytes:
+            collected = thread.frames[-1].get(self)
+            if collected is None:
+                raise FailedPreconditionError(
+                    "Summaries of gradients that workers average are those of a step: run them"
+                    " together with what optimize_loss returned."
+                )
+            return collected.serialized()
+
+        _add_summary(summarize, [], "update")
 
 
 def tags_of(variables: Sequence[object]) -> list[str]:

@@ -155,13 +155,7 @@ def optimize_loss(
         step_args = counter, scaler, treatment, skip_update_ph
         if live is not None:
             return TrainingStep(loss, inner, var_list, live, *step_args)
-        return step_in_graph(loss, inner, var_list, rate, *step_args, _collected(treatment))
-
-
-def _collected(treatment: Treatment) -> tuple[str, ...]:
-    """Return the names of the summaries that go to the collection SUMMARIES in graph mode."""
-    summaries = treatment.post.summaries
-    return ("loss", *summaries) if treatment.shows_loss else summaries
+        return step_in_graph(loss, inner, var_list, rate, *step_args)
 
 
 def _check_functions(loss: object, learning_rate_decay_fn: object, in_graph: bool) -> None:

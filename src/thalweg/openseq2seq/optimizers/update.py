@@ -1,16 +1,21 @@
-"""Last part of a step: the update of all tensors at once."""
+"""Update of all tensors at once, the last part of a step: eagerly, in a run, or recorded.
+
+An optimizer that overrides hooks or `apply_gradients` is called once, while the graph is built: an
+operation processes the gradients, and its outputs are passed to the optimizer.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from thalweg import distribute
+from thalweg._base.context_managers import writable
 from thalweg._core.atomic_section import Call, run, unless_resized
 from thalweg._core.commit import (
     LEFT,
@@ -21,18 +26,31 @@ from thalweg._core.commit import (
     copy_writes,
     says_not_taken,
 )
-from thalweg._core.gradient_stats import materialised
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._core.grads_and_vars import distinct
 from thalweg._core.validation import check_memories
-from thalweg._engines import current
+from thalweg._graph import (
+    GraphKeys,
+    Output,
+    SymbolicSlices,
+    by_reference,
+    cond,
+    get_default_graph,
+    group,
+    no_op,
+    operation,
+    resolve,
+)
+from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult
+from thalweg.openseq2seq.optimizers.gradients import transform_gradients
+from thalweg.v1.train.apply_gradients import StepRequest
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import REDUCED
 
 
-def captured_by(optimizer: Optimizer, targets: Sequence[Tensor]) -> list[Any]:
+def capture_inputs(optimizer: Optimizer, targets: Sequence[Tensor]) -> list[Any]:
     """Create slots of graph variables, and return the values that an operation updating them
     captures.
     """
@@ -40,7 +58,7 @@ def captured_by(optimizer: Optimizer, targets: Sequence[Tensor]) -> list[Any]:
     return optimizer._captured_inputs()
 
 
-def watching(
+def decide_by_scaler(
     scaler: AutomaticLossScaler | None,
     report: list[object],
     calls: Sequence[Call] = (),
@@ -90,36 +108,33 @@ def update(
     Returns:
         Whether there was an update, see `StepResult`, and what was raised after it.
     """
-    present, uses_transforms, name = (
-        backward.present(),
-        optimizer.takes_transforms(),
-        optimizer.get_name(),
-    )
+    present, uses_transforms = backward.present(), optimizer.takes_transforms()
+    request = StepRequest(global_step, optimizer.get_name(), captured)
     copies = present.copies if present.has_masters else None
     # Variables of 16 bits get gradients that are rounded to their dtype, as in OpenSeq2Seq.
     if uses_transforms and {target.dtype for target in present.targets}.isdisjoint(REDUCED):
-        return optimizer._take(present.pairs, global_step, name, transforms, copies, captured)
+        return optimizer._take(present.pairs, request, transforms, copies)
     with optimizer._turn_lock(), optimizer._locked():
-        pairs, decision = materialised(present.pairs, transforms, current().denormals == "flush")
+        gradients, decision = transform_gradients(backward.gradients, backward.targets, transforms)
         if not decision.apply_flag:
             run(decision.calls)
             return StepResult(False, [])
+        backward = backward.done(gradients)
         if uses_transforms:
             transforms = GradientTransforms(calls=decision.calls)
-            return optimizer._take(pairs, global_step, name, transforms, copies, captured)
-        new_gradients = iter([grad for grad, _ in pairs])
-        gradients = [None if grad is None else next(new_gradients) for grad in backward.gradients]
+            pairs = backward.present().pairs
+            return optimizer._take(pairs, request, transforms, copies)
         # Not an ExitStack, which is written in Python: an interruption at its end would leave the
         # step under way.
         block: Any = contextlib.nullcontext()
         if captured is not None:
-            hooks = optimizer._make_hooks(global_step, name, captured[0])
+            hooks = optimizer._make_hooks(global_step, request.name, captured[0])
             block = optimizer._while_taking(hooks)
         with block:
-            return _by_override(optimizer, backward.done(gradients), decision.calls, global_step)
+            return _update_by_override(optimizer, backward, decision.calls, global_step)
 
 
-def _by_override(
+def _update_by_override(
     optimizer: Optimizer, backward: BackwardResult, calls: Sequence[Call], global_step: Any
 ) -> StepResult:
     """Take a step by an optimizer that overrides `apply_gradients`.
@@ -134,17 +149,168 @@ def _by_override(
         # The gradients are means over the replicas already.
         with distribute.enter_single_replica():
             optimizer.apply_gradients(backward.pairs, step)
-        run([*copying(backward), *map(unless_resized, calls)])
+        run([*copies_of_masters(backward), *map(unless_resized, calls)])
     except BaseException as error:
         if says_not_taken(error) or torch.equal(step.detach(), old_step):
             raise
         add_taken(error)
-        run([*copying(backward), *map(unless_resized, calls)])
+        run([*copies_of_masters(backward), *map(unless_resized, calls)])
         return StepResult(True, [error])
     return StepResult(True, [])
 
 
-def copying(backward: BackwardResult) -> list[Call]:
+def copies_of_masters(backward: BackwardResult) -> list[Call]:
     """Return calls that set variables to their masters: the nearest number, never infinite."""
     check_memories([*backward.targets, *(copy for copy in backward.copies if copy is not None)])
     return copy_writes(backward.copies, backward.targets)
+
+
+class RecordedUpdate(NamedTuple):
+    """Results of an update in a graph.
+
+    Attributes:
+        op: An operation that ends when the update has been made or left out.
+        has_update: Whether there was an update, a bool tensor.
+    """
+
+    op: Any
+    has_update: Any
+
+
+def calls_hooks_at_build(optimizer: Optimizer) -> bool:
+    """Return True if an optimizer has to get its gradients while a graph is built."""
+    return optimizer._is_recorded() or not optimizer.takes_transforms()
+
+
+def process_gradients(backward: BackwardResult, transforms: GradientTransforms) -> list[Any] | None:
+    """Return the transformed gradients; None for no update.
+
+    The state of the loss scaler is updated, and the other calls of the decision are made.
+    """
+    gradients, decision = transform_gradients(backward.gradients, backward.targets, transforms)
+    run(decision.calls)
+    return gradients if decision.apply_flag else None
+
+
+def _sparse_flags(backward: BackwardResult, dense: bool) -> list[bool]:
+    """Return for each gradient whether it stays sparse."""
+    return [
+        isinstance(grad, SymbolicSlices | IndexedSlices) and penalty is None and not dense
+        for grad, penalty in zip(backward.gradients, backward.penalties, strict=True)
+    ]
+
+
+def _run_process(
+    process: Callable[..., Sequence[object] | None],
+    targets: Sequence[Any],
+    slices: Sequence[bool],
+    *values: object,
+) -> list[object]:
+    """Return whether a run has an update, and the gradients, in a form that the graph knows."""
+    with writable():
+        run_gradients, leaves = process(*values), list(map(resolve, targets))
+        is_update = torch.tensor(run_gradients is not None, dtype=torch.bool, device="cpu")
+        if run_gradients is None:
+            return [is_update, *map(_no_gradient, slices, leaves)]
+        return [is_update, *map(_as_known, run_gradients, slices, leaves)]
+
+
+def record_update(
+    optimizer: Optimizer,
+    backward: BackwardResult,
+    process: Callable[..., Sequence[object] | None],
+    inputs: Sequence[object],
+    global_step: object,
+    scaler: AutomaticLossScaler | None = None,
+    name: str | None = None,
+    dense: bool = False,
+    always: bool = False,
+) -> RecordedUpdate:
+    """Build the update of variables by an optimizer that is called now; all of it is one update.
+
+    Args:
+        optimizer: The optimizer.
+        backward: Symbolic gradients, none of them None, and what they belong to.
+        process: Gets the values of `inputs` in a run; gives a gradient or None for each target, or
+            None for a run without an update.
+        inputs: See `operation`; what is written of them is by reference.
+        global_step: The variable that counts updates, or None.
+        scaler: What answers to the gradients in `process`, or None.
+        name: The name that the optimizer is given.
+        dense: Whether all gradients become whole tensors.
+        always: Whether there is an update in each run.
+    """
+    graph, targets = get_default_graph(), backward.targets
+    slices = _sparse_flags(backward, dense)
+    outputs = [Output(torch.bool, (), ()), *(Output(x.dtype, x.shape, ()) for x in targets)]
+    run_process = partial(_run_process, process, targets, slices)
+    collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
+    old_ops = list(collection)
+    with graph.as_one():
+        has_step, *process_outputs = operation(
+            run_process, inputs, "process_gradients", outputs=outputs
+        )
+        has_step.op.written += _scale_of(scaler)
+        gradients: list[Any] = []
+        for gradient, is_sparse in zip(process_outputs, slices, strict=True):
+            gradient.may_be_sparse = is_sparse
+            gradients.append(SymbolicSlices.of(gradient) if is_sparse else gradient)
+        name_argument = {} if name is None else {"name": name}
+        args = optimizer, backward._replace(gradients=gradients), global_step, name_argument
+        apply = partial(_apply_recorded, *args)
+        end_op = apply() if always else cond(has_step, apply, no_op)
+    # Operations of a branch cannot be run alone.
+    collection[:] = old_ops
+    return RecordedUpdate(end_op, has_step)
+
+
+def _apply_recorded(
+    optimizer: Optimizer, backward: BackwardResult, global_step: object, options: dict[str, Any]
+) -> object:
+    """Call `apply_gradients` of an optimizer, then set the variables to their masters."""
+    # Gradients are means over the replicas.
+    with distribute.enter_single_replica():
+        applied_op = group(optimizer.apply_gradients(backward.pairs, global_step, **options))
+    if all(copy is None for copy in backward.copies):
+        return applied_op
+    references = by_references(backward._replace(gradients=[], penalties=[], scale=None))
+    return operation(_set_to_masters, [references], "copy", control_inputs=[applied_op])
+
+
+def _as_known(grad: Any, is_sparse: bool, target: Tensor) -> object:
+    """Return a gradient as slices or dense, as declared; zeros for None."""
+    if grad is None:
+        return _no_gradient(is_sparse, target) if is_sparse else torch.zeros_like(target.detach())
+    return grad if is_sparse else whole(grad, target)
+
+
+def _no_gradient(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
+    """Return slices without rows, or zeros that take no memory."""
+    tensor = target.detach()
+    if is_sparse:
+        no_rows = torch.zeros(0, dtype=torch.int64, device=tensor.device)
+        return IndexedSlices(tensor.new_zeros((0, *tensor.shape[1:])), no_rows)
+    return tensor.new_zeros(()).expand(tensor.shape)
+
+
+def by_references(backward: BackwardResult) -> BackwardResult:
+    """Return a backward pass for an operation that writes to its variables and targets."""
+    variables, targets = (
+        [by_reference(var) for var in part] for part in (backward.variables, backward.targets)
+    )
+    return backward._replace(variables=variables, targets=targets)
+
+
+def variables_written_by(
+    optimizer: Optimizer, targets: Sequence[object], scaler: AutomaticLossScaler | None
+) -> tuple[Any, ...]:
+    """Return the variables that an operation that takes a step writes, other than the targets."""
+    return (*optimizer._kept_in_graph(targets), *_scale_of(scaler))
+
+
+def _scale_of(scaler: AutomaticLossScaler | None) -> tuple[object, ...]:
+    return () if scaler is None else tuple(scaler.variables.values())
+
+
+def _set_to_masters(backward: BackwardResult) -> None:
+    run(copies_of_masters(backward))

@@ -57,12 +57,8 @@ class Dataset:
         """Nest of a `TensorSpec` for each tensor of an element."""
         return self._find_spec()
 
-    def _values_in_run(self) -> Values:
-        """Return the values of the symbolic tensors in the current run."""
-        return {symbol: resolve(symbol) for symbol in self._symbols}
-
     def _begin_iteration(self) -> Iterator[Any]:
-        return self._start(self._values_in_run())
+        return self._start({symbol: resolve(symbol) for symbol in self._symbols})
 
     def _add_step(
         self,

@@ -28,7 +28,7 @@ def scalar(name: str, tensor: object, collections: object = None, family: str | 
         RuntimeError: In eager mode.
     """
     return _summary_operation(
-        name, tensor, collections, family, lambda *given: [values.scalar(*given)]
+        name, _symbol(tensor), collections, family, lambda *given: [values.scalar(*given)]
     )
 
 
@@ -37,7 +37,7 @@ def histogram(
 ) -> Any:
     """Return a summary of how the elements of a tensor are distributed; otherwise as `scalar`."""
     return _summary_operation(
-        name, values, collections, family, lambda *given: [_values.histogram(*given)]
+        name, _symbol(values), collections, family, lambda *given: [_values.histogram(*given)]
     )
 
 
@@ -67,14 +67,13 @@ def image(
     def describe_images(batch: Any, tag: str) -> Sequence[object]:
         return values.images(batch, tag, max_outputs)
 
-    return _summary_operation(name, tensor, collections, family, describe_images)
+    return _summary_operation(name, _symbol(tensor), collections, family, describe_images)
 
 
 def text(name: str, tensor: object, collections: object = None) -> Any:
     """Return a summary of strings, in a list, an array or alone; otherwise as `scalar`."""
-    return _summary_operation(
-        name, tensor, collections, None, lambda *given: [values.text(*given)], str
-    )
+    _check_mode()
+    return _summary_operation(name, tensor, collections, None, lambda *given: [values.text(*given)])
 
 
 def merge(inputs: Sequence[object], collections: object = None, name: str | None = None) -> Any:
@@ -122,11 +121,8 @@ def _summary_operation(
     collections: object,
     family: str | None,
     describe: Callable[[Any, str], Sequence[object]],
-    kind: type | None = None,
 ) -> object:
     """Return an operation that serializes the summary values of `describe(tensor, tag)`."""
-    _check_mode()
-    tensor = tensor if kind is str else _graph.convert_to_tensor(tensor)
 
     def summarize_value(tensor_value: object) -> bytes:
         return message("Summary")(value=describe(tensor_value, tag)).SerializeToString()
@@ -134,6 +130,12 @@ def _summary_operation(
     keys = [GraphKeys.SUMMARIES] if collections is None else collections
     with _tag_scope(name, family) as (tag, title):
         return _add_to_collections(summarize_value, [tensor], title, keys)
+
+
+def _symbol(tensor: object) -> object:
+    """Return a symbolic tensor; FailedPreconditionError in eager mode."""
+    _check_mode()
+    return _graph.convert_to_tensor(tensor)
 
 
 def _add_to_collections(

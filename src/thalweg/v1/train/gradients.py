@@ -231,3 +231,17 @@ def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., 
         return [(grad, var) for grad, var in grad_fn(*args, **kwargs) if grad is not None]
 
     return filtered_grad_fn
+
+
+def check_any(pairs: Iterable[tuple[object, object]]) -> None:
+    """Raise ValueError unless a variable has a gradient.
+
+    Raises:
+        ValueError: Names the variables.
+    """
+    pairs = list(pairs)
+    if all(grad is None for grad, _ in pairs):
+        variables = [var for _, var in pairs]
+        names = [title_of(var) for var in variables]
+        hint = frozen_among(variables)
+        raise ValueError(f"No gradients provided for any variable: {names}.{hint}")

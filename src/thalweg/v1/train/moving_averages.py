@@ -157,14 +157,21 @@ class ExponentialMovingAverage(V1StateDict):
     def _move_averages(
         self,
         kind: Any,
-        averages: Sequence[Any],
+        slots: Sequence[Sequence[Any]],
         values: Sequence[Any],
-        biased: Sequence[Any],
-        steps: Sequence[Any],
         decay: Any,
         count: Any,
     ) -> None:
-        """Move averages in a run of a graph; `biased` has a slot or None for each."""
+        """Move averages in a run of a graph.
+
+        Args:
+            kind: The scalar type of the decay.
+            slots: The averages, and for each the biased average and its steps, or None.
+            values: The values that the averages follow.
+            decay: The share of the averages that is kept.
+            count: The number of updates, or None.
+        """
+        averages, biased, steps = slots
         share = share_of(decay, count, kind)
         targets = [
             average if slot is None else slot
@@ -197,10 +204,8 @@ class ExponentialMovingAverage(V1StateDict):
         return operation(
             partial(self._move_averages, scalar_type(self._decay)),
             [
-                slots_named(_AVERAGE),
+                list(map(slots_named, (_AVERAGE, _BIASED, _STEPS))),
                 [_latest_value(source) for source in sources],
-                slots_named(_BIASED),
-                slots_named(_STEPS),
                 _latest_value(self._decay),
                 _latest_value(self._num_updates),
             ],

@@ -9,6 +9,7 @@ from thalweg._core.step_adapter import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import PROXIMAL_ADAGRAD
 from thalweg.v1.train.checks import check_positive, check_step_size
+from thalweg.v1.train.proximal_gradient_descent import ProximalGradientDescentOptimizer
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 
@@ -40,16 +41,8 @@ class ProximalAdagradOptimizer(RuleOptimizer):
     Reference: tf.compat.v1.train.ProximalAdagradOptimizer; Duchi & Singer 2009
     """
 
-    HYPERS = {
-        "learning_rate": "_learning_rate",
-        "l1": "_l1_regularization_strength",
-        "l2": "_l2_regularization_strength",
-    }
-    TENSORS = {
-        "_learning_rate_tensor": "learning_rate",
-        "_l1_regularization_strength_tensor": "l1",
-        "_l2_regularization_strength_tensor": "l2",
-    }
+    HYPERS = ProximalGradientDescentOptimizer.HYPERS
+    TENSORS = ProximalGradientDescentOptimizer.TENSORS
     CALLABLES = False
 
     def __init__(

@@ -39,6 +39,7 @@ class V1StepAdapter(StepAdapter):
     """
 
     builds = False  # whether a graph is being built, and no step is taken
+    is_simple = False  # whether one call may replay the step
     finished: Any = None  # what `_finish` returned
     updates = 0  # how many variables are updated
 

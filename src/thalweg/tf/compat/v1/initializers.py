@@ -22,20 +22,13 @@ from thalweg._graph import (
     variables_initializer,
     zeros_initializer,
 )
+from thalweg._graph.initializers import fans
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.tf.convert import call
 from thalweg.tf.missing import attribute_of
 from thalweg.variable import as_dtype
 
 _CUT = 0.87962566103423978  # the standard deviation of a normal distribution cut at two
-
-
-def fans(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the numbers of inputs and outputs that a kernel of this shape connects."""
-    if len(shape) < 2:
-        return (shape[0], shape[0]) if shape else (1, 1)
-    field = math.prod(shape[:-2])
-    return shape[-2] * field, shape[-1] * field
 
 
 class VarianceScaling(Initializer):

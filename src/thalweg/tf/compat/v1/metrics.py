@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,26 +41,39 @@ __all__ = [
 Metric = tuple[Any, Any]
 
 
+class _MetricCall(NamedTuple):
+    """Arguments that all metrics have.
+
+    Attributes:
+        name: Name of the scope.
+        weights: Weights of the values, or None.
+        metrics_collections: Collections of the value.
+        updates_collections: Collections of the update.
+    """
+
+    name: str
+    weights: object
+    metrics_collections: object
+    updates_collections: object
+
+
 def _counting_metric(
-    name: str,
+    metric_call: _MetricCall,
     counts: dict[str, tuple[int, ...]],
     measure: Callable[..., Sequence[object]],
     inputs: Sequence[object],
     result: Callable[..., object],
-    metrics_collections: object,
-    updates_collections: object,
 ) -> Metric:
-    """Return a metric that sums the results of `measure(*inputs)` over runs.
+    """Return a metric that sums the results of `measure(weights, *inputs)` over runs.
 
     Args:
-        name: Name of the scope.
+        metric_call: The other arguments of the metric.
         counts: Names and shapes of the float32 variables of the sums.
         measure: Returns an increment for each sum.
         inputs: Arguments of `measure`.
         result: Returns the metric's value from the sums.
-        metrics_collections: Collections of the value.
-        updates_collections: Collections of the update.
     """
+    name, weights, *collections = metric_call
     if _graph.executing_eagerly():
         raise FailedPreconditionError(
             f"tf.metrics.{name} counts in variables of a graph: build one, or use tf.keras.metrics."
@@ -73,12 +86,13 @@ def _counting_metric(
             for title, shape in counts.items()
         ]
         value = call(result, *(total.read_value() for total in sums), name="value")
-        increments = call(lambda *given: tuple(measure(*given)), *inputs, name="measured")
+        parts = [None if weights is None else tensor(weights), *map(tensor, inputs)]
+        increments = call(lambda *given: tuple(measure(*given)), *parts, name="measured")
         updated_sums = [
             total.assign_add(step) for total, step in zip(sums, increments, strict=True)
         ]
         update = call(result, *updated_sums, name="update_op")
-    for names, target in ((metrics_collections, value), (updates_collections, update)):
+    for names, target in zip(collections, (value, update), strict=True):
         if names:
             _graph.get_default_graph().add_to_collections(names, target)
     return value, update
@@ -103,16 +117,10 @@ def _broadcast_weights(weights: Tensor | None, values: Tensor) -> Tensor:
     return weights.expand_as(values)
 
 
-def _optional_tensor(weights: object) -> Tensor | None:
-    return None if weights is None else tensor(weights)
-
-
 def _mean_metric(
-    name: str,
+    metric_call: _MetricCall,
     function: Callable[..., Any],
     inputs: Sequence[object],
-    weights: object,
-    collections: tuple[object, object],
     result: Callable[[Tensor, Tensor], object] = quotient,
 ) -> Metric:
     """Return a metric for the weighted mean of `function(*inputs)`."""
@@ -123,8 +131,7 @@ def _mean_metric(
         return (values * share).sum(), share.sum()
 
     counts = {"total": (), "count": ()}
-    parts = [_optional_tensor(weights), *(tensor(input_value) for input_value in inputs)]
-    return _counting_metric(name, counts, measure, parts, result, *collections)
+    return _counting_metric(metric_call, counts, measure, inputs, result)
 
 
 def mean(
@@ -135,8 +142,8 @@ def mean(
     name: str | None = None,
 ) -> Metric:
     """Return the weighted mean of values."""
-    collections = (metrics_collections, updates_collections)
-    return _mean_metric(name or "mean", lambda source: source, [values], weights, collections)
+    metric_call = _MetricCall(name or "mean", weights, metrics_collections, updates_collections)
+    return _mean_metric(metric_call, lambda source: source, [values])
 
 
 def accuracy(
@@ -153,8 +160,8 @@ def accuracy(
         label, prediction = _squeeze_alike(label, prediction)
         return label == prediction.to(label.dtype)
 
-    collections = (metrics_collections, updates_collections)
-    return _mean_metric(name or "accuracy", correct, [labels, predictions], weights, collections)
+    metric_call = _MetricCall(name or "accuracy", weights, metrics_collections, updates_collections)
+    return _mean_metric(metric_call, correct, [labels, predictions])
 
 
 def _squeeze_alike(labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,10 +196,8 @@ def _error_metric(
             label, prediction = _squeeze_alike(label, prediction)
             return function(prediction.float() - label.float())
 
-        collections = (metrics_collections, updates_collections)
-        return _mean_metric(
-            name or title, error, [labels, predictions], weights, collections, result
-        )
+        metric_call = _MetricCall(name or title, weights, metrics_collections, updates_collections)
+        return _mean_metric(metric_call, error, [labels, predictions], result)
 
     metric.__name__ = metric.__qualname__ = title
     metric.__doc__ = f"The {doc_start} of labels and predictions."
@@ -243,10 +248,9 @@ def _confusion_metric(
             kinds = [_KINDS[kind] for kind in counts.values()]
             return [(share * ((label == a) & (prediction == b))).sum() for a, b in kinds]
 
-        parts = [_optional_tensor(weights), tensor(labels), tensor(predictions)]
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(counts, ())
-        collections = (metrics_collections, updates_collections)
-        return _counting_metric(name or title, shapes, measure, parts, result, *collections)
+        metric_call = _MetricCall(name or title, weights, metrics_collections, updates_collections)
+        return _counting_metric(metric_call, shapes, measure, [labels, predictions], result)
 
     metric.__name__ = metric.__qualname__ = title
     metric.__doc__ = f"{doc_start}; labels and predictions count as bools."
@@ -331,9 +335,8 @@ def auc(
 
     area = partial(_area_under, curve, summation_method)
     counts = {title: (len(levels),) for title in _KINDS}
-    parts = [_optional_tensor(weights), tensor(labels), tensor(predictions)]
-    collections = (metrics_collections, updates_collections)
-    return _counting_metric(name or "auc", counts, measure, parts, area, *collections)
+    metric_call = _MetricCall(name or "auc", weights, metrics_collections, updates_collections)
+    return _counting_metric(metric_call, counts, measure, [labels, predictions], area)
 
 
 _HEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -353,15 +356,9 @@ def _check_curve(curve: str, summation_method: str) -> None:
         raise InvalidArgumentError(f"summation_method {summation_method!r} is none of {names}.")
 
 
-def _area_under(
-    curve: str,
-    summation_method: str,
-    true_pos: Tensor,
-    false_neg: Tensor,
-    true_neg: Tensor,
-    false_pos: Tensor,
-) -> Tensor:
-    """Return the area under a curve from the counts at all thresholds."""
+def _area_under(curve: str, summation_method: str, *counts: Tensor) -> Tensor:
+    """Return the area under a curve from the counts of `_KINDS` at all thresholds."""
+    true_pos, false_neg, true_neg, false_pos = counts
     if summation_method == "careful_interpolation":
         return _interpolated_area(true_pos, false_neg, false_pos)
     small = 1e-6

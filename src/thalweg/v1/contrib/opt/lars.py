@@ -92,9 +92,6 @@ class LARSOptimizer(RuleOptimizer):
     def _choose_rule(self) -> Rule:
         return NESTEROV_LARS if self._use_nesterov else LARS
 
-    def _is_skipped(self, var: Tensor) -> bool:
-        return any(part in name_of(var) for part in self._skip_list or ())
-
     def _group_variables(
         self, values: dict[str, object], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
@@ -103,7 +100,8 @@ class LARSOptimizer(RuleOptimizer):
     def _group_of(self, var: Tensor, grad: object) -> _Group:
         if has_rows(grad):
             return _Group.ROWS
-        return _Group.SKIPPED if self._is_skipped(var) else _Group.ADAPTIVE
+        is_skipped = any(part in name_of(var) for part in self._skip_list or ())
+        return _Group.SKIPPED if is_skipped else _Group.ADAPTIVE
 
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable

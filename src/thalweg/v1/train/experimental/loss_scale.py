@@ -97,7 +97,9 @@ class FixedLossScale(LossScale):
         return convert_to_tensor(self._loss_scale_value)
 
     def update(self, grads: object) -> tuple[Any, bool]:
-        return None if executing_eagerly() else _no_update(), True
+        if executing_eagerly():
+            return None, True
+        return operation(lambda: None, [], "update_loss_scale", kind="pure"), True
 
     def get_config(self) -> dict[str, Any]:
         return {"loss_scale_value": self._loss_scale_value}
@@ -219,10 +221,6 @@ def get(identifier: object) -> Any:
     raise InvalidArgumentError(
         f"Could not interpret loss scale identifier: {show_value(identifier)}"
     )
-
-
-def _no_update() -> object:
-    return operation(lambda: None, [], "update_loss_scale", kind="pure")
 
 
 def _are_finite(grads: Iterable[object]) -> torch.Tensor:

@@ -27,6 +27,7 @@ from thalweg._graph import (
     resolve,
 )
 from thalweg.errors import InvalidArgumentError
+from thalweg.v1.train.apply_gradients import StepRequest
 from thalweg.v1.train.experimental import loss_scale as scales
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 from thalweg.variable import titles_of
@@ -96,10 +97,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     def _apply(
         self,
         pairs: list[tuple[object, object]],
-        global_step: object,
-        name: str,
-        captured: list[object] | None = None,
-        sharing: object = None,
+        request: StepRequest,
         transforms: GradientTransforms = NOTHING,
     ) -> None:
         """Apply gradients now, unless the loss scale says not to.
@@ -115,7 +113,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
             )
         if transforms is NOTHING and self._may_leave(pairs):
             transforms = GradientTransforms(decide=scale.decide, decides_there=True, overflow=False)
-            self._opt._apply(pairs, global_step, name, captured, sharing, transforms)
+            self._opt._apply(pairs, request, transforms)
             return
         variables = [resolve(var) for _, var in pairs]
         titles = titles_of(variables)
@@ -129,9 +127,11 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
             try:
                 _, should_apply = self._loss_scale.update(gradients)
                 if should_apply and self._opt.takes_transforms():
-                    self._opt._apply(pairs, global_step, name, captured, sharing, transforms)
+                    self._opt._apply(pairs, request, transforms)
                 elif should_apply:
-                    self._opt.apply_gradients(pairs, global_step=global_step, name=name)
+                    self._opt.apply_gradients(
+                        pairs, global_step=request.global_step, name=request.name
+                    )
             except BaseException as error:
                 if not says_committed(error):
                     drain(undo)

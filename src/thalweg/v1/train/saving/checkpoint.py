@@ -254,7 +254,11 @@ class Checkpoint(Trackable):
                     keeper._make_whole()
             members = self._members_in(graph)
             object_graph = describe_members(members)
-            values = {member.key: _copy_value(member) for member in members if _is_eager(member)}
+            values = {
+                member.key: _copy_value(member)
+                for member in members
+                if isinstance(member.held, Tensor)
+            }
         symbolic = [member for member in members if isinstance(member.held, GraphVariable)]
         if symbolic:
             open_session = session_for(session, "save a checkpoint")
@@ -281,10 +285,6 @@ def _as_default_graph(graph: Any) -> Iterator[None]:
     is_default = not executing_eagerly() and get_default_graph() is graph
     with contextlib.nullcontext() if graph is None or is_default else graph.as_default():
         yield
-
-
-def _is_eager(member: ObjectMember) -> bool:
-    return isinstance(member.held, Tensor)
 
 
 def _copy_value(member: ObjectMember) -> Tensor:

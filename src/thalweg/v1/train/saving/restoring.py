@@ -46,11 +46,11 @@ def fitting_values(
     if missing:
         raise _not_found(missing, len(keys), prefix)
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    pairs = [
-        (name, variable, shapes[keys[name]], dtypes[keys[name]])
+    misfits = {
+        name: _describe_misfit(variable, shapes[keys[name]], dtypes[keys[name]], prefix, reshape)
         for name, variable in variables.items()
-    ]
-    flaws = [flaw for pair in pairs if (flaw := _describe_misfit(*pair, prefix, reshape))]
+    }
+    flaws = [f"'{name}' {misfit}" for name, misfit in misfits.items() if misfit]
     if flaws:
         raise state.mismatch(flaws)
     values = reader.tensors(set(keys.values()))
@@ -58,18 +58,16 @@ def fitting_values(
 
 
 def _describe_misfit(
-    name: str, variable: GraphVariable, shape: Sequence[int], dtype: Any, prefix: str, reshape: bool
+    variable: GraphVariable, shape: Sequence[int], dtype: Any, prefix: str, reshape: bool
 ) -> str | None:
     """Return why a value does not fit its variable, or None."""
-    expected = variable.shape
-    info = variable._save_slice_info
+    expected, info = variable.shape, variable._save_slice_info
     is_full = info is not None and tuple(shape) == tuple(info.full_shape)
     if not (is_full or expected.accepts(shape) or (reshape and _has_as_many(expected, shape))):
-        text = f"has shape {tuple(shape)} in {prefix} but the variable has shape {tuple(expected)}"
-        return f"'{name}' {text}"
+        return f"has shape {tuple(shape)} in {prefix} but the variable has shape {tuple(expected)}"
     if variable.dtype not in (None, dtype):
         actual = dtype if isinstance(dtype, str) else dtype_name(dtype)
-        return f"'{name}' is {actual} in {prefix} but the variable is {dtype_name(variable.dtype)}"
+        return f"is {actual} in {prefix} but the variable is {dtype_name(variable.dtype)}"
     return None
 
 

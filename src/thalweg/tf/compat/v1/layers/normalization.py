@@ -132,7 +132,8 @@ class BatchNormalization(Layer):
         moving = (self.moving_mean, self.moving_variance)
         operands = (inputs, self.gamma, self.beta)
         if isinstance(training, _graph.SymbolicTensor):
-            output = _graph.Output(inputs.dtype, inputs.shape, _symbols_in(operands))
+            flows = tuple(x for x in operands if isinstance(x, _graph.SymbolicTensor))
+            output = _graph.Output(inputs.dtype, inputs.shape, flows)
             parts = [*operands, *moving, training]
             outputs = _graph.operation(
                 self._normalize, parts, "batchnorm", kind="pure", outputs=output
@@ -170,10 +171,6 @@ class BatchNormalization(Layer):
             else:
                 parts = [_graph.by_reference(average), value, training]
                 self.add_update(_graph.operation(move, parts, "AssignMovingAvg"))
-
-
-def _symbols_in(parts: Sequence[object]) -> tuple[Any, ...]:
-    return tuple(part for part in parts if isinstance(part, _graph.SymbolicTensor))
 
 
 def batch_normalization(

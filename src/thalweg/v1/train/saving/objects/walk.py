@@ -78,7 +78,10 @@ class Walk:
 
     def _link_slot(self, link: Link, node: int, held: Any) -> None:
         """Restore a slot, if its optimizer and its variable are both found."""
-        ends = [held if end == node else self._object_at(end) for end in link[:2]]
+        ends = [
+            held if end == node else self._objects.get(end, self._values.objects.get(end))
+            for end in link[:2]
+        ]
         (optimizer, variable), (name, slot) = ends, link[2:]
         key = slot, id(optimizer), id(variable)
         is_slot = isinstance(optimizer, TrackableSlots) and is_variable(variable)
@@ -95,9 +98,6 @@ class Walk:
         elif all(place != slot for place, _ in self.pending[count:]):
             optimizer._await_slot(position, name, variable)
             self._waiting_places.add(slot)
-
-    def _object_at(self, node: int) -> Any:
-        return self._objects.get(node, self._values.objects.get(node))
 
     def _remember_waiting(self, keeper: Trackable) -> None:
         """Save an object's waiting values, to put them back if the restore fails."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from thalweg import _graph
 from thalweg._base.showing import show_value
+from thalweg._graph.initializers import fans
 from thalweg.errors import InvalidArgumentError
-from thalweg.tf.compat.v1.initializers import fans
 
 
 def variance_scaling_initializer(

@@ -1,0 +1,41 @@
+"""Names, constants and functions of codecs in the texts of kernels, for all engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from thalweg._engines.codecs.codec import Codec
+from thalweg._engines.codegen import Field, FormulaWriter
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.formula_source import FUNCTION_PREFIX
+
+PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
+
+
+def define_codecs(
+    writer: FormulaWriter, codecs: Iterable[Codec], parts: Iterable[str] = PARTS
+) -> dict[str, str]:
+    """Return the definitions of the functions of each codec, by name without prefix."""
+    names = {f"{part}_{codec.name}": getattr(codec, part) for codec in codecs for part in parts}
+    return {name: writer.define_function(name, trace_formula(x)) for name, x in names.items()}
+
+
+def codec_fields(codec: Codec) -> dict[str, Field]:
+    """Return fields of templates that decode or encode.
+
+    Returns:
+        `block`, the numbers of a block, and `shift`, its logarithm; `record` and `header`, bytes of
+        a record and before its codes; `kind`, the type of codes; `round_to`, the function that
+        rounds a real to a code, and `limits`, its arguments after the dither; and the function of
+        each of `PARTS`.
+    """
+    return {
+        "block": codec.block,
+        "shift": codec.block.bit_length() - 1,
+        "record": codec.record_bytes,
+        "header": codec.header_bytes,
+        "kind": "int8" if codec.signed else "uint8",
+        "round_to": "positive_code" if codec.positive else "signed_code",
+        "limits": f", {codec.least}" if codec.positive else "",
+        **{part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in PARTS},
+    }

@@ -1,0 +1,361 @@
+"""Application of gradients: replayed, planned, one by one, or as an operation of a graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg import distribute
+from thalweg._base.context_managers import ContextSetting, Sections
+from thalweg._base.device_counters import number_of
+from thalweg._base.execution_context import is_deferred, thread
+from thalweg._base.locks import importing
+from thalweg._core.commit import StepResult, raise_first
+from thalweg._core.dtensor import is_imported
+from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
+from thalweg._core.grads_and_vars import Gradient, as_gradient, check_variables, distinct
+from thalweg._core.plan_cache import PlanCache
+from thalweg._core.replay_trigger import ReplayResult, note_repeated
+from thalweg._core.slot_optimizer import SlotOptimizer
+from thalweg._core.step import finish, run_step, try_rebind
+from thalweg._core.step_adapter import Copies
+from thalweg._graph import (
+    GraphKeys,
+    by_reference,
+    check_updates,
+    current_session,
+    get_default_graph,
+    graph_variable_of,
+    is_symbolic,
+    operation,
+    resolve,
+)
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.v1.train.gate_gradients import backward, forward
+from thalweg.v1.train.gradients import GradsAndVars, check_any
+from thalweg.v1.train.step_adapter import V1StepAdapter
+from thalweg.v1.train.traced_hooks import add_update_names, check_counter, recorded
+from thalweg.v1.train.update_hooks import UpdateHooks
+
+
+def _make_replay(optimizer: object, cache: PlanCache, step: object) -> object:
+    """Return a replay that takes the next step of an optimizer in one call; None if impossible."""
+    with importing:
+        from thalweg.v1.train.replay import V1Replay
+    return V1Replay.of(optimizer, cache, step)
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """Arguments of a step besides its gradients and variables.
+
+    Attributes:
+        global_step: A variable that is raised by 1 after the updates, or None.
+        name: The name of the step.
+        captured: In a session the values of `_captured_inputs`. Without them a step inside of
+            `_while_taking` has those of that step.
+        sharing: How the step is shared with other ranks, if their gradients were summed for it.
+    """
+
+    global_step: Any
+    name: str
+    captured: list[Any] | None = None
+    sharing: Any = None
+
+
+class GradientApplication(UpdateHooks, SlotOptimizer):
+    """The part of `Optimizer` that takes a step with gradients that are those of all replicas."""
+
+    def _apply_aggregated(self, pairs: GradsAndVars, global_step: Any, name: str | None) -> Any:
+        """Apply gradients that are those of all replicas."""
+        if not pairs:
+            raise ValueError("No variables provided.")
+        if is_deferred(*chain.from_iterable(pairs)):
+            return self._apply_in_graph(pairs, global_step, name)
+        return self._apply(pairs, StepRequest(global_step, name or self._name))
+
+    def _apply(
+        self, pairs: GradsAndVars, request: StepRequest, transforms: GradientTransforms = NOTHING
+    ) -> object:
+        """Update the variables at once, except those whose gradient is None.
+
+        Args:
+            pairs: Gradients and variables.
+            request, transforms: As in `_take`.
+
+        Returns:
+            The result of a subclass's `_finish`; None if there is no such method, if there is a
+            `global_step`, or if the step is taken in one call.
+
+        Raises:
+            ValueError: All gradients are None.
+        """
+        may_replay = transforms is NOTHING and request.sharing is None
+        if may_replay and self._take_again(pairs, request.global_step, request.captured):
+            return None
+        if any(grad is None for grad, _ in pairs):
+            check_variables([var for _, var in pairs])
+            check_any(pairs)
+            pairs = [(grad, var) for grad, var in pairs if grad is not None]
+        finished: list[Any] = []
+        outcome = self._take(pairs, request, transforms, finished=finished)
+        raise_first(outcome.errors)
+        return finished[0] if finished and request.global_step is None else None
+
+    def _take_again(
+        self,
+        pairs: object,
+        global_step: object,
+        captured: list[object] | None = None,
+        report: ReplayResult | None = None,
+        transforms: GradientTransforms = NOTHING,
+    ) -> bool:
+        """Replay the previous step with new gradients in one call, if that is possible.
+
+        Update the variables, the optimizer's state and `global_step`, as `_take` does.
+
+        Args:
+            pairs: What a caller gave as gradients and variables; only a list of pairs is replayed.
+            global_step, captured: As in `_take`.
+            report: Optional. Notes whether the step was taken. A replay that is due is built only
+                if this is given.
+            transforms: Transforms of the gradients before the update; without `decide`, `watch` and
+                `calls`.
+
+        Returns:
+            True if the step was taken; False if not: variables and state are unchanged then.
+        """
+        if type(pairs) is not list or thread.strategies or self._under_way is not None:
+            return False
+        values = None if captured is None else captured[0]
+        with self._turn_lock(), self._locked():
+            cache = self._plans.now()
+            if report is not None:
+                report.follow(cache)
+            replay = cache.replay
+            if replay is None or (replay.is_due and report is None) or not replay.is_over(pairs):
+                return False
+            try:
+                if replay.take(self, cache, (pairs, global_step, values, transforms)):
+                    return True
+            finally:
+                if report is not None:
+                    report.settle()
+            read = getattr(replay, "read", None)
+            if read is None or report is not None:
+                return False
+            outcome = self._take(pairs, StepRequest(global_step, self._name, [read]))
+        raise_first(outcome.errors)
+        return True
+
+    def _take(
+        self,
+        pairs: GradsAndVars,
+        request: StepRequest,
+        transforms: GradientTransforms = NOTHING,
+        copies: Copies = None,
+        finished: list[object] | None = None,
+    ) -> StepResult:
+        """Take a step, eagerly or as a session runs.
+
+        Args:
+            pairs: Gradients, none of them None, and variables.
+            request: The other arguments of the step.
+            transforms: What happens to the gradients first.
+            copies: For each pair a tensor of a 16-bit type that is set to the variable, or None.
+            finished: Optional. Is given what `_finish` returned.
+
+        Returns:
+            Whether the step was taken, and what was raised after the updates.
+        """
+        global_step, captured, sharing = request.global_step, request.captured, request.sharing
+        is_simple = copies is None and sharing is None and self._under_way is None
+        is_simple = is_simple and not thread.strategies
+        with self._turn_lock(), self._locked():
+            cache = self._plans.now()
+            values = None if captured is None else captured[0]
+            replay = cache.replay if is_simple and transforms is NOTHING else None
+            step_args = (pairs, global_step, values, transforms)
+            if replay is not None and replay.take(self, cache, step_args):
+                return StepResult(True, [])
+            values = getattr(replay, "read", None) if values is None else values
+            if values is None and self._under_way is not None:
+                values = self._under_way.values
+            with (
+                self._plans.one_step(self._name),
+                self._while_taking(self._make_hooks(global_step, request.name, values)) as hooks,
+            ):
+                is_shared = thread.strategies or self._slots.parts is not None or is_imported()
+                if sharing is None and is_shared:
+                    pairs, sharing = distribute.share_summed_step(
+                        self, pairs, hooks, transforms, self._said(global_step)
+                    )
+                hooks.sharing, hooks.is_simple = sharing, is_simple
+                outcome = self._take_planned(hooks, cache, pairs, transforms, copies)
+                if finished is not None:
+                    finished.append(hooks.finished)
+                return outcome
+
+    def _take_planned(
+        self,
+        hooks: V1StepAdapter,
+        cache: PlanCache,
+        pairs: GradsAndVars,
+        transforms: GradientTransforms,
+        copies: Copies,
+    ) -> StepResult:
+        """Take a step that is rebound or planned; prepare its replay if it is simple."""
+        sharing: Any = hooks.sharing
+        transforms = self._judged(transforms)
+        no_context, recorder = contextlib.nullcontext(), self._recorder
+        shared = no_context if sharing is None else distribute.enter_shared_step(sharing)
+        with shared, no_context if recorder is None else recorder.around(hooks):
+            outcome = try_rebind(hooks, cache, pairs, transforms, copies)
+            if outcome is None:
+                return run_step(hooks, cache, pairs, transforms, copies, may_rebind=False)
+            watches = transforms.decide, transforms.judge, transforms.watch, hooks.watch
+            if hooks.is_simple and watches == (None,) * 4:
+                note_repeated(cache, _make_replay)
+            return outcome
+
+    def _minimize_one_by_one(
+        self,
+        loss: object,
+        global_step: object,
+        var_list: object,
+        grad_loss: object,
+        name: str | None,
+    ) -> object:
+        loss_value, variables = forward(loss, var_list)
+        errors: list[BaseException] = []
+        adapter = self._make_hooks(global_step, name or self._name, None)
+        with (
+            self._turn_lock(),
+            self._locked(),
+            self._plans.one_step(self._name),
+            self._while_taking(adapter) as hooks,
+        ):
+            cache = self._plans.now()
+
+            def apply_one(grad: Gradient, var: Tensor) -> None:
+                hooks.begun = []  # each variable is committed by itself
+                outcome = run_step(hooks, cache.alone(var), [(grad, var)], is_final=False)
+                errors.extend(outcome.errors)
+
+            hooks.read_hypers(variables)
+            hooks.is_prepared = True
+            updated = backward(loss_value, variables, grad_loss, apply_one)
+            cache.forget_others(updated)
+            hooks.updates = len(updated)
+            errors += finish(hooks)
+        raise_first(errors)
+        return hooks.finished if global_step is None else None
+
+    def _make_hooks(
+        self, global_step: object, name: str, values: dict[str, object] | None
+    ) -> V1StepAdapter:
+        return V1StepAdapter(self, global_step, name, values)
+
+    def _while_taking(self, hooks: V1StepAdapter) -> ContextSetting:
+        """Return a block in which `self._under_way` is the step; the caller holds the locks.
+
+        TensorFlow's hooks receive a gradient and a variable, and find the rest in `self`.
+        """
+
+        def begin_step() -> Sections:
+            change, restored_attributes = vars(self).update, {"_under_way": self._under_way}
+            if current_session() is not None:
+                restored_attributes |= (
+                    self._symbolic_attributes()
+                )  # hooks of a session may overwrite them
+            return [partial(change, {"_under_way": hooks})], [partial(change, restored_attributes)]
+
+        return ContextSetting(begin_step, hooks)
+
+    def _forget_step(self) -> None:
+        self._under_way = None
+
+    def _written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        """Return all tensors that hooks may write."""
+        slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
+        session = current_session()
+        graph = None if session is None else session.graph
+        non_slots = [resolve(var) for (_, key), var in self._non_slots.items() if key is graph]
+        return [*variables, *slots, *non_slots]
+
+    def _kept_in_graph(self, variables: Sequence[Any]) -> list[object]:
+        """Return the slots and other variables of a graph that a step of these variables writes."""
+        slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
+        graph = variables[0].graph
+        return [*slots, *(var for (_, key), var in self._non_slots.items() if key is graph)]
+
+    def _apply_in_graph(self, grads_and_vars: GradsAndVars, global_step: Any, name: Any) -> Any:
+        pairs = [(grad, graph_variable_of(var)) for grad, var in grads_and_vars]
+        check_counter(global_step)
+        check_updates(pairs)
+        for grad, var in pairs:
+            if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
+                target = torch.empty((), dtype=torch.float32, device="cpu")
+                as_gradient(grad, target, var.name)  # raises if it cannot be converted
+        check_any(pairs)
+        updated = [(grad, var) for grad, var in pairs if grad is not None]
+        if self._is_recorded():
+            return recorded(self, updated, global_step, name or self._name)
+        variables = distinct([var for _, var in updated])
+        self._create_slots(variables)
+        self._prepare_for_graph()
+        captured = self._captured_inputs()
+
+        def apply_in_run(
+            grads: list[object], leaves: list[Tensor], step: object, values: list[object]
+        ) -> None:
+            request = StepRequest(step, op.name, values)
+            self._apply(list(zip(grads, leaves, strict=True)), request)
+
+        op = operation(
+            apply_in_run,
+            [
+                [grad for grad, _ in updated],
+                [by_reference(var) for _, var in updated],
+                by_reference(global_step) if is_symbolic(global_step) else global_step,
+                captured,
+            ],
+            name or self._name,
+            kind="update",
+        )
+        op.written += tuple(self._kept_in_graph(variables))
+        kernel = type(self._innermost()).__name__.removesuffix("Optimizer")
+        add_update_names(op, variables, f"Apply{kernel}")
+        get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, op)
+        return op
+
+    def _said(self, global_step: Any = None) -> distribute.StepFingerprint:
+        """Return the fingerprint of a step, which must be the same on all replicas."""
+        has_step_tensor = isinstance(global_step, Tensor)
+
+        def words_of_step() -> list[str]:
+            descriptions = distribute.in_words({**self._arguments(), **self._counters_now()})
+            step = [f"global_step: {number_of(global_step)}"] if has_step_tensor else []
+            return [f"optimizer: {type(self).__name__}", *descriptions, *step]
+
+        def numbers_of_step() -> tuple[int, list[float]]:
+            values = [*self._arguments().values(), *self._counters_now().values()]
+            numbers = [
+                number_of(value) if isinstance(value, Tensor) and not value.dim() else value
+                for value in values
+            ]
+            step = int(number_of(global_step)) if has_step_tensor else 0
+            return step, [number for number in numbers if isinstance(number, int | float)]
+
+        return distribute.StepFingerprint(words_of_step, numbers_of_step)
+
+    def _counters_now(self) -> dict[str, object]:
+        """Return the optimizer-wide variables of eager mode, by name."""
+        return {name: var for (name, graph), var in self._non_slots.items() if graph is None}

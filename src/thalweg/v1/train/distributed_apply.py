@@ -1,0 +1,89 @@
+"""Application of gradients that are summed over replicas first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from thalweg import distribute
+from thalweg._base.tracing import untraced
+from thalweg._core.commit import says_committed
+from thalweg._core.grads_and_vars import as_pairs
+from thalweg._core.plan_cache import PlanCaches
+from thalweg._core.slot_optimizer import SlotOptimizer
+from thalweg._core.slots import SlotStore
+from thalweg.v1.train.apply_gradients import GradientApplication, StepRequest
+from thalweg.v1.train.gradients import check_any
+
+
+class DistributedApply(GradientApplication, SlotOptimizer):
+    """The part of `Optimizer` that applies the gradients of several replicas."""
+
+    @untraced
+    def _distributed_apply(
+        self,
+        distribution: object,
+        grads_and_vars: Iterable[tuple[object, object]],
+        global_step: object = None,
+        name: str | None = None,
+    ) -> None:
+        """Sum the gradients over the replicas, then apply them; call it on every rank.
+
+        None counts as zero where another rank has a gradient.
+
+        Args:
+            distribution: A `thalweg.distribute.Strategy`, or a process group of torch.distributed;
+                None takes the default group, or this process alone where none is initialised.
+            grads_and_vars, global_step, name: As in `apply_gradients`.
+
+        Returns:
+            None; in graph mode the operation that takes the step.
+
+        Raises:
+            ValueError: No variable has a gradient on any rank.
+            ReplicaMismatchError: The ranks differ in variables, hyperparameters or steps, a
+                gradient is dense on one rank and sparse on another, or its dtypes differ.
+            ReplicaLostError: A rank did not answer. Nothing has changed then.
+        """
+        strategy = distribute.strategy_of(distribution)
+        with distribute.report_errors(self, strategy):
+            pairs = as_pairs(grads_and_vars)
+        is_shared = pairs and distribute.shards_of(self, strategy) is not None
+        if not is_shared and not strategy.ranks.is_alone:
+            summed_pairs = distribute.sum_gradients(self, strategy, pairs, self._said(global_step))
+            if pairs and not summed_pairs:
+                check_any(pairs)
+            pairs = summed_pairs
+        try:
+            if is_shared:
+                step_op = self._apply_in_parts(strategy, pairs, global_step, name or self._name)
+            else:
+                step_op = self._apply_aggregated(pairs, global_step, name)
+        except BaseException as error:
+            if says_committed(error):
+                distribute.commit_sums(self, failed=True)
+            raise
+        distribute.commit_sums(self)
+        return step_op
+
+    def _has_own_distributed_apply(self) -> bool:
+        """Return whether a subclass or this object replaces `_distributed_apply`."""
+        method = getattr(self._distributed_apply, "__func__", None)
+        return method is not DistributedApply._distributed_apply
+
+    def _apply_in_parts(
+        self, strategy: distribute.Strategy, pairs: list[Any], global_step: Any, name: str
+    ) -> None:
+        """Apply gradients of all replicas to slots that are shared out over them."""
+        with self._turn_lock(), self._locked():
+            hooks = self._make_hooks(global_step, name, None)
+            summed_pairs, step = distribute.sum_for_shards(
+                self, strategy, pairs, self._said(global_step), hooks
+            )
+            if not summed_pairs:
+                check_any(pairs)
+            self._apply(summed_pairs, StepRequest(global_step, name, sharing=step))
+
+    def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
+        super()._take_store(store, taken)
+        self._plans = PlanCaches()
