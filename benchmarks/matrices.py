@@ -35,19 +35,24 @@ def matrices() -> list[Figure]:
 
 
 def _figures(name: str, sizes: Sequence[tuple[int, int]]) -> list[Figure]:
-    dtype = "bfloat16" if has_units() else "float32"
-    contenders = [
-        Contender("thalweg", optim.Muon(_parameters(sizes), ns_dtype=dtype).step),
-        Contender("torch", torch.optim.Muon(_parameters(sizes)).step),
-        Contender("products", _products(sizes, getattr(torch, dtype))),
-    ]
+    dtypes = ["bfloat16", "float32"] if has_units() else ["float32"]
+    contenders = [Contender("torch", torch.optim.Muon(_parameters(sizes)).step)]
+    for dtype in dtypes:
+        step = optim.Muon(_parameters(sizes), ns_dtype=dtype).step
+        products = _products(sizes, getattr(torch, dtype))
+        contenders += [Contender(dtype, step), Contender(f"{dtype} products", products)]
     timings = measure(contenders, rounds=7, block=0.2)
     target = OF_TORCH if min(sizes[0]) >= LARGE else OF_TORCH_SMALL
     target = OF_TORCH_MANY if len(sizes) >= MANY_MATRICES else target
-    target = OF_UNITS if dtype == "bfloat16" else target
+    target = OF_UNITS if dtypes[0] == "bfloat16" else target
     return [
-        compared(f"muon_{name}", timings, "thalweg", "torch", target),
-        compared(f"muon_products_{name}", timings, "thalweg", "products", OF_PRODUCTS),
+        compared(f"muon_{name}", timings, dtypes[0], "torch", target),
+        *(
+            compared(
+                f"muon_{dtype}_products_{name}", timings, dtype, f"{dtype} products", OF_PRODUCTS
+            )
+            for dtype in dtypes
+        ),
     ]
 
 

@@ -31,6 +31,8 @@ CLASSES: list[tuple[str, dict[str, Any]]] = [
     ("Adam", {"amsgrad": True}),
     ("Adam", {"decay": 0.1}),
     ("Adamax", {}),
+    ("Nadam", {}),
+    ("Nadam", {"schedule_decay": 0.1, "global_clipnorm": 1.0}),
     ("Adagrad", {}),
     ("Adadelta", {}),
     ("Ftrl", {"l2_shrinkage_regularization_strength": 0.1}),
@@ -115,17 +117,18 @@ def test_minimize_is_replayed() -> None:
     assert training.taken == 6
 
 
-NO_REPLAYS = {
-    "another number is counted": ("Nadam", {}),
-}
-
-
-@pytest.mark.parametrize(("name", "options"), NO_REPLAYS.values(), ids=list(NO_REPLAYS))
-def test_unsupported_optimizers_are_not_replayed(name: str, options: dict[str, Any]) -> None:
-    training = Training(name, **options)
-    for seed in range(5):
-        training.step(seed)
-    assert training.taken == 0
+def test_replayed_product_is_that_of_its_variables_dtype() -> None:
+    for dtypes, replays in (((0, 1, 2), 4), ((1, 0), 0), ((1,), 4), ((2,), 0), ((0, 2), 4)):
+        sides = [Training("Nadam", is_twin) for is_twin in (False, True)]
+        for training in sides:
+            variables = training.variables
+            training.variables = [var for k in dtypes for var in variables[3 * k : 3 * k + 3]]
+            for seed in range(6):
+                training.step(seed)
+                if seed == 3:
+                    training.optimizer._cache.data.fill_(0.5)
+        assert_same(*sides)
+        assert sides[0].taken == replays, dtypes
 
 
 # What may happen between two steps, and whether the next one is taken in a call all the same.

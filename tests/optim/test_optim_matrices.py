@@ -20,6 +20,7 @@ from rulebook import assert_same
 from thalweg import checkpoint, optim
 from thalweg._engines import layout
 from thalweg.errors import CheckpointMismatchError, InvalidArgumentError, InvalidTypeError
+from thalweg.rules.modern import newton_schulz
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "matrices.npz"
 FORMULA_BOUND, BFLOAT16_BOUND = 1e-5, 5e-2  # relative to the movement
@@ -284,6 +285,21 @@ def test_batched_step_equals_single_steps() -> None:
         for opt in optimizers:
             opt.step()
     torch.testing.assert_close(torch.stack(batch), torch.stack(singles), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(7, 6, 4), (7, 4, 6), (5, 4, 4), (0, 4, 6)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_iteration_in_pieces_equals_single_matrices(
+    dtype: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrices = torch.randn(shape)
+    arguments = newton_schulz.triples("original", 5), 1e-7, dtype, 0.3
+    singles = [newton_schulz.orthogonal(matrix[None], *arguments) for matrix in matrices]
+    for size in (1, 1 << 9, 1 << 30):
+        for name in ("_CACHE", "_CACHE_OF_16_BITS"):
+            monkeypatch.setattr(newton_schulz, name, size)
+        result = newton_schulz.orthogonal(matrices, *arguments)
+        assert torch.equal(result, torch.cat([matrices[:0], *singles]))
 
 
 class Tied(torch.nn.Module):

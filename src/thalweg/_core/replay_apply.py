@@ -15,11 +15,10 @@ from thalweg._core.commit import add_taken
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.plan_cache import CachedPlan, PlanCache
 from thalweg._core.replay import ERRORS, is_traced, replay_kernel
+from thalweg._core.replay_pairs import FAILED as FAILED
 from thalweg._core.replay_pairs import MOST_COMING, ComingStep, ReplayedPairs
 from thalweg._engines import current
 from thalweg._engines.engine_selection import choices
-
-FAILED = -1  # the scalars of a step could not be computed
 
 
 class ReplayedApply(ABC):

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 # The number of coming steps whose scalars are computed together.
 MOST_COMING = 32
+FAILED = -1  # the scalars of a step could not be computed
 _PLAIN = (Tensor, torch.nn.Parameter, Variable, SessionVariable)
 
 
@@ -68,6 +69,8 @@ class ReplayedPairs:
         numbers: Guarded tensors of one number, beginning with the counters.
         transforms: The transforms of the step's gradients.
         read: Tensors from which `take_coming` reads hyperparameters, by name.
+        replaced: Names of the scalars that each step reads from the last counters and stores there.
+            The counters have the compute dtype of some of the variables.
     """
 
     def __init__(
@@ -78,8 +81,10 @@ class ReplayedPairs:
         numbers: Sequence[Tensor],
         transforms: GradientTransforms,
         read: Mapping[str, Tensor],
+        replaced: Sequence[str] = (),
     ) -> None:
         self.read = read
+        self._replaced, self._has_columns = replaced, not replaced
         self.planned, self.snapshot, self._counters = cached_plan, guards, counters
         self._kinds = [KINDS[number.dtype] for number in numbers]
         counter_kinds = self._kinds[: len(counters)]
@@ -90,7 +95,10 @@ class ReplayedPairs:
         self._launches = Launches([cached_plan], places)
         rule = cached_plan.request.rule
         self._may_have_threads = self._launches.may_have_threads
-        self._scalars = [(launch, RuleScalars(rule, launch)) for launch in self._launches.all]
+        loads = dict(zip(replaced, counters[len(counters) - len(replaced) :], strict=True))
+        self._scalars = [
+            (launch, RuleScalars(rule, launch, loads=loads)) for launch in self._launches.all
+        ]
         self._gradients: ReplayedTransforms | None = None
         if transforms.stages:
             with importing:
@@ -106,6 +114,7 @@ class ReplayedPairs:
         attributes: Sequence[tuple[dict[str, object], str | None]] = (),
         transforms: GradientTransforms = NOTHING,
         read: Mapping[str, Tensor] = MappingProxyType({}),
+        replaced: Sequence[str] = (),
     ) -> ReplayedPairs | None:
         """Return the replay of a planned step, or None if the step cannot be replayed.
 
@@ -117,7 +126,7 @@ class ReplayedPairs:
             attributes: Pairs of a dictionary and a key. A step is not replayed if a dictionary
                 changed, except in the value of its key; with None, no value may change.
             transforms: The transforms of the gradients.
-            read: As in the class; `can_read` is true for each tensor.
+            read, replaced: As in the class; `can_read` is true for each tensor of `read`.
         """
         guards = make_guard_table()
         if (
@@ -134,7 +143,8 @@ class ReplayedPairs:
         ):
             return None
         try:
-            replay = ReplayedPairs(cached_plan, guards, counters, numbers, transforms, read)
+            arguments = counters, numbers, transforms, read, replaced
+            replay = ReplayedPairs(cached_plan, guards, *arguments)
         except ERRORS:
             return None
         try:
@@ -231,11 +241,36 @@ class ReplayedPairs:
                     return False
                 row.append(packed)
             rows.append(b"".join((*row, self._counter_format.pack(*next_counters))))
+        self._connect_columns()
         if rows and not self._has_table:
             self._make_table()
         if self._has_table:
             self.snapshot.set_step_table(first, rows)
         return bool(rows)
+
+    def _connect_columns(self) -> None:
+        """Make steps store the scalars `replaced`, once there are programs that compute them."""
+        if self._has_columns:
+            return
+        first = len(self._counters) - len(self._replaced)
+        rows: list[tuple[int, int]] = []
+        for column, name in enumerate(self._replaced, first):
+            dtype = np.float64 if self._counters[column].dtype == torch.float64 else np.float32
+            makers = [scalars for launch, scalars in self._scalars if launch.dtype is dtype]
+            if not makers or makers[0].span == (0, 0):
+                return
+            rows.append((makers[0].computed_register(name), column))
+        self.snapshot.set_register_columns(rows)
+        self._has_columns = True
+
+    def _can_store(self, rule_scalars: object) -> bool:
+        """Return whether a step can store the scalars `replaced`: a program computes them.
+
+        Args:
+            rule_scalars: The scalars of a launch; None if its program computes them.
+        """
+        self._connect_columns()
+        return not self._replaced or (rule_scalars is None and self._has_columns)
 
     def _make_table(self) -> None:
         scalars = [
@@ -307,7 +342,7 @@ class ReplayedPairs:
             transforms: The transforms of the gradients, if the step has any.
 
         Returns:
-            0 if the step was taken, else the failed guard.
+            0 if the step was taken, else the failed guard, or FAILED.
 
         Raises:
             Exception: Any error of `values_of`, or one of `ERRORS` for scalars out of range.
@@ -322,6 +357,8 @@ class ReplayedPairs:
                     scalars.set(0, launch.dtype(step))
                     continue
                 rule_scalars = scalars.made(values, step)
+                if not self._can_store(rule_scalars):
+                    return FAILED
                 if rule_scalars is not None:
                     launch.set_scalars({0: rule_scalars})
             if self._may_have_threads:
@@ -354,6 +391,8 @@ class ReplayedPairs:
             shared, separate = gradients.scalars()
             for launch, scalars in self._scalars:
                 inputs = values_of and scalars.made(values_of(launch.dtype), step)
+                if not self._can_store(inputs):
+                    return FAILED
                 launch.set_scalars({0: {**launch.unset, **(inputs or {}), **shared[launch.dtype]}})
             gradients.set_separate(separate)
             self._launches.set_threads(self.snapshot)

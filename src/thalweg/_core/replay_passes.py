@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from functools import partial
 from operator import call, not_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -107,12 +107,14 @@ class ReplayedPasses:
             for pass_launches in launches
         ]
 
-    def run(self, guards: GuardTable, step_count: int, flags: int) -> tuple[int, list[Call]]:
+    def run(
+        self, guards: GuardTable, step_count: int, flags: int, pairs: list[Any] | None = None
+    ) -> tuple[int, list[Call]]:
         """Run the passes and stages; write no state.
 
         Args:
             guards: The guards of the step.
-            step_count, flags: As for `GuardTable.replay`.
+            step_count, flags, pairs: As for `GuardTable.replay`.
 
         Returns:
             The status, as from `GuardTable.replay`, and C functions without arguments that write
@@ -125,7 +127,7 @@ class ReplayedPasses:
                 if not is_serial(launch.elements):
                     record[2:] = launch.threads()
             guards.set_pass(records)
-            return guards.replay(None, step_count, replay_kernel.RUN_PASS, (), flags)
+            return guards.replay(pairs, step_count, replay_kernel.RUN_PASS, (), flags)
 
         status, writes = self._plan.replay_passes(run_pass, self._scalars.columns, self._slots)
         # `GuardTable.replay` stops at a result that is not false, and these return lists.

@@ -9,10 +9,14 @@ one call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from thalweg._core.scalar_tracing import Program
 from thalweg._core.step_scalars import derived
+from thalweg._engines.cpu.guard_table import KINDS
 
 if TYPE_CHECKING:
     from thalweg._core.replay import Launch
@@ -47,6 +51,7 @@ class RuleScalars:
         rule: The rule.
         launch: The launch.
         at: Which of its places it is.
+        loads: Tensors of the compute dtype from which the program loads values, by name.
 
     Attributes:
         values: The dictionary of which a program makes the scalars; None if none does.
@@ -58,7 +63,14 @@ class RuleScalars:
     set: Callable[[int, Any], None]
     places: Mapping[str, int]
 
-    def __init__(self, rule: Rule, launch: Launch, at: int = 0) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        launch: Launch,
+        at: int = 0,
+        loads: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
+        self._loads = loads
         self._rule, self._launch, self._at = rule, launch, at
         self._program: Program | None = None
         self._may_have_program = launch.measures is None  # which are not made by programs
@@ -122,6 +134,12 @@ class RuleScalars:
         """Return the address of the register of a value by its name."""
         return self.span[0] + 8 * self.places[name]
 
+    def computed_register(self, name: str) -> int:
+        """Return the address of the register of a scalar that the program computes, or 0."""
+        if self._program is None:
+            return 0
+        return self.span[0] + 8 * int(self._program.registers_of([name])[0])
+
     def _take_up(self, values: Mapping[str, object], dtype: Dtype) -> None:
         are_usual = set(map(type, values.values())) <= {dtype}
         if self._may_have_program:
@@ -131,9 +149,13 @@ class RuleScalars:
             except TypeError:
                 return
             if self._program is not None:
-                self._program.place(*self._launch.program(self._at))
-                self.set = self._program.set
                 self.places = {name: place for place, name in enumerate(values, 1)}
+                loads = [
+                    (self.places[name], tensor.data_ptr(), KINDS[tensor.dtype])
+                    for name, tensor in self._loads.items()
+                ]
+                self._program.place(*self._launch.program(self._at), loads)
+                self.set = self._program.set
         program = self._program
         if program is None:
             return

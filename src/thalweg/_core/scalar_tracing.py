@@ -19,7 +19,11 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from thalweg._base.scalars import POWF
 from thalweg._engines import libm
 from thalweg._engines.cpu import scalar_program
-from thalweg._engines.cpu.replay_records import make_inputs, write_program_record
+from thalweg._engines.cpu.replay_records import (
+    make_inputs,
+    set_state_numbers,
+    write_program_record,
+)
 
 if TYPE_CHECKING:
     from thalweg._engines.array_types import Int64
@@ -258,6 +262,7 @@ class Program:
             numbers.
         samples: Optional. Sample values of all inputs, if `make` may branch on them and they are
             Python numbers; a run that would branch differently fails.
+        state_names: Inputs whose next values `make` returns, after the first of `single_inputs`.
 
     Attributes:
         inputs: The names of the inputs, in the order of their registers.
@@ -274,6 +279,7 @@ class Program:
         make: Callable[[Mapping[str, Any], Any], Mapping[str, Any]],
         storage_dtype: Dtype | None = None,
         samples: Mapping[str, float] | None = None,
+        state_names: Sequence[str] = (),
     ) -> None:
         self._is_narrow = dtype is np.float32
         self._storage_dtype, self._is_pythons = storage_dtype or dtype, storage_dtype is not None
@@ -293,6 +299,7 @@ class Program:
         }
         if len(self._outputs) < len(outputs):
             raise TypeError("make returned a scalar that is not a symbol of a number.")
+        self._state_registers = self.registers_of(state_names)
         if power is None and any(code == scalar_program.RAISE for code, *_ in tape.operations):
             raise TypeError("Powers of float32 are not C's.")
         self._operations = np.array(tape.operations, np.int64).reshape(-1, scalar_program.OPERATION)
@@ -339,6 +346,7 @@ class Program:
             stores_float32=self._storage_dtype is np.float32,
             is_pythons=self._is_pythons,
         )
+        set_state_numbers(record, self._state_registers)
 
     def registers_of(self, names: Iterable[str]) -> Int64:
         """Return the registers of computed scalars; NONE for names that are not computed."""

@@ -17,7 +17,7 @@ from thalweg._base.context_managers import no_grad, writable
 from thalweg._core.atomic_section import run
 from thalweg._core.replay import ERRORS, may_hold_lock
 from thalweg._core.step import plan
-from thalweg.optim.scalars_in_call import has_step_counts_alone
+from thalweg.optim.scalars_in_call import are_numbers_in_call
 from thalweg.optim.step_adapter import RepeatedSubStep
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
@@ -80,7 +80,7 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[RepeatedS
     shares = optimizer._shares(absent)
     parts = optimizer.step_cache.parts
     steps = [optimizer._sub_step(rule, share, parts) for rule, share in shares.items()]
-    if not all(has_step_counts_alone(part) for _, part, _ in steps):
+    if not all(are_numbers_in_call(part) for _, part, _ in steps):
         return ()
     if not optimizer._supports_step(steps):
         return ()

@@ -160,7 +160,7 @@ class ReplayedStep:
     def _can_run_passes(self, optimizer: Any, transforms: GradientTransforms) -> bool:
         """Return True if passes can be run between native calls of the step."""
         is_observed = optimizer.step_cache.diagnosing is not None
-        is_simple = not (self._has_sums or self.may_lack or transforms.stages or transforms.judge)
+        is_simple = not (self.may_lack or transforms.judge)
         return self._in_call is not None and is_simple and not is_observed
 
     def _make_launches(
@@ -343,7 +343,7 @@ class ReplayedStep:
             if self._has_threads:
                 self.launches.set_threads(self.snapshot)
             if self._passes:
-                status = self._take_passes(flags)
+                status = self._replay((self.snapshot.replay_count, None, (), flags))
             else:
                 status = self.snapshot.replay(
                     None, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
@@ -354,18 +354,23 @@ class ReplayedStep:
                 return False
             fields["_opt_called"] = True
             return True
-        return not self._passes and self._take_with_scalars(optimizer, fields, flags)
+        return self._take_with_scalars(optimizer, fields, flags)
 
-    def _take_passes(self, flags: int) -> int:
-        """Run passes and stages, then the native call of the update; return its status."""
-        guards, step_count = self.snapshot, self.snapshot.replay_count
+    def _replay(self, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
+        """Run passes and stages, then the native call of the update; return its status.
+
+        `call_args` are the step count, pairs, final calls and flags for `GuardTable.replay`.
+        """
+        guards, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
+        part = replay_kernel.FULL_STEP if self._gradients is None else self._gradients.part
         writes: list[Call] = []
         for passes in self._passes:
-            status, slot_writes = passes.run(guards, step_count, flags)
+            part = replay_kernel.UPDATE
+            status, slot_writes = passes.run(guards, step_count, flags, pairs)
             if status:
                 return status
             writes += slot_writes
-        return guards.replay(None, step_count, replay_kernel.UPDATE, writes, flags)
+        return guards.replay(pairs, step_count, part, [*writes, *end_calls], flags)
 
     def _take_with_scalars(self, optimizer: Any, fields: dict[str, Any], flags: int) -> bool:
         """Run the native call with sums or scalars from Python; return True if it took the step."""
@@ -378,7 +383,8 @@ class ReplayedStep:
         call_args = self.snapshot.replay_count, pairs, end_calls, flags
         if self._in_call is None and not all(share.read() for share in self.shares):
             return False
-        column_updates = self._take_by(optimizer, call_args)
+        # Passes need the norms of gradients before the native call of the update.
+        column_updates = self._take_by(optimizer, call_args, bool(self._passes))
         if column_updates is None:
             return False
         for column, values in column_updates:
@@ -406,8 +412,7 @@ class ReplayedStep:
         except ERRORS:  # the careful way says it
             return None
         self.launches.set_threads(snapshot)
-        part = replay_kernel.FULL_STEP if self._gradients is None else self._gradients.part
-        status = snapshot.replay(pairs, step_count, part, [*end_calls, *judge_calls], flags)
+        status = self._replay((step_count, pairs, [*end_calls, *judge_calls], flags))
         # Sums of gradients that are not there would be among those that are left to others.
         can_repeat = not (beyond_range or self._gradients is None or self.may_lack)
         if can_repeat and status == replay_kernel.OUT_OF_RANGE:
@@ -471,7 +476,7 @@ class ReplayedStep:
     def _set_shared(self, scalars: Scalars | None) -> None:
         """Set the gradient scalars of all kernels, if they changed."""
         if scalars is not None and scalars is not self._shared:
-            for launch in self.launches.all:
+            for launch in (*self.launches.all, *self.launches.of_passes()):
                 launch.set_shared(scalars[launch.dtype])
             self._shared = scalars
 

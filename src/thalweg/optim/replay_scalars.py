@@ -70,6 +70,12 @@ class TorchScalars(GroupScalars):
         super()._read_options()
         hooks, options = self._hooks, self.options
         _, self._state_numbers = hooks.split_key(self._careful_key())
+        columns = hooks.part.columns
+        self._state_dtypes = {
+            column.name: _DTYPES.get(column.dtype, np.float64)
+            for column in columns
+            if column.name != STEP
+        }
         self._hypers = options.numbers(hooks.is_on_step_device)
         self._arguments = {**self._hypers, **self._state_numbers}
         self._prepare_arguments = options.given_to_prepare({**self._state_numbers, "t": 1})
@@ -131,22 +137,25 @@ class TorchScalars(GroupScalars):
 
     def _traced(self, dtype: Dtype, names: Sequence[str]) -> Program:
         """Return the program with these hyperparameters as inputs."""
-        input_dtypes: dict[str, Dtype] = {STEP: np.float64}
+        state_names = [*self._state_dtypes]
+        input_dtypes: dict[str, Dtype] = {STEP: np.float64, **self._state_dtypes}
         samples = {STEP: self._arguments.get(STEP, 0) + 1}
-        samples |= {name: self._arguments[name] for name in names}
+        samples |= {name: self._arguments[name] for name in (*state_names, *names)}
         rate = self._rate
         if rate is not None:
             input_dtypes[RATE] = _DTYPES[rate.dtype]
             samples[RATE] = float(rate.item())
         arguments = np.float64, input_dtypes, names, self._make
-        return Program(*arguments, storage_dtype=dtype, samples=samples)
+        options = {"storage_dtype": dtype, "samples": samples, "state_names": state_names}
+        return Program(*arguments, **options)
 
     def _make(self, symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
         """Return {name: symbol} of scalars, from symbols of the step count and hyperparameters."""
         step, read = symbols[STEP], {**symbols}
         if self._rate is not None:
             read[RATE] = TensorRate(read[RATE])
-        numbers = {**self._state_numbers, "t": step, STEP: step}
+        own_numbers = {name: symbols[name] for name in self._state_dtypes}
+        numbers = {**self._state_numbers, **own_numbers, "t": step, STEP: step}
         former_step = step - 1.0 if STEP in self._state_numbers else 1
         for option in self._hooks.optimizer.step_options.wrapping:
             numbers |= option.scalars((), former_step)

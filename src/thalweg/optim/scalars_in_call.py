@@ -14,9 +14,17 @@ import numpy as np
 import torch
 
 from thalweg._base.locks import importing
-from thalweg._core.replay import KINDS, GuardTable, Launch, Launches, Member, staged_plan_of
+from thalweg._core.replay import (
+    KINDS,
+    GuardTable,
+    Launch,
+    Launches,
+    Member,
+    replay_kernel,
+    staged_plan_of,
+)
 from thalweg._core.step_adapter import Dtype
-from thalweg._engines.array_types import Float64
+from thalweg._engines.array_types import Float64, Int64
 from thalweg.optim.group_options import Options
 from thalweg.optim.param_scalars import STEP, Column
 from thalweg.optim.replay_scalars import RATE, TorchScalars
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
     from thalweg._core.param_groups import Group
     from thalweg._core.replay_passes import ReplayedPasses
     from thalweg._core.scalar_tracing import Program
-    from thalweg.optim.param_state import ParamState
+    from thalweg.optim.param_state import AnyColumn, ParamState
     from thalweg.optim.replay_substep import ReplayedSubStep
 
 _FLOAT64 = KINDS[torch.float64]
@@ -61,6 +69,7 @@ class ScalarsInCall:
         self._programs: list[Program] = []  # whose registers their records name
         self._numbers: list[dict[str, Float64]] = []  # of each group, which the call writes
         self._addresses: list[dict[str, tuple[int, int]]] = []  # by hyperparameter
+        self._state_numbers = [_state_numbers_of(share) for share in shares]
 
     def hold_groups(self, snapshot: GuardTable, other_options: Mapping[int, Options]) -> None:
         """Make the native call compare and read the options of all groups.
@@ -110,8 +119,8 @@ class ScalarsInCall:
             The records of the parameters.
         """
         members: list[Member] = []
-        for share, kernels, scalars in zip(self._shares, launches.of, self._scalars, strict=True):
-            members += _step_counts_of(share)
+        for index, (kernels, scalars) in enumerate(zip(launches.of, self._scalars, strict=True)):
+            members += _members_of(self._shares[index], self._state_numbers[index])
             for launch in kernels:
                 self._set_members(members, launch, scalars, spans)
         return members
@@ -186,28 +195,60 @@ class ScalarsInCall:
         inputs = [
             (register, *addresses[name])
             for register, name in enumerate(program.inputs)
-            if name != STEP
+            if name in addresses
         ]
         return program, inputs
 
 
-def _step_counts_of(share: ReplayedSubStep) -> list[Member]:
-    """Return a record for each parameter of a rule with step counts as the only numbers."""
-    if not share.columns:
-        return [Member(0, 0, 0, 0, 0, ())] * len(share.owners)
-    column = share.columns[0]
-    return [Member(address, KINDS[column.dtype], 0, 0, 0, ()) for address in column.pointers]
+def _state_numbers_of(share: ReplayedSubStep) -> Int64:
+    """Return (parameters, numbers, 3) records of the numbers beside step counts."""
+    columns = [column for column in share.columns if column.name != STEP]
+    words = replay_kernel.STATE_NUMBER_BYTES // 8
+    records = np.zeros((len(share.owners), len(columns), words), np.int64)
+    for k, column in enumerate(columns):
+        records[:, k, 0], records[:, k, 1] = column.pointers, KINDS[column.dtype]
+    return records
+
+
+def _members_of(share: ReplayedSubStep, state_numbers: Int64) -> list[Member]:
+    """Return a record for each parameter of a rule that has nothing but its own numbers."""
+    count = len(share.owners)
+    counts = [column for column in share.columns if column.name == STEP]
+    pointers = counts[0].pointers if counts else [0] * count
+    kind = KINDS[counts[0].dtype] if counts else 0
+    numbers = [records.ctypes.data if records.size else 0 for records in state_numbers]
+    pairs = zip(pointers, numbers, strict=True)
+    return [Member(pointer, kind, 0, 0, 0, records, ()) for pointer, records in pairs]
 
 
 def _check_share(share: ReplayedSubStep) -> None:
-    """Raise TypeError unless step counts are the only numbers of a rule's parameters."""
-    are_counts = all(type(column) is Column for column in share.columns)
-    if not (share.is_torchs and are_counts and has_step_counts_alone(share.part)):
-        raise TypeError("Scalars depend on more than options and step counts.")
+    """Raise TypeError unless scalars of a rule depend on options and numbers of parameters."""
+    are_usual = all(type(column) is Column for column in share.columns)
+    if not (share.is_torchs and are_usual and are_numbers_in_call(share.part)):
+        raise TypeError("Scalars depend on more than options and numbers of parameters.")
 
 
-def has_step_counts_alone(part: ParamState) -> bool:
-    """Return True if scalars of a rule depend on options and step counts only."""
+def are_numbers_in_call(part: ParamState) -> bool:
+    """Return whether the call can make the scalars of a rule from options, step counts and other
+    numbers of parameters.
+    """
     rule = part.rule
     has_reductions = rule.per_variable is not None or rule.per_optimizer is not None or rule.levels
-    return part.numbers.keys() <= {STEP} and not has_reductions
+    columns = [column for column in part.columns if column.name != STEP]
+    return not has_reductions and all(_is_number_in_call(part, column) for column in columns)
+
+
+def _is_number_in_call(part: ParamState, column: AnyColumn) -> bool:
+    """Return whether the call can replace a number of each parameter beside the step count.
+
+    The call makes no number of an empty parameter. A number that torch rounds to the default dtype
+    must be rounded where it is stored.
+    """
+    spec = part.numbers[column.name]
+    return (
+        type(column) is Column
+        and column.dtype in (torch.float32, torch.float64)
+        and not (spec.rounds_as_tensor and column.dtype != torch.float32)
+        and not part.rule.passes
+        and all(param.numel() for param in part.params)
+    )

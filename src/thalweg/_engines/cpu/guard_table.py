@@ -59,6 +59,7 @@ class Member(NamedTuple):
             0 if the variable has no elements.
         row_cell: Address of the index of the row of scalars that the kernel reads.
         row_size: Bytes of a row.
+        numbers: Address of the records of other numbers that the step replaces, or 0.
         spans: For each work table with chunks of the variable: the address of the first length in
             that table, its address in an unchanged copy, and the number of chunks.
     """
@@ -68,6 +69,7 @@ class Member(NamedTuple):
     program: int
     row_cell: int
     row_size: int
+    numbers: int
     spans: Sequence[tuple[int, int, int]]
 
 
@@ -368,7 +370,7 @@ class GuardTable:
         """
         # The references keep the tables of the spans alive.
         self._spans = [member.spans for member in members]
-        rows = [member[:5] for member in (*members, *pass_members)]
+        rows = [member[:-1] for member in (*members, *pass_members)]
         self._members = _records(rows, replay_kernel.MEMBER_BYTES)
         self.block[replay_kernel.COUNTED_MEMBERS] = len(members)
         for record, member in zip(self.gradients, members, strict=False):
@@ -452,6 +454,17 @@ class GuardTable:
         records = _records(rows, replay_kernel.READ_BYTES)
         self._references.append(records)
         self.block[replay_kernel.READS : replay_kernel.READS + 2] = len(rows), records.ctypes.data
+
+    def set_register_columns(self, rows: Sequence[tuple[int, int]]) -> None:
+        """Make steps write the values of registers to columns.
+
+        Args:
+            rows: The address of a register, and the index of its column.
+        """
+        records = _records(rows, replay_kernel.REGISTER_COLUMN_BYTES)
+        self._references.append(records)
+        first = replay_kernel.REGISTER_COLUMNS
+        self.block[first : first + 2] = len(rows), records.ctypes.data
 
     def set_step_table(self, first: int, rows: Sequence[bytes]) -> None:
         """Write rows of precomputed scalars, one for each coming step, to the step table.

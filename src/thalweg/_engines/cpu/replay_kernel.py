@@ -88,7 +88,8 @@ GUARDS = 77  # functions of torch that return 0 in ordinary steps; the first is 
 READS = 79  # scalars that are read from tensors and not from the table
 PASS = 81  # launches of the pass that runs next
 COUNTED_MEMBERS = 83  # the first members, one for each gradient; further ones are of passes
-BLOCK = 84
+REGISTER_COLUMNS = 84  # columns whose numbers programs compute
+BLOCK = 86
 
 PREFETCH_DISTANCE = 8  # tensors between a prefetch and its use
 RECORDS_PER_PART = 64
@@ -112,7 +113,9 @@ COLUMN_BYTES = 48
 WATCH_BYTES = 24  # the address of a number, its size in bytes, its bits
 # The length of a tuple, or 0 for a single number; the addresses of the numbers and of their signs.
 OPTION_BYTES = 24
-MEMBER_BYTES = 40
+MEMBER_BYTES = 48
+REGISTER_COLUMN_BYTES = 16  # the address of a register, and the index of a column
+STATE_NUMBER_BYTES = 24  # the address of a number, its format, and the value after the step
 # The index of a tensor, the number of members that write it (0 if each step does), and the address
 # of their indices.
 WRITE_BYTES = 24
@@ -172,6 +175,7 @@ STEP_KIND = 1
 MEMBER_PROGRAM = 2  # the record of the program that computes its scalars
 ROW_CELL = 3  # the cell from which a kernel reads the index of the row of scalars
 ROW_BYTES = 4
+NUMBER_RECORDS = 5  # the records of the numbers that the step replaces
 
 MAX_OPTION = 1e30  # the largest magnitude of an option; a planned step reports larger ones
 
@@ -662,17 +666,56 @@ def next_step(member):
     return load_number(member[STEP_COUNT], member[STEP_KIND]) + 1.0
 
 
-def set_scalars_of_member(member):
-    """Assign to a member the row of scalars for its step count; compute the row if necessary.
+def load_state_numbers(program, member):
+    """Copy the numbers of a member to registers; return 1 if a register had another value."""
+    registers, differs = float64_pointer(program[REGISTERS]), 0
+    for k in range(program[STATE_NUMBERS]):
+        record = int64_pointer(member[NUMBER_RECORDS] + STATE_NUMBER_BYTES * k)
+        number = load_number(record[0], record[1])
+        if registers[1 + k] != number:
+            differs = 1
+        registers[1 + k] = number
+    return differs
 
-    Members with the same program and step count share a row. Return 1 if computing a scalar would
-    raise an error in Python, else 0.
+
+def follow_state_numbers(program, member):
+    """Store the next numbers of a member, which the program has computed, in their records."""
+    registers, outputs = (
+        float64_pointer(program[REGISTERS]),
+        int64_pointer(program[STATE_NUMBERS + 1]),
+    )
+    for k in range(program[STATE_NUMBERS]):
+        after = float64_pointer(member[NUMBER_RECORDS] + STATE_NUMBER_BYTES * k + 16)
+        after[0] = registers[outputs[k]]
+    return 0
+
+
+def write_state_numbers(member):
+    """Write the next numbers of a member."""
+    if member[MEMBER_PROGRAM] != 0:
+        for k in range(word(member[MEMBER_PROGRAM] + 8 * STATE_NUMBERS)):
+            first = member[NUMBER_RECORDS] + STATE_NUMBER_BYTES * k
+            record, after = int64_pointer(first), float64_pointer(first + 16)
+            if record[1] == FLOAT32:
+                float32_number = float32_pointer(record[0])
+                float32_number[0] = after[0]
+            else:
+                float64_number = float64_pointer(record[0])
+                float64_number[0] = after[0]
+
+
+def set_scalars_of_member(member):
+    """Assign to a member the row of scalars for its numbers; compute the row if necessary.
+
+    Members with the same program, step count and other numbers share a row. Return 1 if computing a
+    scalar would raise an error in Python, else 0.
     """
     program = int64_pointer(member[MEMBER_PROGRAM])
     last_step = float64_pointer(address_of(program) + 8 * LAST_STEP)
     step, has_row = next_step(member), 0
+    differs = load_state_numbers(program, member)
     if program[LAST_ROW] != NONE:
-        if last_step[0] == step:
+        if last_step[0] == step and differs == 0:
             has_row = 1
     if has_row == 0:
         registers, rows = float64_pointer(program[REGISTERS]), int64_pointer(program[ROW_COUNT])
@@ -683,6 +726,7 @@ def set_scalars_of_member(member):
             return 1
         program[LAST_ROW], last_step[0] = rows[0], step
         rows[0] = rows[0] + 1
+    follow_state_numbers(program, member)
     row = int64_pointer(member[ROW_CELL])
     row[0] = program[LAST_ROW]
     return 0
@@ -719,9 +763,11 @@ def set_scalars_of_members(block):
 
 
 def count_steps(block):
-    """Add 1 to the stored step counts of all members that have a gradient."""
+    """Write the next step counts and other numbers of all members that have a gradient."""
     for k in range(block[COUNTED_MEMBERS]):
         member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
+        if gradient_record(block, k)[IS_ENABLED]:
+            write_state_numbers(member)
         if gradient_record(block, k)[IS_ENABLED] and member[STEP_COUNT] != 0:
             step = next_step(member)
             if member[STEP_KIND] == INT64:
@@ -853,6 +899,15 @@ def run_programs(block):
     return 0
 
 
+def fill_columns(block):
+    """Copy the numbers of REGISTER_COLUMNS, float64 in registers, to the records of the columns."""
+    for k in range(block[REGISTER_COLUMNS]):
+        source = int64_pointer(block[REGISTER_COLUMNS + 1] + REGISTER_COLUMN_BYTES * k)
+        column = int64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * source[1])
+        column[3] = word(source[0])
+    return 0
+
+
 def run_part(block, part):
     """Run a part of a step after all checks; return 0, ALL_GRADIENTS_ABSENT or OUT_OF_RANGE."""
     if block[MEMBERS] != 0 and part != MEASURE:
@@ -871,6 +926,7 @@ def run_part(block, part):
         if block[MEMBERS] == 0:
             if run_programs(block):
                 return OUT_OF_RANGE
+            fill_columns(block)
         write(block)
     return 0
 

@@ -98,12 +98,19 @@ def write_program_record(
     arrays = [len(operations), operations.ctypes.data, registers, len(names), names.ctypes.data]
     kinds = [power, stores_float32, is_pythons]
     loads = [len(inputs), inputs.ctypes.data]
-    record[:] = [in_float32, *arrays, *rows, *kinds, *loads, scalar_program.NONE, 0, 0]
+    state = [scalar_program.NONE, 0, 0, 0, 0]
+    record[:] = [in_float32, *arrays, *rows, *kinds, *loads, *state]
 
 
 def set_row_count(record: Int64, row_count: Int64) -> None:
     """Set the number of rows in use, which a program reads; the caller keeps the array."""
     record[scalar_program.ROW_COUNT] = row_count.ctypes.data
+
+
+def set_state_numbers(record: Int64, registers: Int64) -> None:
+    """Set the registers of new values of a variable's numbers; the caller keeps the array."""
+    first = scalar_program.STATE_NUMBERS
+    record[first : first + 2] = len(registers), registers.ctypes.data
 
 
 def rule_scalars_record(

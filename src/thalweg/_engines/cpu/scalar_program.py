@@ -10,7 +10,7 @@ which has the exact bits for `+ - * /` and square roots.
 # ruff: noqa: F821
 from __future__ import annotations
 
-PROGRAM = 128  # bytes of a record
+PROGRAM = 144  # bytes of a record
 INPUT = 24  # bytes: a register, the address of its number, and the kind of that number
 
 # Words of a record.
@@ -28,6 +28,9 @@ INPUTS = 11  # registers that are loaded from memory before the operations: how 
 LAST_ROW = 13  # the row that holds its latest scalars, or NONE
 LAST_STEP = 14  # the step count, float64, for which it made them
 ROW_COUNT = 15  # the address of the number of rows in use
+# Numbers of each variable that a step replaces: how many, and where the register of each new value
+# is listed. Their registers follow that of the step count.
+STATE_NUMBERS = 16
 
 # What is done, to which three registers, where the result goes, and flags.
 OPERATION = 6  # words

@@ -299,11 +299,6 @@ class Optimizer(
         """Return C functions that count a step of these variables beside `iterations`."""
         return []
 
-    @classmethod
-    def _counts_more(cls) -> bool:
-        """Return True if a step counts more than `iterations`."""
-        return cls._counting_calls is not Optimizer._counting_calls
-
     def _take_store(self, store: SlotStore, replacements: dict[int, object]) -> None:
         """Replace the slots, as the base class does, and drop plans of steps."""
         super()._take_store(store, replacements)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._base.execution_context import is_ours
+from thalweg._base.execution_context import is_ours, resolve
 from thalweg._core.commit import note_not_applied
 from thalweg._core.hyperparameters import as_read, is_function, is_number
 from thalweg._core.plan_cache import CachedPlan, PlanCache
@@ -51,6 +51,7 @@ class KerasReplay(ReplayedApply):
         self._is_standard = is_ours(optimizer._rule_scalars) and is_ours(optimizer._hyper_scalars)
         self._has_known_scalars = optimizer._has_usual_scalars()
         self._dtypes = plan.ready.dtypes
+        self._step_numbers: dict[str, Tensor] = _step_numbers(optimizer)
         self._values = optimizer._hyper._values
         self._tensors = {
             name: tensor for name, tensor in self._values.items() if _is_tensor(tensor)
@@ -77,9 +78,8 @@ class KerasReplay(ReplayedApply):
         # Repeat if a signal handler took a step, since `iterations` and `steps` then differ.
         while steps != self.taken:
             steps = self.taken
-            numbers = [
-                Tensor.item(tensor) for tensor in (optimizer.iterations, *self._tensors.values())
-            ]
+            tensors = optimizer.iterations, *self._step_numbers.values(), *self._tensors.values()
+            numbers = list(map(Tensor.item, tensors))
         scalars: dict[Dtype, dict[str, Any]] = {}
         self._schedule = _Schedule(rate)
         self._functions = _user_functions(optimizer)
@@ -101,7 +101,7 @@ class KerasReplay(ReplayedApply):
             self._read(optimizer)
             return
         versions, change = self._versions, self._found.change
-        for index, (name, tensor) in enumerate(self._tensors.items(), 1):
+        for index, (name, tensor) in enumerate(self._tensors.items(), 1 + len(self._step_numbers)):
             version = tensor._version
             if version == versions[name]:
                 continue
@@ -119,7 +119,8 @@ class KerasReplay(ReplayedApply):
     def _follow_rate(self, optimizer: Any, rate: object) -> None:
         """Compute the learning rate ahead if it depends only on the step number."""
         self._rates = {}
-        decays = optimizer._initial_decay > 0
+        # Nadam's `decay` is that of its momentum.
+        decays = optimizer._initial_decay > 0 and not self._step_numbers
         if not self._has_known_scalars or self._functions or rate is None:
             return
         if isinstance(rate, FormulaSchedule) or decays:
@@ -140,7 +141,11 @@ class KerasReplay(ReplayedApply):
         ):
             return None
         values = optimizer._hyper._values
-        numbers = [optimizer.iterations, *filter(_is_tensor, values.values())]
+        step_numbers = _step_numbers(optimizer)
+        if not all(_is_replaced_in_call(number, plan) for number in step_numbers.values()):
+            return None
+        counters = [optimizer.iterations, *step_numbers.values()]
+        numbers = [*counters, *filter(_is_tensor, values.values())]
         # Inference tensors have no versions.
         if any(number.is_inference() for number in numbers):
             return None
@@ -150,8 +155,10 @@ class KerasReplay(ReplayedApply):
         if holds_attributes:
             # `_plans` holds this replay, so it is exempt from the comparison.
             checked_dicts.append((vars(optimizer), "_plans"))
-        pairs_args = (plan, pairs, numbers[:1], numbers, checked_dicts)
-        replayed_pairs = ReplayedPairs.of(*pairs_args, optimizer._clipping)
+        pairs_args = (plan, pairs, counters, numbers, checked_dicts)
+        replayed_pairs = ReplayedPairs.of(
+            *pairs_args, optimizer._clipping, replaced=list(step_numbers)
+        )
         if replayed_pairs is None:
             return None
         return KerasReplay(optimizer, plan, replayed_pairs, holds_attributes)
@@ -161,6 +168,7 @@ class KerasReplay(ReplayedApply):
         return (
             optimizer._selection() == self._selection
             and tuple(vars(optimizer)) == self._names
+            and all(map(is_, _step_numbers(optimizer).values(), self._step_numbers.values()))
             and all(map(is_, self._get_attributes(optimizer), self._attribute_values))
         )
 
@@ -236,7 +244,11 @@ class KerasReplay(ReplayedApply):
                     dtype: {**dtype_scalars, _RATE: self._rates[dtype].alone(step - 1)}
                     for dtype, dtype_scalars in self._scalars.items()
                 }
-            yield ComingStep(scalars, step, (step,))
+            yield ComingStep(scalars, step, self._following(step))
+
+    def _following(self, step: int) -> tuple[float, ...]:
+        """Return the counters after a step; the call itself computes numbers beside the first."""
+        return (step, *(0.0 for _ in self._step_numbers))
 
     def _retry_after_reading(
         self, optimizer: Any, pairs: Any, attempt: Callable[[Any, Any], int]
@@ -274,7 +286,7 @@ class KerasReplay(ReplayedApply):
         try:
             values_of = self._values_of(optimizer, step - 1)
             return self._found.take(
-                pairs, count_before, values_of, number, (step,), optimizer._clipping
+                pairs, count_before, values_of, number, self._following(step), optimizer._clipping
             )
         except ERRORS:
             # A signal handler raised the error after the step.
@@ -369,6 +381,21 @@ def _are_same(new_items: Collection[object], old_items: Collection[object]) -> b
 _FIELDS = (int, float, str, np.generic, type(None))
 
 
+def _step_numbers(optimizer: Any) -> dict[str, Tensor]:
+    """Return the tensors beside `iterations` that a step replaces by scalars of these names."""
+    return {name: resolve(weight) for name, weight in optimizer._extra_weights().items()}
+
+
+def _is_replaced_in_call(number: Tensor, plan: CachedPlan) -> bool:
+    """Return whether the call can replace a number: a step of its dtype's variables does.
+
+    No program rounds what it loads, so those of float32 cannot read a float64.
+    """
+    dtypes = {var.dtype for var in plan.request.variables}
+    is_exact = number.dtype == torch.float32 or np.float32 not in plan.ready.dtypes
+    return is_exact and number.dtype in dtypes
+
+
 def _may_call_users(optimizer: Any) -> bool:
     """Return True if a step calls users' functions outside of `_call_functions`."""
     return optimizer._is_begun_by_users() or (
@@ -380,7 +407,7 @@ def _is_plain(optimizer: Any) -> bool:
     """Return True if a step only updates by a rule and counts, and its exact numbers are plain."""
     count = optimizer.iterations
     return (
-        not optimizer._counts_more()
+        is_ours(optimizer._counting_calls)
         and "_transform_gradients" not in optimizer._overridden_hooks()
         and optimizer._slots.parts is None
         and type(count) is Variable

@@ -5,7 +5,7 @@ The coefficients are published with Muon (Jordan 2024), by @YouJiacheng in modde
 """
 
 # Pyright takes `torch` for the package beside this one.
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -42,8 +42,9 @@ ADJUST = ("original", "match_rms_adamw", "rms_to_rms")  # how steps grow with ma
 DTYPES = ("float32", "bfloat16")  # of products
 
 
-# Bytes of the matrices and products that one core iterates at once: about half of an L2 cache.
-_CACHE = 1 << 20
+# Bytes of the matrices and products that one core iterates at once: about half of an L2 cache. A
+# call of 16-bit products takes as long as many small matrices, so more of them are faster.
+_CACHE, _CACHE_OF_16_BITS = 1 << 20, 1 << 23
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
@@ -124,31 +125,30 @@ def orthogonal(
         multiplier: Factor of the result.
     """
     in_bfloat16 = matrices.device.type != "cpu" if dtype is None else dtype == "bfloat16"
-    iterate = matrices.bfloat16() if in_bfloat16 else matrices
-    is_tall = iterate.shape[1] > iterate.shape[2]
-    iterate = iterate.mT if is_tall else iterate
-    norms = norms_of(iterate).clamp(min=epsilon)
-    # Tall results are column-major, too: the order of memory decides the bits of later sums.
-    result = matrices.new_empty(iterate.shape)
-    size = _matrices_per_piece(iterate)
-    buffers = _Buffers(iterate[:size])
-    pieces = zip(iterate.split(size), norms.split(size), result.split(size), strict=True)
-    for piece, piece_norms, target in pieces:
-        product = buffers.iterate(piece, piece_norms, coefficients)
-        torch.mul(product.to(target.dtype), multiplier, out=target)
-    return result.mT if is_tall else result
+    kind = torch.bfloat16 if in_bfloat16 else matrices.dtype
+    result = torch.empty_like(matrices, memory_format=torch.contiguous_format)
+    size = _matrices_per_piece(matrices, kind)
+    buffers = _Buffers(matrices[:size], kind)
+    for piece, target in zip(matrices.split(size), result.split(size), strict=True):
+        iterate = piece.to(kind, copy=True)
+        iterate.div_(norms_of(iterate).clamp(min=epsilon))
+        buffers.iterate(iterate, coefficients, target)
+        if multiplier != 1.0:
+            target.mul_(multiplier)
+    return result
 
 
-def _matrices_per_piece(iterate: Tensor) -> int:
+def _matrices_per_piece(matrices: Tensor, kind: torch.dtype) -> int:
     """Return the number of matrices to iterate at once: on the CPU, as fit in the L2 cache.
 
     It does not depend on the number of threads, as the bits of products depend on it.
     """
-    count, rows, columns = iterate.shape
-    if iterate.device.type != "cpu":
+    count, rows, columns = matrices.shape
+    if matrices.device.type != "cpu":
         return max(count, 1)
-    bytes_of_one = 2 * rows * (rows + columns) * iterate.element_size()
-    limit = max(1, _CACHE // max(bytes_of_one, 1))
+    bytes_of_one = 2 * min(rows, columns) * (rows + columns) * kind.itemsize
+    cache = _CACHE if kind.itemsize > 2 else _CACHE_OF_16_BITS
+    limit = max(1, cache // max(bytes_of_one, 1))
     pieces = max(1, -(-count // limit))
     return max(1, -(-count // pieces))
 
@@ -158,28 +158,34 @@ class _Buffers:
 
     Args:
         matrices: The first piece. Later ones have at most as many matrices.
+        kind: The dtype of products.
     """
 
-    def __init__(self, matrices: Tensor) -> None:
-        self._start = torch.empty_like(matrices)  # in the memory order of the pieces
+    def __init__(self, matrices: Tensor, kind: torch.dtype) -> None:
         count, rows, columns = matrices.shape
-        # Iterates after the start are row-major, in its memory and in another.
-        start_memory = self._start.as_strided(matrices.shape, (rows * columns, columns, 1))
-        self._iterates = self._start.new_empty(count, rows, columns), start_memory
-        self._square, self._mixed = (self._start.new_empty(count, rows, rows) for _ in range(2))
+        side = min(rows, columns)
+        self._spare = matrices.new_empty(matrices.shape, dtype=kind)
+        self._squares = [matrices.new_empty(count, side, side, dtype=kind) for _ in range(2)]
+        self._is_tall = rows > columns
 
-    def iterate(self, piece: Tensor, norms: Tensor, coefficients: Sequence[Triple]) -> Tensor:
-        """Return the result of the iteration, which the next call overwrites."""
-        count = len(piece)
-        square, mixed = self._square[:count], self._mixed[:count]
-        iterate = torch.div(piece, norms, out=self._start[:count])
-        target, spare = (buffer[:count] for buffer in self._iterates)
-        for first, second, third in coefficients:
-            torch.bmm(iterate, iterate.mT, out=square)
+    def iterate(self, iterate: Tensor, coefficients: Sequence[Triple], result: Tensor) -> None:
+        """Write the result of the iteration into `result`; overwrite `iterate`."""
+        spare = self._spare[: len(iterate)]
+        square, mixed = (buffer[: len(iterate)] for buffer in self._squares)
+        # Without a conversion, the last product is the result.
+        outputs = [spare, iterate] * len(coefficients)
+        if result.dtype == iterate.dtype:
+            outputs[len(coefficients) - 1] = result
+        for output, (first, second, third) in zip(outputs, coefficients, strict=False):
+            transposed = iterate.mT
+            # A tall matrix is multiplied from the right: nothing is copied to transpose it.
+            factors = (transposed, iterate) if self._is_tall else (iterate, transposed)
+            torch.bmm(*factors, out=square)
             torch.baddbmm(square, square, square, beta=second, alpha=third, out=mixed)
-            torch.baddbmm(iterate, mixed, iterate, beta=first, out=target)
-            iterate, target, spare = target, spare, target
-        return iterate
+            factors = (iterate, mixed) if self._is_tall else (mixed, iterate)
+            iterate = torch.baddbmm(iterate, *factors, beta=first, out=output)
+        if iterate is not result:
+            result.copy_(iterate)
 
 
 def scale_of(adjust: str | None, rows: int, columns: int) -> float:

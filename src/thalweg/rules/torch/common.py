@@ -44,7 +44,7 @@ def multiplied(number, factor):
     """Return a number of the state times a factor, in the type in which it is kept."""
     if hasattr(factor, "item"):  # a tensor
         factor = factor.to(number.dtype) if hasattr(number, "to") else factor.item()
-    return number * factor
+    return number * (number.narrow(factor) if hasattr(number, "trace_choice") else factor)
 
 
 def at_least_one(number):
