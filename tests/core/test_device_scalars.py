@@ -17,13 +17,12 @@ from torch._subclasses import FakeTensorMode
 from thalweg import Rule, rules
 from thalweg._core import norms
 from thalweg._core.device_scalars import device_columns, device_derived_scalars, expand_to_variables
-from thalweg._core.gradient_stats import known_of
+from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.step_scalars import processed
 from thalweg._core.variable_reductions import per_variable
 from thalweg._engines.engine_selection import Selection
-from thalweg._engines.protocol import Columns, StepRequest
-from thalweg.formula import Formula
+from thalweg._engines.protocol import Columns, Reduction, StepRequest
 from thalweg.optim.device_param_scalars import DeviceColumn
 from thalweg.optim.global_norm import CommonNorm
 from thalweg.optim.param_scalars import STEP
@@ -122,16 +121,13 @@ def test_groups_have_device_scalar_columns() -> None:
 
 
 class Measured:
-    """The measures of a step whose sums stay on the device."""
+    """The reductions of a step whose sums stay on the device."""
 
-    def compute_sums(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
-        raise AssertionError("the device is asked")
+    device = GPU
 
-    def sums_on_device(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
-        return [vector() for _ in formulas]
-
-    def max_abs(self) -> Any:
-        raise AssertionError("the device is asked")
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        assert reduction.kind == "sums"
+        return torch.stack([vector() for _ in reduction.formulas], dim=-1)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +146,7 @@ def test_unscaling_and_clipping_run_on_the_device(
     scale = torch.ones((), device=GPU)
     transforms = gradient_transforms(options, scale, COUNT, report, is_torchs)
     columns = Columns({FLOAT32: {}, np.float64: {}}, {}, scale > 0)
-    stats = known_of(transforms, Measured(), variables, columns)
+    stats = GradientStats(transforms, Measured(), variables, columns)
     columns = processed(columns, stats, (FLOAT32,))
     stats.decision()
     assert_there(columns.separate["unscaling"])
@@ -174,7 +170,7 @@ def test_rules_share_a_norm_on_the_device(monkeypatch: pytest.MonkeyPatch) -> No
     assert_there(factor.scale, ())
     assert_there(report.grad_norm, ())
     transforms = gradient_transforms(options, scale, COUNT, report, is_torchs=True, factor=factor)
-    stats = known_of(transforms, Measured(), variables)
+    stats = GradientStats(transforms, Measured(), variables)
     stats.decision()
     assert not transforms.measured
     assert_there(stats.separate["clip_scale"])
@@ -190,7 +186,7 @@ def test_per_variable_scalars_stay_on_the_device(rule: Rule) -> None:
     separate = {"learning_rate": vector(torch.float32)}
     columns = Columns({FLOAT32: hypers}, separate, was_applied)
     request = StepRequest(rule, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
-    stats = known_of(GradientTransforms(), Measured(), variables, columns)
+    stats = GradientStats(GradientTransforms(), Measured(), variables, columns)
     results, calls = per_variable(request, slots, columns, stats)
     assert results.apply_flag is was_applied
     for name, column in results.separate.items():

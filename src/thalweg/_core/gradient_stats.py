@@ -22,15 +22,24 @@ from thalweg._core.clip_factor import (
     Norm,
     exact_norm,
     factor_of,
-    furthest_of,
+    largest_plain_norm,
     parts_of,
 )
-from thalweg._core.gradient_transforms import Decision, GradientTransforms, Measures, all_dense
+from thalweg._core.gradient_transforms import Decision, GradientTransforms, all_dense
 from thalweg._core.grads_and_vars import Pair
 from thalweg._core.validation import check_memories, check_readable
 from thalweg._engines import compute_dtype
 from thalweg._engines.array_types import Array
-from thalweg._engines.protocol import Columns, Dtype, Formulas
+from thalweg._engines.protocol import (
+    NO_COLUMNS,
+    PEAKS,
+    Columns,
+    Dtype,
+    Formulas,
+    Reduction,
+    Reductions,
+    as_array,
+)
 from thalweg.formula import Formula, gradient_squares, variable_squares
 from thalweg.indexed_slices import values_of, with_values
 from thalweg.variable import titles_of
@@ -40,7 +49,7 @@ _STANDARD = (gradient_squares, variable_squares)
 _SAFE = 1e38
 
 
-class Usual(NamedTuple):
+class PlainRange(NamedTuple):
     """Range of sums of squares, and highest norm, for the plain formula of the clip factor."""
 
     dtype: Dtype
@@ -53,28 +62,38 @@ class GradientStats:
     """Statistics of a step's gradients, before and after their transforms.
 
     Each is computed at first use; sums that are requested together need one pass over memory.
+
+    Args:
+        transforms: The transforms of the gradients.
+        reductions: Computes reductions over the tensors of the step.
+        variables: The variables, whose dtypes determine the compute dtypes.
+        columns: The scalars of the rule, if there is one.
+        formulas: Further sums, computed in the same pass if possible.
+        on_host: Whether all statistics must be on the host.
     """
 
     def __init__(
         self,
         transforms: GradientTransforms,
-        measures: Measures,
+        reductions: Reductions,
         variables: Sequence[Tensor],
-        columns: Columns,
-        formulas: tuple[Formula, ...],
-        on_host: bool,
+        columns: Columns | None = None,
+        formulas: Formulas = (),
+        on_host: bool = False,
     ) -> None:
         self._transforms = transforms
-        self._measures = measures
+        self._reductions = reductions
         self._variables = variables
+        if columns is None:
+            columns = Columns({compute_dtype(var.dtype): {} for var in variables}, {})
         self._columns = columns
         # A rule's formula applies to transformed gradients, so it is computed later.
         direct = [formula for formula in formulas if formula in _STANDARD or not transforms.stages]
         self._pending = tuple(dict.fromkeys((*transforms.measured, *direct)))
         # Sums stay on a device if no decision of the host depends on them.
         on_host = on_host or transforms.judge is not None
-        self._on_device = not (on_host or (transforms.decide and not transforms.decides_there))
-        self._sums: dict[Formula, object] = {}
+        self._on_host = on_host or bool(transforms.decide and not transforms.decides_there)
+        self._sums: dict[Formula, Any] = {}
 
     @lazy
     def _narrow(self) -> Array:
@@ -121,32 +140,33 @@ class GradientStats:
         transforms = self._transforms
         return transforms.overflow and (transforms.casts or self._norm_dtype is np.float32)
 
-    def _sum_over(self, formula: Formula) -> object:
+    def _reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """Return the results of a reduction, on the host if all statistics must be there."""
+        results = self._reductions.reduce(reduction, columns)
+        return as_array(results) if self._on_host else results
+
+    def _sum_over(self, formula: Formula) -> Any:
         """Return a formula's sums over raw gradients, or over those with clipped elements.
 
         Float64 of shape (n,): an array, or a tensor if sums stay on a device.
         """
         if formula not in self._sums:
             formulas = tuple(dict.fromkeys((*self._pending, formula)))
-            transforms, columns = self._transforms, self._columns
-            columns = self._rounded_columns(columns)
+            transforms, columns = self._transforms, self._rounded_columns(self._columns)
             rows = columns.shared.items()
             shared = {dtype: {**row, **transforms.shared(dtype)} for dtype, row in rows}
             separate = columns.separate
             if transforms.unscaling is not None:
                 separate = {**separate, "unscaling": transforms.unscaling}
+            if self._on_host or self._reductions.device is None:
+                rows = separate.items()
+                separate = {name: vectors.place_like(row, None) for name, row in rows}
             # Reading whether squares overflow float64 would synchronize with the device.
-            extra = SCALED_SQUARES if self._needs_extra_sums else ()
-            sum_args = transforms.first, Columns(shared, separate)
-            sums = None
-            if self._on_device:
-                sums = self._measures.sums_on_device((*formulas, *extra), *sum_args)
-            if sums is None:
-                vectors_by_name = separate.items()
-                on_host = {name: vectors.place_like(row, None) for name, row in vectors_by_name}
-                sums = self._measures.compute_sums(formulas, sum_args[0], Columns(shared, on_host))
-                extra = ()
-            self._sums |= zip((*formulas, *extra), sums, strict=True)
+            elif self._needs_extra_sums:
+                formulas += SCALED_SQUARES
+            reduction = Reduction("sums", formulas, transforms.first)
+            sums = self._reduce(reduction, Columns(shared, separate))
+            self._sums |= zip(formulas, sums.T, strict=True)
         return self._sums[formula]
 
     def _rounded_columns(self, columns: Columns) -> Columns:
@@ -224,13 +244,15 @@ class GradientStats:
         return exact_norm(self._squares_of, not self._is_float64)
 
     @property
-    def usual(self) -> Usual:
+    def plain_range(self) -> PlainRange:
         """Range in which the plain formula gives the clip factor."""
         transforms, dtype = self._transforms, self._norm_dtype
         if transforms.overflow or transforms.global_clipnorm is None:
-            return Usual(dtype, 0.0, norms.HIGHEST if self._does_overflow else HIGHEST, np.inf)
+            return PlainRange(dtype, 0.0, norms.HIGHEST if self._does_overflow else HIGHEST, np.inf)
         lowest = LOWEST if self._is_float64 else 0.0
-        return Usual(dtype, lowest, HIGHEST, furthest_of(transforms.global_clipnorm, dtype))
+        return PlainRange(
+            dtype, lowest, HIGHEST, largest_plain_norm(transforms.global_clipnorm, dtype)
+        )
 
     @lazy
     def clip_factor(self) -> Factor:
@@ -330,12 +352,11 @@ class GradientStats:
                 roots = self.clipped_norms
                 roots = roots if self._transforms.trust is None else roots * self.trust
                 return vectors.functions_of(roots).square(roots)
-        sum_args = (formula,), self._transforms.stages, self._rounded_columns(columns)
-        sums = self._measures.sums_on_device(*sum_args) if self._on_device else None
-        return (self._measures.compute_sums(*sum_args) if sums is None else sums)[0]
+        reduction = Reduction("sums", (formula,), self._transforms.stages)
+        return self._reduce(reduction, self._rounded_columns(columns)).T[0]
 
-    def want(self, formulas: Formulas, columns: Columns | None = None) -> None:
-        """Request further sums, computed in one pass if possible.
+    def request_sums(self, formulas: Formulas, columns: Columns | None = None) -> None:
+        """Add sums to the next pass over memory, where that is possible.
 
         Args:
             formulas: The sums.
@@ -374,16 +395,15 @@ class GradientStats:
                 bounds.append(self.clipped_norms * self.trust)
             if isinstance(bounds[0], Tensor):
                 unsafe = ~(torch.stack(bounds) < _SAFE).all()
-                max_abs = self._measures.max_abs_on_device(
-                    torch.ones_like(unsafe) if exact else unsafe
+                is_checked = torch.ones_like(unsafe) if exact else unsafe
+                peaks = self._process_peaks(
+                    self._reduce(PEAKS._replace(is_checked=is_checked), NO_COLUMNS)
                 )
-                if max_abs is not None:
-                    max_abs = self._process_peaks(max_abs)
-                    return max_abs.isnan().any(), max_abs.amax()
+                return peaks.isnan().any(), peaks.amax()
             if not exact and all((bound < _SAFE).all() for bound in bounds):
                 return False, 0.0
-            max_abs = self._process_peaks(self._measures.max_abs())
-        return bool(np.isnan(max_abs).any()), float(np.max(max_abs, initial=0.0))
+            peaks = self._process_peaks(self._reduce(PEAKS, NO_COLUMNS))
+        return bool(np.isnan(peaks).any()), float(np.max(peaks, initial=0.0))
 
     def _process_peaks(self, max_abs: Any) -> Any:
         """Return each transformed gradient's largest magnitude, in its update's arithmetic.
@@ -421,30 +441,7 @@ class GradientStats:
         return max_abs if transforms.trust is None else max_abs * rounded(self.trust)
 
 
-def known_of(
-    transforms: GradientTransforms,
-    measures: Measures,
-    variables: Sequence[Tensor],
-    columns: Columns | None = None,
-    formulas: Formulas = (),
-    on_host: bool = False,
-) -> GradientStats:
-    """Return the statistics of a step.
-
-    Args:
-        transforms: The transforms of its gradients.
-        measures: Computes reductions over the step's tensors.
-        variables: The variables, whose dtypes determine the compute dtypes.
-        columns: The scalars of the rule, if there is one.
-        formulas: Further sums, computed in the same pass if possible.
-        on_host: Whether all statistics must be on the host.
-    """
-    if columns is None:
-        columns = Columns({compute_dtype(var.dtype): {} for var in variables}, {})
-    return GradientStats(transforms, measures, variables, columns, formulas, on_host)
-
-
-def materialised(
+def transform_gradients(
     pairs: Sequence[Pair], transforms: GradientTransforms, flush: bool
 ) -> tuple[list[Pair], Decision]:
     """Return pairs with new gradients in their variables' dtypes, and the decision of the step.
@@ -461,7 +458,7 @@ def materialised(
         pairs = all_dense(pairs)
     values = [values_of(grad) for grad, _ in pairs]
     dtypes = dict.fromkeys(compute_dtype(var.dtype) for var in variables)
-    stats = known_of(transforms, _engines.Tensors(values, variables, flush), variables)
+    stats = GradientStats(transforms, _engines.Tensors(values, variables, flush), variables)
     shared: Mapping[Dtype, object] = {dtype: stats.shared(dtype) for dtype in dtypes}
     columns = Columns(shared, stats.separate)
     processed_pairs: list[Pair] = []

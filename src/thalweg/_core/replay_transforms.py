@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from torch import Tensor
-
 from thalweg._base.lazy import lazy
 from thalweg._core.atomic_section import Call
 from thalweg._core.gradient_stats import GradientStats
@@ -18,7 +15,7 @@ from thalweg._core.replay_global_norm import ReplayedGlobalNorm
 from thalweg._engines.array_types import Float64
 from thalweg._engines.cpu.openmp import parallel_address
 from thalweg._engines.cpu.replay_records import span_of
-from thalweg._engines.protocol import Columns, Dtype, Formulas, Stages
+from thalweg._engines.protocol import Columns, Dtype, Reduction
 from thalweg.formula import gradient_squares
 
 if TYPE_CHECKING:
@@ -88,7 +85,7 @@ class ReplayedTransforms:
         self._rows = [_SeparateRows(launch, self._separate) for launch in separate_launches]
         self._variables = [var for plan in plans for var in plan.request.variables]
         self._dtypes = {dtype for plan in plans for dtype in plan_of(plan).dtypes}
-        self._formulas_and_stages = transforms.measured, transforms.first
+        self._reduction = Reduction("sums", transforms.measured, transforms.first)
         self._sweeps: list[tuple[list[int], Dtype, Sweep]] = []
         # Set if the global norm is the only measure.
         self._norm: ReplayedGlobalNorm | None = None
@@ -100,7 +97,7 @@ class ReplayedTransforms:
                 (
                     launch.members,
                     launch.dtype,
-                    launch.group.sweep(*self._formulas_and_stages, launch.base),
+                    launch.group.sweep(transforms.measured, transforms.first, launch.base),
                 )
                 for launch in launches.all
             ]
@@ -124,7 +121,7 @@ class ReplayedTransforms:
                 _set_rows(sweep.kernel, sweep.rows, transforms, dtype)
         shared: dict[str, Any] = {}
         if self._norm is not None:
-            self._norm.set(transforms, stats.usual)
+            self._norm.set(transforms, stats.plain_range)
             shared = _NO_FACTOR
         if transforms.unscaling is not None:
             shared = {"unscaling": transforms.unscaling[0], **shared}
@@ -242,32 +239,18 @@ class ReplayedTransforms:
         for rows in self._rows:
             rows.set(separate)
 
-    # Interface of `StepPlan` for `GradientStats`.
+    # Interface of `Reductions`, for `GradientStats`.
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """Return the sums that `measure` has computed; see `StepPlan`."""
-        if (formulas, stages) != self._formulas_and_stages:
+    device = None
+
+    def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
+        """Return the sums that `measure` has computed; raise `NotMeasured` for others."""
+        if reduction != self._reduction:
             raise NotMeasured
         if len(self._sweeps) == 1 and len(self._sweeps[0][0]) == len(self._variables):
-            return list(self._sweeps[0][2].sums().T)
-        sums = np.zeros((len(self._variables), len(formulas)), np.float64)
-        for members, _, sweep in self._sweeps:
-            sums[members] = sweep.sums()
-        return list(sums.T)
-
-    def sums_on_device(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Tensor] | None:
-        """Return None: sums are on the host."""
-
-    def max_abs(self) -> Float64:
-        """Raise `NotMeasured`; replayed steps do not check numerics."""
-        raise NotMeasured
-
-    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
-        """Return None: sums are on the host."""
+            return self._sweeps[0][2].sums()
+        sums = ((members, sweep.sums()) for members, _, sweep in self._sweeps)
+        return reduction.gather(len(self._variables), sums)
 
 
 class _SeparateRows:

@@ -43,7 +43,16 @@ from thalweg._core.step_scalars import columns_of, processed
 from thalweg._core.validation import check_memories, check_numerics, sparse_and_constrained
 from thalweg._core.vectors import is_host
 from thalweg._engines import check_scalars
-from thalweg._engines.protocol import Columns, Copies, StepPlan, StepRequest, WriteRound
+from thalweg._engines.protocol import (
+    NO_COLUMNS,
+    PEAKS,
+    Columns,
+    Copies,
+    StepPlan,
+    StepRequest,
+    WriteRound,
+    as_array,
+)
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices, values_of
@@ -376,9 +385,9 @@ def _reduce(
     Raises:
         InvalidArgumentError: A gradient is not finite, with `is_checked`.
     """
-    measures = plan if adapter.sharing is None else adapter.sharing.measure_whole(plan, request)
+    reductions = plan if adapter.sharing is None else adapter.sharing.make_reductions(plan, request)
     if is_checked:
-        check_numerics(measures.max_abs(), request.titles)
+        check_numerics(as_array(reductions.reduce(PEAKS, NO_COLUMNS)), request.titles)
     groups = adapter.group_variables(request.variables, request.gradients)
     column_args = groups, adapter.scalars_of, plan.dtypes, request.variables
     if adapter.there is None:
@@ -397,8 +406,8 @@ def _reduce(
         on_host = on_host or not (is_final and _can_decide_on_device(adapter, request, plan))
     formulas = () if rule.passes else tuple(rule.measures.values())
     with importing:
-        from thalweg._core.gradient_stats import known_of
-    stats = known_of(transforms, measures, request.variables, columns, formulas, on_host)
+        from thalweg._core.gradient_stats import GradientStats
+    stats = GradientStats(transforms, reductions, request.variables, columns, formulas, on_host)
     columns = processed(columns, stats, plan.dtypes)
     decision = stats.decision()
     if isinstance(decision.apply_flag, Tensor):
@@ -426,7 +435,7 @@ def _run_passes(
         return columns, state_writes
     if rule.passes:
         # Passes change the tensors that these reductions read.
-        stats.want(tuple(rule.measures.values()))
+        stats.request_sums(tuple(rule.measures.values()))
     if rule.per_optimizer is not None:
         with importing:
             from thalweg._core.optimizer_reductions import per_optimizer
@@ -460,8 +469,8 @@ def _check_numerics(adapter: StepAdapter, pairs: Sequence[Pair]) -> None:
     """Raise on gradients that are not finite, in a step without a plan of all variables."""
     variables = [var for _, var in pairs]
     values = [values_of(grad) for grad, _ in pairs]
-    max_abs = _engines.Tensors(values, variables).max_abs()
-    check_numerics(max_abs, adapter.names_of(variables))
+    peaks = _engines.Tensors(values, variables).reduce(PEAKS, NO_COLUMNS)
+    check_numerics(peaks, adapter.names_of(variables))
 
 
 def _is_checked(adapter: StepAdapter, transforms: GradientTransforms) -> bool:
@@ -597,8 +606,8 @@ def _process_gradients(
     if not transforms:
         return pairs, Decision(True, [])
     with importing:
-        from thalweg._core.gradient_stats import materialised
-    return materialised(pairs, transforms, flush)
+        from thalweg._core.gradient_stats import transform_gradients
+    return transform_gradients(pairs, transforms, flush)
 
 
 def _skip_step(adapter: StepAdapter, decision: Decision) -> StepResult:

@@ -51,7 +51,7 @@ def per_variable(
     for index, level in enumerate(rule.all_levels):
         # The measures of the first level have been requested already.
         if index or rule.per_variable is None:
-            stats.want(tuple(level.measures.values()), columns)
+            stats.request_sums(tuple(level.measures.values()), columns)
         measures = {
             name: stats.measure(formula, columns) for name, formula in level.measures.items()
         }
@@ -63,11 +63,11 @@ def per_variable(
             slot_values = {
                 key: number_of(slot) if device is None else slot for key, slot in slots.items()
             }
-        columns = _leveled(level, request, scalar_slots, columns, measures, slot_values, device)
+        columns = _add_level(level, request, scalar_slots, columns, measures, slot_values, device)
     return columns, _writes_of(slots, slot_values, columns.apply_flag) if slots else []
 
 
-def _leveled(
+def _add_level(
     level: Level,
     request: StepRequest,
     scalar_slots: Sequence[Sequence[Tensor]],
@@ -89,7 +89,7 @@ def _leveled(
     names = [slot.name for slot in rule.measured_slots]
     scalars: dict[str, list[Any]] = {}
     dtypes = [compute_dtype(var.dtype) for var in variables]
-    for members in _in_turn(variables, dtypes):
+    for members in _members_by_dtype(variables, dtypes):
         dtype = dtypes[members[0]]
         arguments = _scalars_of_members(columns, measures, members, dtype, device)
         for position, name in enumerate(names):
@@ -168,7 +168,7 @@ def _writes_of(
     return [partial(copy, list(slots.values()), new_values)]
 
 
-def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
+def _members_by_dtype(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
     """Yield the indices of variables of one dtype; a repeated variable comes in later lists."""
     for round_members in in_rounds(variables):
         for dtype in dict.fromkeys(dtypes[index] for index in round_members):

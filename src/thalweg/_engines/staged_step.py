@@ -40,10 +40,12 @@ from thalweg._engines.protocol import (
     Columns,
     Dtype,
     Formulas,
+    Reduction,
     Stages,
     StepPlan,
     StepRequest,
     WriteRound,
+    as_array,
 )
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
@@ -495,7 +497,8 @@ class StagedStep:
 
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
         """Compute measures in one sweep over memory, and store them in the matrices."""
-        lines = self._update_plan.compute_lines(measures, self._stages, columns)
+        reduction = Reduction("measures", measures, self._stages)
+        lines = self._update_plan.reduce(reduction, columns)
         for position, measure in enumerate(measures):
             values = [tensors[position] if tensors else _EMPTY for tensors in lines]
             self._matrices.give(measure.makes, values)
@@ -567,26 +570,48 @@ class StagedStep:
             for call in write_round.calls:
                 call()
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """See `StepPlan`."""
-        columns = self._with_numbers(columns)
-        line_formulas = self._line_formulas(formulas)
-        leaf_formulas = tuple(formula for formula in formulas if formula not in line_formulas)
+    @property
+    def device(self) -> torch.device | None:
+        """See `Reductions`."""
+        return self._update_plan.device
+
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """See `Reductions`.
+
+        Raises:
+            RuleError: Leaves of a measure of a rule over rows or columns, which has none.
+        """
+        if reduction.kind == "measures":
+            return self._update_plan.reduce(reduction, self._with_numbers(columns))
+        line_formulas = self._line_formulas(reduction.formulas)
+        if not line_formulas:
+            return self._update_plan.reduce(reduction, columns)
+        if reduction.kind == "leaves":
+            raise RuleError(
+                f"Rule {self._rule.name!r} has measures that may read values of rows or columns,"
+                " and cannot update variables that are sharded over ranks."
+            )
+        return self._sum_lines(reduction, line_formulas, self._with_numbers(columns))
+
+    def _sum_lines(
+        self, reduction: Reduction, line_formulas: tuple[Any, ...], columns: Columns
+    ) -> Float64:
+        """Return sums on the host, of which those of `line_formulas` are not sums of leaves."""
         totals: dict[Any, Float64] = {}
-        if leaf_formulas:
-            sums = self._update_plan.compute_sums(leaf_formulas, stages, columns)
-            totals |= zip(leaf_formulas, sums, strict=True)
-        if line_formulas:
-            measures = tuple(map(_sum_measure, line_formulas))
-            lines = self._update_plan.compute_lines(measures, stages, columns)
-            for position, formula in enumerate(line_formulas):
-                values = [
-                    tensors[position].reshape(()) if tensors else _EMPTY.sum() for tensors in lines
-                ]
-                totals[formula] = np.array(list(map(to_host, values)), np.float64)
-        return [totals[formula] for formula in formulas]
+        others = tuple(formula for formula in reduction.formulas if formula not in line_formulas)
+        if others:
+            sums = self._update_plan.reduce(reduction._replace(formulas=others), columns)
+            totals |= zip(others, as_array(sums).T, strict=True)
+        measures = tuple(map(_sum_measure, line_formulas))
+        lines = Reduction("measures", measures, reduction.stages)
+        tensors_by_variable = self._update_plan.reduce(lines, columns)
+        for position, formula in enumerate(line_formulas):
+            values = [
+                tensors[position].reshape(()) if tensors else _EMPTY.sum()
+                for tensors in tensors_by_variable
+            ]
+            totals[formula] = np.array(list(map(to_host, values)), np.float64)
+        return np.stack([totals[formula] for formula in reduction.formulas], axis=-1)
 
     def _line_formulas(self, formulas: Formulas) -> tuple[Any, ...]:
         """Return those of `formulas` that are the rule's own and may read rows and columns.
@@ -601,41 +626,6 @@ class StagedStep:
             formula for group in (rule.measures, *levels) for formula in group.values()
         }
         return tuple(formula for formula in formulas if formula in line_formulas)
-
-    def sums_on_device(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Tensor] | None:
-        """See `StepPlan`."""
-        if self._line_formulas(formulas):
-            return None
-        return self._update_plan.sums_on_device(formulas, stages, columns)
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """Return for each variable the sums of formulas over its leaves, (leaves, formulas) each.
-
-        Raises:
-            RuleError: A formula is a measure of a rule over rows or columns, which has no leaves.
-        """
-        if self._line_formulas(formulas):
-            raise RuleError(
-                f"Rule {self._rule.name!r} has measures that may read values of rows or columns,"
-                " and cannot update variables that are sharded over ranks."
-            )
-        return self._update_plan.compute_leaves(formulas, stages, columns)
-
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
-        """See `StepPlan`."""
-        return self._update_plan.compute_lines(measures, stages, self._with_numbers(columns))
-
-    def max_abs(self) -> Float64:
-        """See `StepPlan`."""
-        return self._update_plan.max_abs()
-
-    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
-        """See `StepPlan`."""
-        return self._update_plan.max_abs_on_device(is_checked)
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `StepPlan`."""

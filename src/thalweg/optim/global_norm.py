@@ -9,10 +9,10 @@ from torch import Tensor
 
 from thalweg import _engines
 from thalweg._core.clip_factor import Factor
-from thalweg._core.gradient_stats import known_of
-from thalweg._core.gradient_transforms import Decision, GradientTransforms, Measures
+from thalweg._core.gradient_stats import GradientStats
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._engines import Dispatcher, layout
-from thalweg._engines.protocol import StepPlan, StepRequest
+from thalweg._engines.protocol import Reductions, StepPlan, StepRequest
 from thalweg.indexed_slices import values_of
 from thalweg.optim.step_adapter import ParamGroupAdapter
 from thalweg.rules import torch as rules
@@ -59,9 +59,9 @@ class CommonNorm:
             measures, variables = self._measure_anew(shares, transforms)
         sharing = _sharing(shares)
         if sharing is not None:
-            measures = sharing.measure_whole(measures, _asked(shares, (), variables))
+            measures = sharing.make_reductions(measures, _asked(shares, (), variables))
         try:
-            stats = known_of(transforms, measures, variables)
+            stats = GradientStats(transforms, measures, variables)
             return stats.clip_factor, stats.decision()
         finally:
             if self._ready is not None:
@@ -69,7 +69,7 @@ class CommonNorm:
 
     def _measure_anew(
         self, shares: Sequence[Share], transforms: GradientTransforms
-    ) -> tuple[Measures, list[Tensor]]:
+    ) -> tuple[Reductions, list[Tensor]]:
         """Return new measures of gradients that were not checked before, and their variables."""
         gradients: list[Any] = []
         variables: list[Tensor] = []

@@ -275,8 +275,8 @@ def sums_of_pair(
     scalars: Mapping[str, Any],
     compute: Dtype,
     flush: bool,
-) -> list[Float64]:
-    """Return the sum of each formula over a gradient, or over its variable.
+) -> Float64:
+    """Return the sum of each formula over a gradient, or over its variable, of shape (1, formulas).
 
     The values of a sparse gradient are summed with repeated rows.
 
@@ -284,16 +284,14 @@ def sums_of_pair(
         formulas: Formulas that read only the gradient, or `variable_squares`.
         grad, var: Gradient, or values of a sparse gradient, and variable.
         stages, scalars, compute, flush: The arguments of `sums_of` for the gradient.
-
-    Returns:
-        For each formula an array of shape (1,), float64.
     """
-    return [
+    sums = [
         sums_of(formula, [var])
         if formula is variable_squares
         else sums_of(formula, [grad], stages, scalars, compute, flush)
         for formula in formulas
     ]
+    return np.stack(sums, axis=-1)
 
 
 def max_abs(tensors: Sequence[Tensor]) -> Float64:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
 from thalweg._core.commit import PostUpdateCall
-from thalweg._core.gradient_transforms import Measures
 from thalweg._core.grads_and_vars import Pair
-from thalweg._engines.protocol import StepPlan, StepRequest
+from thalweg._engines.protocol import Reductions, StepPlan, StepRequest
 from thalweg.distribute.handshake import PendingCollective, RankMessage
 from thalweg.distribute.sharding.all_gather import join_parts
 from thalweg.distribute.sharding.sharded_reductions import ShardedReductions
@@ -78,7 +77,7 @@ class SharedStep:
         ]
         return request._replace(variables=parts, gradients=gradients, slots=slots, copies=copies)
 
-    def measure_whole(self, plan: StepPlan, request: StepRequest) -> Measures:
+    def make_reductions(self, plan: StepPlan, request: StepRequest) -> Reductions:
         """See `Sharing`."""
         return ShardedReductions(self.shards, plan, request, self._wait_for_ranks)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
 from thalweg._base.execution_context import is_deferred
-from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_stats import transform_gradients
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import concrete as concrete
 from thalweg._engines import current
@@ -77,7 +77,7 @@ def processed(
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     pairs: Any = [(gradients[index], variables[index]) for index in present]
-    new_pairs, _ = materialised(pairs, transforms, current().denormals == "flush")
+    new_pairs, _ = transform_gradients(pairs, transforms, current().denormals == "flush")
     new_gradients = list(gradients)
     for index, (grad, _) in zip(present, new_pairs, strict=True):
         new_gradients[index] = grad

@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg._base.context_managers import no_grad
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
-from thalweg._core.gradient_stats import GradientStats, known_of
+from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import Pair
 from thalweg._core.hyperparameters import check_size, is_number
@@ -181,7 +181,7 @@ class PostProcessing(NamedTuple):
             return stats
         values, variables = [values_of(grad) for grad, _ in pairs], [var for _, var in pairs]
         transforms = GradientTransforms(unscaling=unscaling, overflow=self.as_shipped, casts=True)
-        return known_of(transforms, Tensors(values, variables), variables)
+        return GradientStats(transforms, Tensors(values, variables), variables)
 
     def _note_larc(
         self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, stats: GradientStats

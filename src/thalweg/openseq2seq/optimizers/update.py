@@ -21,7 +21,7 @@ from thalweg._core.commit import (
     copy_writes,
     says_not_taken,
 )
-from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_stats import transform_gradients
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._core.grads_and_vars import distinct
 from thalweg._core.validation import check_memories
@@ -100,7 +100,9 @@ def update(
     if uses_transforms and {target.dtype for target in present.targets}.isdisjoint(REDUCED):
         return optimizer._take(present.pairs, global_step, name, transforms, copies, captured)
     with optimizer._turn_lock(), optimizer._locked():
-        pairs, decision = materialised(present.pairs, transforms, current().denormals == "flush")
+        pairs, decision = transform_gradients(
+            present.pairs, transforms, current().denormals == "flush"
+        )
         if not decision.apply_flag:
             run(decision.calls)
             return StepResult(False, [])

@@ -16,7 +16,7 @@ from torch import Tensor
 from thalweg import distribute
 from thalweg._base.context_managers import writable
 from thalweg._core.atomic_section import run
-from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_stats import transform_gradients
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._engines import current
 from thalweg._graph import (
@@ -61,7 +61,7 @@ def processed_now(backward: BackwardResult, transforms: GradientTransforms) -> l
     The state of the loss scaler is updated, and the other calls of the decision are made.
     """
     present = backward.present()
-    pairs, decision = materialised(present.pairs, transforms, current().denormals == "flush")
+    pairs, decision = transform_gradients(present.pairs, transforms, current().denormals == "flush")
     run(decision.calls)
     if not decision.apply_flag:
         return None
