@@ -6,6 +6,7 @@ They refuse to be mixed with tensors of the host, and to tell a number.
 from __future__ import annotations
 
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ from thalweg._core import norms
 from thalweg._core.device_scalars import device_columns, device_derived_scalars, expand_to_variables
 from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.step_scalars import processed
 from thalweg._core.variable_reductions import per_variable
 from thalweg._engines.engine_selection import Selection
 from thalweg._engines.protocol import Columns, Reduction, StepRequest
 from thalweg.optim.device_param_scalars import DeviceColumn
-from thalweg.optim.global_norm import CommonNorm
+from thalweg.optim.global_norm import clip_factor
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.step_options import GradientReport, StepOptions, gradient_transforms
 from thalweg.rules.torch import TORCH_RULES
@@ -158,7 +160,6 @@ def test_unscaling_and_clipping_run_on_the_device(
 
 def test_rules_share_a_norm_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "sum_in_order", Tensor.sum)
-    monkeypatch.setattr(CommonNorm, "_measure_anew", lambda *_: (Measured(), variables))
     options, scale, report = (
         StepOptions(clip_grad_norm=0.5),
         torch.ones((), device=GPU),
@@ -166,7 +167,10 @@ def test_rules_share_a_norm_on_the_device(monkeypatch: pytest.MonkeyPatch) -> No
     )
     variables = [torch.ones(2, device=GPU) for _ in range(COUNT)]
     transforms = gradient_transforms(options, scale, COUNT, report, is_torchs=True)
-    factor, _ = CommonNorm().clip_factor([], transforms)
+    request = StepRequest(rules.SGD, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
+    plan: Any = CachedPlan(request, Measured(), (), False)
+    adapter: Any = SimpleNamespace(selection=Selection("cuda"), sharing=None)
+    factor, _ = clip_factor([(adapter, [], plan)], transforms)
     assert_there(factor.scale, ())
     assert_there(report.grad_norm, ())
     transforms = gradient_transforms(options, scale, COUNT, report, is_torchs=True, factor=factor)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg._core.commit import PostUpdateCall
 from thalweg._core.grads_and_vars import Pair
-from thalweg._engines.protocol import Reductions, StepPlan, StepRequest
+from thalweg._engines.protocol import Reductions, StepRequest
 from thalweg.formula import Rule
 
 
@@ -38,12 +38,13 @@ class Sharing(Protocol):
         """Return the request over this process's part of each variable, gradient and copy."""
         ...
 
-    def make_reductions(self, plan: StepPlan, request: StepRequest) -> Reductions:
+    def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
         """Return reductions over full variables.
 
         Args:
-            plan: The plan of the step over the parts.
-            request: The step over full variables.
+            parts: Reductions over the parts.
+            pairs: The full variables, with gradients as the caller passed them.
+            flush: Whether stages treat denormals as zero.
         """
         ...
 

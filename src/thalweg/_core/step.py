@@ -48,6 +48,7 @@ from thalweg._engines.protocol import (
     PEAKS,
     Columns,
     Copies,
+    Reductions,
     StepPlan,
     StepRequest,
     WriteRound,
@@ -119,7 +120,7 @@ def try_rebind(
     if cache.last is None:
         return None
     try:
-        cached_plan = _try_rebind_plan(adapter, cache, grads_and_vars, transforms, copies)
+        cached_plan = rebind_plan(adapter, cache, grads_and_vars, transforms, copies)
         if cached_plan is None:
             return None
         return _execute_step(
@@ -135,14 +136,14 @@ def finish(adapter: StepAdapter) -> list[BaseException]:
     return write_step([], adapter.finishing_calls(), [*adapter.counting_calls({}), *adapter.ending])
 
 
-def _try_rebind_plan(
+def rebind_plan(
     adapter: StepAdapter,
     cache: PlanCache,
     pairs: Sequence[tuple[Any, Any]],
     transforms: GradientTransforms,
     copies: Copies,
 ) -> CachedPlan | None:
-    """Rebind the last plan to new gradients; return None if it does not fit."""
+    """Return the last plan, bound to new gradients; None if it does not fit."""
     rule = adapter.step_rule()
     if cache.last is None or rule is None or not adapter.repeats:
         return None
@@ -210,14 +211,7 @@ def _plan_step(
     is_final: bool,
 ) -> StepResult:
     """Run a planned step: validate everything, build a new plan and cache it."""
-    cache.last = None
-    pairs = adapter.convert_pairs(grads_and_vars)
-    _check_pairs(adapter, pairs, transforms.narrow)
-    rule = adapter.step_rule()
-    adapter.check_flat_buffers(rule, transforms, [var for _, var in pairs])
-    if rule is not None and rule.passes:
-        _check_matrices(adapter, rule, pairs)
-    pairs = _create_state(adapter, pairs)
+    pairs = _prepare_pairs(adapter, cache, grads_and_vars, transforms)
     rule, is_checked = adapter.step_rule(), _is_checked(adapter, transforms)
     if rule is None or adapter.one_by_one(pairs):
         if is_checked:
@@ -240,45 +234,73 @@ def _plan_step(
         pairs = all_dense(pairs)
     cached_plan = _build_plan(adapter, cache, pairs, transforms, copies)
     step_result = _execute_step(adapter, cached_plan, transforms, is_final, is_checked, is_new=True)
-    _keep_plan(cache, cached_plan)
+    keep_plan(cache, cached_plan)
     return step_result
 
 
-def _keep_plan(cache: PlanCache, cached_plan: CachedPlan) -> None:
+def _prepare_pairs(
+    adapter: StepAdapter,
+    cache: PlanCache,
+    grads_and_vars: Sequence[tuple[object, object]],
+    transforms: GradientTransforms,
+) -> list[Pair]:
+    """Validate a step, create its state, read its hyperparameters; return its pairs."""
+    cache.last = None
+    pairs = adapter.convert_pairs(grads_and_vars)
+    _check_pairs(adapter, pairs, transforms.narrow)
+    rule = adapter.step_rule()
+    adapter.check_flat_buffers(rule, transforms, [var for _, var in pairs])
+    if rule is not None and rule.passes:
+        _check_matrices(adapter, rule, pairs)
+    return _create_state(adapter, pairs)
+
+
+def keep_plan(cache: PlanCache, cached_plan: CachedPlan) -> None:
     """Store a plan of one engine without its gradients, for `try_rebind`."""
     if cached_plan.ready.is_single:
         cache.last = cached_plan._replace(request=cached_plan.request._replace(gradients=()))
 
 
-def plan(
+def plan_step(
     adapter: StepAdapter,
     cache: PlanCache,
     grads_and_vars: Sequence[tuple[object, object]],
     transforms: GradientTransforms,
     copies: Copies,
-) -> bool:
-    """Plan a step for the next `try_rebind` without running it.
+) -> CachedPlan | None:
+    """Plan a step without running it, in place of the last plan.
 
     Args:
-        adapter, grads_and_vars, transforms, copies: As in `run_step`; gradients are dense.
-        cache: Plans of earlier steps; its last plan is replaced.
+        adapter, cache, grads_and_vars, transforms, copies: As in `run_step`.
 
     Returns:
-        True if planned; False if user functions update variables, or the rule has passes.
+        The plan, bound to the gradients, for `execute_plan`; None if user functions update
+        variables, or the rule makes sparse gradients dense, which only `run_step` does.
 
     Raises:
         Exception: Any error of a check; state created by then is discarded.
     """
-    cache.last = None
-    pairs = adapter.convert_pairs(grads_and_vars)
-    _check_pairs(adapter, pairs, transforms.narrow)
     rule = adapter.step_rule()
-    if rule is None or rule.passes or rule.is_whole or adapter.one_by_one(pairs):
-        return False
-    cached_plan = _build_plan(adapter, cache, _create_state(adapter, pairs), transforms, copies)
-    cached_plan.ready.release_gradients()
-    _keep_plan(cache, cached_plan)
-    return cached_plan.ready.is_single
+    is_whole = rule is None or rule.is_whole or transforms.trust is not None
+    if rule is None or (is_whole and any(has_rows(grad) for grad, _ in grads_and_vars)):
+        return None
+    with note_not_applied(adapter.begun), writable():
+        pairs = _prepare_pairs(adapter, cache, grads_and_vars, transforms)
+        is_planned = not adapter.one_by_one(pairs)
+        return _build_plan(adapter, cache, pairs, transforms, copies) if is_planned else None
+
+
+def execute_plan(
+    adapter: StepAdapter, cache: PlanCache, cached_plan: CachedPlan, transforms: GradientTransforms
+) -> StepResult:
+    """Run a step that `rebind_plan` or `plan_step` has bound; keep a new plan."""
+    is_new = cache.last is None
+    with note_not_applied(adapter.begun), writable():
+        is_checked = _is_checked(adapter, transforms)
+        step_result = _execute_step(adapter, cached_plan, transforms, True, is_checked, is_new)
+    if is_new:
+        keep_plan(cache, cached_plan)
+    return step_result
 
 
 def _create_state(adapter: StepAdapter, pairs: list[Pair]) -> list[Pair]:
@@ -385,7 +407,11 @@ def _reduce(
     Raises:
         InvalidArgumentError: A gradient is not finite, with `is_checked`.
     """
-    reductions = plan if adapter.sharing is None else adapter.sharing.make_reductions(plan, request)
+    reductions: Reductions = plan
+    if adapter.sharing is not None:
+        pairs = list(zip(request.gradients, request.variables, strict=True))
+        is_flushing = adapter.selection.denormals == "flush"
+        reductions = adapter.sharing.make_reductions(plan, pairs, is_flushing)
     if is_checked:
         check_numerics(as_array(reductions.reduce(PEAKS, NO_COLUMNS)), request.titles)
     groups = adapter.group_variables(request.variables, request.gradients)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from thalweg._engines import layout
@@ -14,6 +15,7 @@ from thalweg._engines.protocol import (
     Columns,
     Dtype,
     Reduction,
+    Reductions,
     StepRequest,
     WriteRound,
 )
@@ -101,6 +103,33 @@ class CompositeStep:
         """See `StepPlan`."""
         for _, part in self.parts:
             part.release_gradients()
+
+
+class JoinedReductions:
+    """Reductions over the variables of several plans, one plan after the other.
+
+    Args:
+        parts: The reductions of each plan, and the number of its variables.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Reductions, int]]) -> None:
+        self._parts: list[tuple[Sequence[int], Reductions]] = []
+        self._count = 0
+        for part, count in parts:
+            self._parts.append((range(self._count, self._count + count), part))
+            self._count += count
+        devices = {part.device for part, _ in parts}
+        self.device = devices.pop() if len(devices) == 1 else None
+
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """Return sums or peaks; see `Reductions`."""
+        results = [
+            (members, part.reduce(reduction, columns.of_members(members)))
+            for members, part in self._parts
+        ]
+        if self.device is None:
+            return reduction.gather(self._count, results)
+        return torch.cat([result for _, result in results])
 
 
 def share_of(request: StepRequest, members: Sequence[int]) -> StepRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
@@ -16,16 +17,17 @@ from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import without_dynamo
 from thalweg._core.atomic_section import run
-from thalweg._core.commit import WriteBatch, raise_first
-from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.commit import StepResult, WriteBatch, note_not_applied, raise_first
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.update_targets import MASTER
 from thalweg._core.options.wrappers import Wrapper
 from thalweg._core.param_groups import Group, parameter_names, params_of
+from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.sparse_gradients import is_sparse
-from thalweg._core.step import run_step, skip_step, try_rebind
+from thalweg._core.step import execute_plan, plan_step, rebind_plan, run_step, skip_step
 from thalweg._engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
@@ -45,10 +47,11 @@ from thalweg.optim.state_mismatch import (
     state_mismatches,
     sum_of,
 )
-from thalweg.optim.step_adapter import RepeatedSubStep, TorchStepAdapter, UpdatePairs
+from thalweg.optim.step_adapter import TorchStepAdapter, UpdatePairs
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
+    from thalweg._core.clip_factor import Factor
     from thalweg.optim.replay import ReplayedStep
 
 NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
@@ -61,12 +64,29 @@ class _Share(NamedTuple):
     places: list[int]
 
 
-class _SubStep(NamedTuple):
-    """Update of one rule in a step: its share, state and adapter."""
+# Adapter of one rule, and gradients with the parameters that the rule updates.
+_SubStep = tuple[TorchStepAdapter, list[tuple[Tensor, Tensor]]]
 
-    share: _Share
-    part: ParamState
-    hooks: TorchStepAdapter
+
+_MakeTransforms = Callable[..., GradientTransforms]  # of the number of gradients
+
+
+class _Outcome(NamedTuple):
+    """Outcome of a step.
+
+    Attributes:
+        errors: What was raised after the writes.
+        was_rebound: Whether the step is the one before with other gradients.
+        takes_step: Whether it was taken.
+    """
+
+    errors: list[BaseException]
+    was_rebound: bool
+    takes_step: bool
+
+
+class _LeftToTorch(Exception):
+    """Raised before anything is written if the engines do not support a step."""
 
 
 class FusedTorchOptimizer(FusedOptimizer):
@@ -272,34 +292,22 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Take the sub-steps of all rules at once, or leave the step to torch."""
         if not self._are_ours(steps):
             return self._step_of_torch()
-        with no_grad():
-            update_pairs = [substep.hooks.aim(substep.share.pairs) for substep in steps]
+        report, options = GradientReport(), self.step_options
         # The last sub-step commits the writes of all others.
-        report, final, options = GradientReport(), steps[-1], self.step_options
-        ending = self._ending(report) if single_param is None else self._ending_alone(single_param)
-        final.hooks.ending = ending
+        steps[-1][0].ending = (
+            self._ending(report) if single_param is None else self._ending_alone(single_param)
+        )
         make_transforms = partial(
             gradient_transforms, options, self.unscaling(), grad_report=report, is_torchs=True
         )
-        by_norm = options.base_transforms.global_clipnorm is not None or options.judges
-        if len(steps) > 1 and by_norm:
-            pairs = [pairs for pairs, _ in update_pairs]
-            all_pairs = list(zip([substep.hooks for substep in steps], pairs, strict=True))
-            if not self.step_cache.norm.try_rebind(all_pairs) and not self._all_fit(steps):
-                return self._step_of_torch()
-            transforms = make_transforms(sum(len(substep.share.pairs) for substep in steps))
-            with no_grad():
-                factor, decision = self.step_cache.norm.clip_factor(all_pairs, transforms)
-            if not decision.apply_flag:
-                return raise_first(skip_step(decision.calls, final.hooks.begun))
-            final.hooks.ending = [*ending, *decision.calls]
-            make_transforms = partial(make_transforms, factor=factor)
-        outcome = self._write(steps, update_pairs, make_transforms)
+        outcome = None
+        with suppress(_LeftToTorch):
+            outcome = self._write(steps, make_transforms)
         if outcome is None:
             return self._step_of_torch()
         errors, was_rebound, takes_step = outcome
-        for substep in steps if takes_step else ():
-            substep.hooks.settle()
+        for hooks, _ in steps if takes_step else ():
+            hooks.settle()
         raise_first(errors)
         if takes_step and single_param is None:
             self._note_taken(steps, was_rebound)
@@ -308,24 +316,20 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
         """Prepare to take a step again that was taken."""
         if len(steps) == 1:
-            self._keep_rebind_target(steps[0].part, steps[0].share.places)
+            hooks = steps[0][0]
+            self._keep_rebind_target(hooks.part, hooks.places)
         if was_rebound:
-            self.step_cache.note_repeated(
-                *(RepeatedSubStep(part, hooks, share.places) for share, part, hooks in steps)
-            )
+            self.step_cache.note_repeated(*(hooks for hooks, _ in steps))
         else:
             trainable = sum(param.requires_grad for param in params_of(self.param_groups))
-            gradients = sum(len(substep.share.pairs) for substep in steps)
+            gradients = sum(len(pairs) for _, pairs in steps)
             self.step_cache.changes.note_planned(gradients, trainable)
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
         """Return the sub-step of a rule."""
         part = self.part_of(rule, share.places[0], parts)
-        return _SubStep(
-            share,
-            part,
-            TorchStepAdapter(self, part, [param for _, param in share.pairs], share.places),
-        )
+        params = [param for _, param in share.pairs]
+        return TorchStepAdapter(self, part, params, share.places), share.pairs
 
     def part_of(self, rule: Rule, place: int, parts: dict[Rule, ParamState]) -> ParamState:
         """Return the state of a rule, for the class of a group; create it in `parts` if missing."""
@@ -341,57 +345,110 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def _are_ours(self, steps: Sequence[_SubStep]) -> bool:
         """Return whether the engines support the whole step."""
-        new_substeps = [substep for substep in steps if not substep.hooks.repeats]
-        if not new_substeps:
+        new_steps = [step for step in steps if not step[0].repeats]
+        if not new_steps:
             return True
-        return self._all_fit(new_substeps) and not self._counts_in_common(steps)
+        return all(map(self._fits, new_steps)) and not self._counts_in_common(steps)
 
-    def _all_fit(self, steps: Sequence[_SubStep]) -> bool:
-        return all(self._fits(substep.share) for substep in steps)
-
-    def _write(
-        self,
-        steps: Sequence[_SubStep],
-        update_pairs: Sequence[UpdatePairs],
-        make_transforms: Callable[[int], GradientTransforms],
-    ) -> tuple[list[BaseException], bool, bool] | None:
+    def _write(self, steps: Sequence[_SubStep], make_transforms: _MakeTransforms) -> _Outcome:
         """Execute the sub-steps; several of them commit together.
 
-        Returns:
-            What was raised after the writes, whether the step is the one before with other
-            gradients, and whether it was taken; None if the step is torch's after all, and nothing
-            was written.
+        Raises:
+            _LeftToTorch: The step is torch's after all; nothing was written.
         """
-        batch = WriteBatch() if len(steps) > 1 else None
-        errors: list[BaseException] = []
-        was_rebound = takes_step = True
+        with no_grad():
+            targets = [hooks.aim(pairs) for hooks, pairs in steps]
+        if len(steps) == 1:
+            transforms = make_transforms(len(targets[0][0]))
+            plan, was_rebound = self._bind(steps[0], targets[0], transforms)
+            outcome = _run(steps[0][0], targets[0], transforms, plan)
+            return _Outcome(outcome.errors, was_rebound, outcome.taken is not False)
+        batch = WriteBatch()
+        for hooks, _ in steps:
+            hooks.gathered, hooks.begun = batch, batch.begun
         try:
-            for substep, (pairs, copies) in zip(steps, update_pairs, strict=True):
-                hooks, plans = substep.hooks, substep.part.plans
-                transforms = make_transforms(len(pairs))
-                if batch is not None:
-                    hooks.gathered, hooks.begun = batch, batch.begun
-                outcome = None
-                if self._may_repeat(substep.part, [grad for grad, _ in pairs]):
-                    outcome = try_rebind(hooks, plans, pairs, transforms, copies)
-                if outcome is None:
-                    was_rebound = False
-                    # A step that is not the one before is looked at as a first one is.
-                    if hooks.repeats and not self._fits(substep.share):
-                        return None
-                    outcome = run_step(hooks, plans, pairs, transforms, copies, may_rebind=False)
-                errors += outcome.errors
-                takes_step = takes_step and outcome.taken is not False
-            if batch is not None:
-                shared = (substep.hooks.sharing for substep in steps)
-                if (sharing := next(filter(None, shared), None)) is not None:
-                    sharing.begin_writing()
-                with writable():
-                    errors += batch.write_all()
-            return errors, was_rebound, takes_step
+            return self._write_together(steps, targets, make_transforms, batch)
         finally:
-            if batch is not None:
-                batch.release_gradients()
+            batch.release_gradients()
+
+    def _write_together(
+        self,
+        steps: Sequence[_SubStep],
+        targets: Sequence[UpdatePairs],
+        make_transforms: _MakeTransforms,
+        batch: WriteBatch,
+    ) -> _Outcome:
+        """Execute several sub-steps, and commit them."""
+        final, plans = steps[-1][0], list[tuple[CachedPlan | None, bool]]()
+        options = self.step_options
+        if options.base_transforms.global_clipnorm is not None or options.judges:
+            for step, target in zip(steps, targets, strict=True):
+                plans.append(self._bind(step, target, make_transforms(len(target[0]))))
+            factor, decision = self._clip_factor(steps, targets, plans, make_transforms)
+            if not decision.apply_flag:
+                return _Outcome(skip_step(decision.calls, batch.begun), False, False)
+            final.ending = [*final.ending, *decision.calls]
+            make_transforms = partial(make_transforms, factor=factor)
+        if any(hooks.part.rule.calls_users for hooks, _ in steps):
+            # A function of one rule may move tensors of another: each is bound again.
+            batch.release_gradients()
+            plans = []
+        errors, was_rebound, takes_step = list[BaseException](), True, True
+        for place, (step, target) in enumerate(zip(steps, targets, strict=True)):
+            transforms = make_transforms(len(target[0]))
+            plan, is_last = plans[place] if plans else self._bind(step, target, transforms)
+            outcome = _run(step[0], target, transforms, plan)
+            errors += outcome.errors
+            was_rebound = was_rebound and is_last
+            takes_step = takes_step and outcome.taken is not False
+        sharings = (hooks.sharing for hooks, _ in steps)
+        if (sharing := next(filter(None, sharings), None)) is not None:
+            sharing.begin_writing()
+        with writable():
+            errors += batch.write_all()
+        return _Outcome(errors, was_rebound, takes_step)
+
+    @staticmethod
+    @no_grad()
+    def _clip_factor(
+        steps: Sequence[_SubStep],
+        targets: Sequence[UpdatePairs],
+        plans: Sequence[tuple[CachedPlan | None, bool]],
+        make_transforms: _MakeTransforms,
+    ) -> tuple[Factor, Decision]:
+        """Return the factor that clips all gradients, and whether the step is taken."""
+        with importing:
+            from thalweg.optim.global_norm import clip_factor
+        transforms = make_transforms(sum(len(pairs) for pairs, _ in targets))
+        rules = zip(steps, targets, plans, strict=True)
+        bound_rules = [(hooks, pairs, plan) for (hooks, _), (pairs, _), (plan, _) in rules]
+        return clip_factor(bound_rules, transforms)
+
+    def _bind(
+        self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
+    ) -> tuple[CachedPlan | None, bool]:
+        """Return the plan of a sub-step, and whether it is the last one.
+
+        Returns:
+            The plan, bound to the gradients, or None if `run_step` has to plan the sub-step.
+
+        Raises:
+            _LeftToTorch: The engines do not support it; nothing was written.
+        """
+        (hooks, _), (pairs, copies) = step, target
+        plans, plan = hooks.part.plans, None
+        if self._may_repeat(hooks.part, [grad for grad, _ in pairs]):
+            with note_not_applied(hooks.begun):
+                plan = rebind_plan(hooks, plans, pairs, transforms, copies)
+        was_rebound = plan is not None
+        if plan is None:
+            # A step that is not the one before is validated as a first one is.
+            if hooks.repeats and not self._fits(step):
+                raise _LeftToTorch
+            plan = plan_step(hooks, plans, pairs, transforms, copies)
+        if plan is not None and hooks.gathered is not None:
+            hooks.gathered.hold(plan.ready)
+        return plan, was_rebound
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
         options = self.step_options
@@ -473,14 +530,15 @@ class FusedTorchOptimizer(FusedOptimizer):
             for param in params
         )
 
-    def _fits(self, share: _Share) -> bool:
-        """Return whether the engines support a share.
+    def _fits(self, step: _SubStep) -> bool:
+        """Return whether the engines support a sub-step.
 
         Raises:
             RuntimeError: The class takes no such gradients.
         """
+        hooks, pairs = step
         options = self.step_options
-        for (grad, param), place in zip(*share, strict=True):
+        for (grad, param), place in zip(pairs, hooks.places, strict=True):
             group, has_rows = self.param_groups[place], grad.layout != torch.strided
             kind = self._kind_of(group)
             if refusal := kind._sparse if has_rows else kind._dense:
@@ -493,13 +551,13 @@ class FusedTorchOptimizer(FusedOptimizer):
                 return False
         wide = options.kinds.masters and self.step_cache.sums is not None
         is_offloaded = options.kinds.device is not None
-        (_, first), place = share.pairs[0], share.places[0]
+        (_, first), place = pairs[0], hooks.places[0]
         rule = options.rule(self.base_rule(self.param_groups[place], first))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         coded = {slot.name for slot in rule.element_slots if slot.storage}
         # Torch's step reads values, which tensors of the meta device do not have.
         anywhere = is_offloaded or first.is_meta or self._has_no_torch_step()
-        return engines_support(share.pairs, self.state, names, wide, anywhere, coded)
+        return engines_support(pairs, self.state, names, wide, anywhere, coded)
 
     def _has_no_torch_step(self) -> bool:
         """Return whether the engines take the step on every device, because torch cannot."""
@@ -520,8 +578,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         Raises:
             NotImplementedError: They have, and options ask for what torch does not do.
         """
-        scalars = {slot.name for substep in steps for slot in substep.part.rule.scalar_slots}
-        params = [param for substep in steps for _, param in substep.share.pairs]
+        scalars = {slot.name for hooks, _ in steps for slot in hooks.part.rule.scalar_slots}
+        params = [param for _, pairs in steps for _, param in pairs]
         shared_scalar = find_shared_scalar(params, self.state, {STEP, *scalars})
         if shared_scalar is not None and self.step_options:
             first_name, second_name = parameter_names(self.param_groups, shared_scalar[1])
@@ -796,3 +854,16 @@ class FusedTorchOptimizer(FusedOptimizer):
         with importing:
             from thalweg.optim.torch_fallback import check_memories
         check_memories(self)
+
+
+def _run(
+    hooks: TorchStepAdapter,
+    target: UpdatePairs,
+    transforms: GradientTransforms,
+    plan: CachedPlan | None,
+) -> StepResult:
+    """Execute a sub-step by its plan, or plan it first; see `_bind`."""
+    (pairs, copies), plans = target, hooks.part.plans
+    if plan is None:
+        return run_step(hooks, plans, pairs, transforms, copies, may_rebind=False)
+    return execute_plan(hooks, plans, plan, transforms)

@@ -20,7 +20,7 @@ from thalweg._core.dtensor import any_on_mesh, is_on_mesh
 from thalweg._core.grads_and_vars import Pair
 from thalweg._core.slots import SlotStore
 from thalweg._engines.layout import check_memory
-from thalweg._engines.protocol import Reductions, StepPlan, StepRequest
+from thalweg._engines.protocol import Reductions, StepRequest
 from thalweg.distribute.handshake import PendingCollective
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
@@ -200,9 +200,9 @@ class LocalStep:
             return grad
         return self._parts.cut(grad, var)
 
-    def make_reductions(self, plan: StepPlan, request: StepRequest) -> Reductions:
+    def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
         """See `Sharing`."""
-        return DTensorReductions(plan, request.variables, self._group)
+        return DTensorReductions(parts, [var for _, var in pairs], self._group)
 
     def diagnostics_of_whole(self, variables: Sequence[Tensor], parts: Any) -> Any:
         """Return the diagnostics of full variables, by `over_ranks` of `sharding.diagnostics`."""

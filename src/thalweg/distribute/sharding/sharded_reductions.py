@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from thalweg._core.dtensor import is_on_mesh
+from thalweg._core.grads_and_vars import Pair
 from thalweg._engines.array_types import Float64, Int64
-from thalweg._engines.protocol import Columns, Reduction, StepPlan, StepRequest, as_array
+from thalweg._engines.protocol import Columns, Reduction, Reductions, as_array
 from thalweg._engines.reduction_order import LEAF, combine_leaves, leaf_counts
 from thalweg._engines.tensor_reductions import Tensors
 from thalweg.distribute.process_group import Ranks
@@ -29,35 +30,40 @@ class ShardedReductions:
 
     Args:
         shards: The assignment of elements to ranks.
-        plan: The step over this rank's parts.
-        request: The step over full variables, with the original sparse gradients.
+        parts: Reductions over this rank's parts.
+        pairs: The full variables, with the original sparse gradients.
+        flush: Whether stages treat denormals as zero.
         meet: Called before messages are sent.
     """
 
     def __init__(
-        self, shards: Shards, plan: StepPlan, request: StepRequest, meet: Callable[[], None]
+        self,
+        shards: Shards,
+        parts: Reductions,
+        pairs: Sequence[Pair],
+        flush: bool,
+        meet: Callable[[], None],
     ) -> None:
-        self._shards, self._plan, self._request, self._meet = shards, plan, request, meet
+        self._shards, self._parts, self._pairs = shards, parts, pairs
+        self._flush, self._meet = flush, meet
 
     device = None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
         """Return sums or peaks on the host; see `Reductions`."""
         local = reduction._replace(kind="leaves") if reduction.kind == "sums" else reduction
-        local_results = self._plan.reduce(local, columns)
+        local_results = self._parts.reduce(local, columns)
         if reduction.kind == "peaks":
             self._meet()
             return largest_over(as_array(local_results), [self._shards.ranks])
-        request = self._request
         sums = np.zeros((len(local_results), len(reduction.formulas)))
-        rows: list[int] = []
         dense: list[int] = []
-        for index, grad in enumerate(request.gradients):
-            (rows if isinstance(grad, IndexedSlices) else dense).append(index)
-        flush = request.selection.denormals == "flush"
-        for index in rows:
-            tensors = Tensors([request.gradients[index].values], [request.variables[index]], flush)
-            sums[index] = tensors.reduce(reduction, columns.of_members([index]))
+        for index, (grad, var) in enumerate(self._pairs):
+            if isinstance(grad, IndexedSlices):
+                rows = Tensors([grad.values], [var], self._flush)
+                sums[index] = rows.reduce(reduction, columns.of_members([index]))
+            else:
+                dense.append(index)
         if dense:
             dense_leaves = np.concatenate([local_results[index] for index in dense])
             sums[dense] = self._combine_leaves(dense, np.ascontiguousarray(dense_leaves))
@@ -66,7 +72,7 @@ class ShardedReductions:
     def _combine_leaves(self, indices: Sequence[int], local_leaves: Float64) -> Float64:
         """Return the sums of the variables at `indices` from the leaves of all ranks."""
         ranks = self._shards.ranks
-        variables = [self._request.variables[index] for index in indices]
+        variables = [self._pairs[index][1] for index in indices]
         counts = leaf_counts([var.numel() for var in variables])
         offsets = np.cumsum(counts) - counts
         leaf_indices: list[list[Int64]] = [[] for _ in range(ranks.size)]
@@ -96,7 +102,7 @@ class DTensorReductions:
     Sums are added in the order of the ranks along the sharded mesh dimensions.
 
     Args:
-        plan: The step over this rank's parts.
+        parts: Reductions over this rank's parts.
         variables: The full variables.
         group: Optional. The ranks that have parts, if they compare the step before messages.
     """
@@ -104,9 +110,9 @@ class DTensorReductions:
     device = None
 
     def __init__(
-        self, plan: StepPlan, variables: Sequence[Tensor], group: MatrixProcessGroup | None
+        self, parts: Reductions, variables: Sequence[Tensor], group: MatrixProcessGroup | None
     ) -> None:
-        self._plan, self._group = plan, group
+        self._parts, self._group = parts, group
         # The variables that are cut along the same dimensions of the same mesh.
         self._cut: dict[tuple[Any, ...], list[int]] = {}
         for index, var in enumerate(variables):
@@ -116,7 +122,7 @@ class DTensorReductions:
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
         """Return sums or peaks on the host; see `Reductions`."""
-        numbers = as_array(self._plan.reduce(reduction, columns))
+        numbers = as_array(self._parts.reduce(reduction, columns))
         if self._group is not None:
             cut_counts = [len(places) for places in self._cut.values()]
             self._group.meet(cut_counts, *[len(reduction.formulas)] * (reduction.kind == "sums"))

@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg._base.context_managers import no_grad
 from thalweg._core.commit import PostUpdateCall
 from thalweg._core.grads_and_vars import Pair
-from thalweg._engines.protocol import Reductions, StepPlan, StepRequest
+from thalweg._engines.protocol import Reductions, StepRequest
 from thalweg.distribute.handshake import PendingCollective, RankMessage
 from thalweg.distribute.sharding.all_gather import join_parts
 from thalweg.distribute.sharding.sharded_reductions import ShardedReductions
@@ -77,9 +77,9 @@ class SharedStep:
         ]
         return request._replace(variables=parts, gradients=gradients, slots=slots, copies=copies)
 
-    def make_reductions(self, plan: StepPlan, request: StepRequest) -> Reductions:
+    def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
         """See `Sharing`."""
-        return ShardedReductions(self.shards, plan, request, self._wait_for_ranks)
+        return ShardedReductions(self.shards, parts, pairs, flush, self._wait_for_ranks)
 
     def begin_writing(self) -> None:
         """See `Sharing`; raise ReplicaMismatchError if another rank failed."""
