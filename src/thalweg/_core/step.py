@@ -123,9 +123,7 @@ def try_rebind(
         cached_plan = rebind_plan(adapter, cache, grads_and_vars, transforms, copies)
         if cached_plan is None:
             return None
-        return _execute_step(
-            adapter, cached_plan, transforms, is_final, _is_checked(adapter, transforms)
-        )
+        return execute_plan(adapter, cache, cached_plan, transforms, is_final)
     except BaseException as error:
         add_note(error, adapter.begun)
         raise
@@ -233,9 +231,7 @@ def _plan_step(
     if rule.is_whole or transforms.trust is not None:
         pairs = all_dense(pairs)
     cached_plan = _build_plan(adapter, cache, pairs, transforms, copies)
-    step_result = _execute_step(adapter, cached_plan, transforms, is_final, is_checked, is_new=True)
-    keep_plan(cache, cached_plan)
-    return step_result
+    return execute_plan(adapter, cache, cached_plan, transforms, is_final, is_checked)
 
 
 def _prepare_pairs(
@@ -284,23 +280,9 @@ def plan_step(
     is_whole = rule is None or rule.is_whole or transforms.trust is not None
     if rule is None or (is_whole and any(has_rows(grad) for grad, _ in grads_and_vars)):
         return None
-    with note_not_applied(adapter.begun), writable():
-        pairs = _prepare_pairs(adapter, cache, grads_and_vars, transforms)
-        is_planned = not adapter.one_by_one(pairs)
-        return _build_plan(adapter, cache, pairs, transforms, copies) if is_planned else None
-
-
-def execute_plan(
-    adapter: StepAdapter, cache: PlanCache, cached_plan: CachedPlan, transforms: GradientTransforms
-) -> StepResult:
-    """Run a step that `rebind_plan` or `plan_step` has bound; keep a new plan."""
-    is_new = cache.last is None
-    with note_not_applied(adapter.begun), writable():
-        is_checked = _is_checked(adapter, transforms)
-        step_result = _execute_step(adapter, cached_plan, transforms, True, is_checked, is_new)
-    if is_new:
-        keep_plan(cache, cached_plan)
-    return step_result
+    pairs = _prepare_pairs(adapter, cache, grads_and_vars, transforms)
+    is_planned = not adapter.one_by_one(pairs)
+    return _build_plan(adapter, cache, pairs, transforms, copies) if is_planned else None
 
 
 def _create_state(adapter: StepAdapter, pairs: list[Pair]) -> list[Pair]:
@@ -335,28 +317,46 @@ def _build_plan(
     return CachedPlan(request, plan, scalar_slots, transforms.narrow, shaped_slots)
 
 
+def execute_plan(
+    adapter: StepAdapter,
+    cache: PlanCache,
+    cached_plan: CachedPlan,
+    transforms: GradientTransforms,
+    is_final: bool = True,
+    is_checked: bool | None = None,
+) -> StepResult:
+    """Run a bound plan: reduce, decide, run passes, write, constrain, finish, count.
+
+    Update the variables and their state, unless the decision is to skip the step.
+
+    Args:
+        adapter, transforms: As in `run_step`.
+        cache: The cache of the plan, which keeps a new plan for `try_rebind`.
+        cached_plan: The plan, with its gradients and variables.
+        is_final: Run `finishing_calls` and count the step; False for one variable's share of it.
+        is_checked: Raise on gradients that are not finite; by default as the engine is set to.
+
+    Returns:
+        Whether the step was taken, and the exceptions raised after its writes.
+    """
+    is_new = cache.last is None
+    if is_checked is None:
+        is_checked = _is_checked(adapter, transforms)
+    step_result = _execute_step(adapter, cached_plan, transforms, is_final, is_checked, is_new)
+    if is_new:
+        keep_plan(cache, cached_plan)
+    return step_result
+
+
 def _execute_step(
     adapter: StepAdapter,
     cached_plan: CachedPlan,
     transforms: GradientTransforms,
     is_final: bool,
     is_checked: bool,
-    is_new: bool = False,
+    is_new: bool,
 ) -> StepResult:
-    """Run a validated plan: reduce, decide, run passes, write, constrain, finish, count.
-
-    Update the variables and their state, unless the decision is to skip the step.
-
-    Args:
-        adapter, transforms: As in `run_step`.
-        cached_plan: The plan, with its gradients and variables.
-        is_final: Run `finishing_calls` and count the step; False for one variable's share of it.
-        is_checked: Raise on gradients that are not finite.
-        is_new: Check the scalars; a rebound plan has done so before.
-
-    Returns:
-        Whether the step was taken, and the exceptions raised after its writes.
-    """
+    """Run a bound plan as `execute_plan`; check the scalars if it is new."""
     request, plan, scalar_slots, _, shaped_slots = cached_plan
     guard = None
     if request.rule.calls_users:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from thalweg._base.device_numbers import number_of
@@ -64,7 +62,8 @@ def per_variable(
                 key: number_of(slot) if device is None else slot for key, slot in slots.items()
             }
         columns = _add_level(level, request, scalar_slots, columns, measures, slot_values, device)
-    return columns, _writes_of(slots, slot_values, columns.apply_flag) if slots else []
+    new_values = [vectors.as_slot(slot_values[key], slot) for key, slot in slots.items()]
+    return columns, columns.write_calls(slots.values(), new_values)
 
 
 def _add_level(
@@ -149,23 +148,6 @@ def _scalars_of_members(
     return scalars | {
         name: vectors.pick_members(values, members) for name, values in measures.items()
     }
-
-
-def _writes_of(
-    slots: Mapping[int, Tensor], slot_values: Mapping[int, object], apply_flag: Any
-) -> list[Call]:
-    """Return the calls that write new values to scalar slots, unless the step is skipped.
-
-    Args:
-        slots, slot_values: The slots and their new values, both by the `id` of the slot.
-        apply_flag: A bool tensor, or None if the step is certainly taken.
-    """
-    new_values = [vectors.as_slot(slot_values[key], slot) for key, slot in slots.items()]
-    if apply_flag is not None:
-        pairs = zip(new_values, slots.values(), strict=True)
-        new_values = [torch.where(apply_flag, new_value, slot) for new_value, slot in pairs]
-    copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-    return [partial(copy, list(slots.values()), new_values)]
 
 
 def _members_by_dtype(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:

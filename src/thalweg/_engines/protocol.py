@@ -7,6 +7,7 @@ computes reductions, and returns the writes as functions that cannot fail or be 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -104,6 +105,17 @@ class Columns(NamedTuple):
             return shared
         separate = {name: dtype(float(vector[index])) for name, vector in self.separate.items()}
         return {**shared, **separate}
+
+    def write_calls(self, slots: Iterable[Tensor], values: Iterable[Tensor]) -> list[Call]:
+        """Return C functions that copy values to slots, if the step is applied."""
+        slots, values = list(slots), list(values)
+        if not slots:
+            return []
+        if self.apply_flag is not None:
+            pairs = zip(values, slots, strict=True)
+            values = [torch.where(self.apply_flag, value, slot) for value, slot in pairs]
+        copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        return [partial(copy, slots, values)]
 
 
 def pick_members(vector: Any, members: Sequence[int]) -> Any:

@@ -36,6 +36,7 @@ from thalweg._engines.matrix_batches import (
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
 from thalweg._engines.pass_updates import sweeps_of, updates_of
 from thalweg._engines.protocol import (
+    NO_COLUMNS,
     Call,
     Columns,
     Dtype,
@@ -71,6 +72,10 @@ class SlotUpdates(dict[int, tuple[Tensor, Tensor]]):
     def __init__(self) -> None:
         super().__init__()
         self.gathered_tensors: dict[Any, Any] = {}
+
+    def pairs(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the slots and their new values."""
+        return [slot for slot, _ in self.values()], [value for _, value in self.values()]
 
 
 class Matrices(Protocol):
@@ -312,18 +317,6 @@ def newest(slot: Tensor, updates: SlotUpdates) -> Tensor:
     return updates[id(slot)][1] if id(slot) in updates else slot.detach()
 
 
-def _slot_writes(updates: SlotUpdates, apply_flag: Tensor | None) -> list[Call]:
-    """Return the C functions without arguments that write the new values of slots."""
-    if not updates:
-        return []
-    old_tensors, new_tensors = zip(*updates.values(), strict=True)
-    if apply_flag is not None:
-        pairs = zip(new_tensors, old_tensors, strict=True)
-        new_tensors = [torch.where(apply_flag, new, old) for new, old in pairs]
-    copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-    return [partial(copy, list(old_tensors), list(new_tensors))]
-
-
 class StagedStep:
     """A `StepPlan` of a rule with passes, over variables that `check_step` accepts.
 
@@ -436,7 +429,7 @@ class StagedStep:
                 self._matrices.write_slots(slots, updates)
         calls = [self._mark_slots_written] if self._short_groups else list[Call]()
         calls += [call for _, group in self._short_groups for call in group.write_staged()]
-        return [*calls, *_slot_writes(updates, columns.apply_flag)]
+        return [*calls, *columns.write_calls(*updates.pairs())]
 
     @property
     def update_plan(self) -> StepPlan:
@@ -493,7 +486,7 @@ class StagedStep:
                     self._matrices.run_stage(entry, columns(), slots, updates)
                 elif status := run_pass(next(pass_indices)):
                     return status, []
-        return 0, _slot_writes(updates, None)
+        return 0, NO_COLUMNS.write_calls(*updates.pairs())
 
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
         """Compute measures in one sweep over memory, and store them in the matrices."""

@@ -17,8 +17,8 @@ from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import without_dynamo
 from thalweg._core.atomic_section import run
-from thalweg._core.commit import StepResult, WriteBatch, note_not_applied, raise_first
-from thalweg._core.gradient_transforms import Decision, GradientTransforms
+from thalweg._core.commit import WriteBatch, note_not_applied, raise_first
+from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.update_targets import MASTER
@@ -51,7 +51,6 @@ from thalweg.optim.step_adapter import TorchStepAdapter, UpdatePairs
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
-    from thalweg._core.clip_factor import Factor
     from thalweg.optim.replay import ReplayedStep
 
 NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
@@ -66,23 +65,6 @@ class _Share(NamedTuple):
 
 # Adapter of one rule, and gradients with the parameters that the rule updates.
 _SubStep = tuple[TorchStepAdapter, list[tuple[Tensor, Tensor]]]
-
-
-_MakeTransforms = Callable[..., GradientTransforms]  # of the number of gradients
-
-
-class _Outcome(NamedTuple):
-    """Outcome of a step.
-
-    Attributes:
-        errors: What was raised after the writes.
-        was_rebound: Whether the step is the one before with other gradients.
-        takes_step: Whether it was taken.
-    """
-
-    errors: list[BaseException]
-    was_rebound: bool
-    takes_step: bool
 
 
 class _LeftToTorch(Exception):
@@ -350,79 +332,57 @@ class FusedTorchOptimizer(FusedOptimizer):
             return True
         return all(map(self._fits, new_steps)) and not self._counts_in_common(steps)
 
-    def _write(self, steps: Sequence[_SubStep], make_transforms: _MakeTransforms) -> _Outcome:
+    def _write(
+        self, steps: Sequence[_SubStep], make_transforms: Callable[..., GradientTransforms]
+    ) -> tuple[list[BaseException], bool, bool]:
         """Execute the sub-steps; several of them commit together.
+
+        Returns:
+            What was raised after the writes, whether the step is the one before with other
+            gradients, and whether it was taken.
 
         Raises:
             _LeftToTorch: The step is torch's after all; nothing was written.
         """
         with no_grad():
             targets = [hooks.aim(pairs) for hooks, pairs in steps]
-        if len(steps) == 1:
-            transforms = make_transforms(len(targets[0][0]))
-            plan, was_rebound = self._bind(steps[0], targets[0], transforms)
-            outcome = _run(steps[0][0], targets[0], transforms, plan)
-            return _Outcome(outcome.errors, was_rebound, outcome.taken is not False)
-        batch = WriteBatch()
-        for hooks, _ in steps:
+        adapters, batch = [hooks for hooks, _ in steps], WriteBatch()
+        for hooks in adapters if len(steps) > 1 else ():
             hooks.gathered, hooks.begun = batch, batch.begun
+        transforms = [make_transforms(len(pairs)) for pairs, _ in targets]
+        # Each sub-step is bound after the one before has run, except for a common norm.
+        bound: Iterable[tuple[CachedPlan | None, bool]]
+        bound = map(self._bind, steps, targets, transforms)
         try:
-            return self._write_together(steps, targets, make_transforms, batch)
+            with note_not_applied(adapters[-1].begun), writable():
+                if adapters[-1].gathered is not None and self._has_common_norm():
+                    bound = list(bound)
+                    all_transforms = make_transforms(sum(len(pairs) for pairs, _ in targets))
+                    with importing:
+                        from thalweg.optim.global_norm import clip_factor
+                    factor, decision = clip_factor(adapters, targets, bound, all_transforms)
+                    if not decision.apply_flag:
+                        return skip_step(decision.calls, batch.begun), False, False
+                    adapters[-1].ending = [*adapters[-1].ending, *decision.calls]
+                    transforms = [make_transforms(len(x), factor=factor) for x, _ in targets]
+                    if any(hooks.part.rule.calls_users for hooks in adapters):
+                        # A function of one rule may move tensors of another.
+                        batch.release_gradients()
+                        bound = map(self._bind, steps, targets, transforms)
+                outcome = _run_all(adapters, targets, transforms, bound)
+                if adapters[-1].gathered is not None:
+                    sharings = (hooks.sharing for hooks in adapters)
+                    if (sharing := next(filter(None, sharings), None)) is not None:
+                        sharing.begin_writing()
+                    outcome[0].extend(batch.write_all())
+                return outcome
         finally:
             batch.release_gradients()
 
-    def _write_together(
-        self,
-        steps: Sequence[_SubStep],
-        targets: Sequence[UpdatePairs],
-        make_transforms: _MakeTransforms,
-        batch: WriteBatch,
-    ) -> _Outcome:
-        """Execute several sub-steps, and commit them."""
-        final, plans = steps[-1][0], list[tuple[CachedPlan | None, bool]]()
+    def _has_common_norm(self) -> bool:
+        """Return whether gradients of several rules are clipped, or judged, together."""
         options = self.step_options
-        if options.base_transforms.global_clipnorm is not None or options.judges:
-            for step, target in zip(steps, targets, strict=True):
-                plans.append(self._bind(step, target, make_transforms(len(target[0]))))
-            factor, decision = self._clip_factor(steps, targets, plans, make_transforms)
-            if not decision.apply_flag:
-                return _Outcome(skip_step(decision.calls, batch.begun), False, False)
-            final.ending = [*final.ending, *decision.calls]
-            make_transforms = partial(make_transforms, factor=factor)
-        if any(hooks.part.rule.calls_users for hooks, _ in steps):
-            # A function of one rule may move tensors of another: each is bound again.
-            batch.release_gradients()
-            plans = []
-        errors, was_rebound, takes_step = list[BaseException](), True, True
-        for place, (step, target) in enumerate(zip(steps, targets, strict=True)):
-            transforms = make_transforms(len(target[0]))
-            plan, is_last = plans[place] if plans else self._bind(step, target, transforms)
-            outcome = _run(step[0], target, transforms, plan)
-            errors += outcome.errors
-            was_rebound = was_rebound and is_last
-            takes_step = takes_step and outcome.taken is not False
-        sharings = (hooks.sharing for hooks, _ in steps)
-        if (sharing := next(filter(None, sharings), None)) is not None:
-            sharing.begin_writing()
-        with writable():
-            errors += batch.write_all()
-        return _Outcome(errors, was_rebound, takes_step)
-
-    @staticmethod
-    @no_grad()
-    def _clip_factor(
-        steps: Sequence[_SubStep],
-        targets: Sequence[UpdatePairs],
-        plans: Sequence[tuple[CachedPlan | None, bool]],
-        make_transforms: _MakeTransforms,
-    ) -> tuple[Factor, Decision]:
-        """Return the factor that clips all gradients, and whether the step is taken."""
-        with importing:
-            from thalweg.optim.global_norm import clip_factor
-        transforms = make_transforms(sum(len(pairs) for pairs, _ in targets))
-        rules = zip(steps, targets, plans, strict=True)
-        bound_rules = [(hooks, pairs, plan) for (hooks, _), (pairs, _), (plan, _) in rules]
-        return clip_factor(bound_rules, transforms)
+        return options.base_transforms.global_clipnorm is not None or options.judges
 
     def _bind(
         self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
@@ -436,16 +396,15 @@ class FusedTorchOptimizer(FusedOptimizer):
             _LeftToTorch: The engines do not support it; nothing was written.
         """
         (hooks, _), (pairs, copies) = step, target
-        plans, plan = hooks.part.plans, None
-        if self._may_repeat(hooks.part, [grad for grad, _ in pairs]):
-            with note_not_applied(hooks.begun):
-                plan = rebind_plan(hooks, plans, pairs, transforms, copies)
+        plan_args = hooks, hooks.part.plans, pairs, transforms, copies
+        may_repeat = self._may_repeat(hooks.part, [grad for grad, _ in pairs])
+        plan = rebind_plan(*plan_args) if may_repeat else None
         was_rebound = plan is not None
         if plan is None:
             # A step that is not the one before is validated as a first one is.
             if hooks.repeats and not self._fits(step):
                 raise _LeftToTorch
-            plan = plan_step(hooks, plans, pairs, transforms, copies)
+            plan = plan_step(*plan_args)
         if plan is not None and hooks.gathered is not None:
             hooks.gathered.hold(plan.ready)
         return plan, was_rebound
@@ -856,14 +815,23 @@ class FusedTorchOptimizer(FusedOptimizer):
         check_memories(self)
 
 
-def _run(
-    hooks: TorchStepAdapter,
-    target: UpdatePairs,
-    transforms: GradientTransforms,
-    plan: CachedPlan | None,
-) -> StepResult:
-    """Execute a sub-step by its plan, or plan it first; see `_bind`."""
-    (pairs, copies), plans = target, hooks.part.plans
-    if plan is None:
-        return run_step(hooks, plans, pairs, transforms, copies, may_rebind=False)
-    return execute_plan(hooks, plans, plan, transforms)
+def _run_all(
+    adapters: Sequence[TorchStepAdapter],
+    targets: Sequence[UpdatePairs],
+    transforms: Sequence[GradientTransforms],
+    bound: Iterable[tuple[CachedPlan | None, bool]],
+) -> tuple[list[BaseException], bool, bool]:
+    """Execute sub-steps by their plans; return as `FusedTorchOptimizer._write`."""
+    errors: list[BaseException] = []
+    was_rebound = takes_step = True
+    rows = zip(adapters, targets, transforms, bound, strict=True)
+    for hooks, (pairs, copies), rule_transforms, (plan, is_last) in rows:
+        plans = hooks.part.plans
+        if plan is None:
+            outcome = run_step(hooks, plans, pairs, rule_transforms, copies, may_rebind=False)
+        else:
+            outcome = execute_plan(hooks, plans, plan, rule_transforms)
+        errors += outcome.errors
+        was_rebound = was_rebound and is_last
+        takes_step = takes_step and outcome.taken is not False
+    return errors, was_rebound, takes_step

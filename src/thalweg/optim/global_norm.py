@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg._base.context_managers import no_grad
 from thalweg._core.clip_factor import Factor
 from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
@@ -15,25 +16,28 @@ from thalweg._engines import Tensors
 from thalweg._engines.composite import JoinedReductions
 from thalweg._engines.protocol import Reductions
 from thalweg.indexed_slices import values_of
-from thalweg.optim.step_adapter import ParamGroupAdapter
-
-# An adapter, pairs of gradients and update targets, and the plan bound to them; None without one.
-BoundRule = tuple[ParamGroupAdapter, list[tuple[Any, Tensor]], CachedPlan | None]
+from thalweg.optim.step_adapter import ParamGroupAdapter, UpdatePairs
 
 
+@no_grad()
 def clip_factor(
-    bound_rules: Sequence[BoundRule], transforms: GradientTransforms
+    adapters: Sequence[ParamGroupAdapter],
+    targets: Sequence[UpdatePairs],
+    bound: Sequence[tuple[CachedPlan | None, bool]],
+    transforms: GradientTransforms,
 ) -> tuple[Factor, Decision]:
     """Return the factor that clips all gradients of a step, and whether the step is taken.
 
     Args:
-        bound_rules: The rules of the step.
+        adapters: The adapter of each rule.
+        targets: The gradients and update targets of each rule.
+        bound: The plan of each rule, bound to these gradients, if it has one.
         transforms: The transforms of all gradients; `watch` receives the statistics.
     """
-    flush = bound_rules[0][0].selection.denormals == "flush"
+    flush = adapters[0].selection.denormals == "flush"
     parts: list[tuple[Reductions, int]] = []
     pairs: list[tuple[Any, Tensor]] = []
-    for adapter, rule_pairs, plan in bound_rules:
+    for adapter, (rule_pairs, _), (plan, _) in zip(adapters, targets, bound, strict=True):
         if plan is not None:
             request = plan.request
             pairs += zip(request.gradients, request.variables, strict=True)
@@ -47,7 +51,7 @@ def clip_factor(
         values, variables = [values_of(grad) for grad, _ in rule_pairs], [x for _, x in rule_pairs]
         parts.append((Tensors(values, variables, flush), len(rule_pairs)))
     reductions: Reductions = JoinedReductions(parts)
-    sharings = (adapter.sharing for adapter, *_ in bound_rules)
+    sharings = (adapter.sharing for adapter in adapters)
     if (sharing := next(filter(None, sharings), None)) is not None:
         reductions = sharing.make_reductions(reductions, pairs, flush)
     stats = GradientStats(transforms, reductions, [var for _, var in pairs])
