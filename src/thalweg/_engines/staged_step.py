@@ -42,7 +42,6 @@ from thalweg._engines.protocol import (
     Dtype,
     Formulas,
     Reduction,
-    Stages,
     StepPlan,
     StepRequest,
     WriteRound,
@@ -326,6 +325,10 @@ class StagedStep:
     Args:
         request: The step.
         plans: The planners of each pass and of the update.
+
+    Attributes:
+        stages: The transforms of gradients.
+        pass_plans, update_plan: The plans of the passes, in order, and of the update.
     """
 
     is_single = True
@@ -333,7 +336,7 @@ class StagedStep:
     def __init__(self, request: StepRequest, plans: Sequence[Plan]) -> None:
         self._rule = rule = request.rule
         self._variables, self._titles = list(request.variables), request.titles
-        self._stages, self._variable_numbers = request.stages, request.numbers
+        self.stages, self._variable_numbers = request.stages, request.numbers
         self._slot_layout: list[Any] | None = None
         for rule_pass in rule.passes:
             # Raises for an unsupported stage, even if torch would compute it.
@@ -353,13 +356,13 @@ class StagedStep:
         ]
         self._updates = updates_of(rule)
         *pass_pairs, (plan_update, update_rule) = zip(plans, self._updates, strict=False)
-        self._pass_plans = [
+        self.pass_plans = [
             plan(self._request_for(request, pass_rule)) for plan, pass_rule in pass_pairs
         ]
-        self._update_plan = plan_update(self._request_for(request, update_rule))
+        self.update_plan = plan_update(self._request_for(request, update_rule))
         # Replaced when the slots of small matrices are bound.
         self._mark_slots_written: Call = tuple
-        groups = _groups_of(self._update_plan) if request.short else []
+        groups = _groups_of(self.update_plan) if request.short else []
         self._short_groups = [
             (members, group) for members, group in groups if hasattr(group, "run_passes")
         ]
@@ -371,7 +374,7 @@ class StagedStep:
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
         """See `StepPlan`."""
-        return self._update_plan.dtypes
+        return self.update_plan.dtypes
 
     def _request_for(self, request: StepRequest, update: Rule) -> StepRequest:
         """Return the request for one pass or the update, with the values of passes as slots."""
@@ -382,11 +385,11 @@ class StagedStep:
 
     def try_rebind(self, request: StepRequest) -> bool:
         """See `StepPlan`."""
-        if request.rule is not self._rule or request.stages != self._stages:
+        if request.rule is not self._rule or request.stages != self.stages:
             return False
         if request.numbers != self._variable_numbers:
             return False
-        plans = zip((*self._pass_plans, self._update_plan), self._updates, strict=True)
+        plans = zip((*self.pass_plans, self.update_plan), self._updates, strict=True)
         return all(plan.try_rebind(self._request_for(request, update)) for plan, update in plans)
 
     def run_passes(self, columns: Columns, slots: Sequence[Sequence[Tensor]]) -> list[Call]:
@@ -404,7 +407,7 @@ class StagedStep:
             InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
         """
         self._check_slots(slots)
-        passes, updates = iter(self._pass_plans), SlotUpdates()
+        passes, updates = iter(self.pass_plans), SlotUpdates()
         self._numbers, sweeps = None, sweeps_of(self._rule)
         stage_columns = columns
         if self._variable_numbers:
@@ -430,21 +433,6 @@ class StagedStep:
         calls = [self._mark_slots_written] if self._short_groups else list[Call]()
         calls += [call for _, group in self._short_groups for call in group.write_staged()]
         return [*calls, *columns.write_calls(*updates.pairs())]
-
-    @property
-    def update_plan(self) -> StepPlan:
-        """Return the plan of the update."""
-        return self._update_plan
-
-    @property
-    def pass_plans(self) -> Sequence[StepPlan]:
-        """Return the plans of the passes, in order."""
-        return self._pass_plans
-
-    @property
-    def stages(self) -> Stages:
-        """Return the transforms of gradients."""
-        return self._stages
 
     @property
     def stage_scalars(self) -> tuple[str, ...]:
@@ -490,8 +478,8 @@ class StagedStep:
 
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
         """Compute measures in one sweep over memory, and store them in the matrices."""
-        reduction = Reduction("measures", measures, self._stages)
-        lines = self._update_plan.reduce(reduction, columns)
+        reduction = Reduction("measures", measures, self.stages)
+        lines = self.update_plan.reduce(reduction, columns)
         for position, measure in enumerate(measures):
             values = [tensors[position] if tensors else _EMPTY for tensors in lines]
             self._matrices.give(measure.makes, values)
@@ -566,7 +554,7 @@ class StagedStep:
     @property
     def device(self) -> torch.device | None:
         """See `Reductions`."""
-        return self._update_plan.device
+        return self.update_plan.device
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Any:
         """See `Reductions`.
@@ -575,10 +563,10 @@ class StagedStep:
             RuleError: Leaves of a measure of a rule over rows or columns, which has none.
         """
         if reduction.kind == "measures":
-            return self._update_plan.reduce(reduction, self._with_numbers(columns))
+            return self.update_plan.reduce(reduction, self._with_numbers(columns))
         line_formulas = self._line_formulas(reduction.formulas)
         if not line_formulas:
-            return self._update_plan.reduce(reduction, columns)
+            return self.update_plan.reduce(reduction, columns)
         if reduction.kind == "leaves":
             raise RuleError(
                 f"Rule {self._rule.name!r} has measures that may read values of rows or columns,"
@@ -593,11 +581,11 @@ class StagedStep:
         totals: dict[Any, Float64] = {}
         others = tuple(formula for formula in reduction.formulas if formula not in line_formulas)
         if others:
-            sums = self._update_plan.reduce(reduction._replace(formulas=others), columns)
+            sums = self.update_plan.reduce(reduction._replace(formulas=others), columns)
             totals |= zip(others, as_array(sums).T, strict=True)
         measures = tuple(map(_sum_measure, line_formulas))
         lines = Reduction("measures", measures, reduction.stages)
-        tensors_by_variable = self._update_plan.reduce(lines, columns)
+        tensors_by_variable = self.update_plan.reduce(lines, columns)
         for position, formula in enumerate(line_formulas):
             values = [
                 tensors[position].reshape(()) if tensors else _EMPTY.sum()
@@ -622,9 +610,9 @@ class StagedStep:
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `StepPlan`."""
-        return self._update_plan.make_rounds(self._with_numbers(columns))
+        return self.update_plan.make_rounds(self._with_numbers(columns))
 
     def release_gradients(self) -> None:
         """See `StepPlan`."""
-        for plan in (*self._pass_plans, self._update_plan):
+        for plan in (*self.pass_plans, self.update_plan):
             plan.release_gradients()

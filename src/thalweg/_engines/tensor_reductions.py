@@ -41,15 +41,16 @@ class Tensors:
         if reduction.kind == "peaks":
             return reductions.max_abs(self._gradients)
         sums = np.zeros((len(self._variables), len(formulas)))
-        if not stages:
-            for place, formula in enumerate(formulas):
-                tensors = self._variables if formula is variable_squares else self._gradients
-                sums[:, place] = reductions.sums_of(formula, tensors)
-            return sums
-        for index, (grad, var) in enumerate(zip(self._gradients, self._variables, strict=True)):
-            dtype = compute_dtype(var.dtype)
-            scalars = columns.scalars_of(index, dtype)
-            sums[index] = reductions.sums_of_pair(
-                formulas, grad, var, stages, scalars, dtype, self._flush
-            )
+        for place, formula in enumerate(formulas):
+            if formula is variable_squares:
+                sums[:, place] = reductions.sums_of(formula, self._variables)
+                continue
+            if not stages:
+                sums[:, place] = reductions.sums_of(formula, self._gradients)
+                continue
+            # Scalars of the stages may differ between variables.
+            for index, (grad, var) in enumerate(zip(self._gradients, self._variables, strict=True)):
+                dtype = compute_dtype(var.dtype)
+                stage_args = stages, columns.scalars_of(index, dtype), dtype, self._flush
+                sums[index, place] = reductions.sums_of(formula, [grad], *stage_args)[0]
         return sums

@@ -8,7 +8,7 @@ from thalweg._engines.formula_source import FUNCTION_PREFIX
 
 
 @dataclass(frozen=True)
-class Reduction:
+class ReductionText:
     """Expressions that reduce values to one.
 
     Attributes:

@@ -10,7 +10,7 @@ from thalweg._engines.codegen import Kernel, indent_by
 from thalweg._engines.cpu.codegen import STORAGE, name_kernel
 from thalweg._engines.cpu.codegen_broadcast import SHORT, spread_name, spread_vectors
 from thalweg._engines.cpu.codegen_measure import Elements
-from thalweg._engines.cpu.codegen_reduction import Reduction
+from thalweg._engines.cpu.codegen_reduction import ReductionText
 from thalweg._engines.reduction_order import LANES
 from thalweg._engines.row_column_reductions import TILE_COLUMNS, TILE_ROWS
 from thalweg.formula import Formula
@@ -114,7 +114,7 @@ def KERNEL_NAME(argument):
 
 
 @dataclass(frozen=True)
-class _TileReduction(Reduction):
+class _TileReduction(ReductionText):
     """Reduction of one formula in a tile, and the measures that take it.
 
     Attributes:

@@ -104,13 +104,8 @@ class Group:
             from thalweg._engines.cpu.offsets import Offsets
         return Offsets(self._layouts)
 
-    @property
-    def measures_in_place(self) -> bool:
-        """See `thalweg._engines.dense_plan.Group`."""
-        return self._measures_in_place
-
     @lazy
-    def _measures_in_place(self) -> bool:
+    def measures_in_place(self) -> bool:
         """True if members are row-major, or their elements lie near each other in that order."""
         return self._offsets is None or self._offsets.are_compact
 

@@ -14,9 +14,9 @@ from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
-from thalweg._engines.cpu.reductions import max_abs, sums_of_pair
 from thalweg._engines.low_precision_copies import resumed
 from thalweg._engines.protocol import Call, Columns, Reduction, StepRequest
+from thalweg._engines.tensor_reductions import Tensors
 from thalweg.formula import variable_squares
 from thalweg.indexed_slices import IndexedSlices
 
@@ -181,19 +181,14 @@ class RowsPlan(ABC):
         Raises:
             NotImplementedError: The reduction is over rows and columns of matrices.
         """
-        formulas = reduction.formulas
-        if reduction.kind == "peaks":
-            return max_abs([self.values])
         if reduction.kind == "measures":
             raise NotImplementedError("rows of a sparse gradient are no rows of a matrix")
         if reduction.kind == "leaves":
-            return [np.empty((0, len(formulas)))]
-        scalars, var = columns.scalars_of(0, self.compute), self.var
-        if self._copy is not None and self._from_copies and variable_squares in formulas:
+            return [np.empty((0, len(reduction.formulas)))]
+        var = self.var
+        if self._copy is not None and self._from_copies and variable_squares in reduction.formulas:
             var = resumed(var, self._copy)
-        return sums_of_pair(
-            formulas, self.values, var, reduction.stages, scalars, self.compute, self._flush
-        )
+        return Tensors([self.values], [var], self._flush).reduce(reduction, columns)
 
     @abstractmethod
     def make_calls(self, columns: Columns) -> list[Call]:

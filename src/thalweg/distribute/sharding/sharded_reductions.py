@@ -112,13 +112,7 @@ class DTensorReductions:
     def __init__(
         self, parts: Reductions, variables: Sequence[Tensor], group: MatrixProcessGroup | None
     ) -> None:
-        self._parts, self._group = parts, group
-        # The variables that are cut along the same dimensions of the same mesh.
-        self._cut: dict[tuple[Any, ...], list[int]] = {}
-        for index, var in enumerate(variables):
-            if is_on_mesh(var):
-                mesh: Any = var
-                self._cut.setdefault((mesh.device_mesh, *cut_dims(var)), []).append(index)
+        self._parts, self._group, self._cut = parts, group, group_by_mesh(variables)
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
         """Return sums or peaks on the host; see `Reductions`."""
@@ -149,3 +143,13 @@ def largest_over(magnitudes: Float64, groups: Sequence[Ranks]) -> Float64:
         bits = bits.to(ranks.device)
         ranks.take_maximum(bits)
     return bits.cpu().numpy().view(np.float64)
+
+
+def group_by_mesh(variables: Sequence[Tensor]) -> dict[tuple[Any, ...], list[int]]:
+    """Return the indices of DTensors by mesh and sharded mesh dimensions."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for index, var in enumerate(variables):
+        if is_on_mesh(var):
+            dtensor: Any = var
+            groups.setdefault((dtensor.device_mesh, *cut_dims(var)), []).append(index)
+    return groups
