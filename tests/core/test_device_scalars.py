@@ -117,8 +117,8 @@ def test_groups_have_device_scalar_columns() -> None:
         ["a", "b", "b"], lambda dtype, key: scalars[str(key)], (FLOAT32,), variables, GPU
     )
     for name in ("own", "one", "either"):
-        assert_there(columns.separate[name])
-    np.testing.assert_array_equal(columns.separate["both"], [0.1, 0.2, 0.2])
+        assert_there(columns.by_variable[name])
+    np.testing.assert_array_equal(columns.by_variable["both"], [0.1, 0.2, 0.2])
     assert_there(expand_to_variables(["a"] * COUNT, {"a": 0.5}, GPU))
 
 
@@ -151,9 +151,9 @@ def test_unscaling_and_clipping_run_on_the_device(
     stats = GradientStats(transforms, Measured(), variables, columns)
     columns = processed(columns, stats, (FLOAT32,))
     stats.decision()
-    assert_there(columns.separate["unscaling"])
-    assert_there(columns.separate["clip_scale"])
-    assert_there(columns.separate["clip_unit"])
+    assert_there(columns.by_variable["unscaling"])
+    assert_there(columns.by_variable["clip_scale"])
+    assert_there(columns.by_variable["clip_unit"])
     assert_there(report.grad_norm, ())
     assert columns.apply_flag is not None
 
@@ -177,7 +177,7 @@ def test_rules_share_a_norm_on_the_device(monkeypatch: pytest.MonkeyPatch) -> No
     stats = GradientStats(transforms, Measured(), variables)
     stats.decision()
     assert not transforms.measured
-    assert_there(stats.separate["clip_scale"])
+    assert_there(stats.variable_scalars["clip_scale"])
 
 
 @pytest.mark.parametrize("rule", [rules.NOVOGRAD, rules.LARS], ids=label)
@@ -187,13 +187,13 @@ def test_per_variable_scalars_stay_on_the_device(rule: Rule) -> None:
     hypers: dict[str, Any] = {hyper.name: FLOAT32(hyper.default) for hyper in rule.hypers}
     hypers |= {"fresh": FLOAT32(0.5), "share": FLOAT32(1)}
     was_applied = torch.ones((), dtype=torch.bool, device=GPU)
-    separate = {"learning_rate": vector(torch.float32)}
-    columns = Columns({FLOAT32: hypers}, separate, was_applied)
+    by_variable = {"learning_rate": vector(torch.float32)}
+    columns = Columns({FLOAT32: hypers}, by_variable, was_applied)
     request = StepRequest(rule, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
     stats = GradientStats(GradientTransforms(), Measured(), variables, columns)
     results, calls = per_variable(request, slots, columns, stats)
     assert results.apply_flag is was_applied
-    for name, column in results.separate.items():
+    for name, column in results.by_variable.items():
         if name != "learning_rate":
             assert_there(column)
     for call in calls:

@@ -155,25 +155,25 @@ class GradientStats:
             transforms, columns = self._transforms, self._rounded_columns(self._columns)
             rows = columns.shared.items()
             shared = {dtype: {**row, **transforms.shared(dtype)} for dtype, row in rows}
-            separate = columns.separate
+            by_variable = columns.by_variable
             if transforms.unscaling is not None:
-                separate = {**separate, "unscaling": transforms.unscaling}
+                by_variable = {**by_variable, "unscaling": transforms.unscaling}
             if self._on_host or self._reductions.device is None:
-                rows = separate.items()
-                separate = {name: vectors.place_like(row, None) for name, row in rows}
+                rows = by_variable.items()
+                by_variable = {name: vectors.place_like(row, None) for name, row in rows}
             # Reading whether squares overflow float64 would synchronize with the device.
             elif self._needs_extra_sums:
                 formulas += SCALED_SQUARES
             reduction = Reduction("sums", formulas, transforms.first)
-            sums = self._reduce(reduction, Columns(shared, separate))
+            sums = self._reduce(reduction, Columns(shared, by_variable))
             self._sums |= zip(formulas, sums.T, strict=True)
         return self._sums[formula]
 
     def _rounded_columns(self, columns: Columns) -> Columns:
         """Return scalars rounded to the compute dtypes, as in updates."""
         shared = {dtype: vectors.rounded(row, dtype) for dtype, row in columns.shared.items()}
-        separate = {name: self._rounded(vector) for name, vector in columns.separate.items()}
-        return columns._replace(shared=shared, separate=separate)
+        by_variable = {name: self._rounded(vector) for name, vector in columns.by_variable.items()}
+        return columns._replace(shared=shared, by_variable=by_variable)
 
     def _rounded(self, vector: Any) -> object:
         if isinstance(vector, Tensor):
@@ -297,7 +297,7 @@ class GradientStats:
             return norms.global_norm(squares, self._does_overflow)
 
     @lazy
-    def trust(self) -> Any:
+    def trust_ratios(self) -> Any:
         """Trust ratio of each gradient, of shape (n,)."""
         if self._transforms.trust is None:
             return np.ones(len(self.clipped_norms), np.float32)
@@ -324,7 +324,7 @@ class GradientStats:
         return factor if self._transforms.overflow else parts_of(factor, self._narrow)
 
     @lazy
-    def separate(self) -> dict[str, Any]:
+    def variable_scalars(self) -> dict[str, Any]:
         """Scalars of the transforms that differ by variable."""
         transforms = self._transforms
         scalars: dict[str, Array] = {}
@@ -337,7 +337,7 @@ class GradientStats:
             for name, part in zip(("clip_scale", "clip_unit"), self.clip_parts, strict=True):
                 scalars[name] = vectors.for_each(self._variables, part)
         if transforms.trust is not None:
-            scalars["trust_factor"] = self.trust
+            scalars["trust_factor"] = self.trust_ratios
         return scalars
 
     def measure(self, formula: Formula, columns: Columns) -> Any:
@@ -350,7 +350,7 @@ class GradientStats:
         if formula is gradient_squares and not self._roots_overflow:
             with np.errstate(all="ignore"):
                 roots = self.clipped_norms
-                roots = roots if self._transforms.trust is None else roots * self.trust
+                roots = roots if self._transforms.trust is None else roots * self.trust_ratios
                 return vectors.functions_of(roots).square(roots)
         reduction = Reduction("sums", (formula,), self._transforms.stages)
         return self._reduce(reduction, self._rounded_columns(columns)).T[0]
@@ -392,7 +392,7 @@ class GradientStats:
             # No element is larger than the norm, after none of the multiplications.
             bounds = [self.gradient_norms, self.clipped_norms]
             if self._transforms.trust is not None:
-                bounds.append(self.clipped_norms * self.trust)
+                bounds.append(self.clipped_norms * self.trust_ratios)
             if isinstance(bounds[0], Tensor):
                 unsafe = ~(torch.stack(bounds) < _SAFE).all()
                 is_checked = torch.ones_like(unsafe) if exact else unsafe
@@ -438,7 +438,7 @@ class GradientStats:
         if transforms.global_clipnorm is not None:
             for part in self.clip_parts:
                 max_abs = max_abs * rounded(vectors.for_each(raw_peaks, part))
-        return max_abs if transforms.trust is None else max_abs * rounded(self.trust)
+        return max_abs if transforms.trust is None else max_abs * rounded(self.trust_ratios)
 
 
 def transform_gradients(
@@ -460,7 +460,7 @@ def transform_gradients(
     dtypes = dict.fromkeys(compute_dtype(var.dtype) for var in variables)
     stats = GradientStats(transforms, _engines.Tensors(values, variables, flush), variables)
     shared: Mapping[Dtype, object] = {dtype: stats.shared(dtype) for dtype in dtypes}
-    columns = Columns(shared, stats.separate)
+    columns = Columns(shared, stats.variable_scalars)
     processed_pairs: list[Pair] = []
     for index, (grad, var) in enumerate(pairs):
         scalars = columns.scalars_of(index, compute_dtype(var.dtype))

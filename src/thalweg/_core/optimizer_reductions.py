@@ -86,7 +86,7 @@ def _scalars_of(columns: Columns) -> Iterator[tuple[str, Any]]:
     """Yield the name and the float64 value of each scalar; an array if variables differ."""
     for name, scalar in next(iter(columns.shared.values())).items():
         yield name, np.float64(scalar.item() if isinstance(scalar, Tensor) else scalar)
-    for name, scalar in columns.separate.items():
+    for name, scalar in columns.by_variable.items():
         yield name, vectors.place_like(scalar, None).astype(np.float64)
 
 

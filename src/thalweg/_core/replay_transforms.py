@@ -214,15 +214,15 @@ class ReplayedTransforms:
             return self._shared, {}
         stats = self._stats
         stats.forget()
-        separate = dict(stats.separate)
-        separate.pop("unscaling", None)
-        if not separate.keys() <= self._separate:
+        by_variable = dict(stats.variable_scalars)
+        by_variable.pop("unscaling", None)
+        if not by_variable.keys() <= self._separate:
             raise NotMeasured
         if report is not None:
             report(stats)
         return {
             dtype: {**shared, **stats.shared(dtype)} for dtype, shared in self._shared.items()
-        }, separate
+        }, by_variable
 
     def judge(self) -> Sequence[Call] | None:
         """Return the calls of the judge of steps; None if the planned step is to decide.
@@ -234,10 +234,10 @@ class ReplayedTransforms:
             return ()
         return judge.decide(self._stats).calls if judge.is_usual(self._stats) else None
 
-    def set_separate(self, separate: Mapping[str, Any]) -> None:
+    def set_separate(self, by_variable: Mapping[str, Any]) -> None:
         """Set the scalars that differ between variables; call it after the shared ones are set."""
         for rows in self._rows:
-            rows.set(separate)
+            rows.set(by_variable)
 
     # Interface of `Reductions`, for `GradientStats`.
 
@@ -263,13 +263,13 @@ class _SeparateRows:
 
     def __init__(self, launch: Launch, names: Collection[str]) -> None:
         self._members = launch.members
-        _, self._rows = launch.separate()
+        _, self._rows = launch.use_member_rows()
         self._columns = {name: launch.names.index(name) for name in names}
 
-    def set(self, separate: Mapping[str, Any]) -> None:
+    def set(self, by_variable: Mapping[str, Any]) -> None:
         """Set these scalars in all rows."""
         for name, column in self._columns.items():
-            self._rows[:, column] = separate[name][self._members]
+            self._rows[:, column] = by_variable[name][self._members]
 
 
 def _set_rows(

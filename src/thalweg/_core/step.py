@@ -368,7 +368,7 @@ def _execute_step(
         columns, state_writes = _run_passes(adapter, cached_plan, columns, stats)
         if is_new:
             for values in columns.shared.values():
-                check_scalars(request.rule, {**values, **columns.separate})
+                check_scalars(request.rule, {**values, **columns.by_variable})
         counters = [*state_writes, *decision.calls, *adapter.ending]
         callbacks: list[PostUpdateCall] = []
         if is_final:
@@ -426,8 +426,6 @@ def _reduce(
         return columns, Decision(True, []), None
     # User functions receive NumPy arrays, so reductions must be on the host.
     on_host = rule.calls_users or rule.per_optimizer is not None
-    if transforms.judge is not None:
-        on_host = True
     if transforms.decide is not None:
         on_host = on_host or not (is_final and _can_decide_on_device(adapter, request, plan))
     formulas = () if rule.passes else tuple(rule.measures.values())

@@ -108,9 +108,11 @@ def _add_level(
                 var_values = scalars.setdefault(name, [values[0]] * len(variables))
                 for member, number in zip(members, values, strict=True):
                     var_values[member] = number
-    separate = {**columns.separate}
-    separate |= {name: vectors.join_numbers(numbers, device) for name, numbers in scalars.items()}
-    return columns._replace(separate=separate)
+    by_variable = {**columns.by_variable}
+    by_variable |= {
+        name: vectors.join_numbers(numbers, device) for name, numbers in scalars.items()
+    }
+    return columns._replace(by_variable=by_variable)
 
 
 def _check_numbers(request: StepRequest, scalar_slots: Sequence[Sequence[Tensor]]) -> None:
@@ -143,7 +145,7 @@ def _scalars_of_members(
 ) -> dict[str, object]:
     """Return the scalars and measures of some variables of one dtype, by name."""
     scalars = vectors.rounded(columns.shared[dtype], dtype)
-    for name, values in columns.separate.items():
+    for name, values in columns.by_variable.items():
         scalars[name] = vectors.round_to(vectors.pick_members(values, members), dtype, device)
     return scalars | {
         name: vectors.pick_members(values, members) for name, values in measures.items()

@@ -81,30 +81,34 @@ class Columns(NamedTuple):
 
     Attributes:
         shared: For each compute dtype the scalars of all its variables, by name.
-        separate: Scalars that differ between variables, by name: arrays over the variables of the
-            step, or tensors, if only a device knows them.
+        by_variable: Scalars that differ between variables, by name: arrays over the variables of
+            the step, or tensors, if only a device knows them.
         apply_flag: A bool tensor of shape () on that device, True if the step is applied; None if
             it is always applied.
     """
 
     shared: Mapping[Dtype, Scalars]
-    separate: Mapping[str, Any]
+    by_variable: Mapping[str, Any]
     apply_flag: Tensor | None = None
 
     def of_members(self, members: Sequence[int]) -> Columns:
         """Return the scalars of some of the variables."""
-        if not self.separate:
+        if not self.by_variable:
             return self
-        separate = {name: pick_members(vector, members) for name, vector in self.separate.items()}
-        return self._replace(separate=separate)
+        by_variable = {
+            name: pick_members(vector, members) for name, vector in self.by_variable.items()
+        }
+        return self._replace(by_variable=by_variable)
 
     def scalars_of(self, index: int, dtype: Dtype) -> Scalars:
         """Return the scalars of one variable with the compute dtype `dtype`, by name."""
         shared = self.shared[dtype]
-        if not self.separate:
+        if not self.by_variable:
             return shared
-        separate = {name: dtype(float(vector[index])) for name, vector in self.separate.items()}
-        return {**shared, **separate}
+        by_variable = {
+            name: dtype(float(vector[index])) for name, vector in self.by_variable.items()
+        }
+        return {**shared, **by_variable}
 
     def write_calls(self, slots: Iterable[Tensor], values: Iterable[Tensor]) -> list[Call]:
         """Return C functions that copy values to slots, if the step is applied."""

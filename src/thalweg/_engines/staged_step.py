@@ -411,8 +411,8 @@ class StagedStep:
         self._numbers, sweeps = None, sweeps_of(self._rule)
         stage_columns = columns
         if self._variable_numbers:
-            separate = {**columns.separate, NUMBER: np.array(self._variable_numbers)}
-            stage_columns = columns._replace(separate=separate)
+            by_variable = {**columns.by_variable, NUMBER: np.array(self._variable_numbers)}
+            stage_columns = columns._replace(by_variable=by_variable)
         with no_grad():
             for members, group in self._short_groups:
                 group.run_passes(columns.of_members(members))
@@ -490,7 +490,7 @@ class StagedStep:
             return columns
         if self._numbers is None:
             self._numbers = self._matrices.numbers()
-        return columns._replace(separate={**columns.separate, **self._numbers})
+        return columns._replace(by_variable={**columns.by_variable, **self._numbers})
 
     def _check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Validate the `shaped_slots` unless they are unchanged, then bind small matrices."""
@@ -539,7 +539,7 @@ class StagedStep:
         try:
             rounds = list(plan.make_rounds(columns._replace(apply_flag=None)))
         except KeyError:
-            scalars = {**columns.shared[plan.dtypes[0]], **columns.separate}
+            scalars = {**columns.shared[plan.dtypes[0]], **columns.by_variable}
             check_given(
                 place_of(rule_pass.function),
                 trace_formula(rule_pass.function).scalars,
@@ -579,10 +579,10 @@ class StagedStep:
     ) -> Float64:
         """Return sums on the host, of which those of `line_formulas` are not sums of leaves."""
         totals: dict[Any, Float64] = {}
-        others = tuple(formula for formula in reduction.formulas if formula not in line_formulas)
-        if others:
-            sums = self.update_plan.reduce(reduction._replace(formulas=others), columns)
-            totals |= zip(others, as_array(sums).T, strict=True)
+        leaf_formulas = tuple(x for x in reduction.formulas if x not in line_formulas)
+        if leaf_formulas:
+            sums = self.update_plan.reduce(reduction._replace(formulas=leaf_formulas), columns)
+            totals |= zip(leaf_formulas, as_array(sums).T, strict=True)
         measures = tuple(map(_sum_measure, line_formulas))
         lines = Reduction("measures", measures, reduction.stages)
         tensors_by_variable = self.update_plan.reduce(lines, columns)

@@ -144,7 +144,7 @@ class TorchPart:
         first = request.variables[members[0]]
         kind, scalars = self._kind(batch), dict(columns.shared[compute_dtype(first.dtype)])
         sizes = [request.variables[member].numel() for member in members]
-        for name, vector in columns.separate.items():
+        for name, vector in columns.by_variable.items():
             if not isinstance(vector, Tensor) and (vector[members] == vector[members[0]]).all():
                 scalars[name] = compute_dtype(first.dtype)(vector[members[0]])
                 continue

@@ -142,22 +142,22 @@ class Group:
         """Set the addresses of this step's gradients, one per member."""
         self.table.base[:, 1] = addresses
 
-    def set_scalars(self, shared: Scalars, separate: Any) -> None:
+    def set_scalars(self, shared: Scalars, by_variable: Any) -> None:
         """Fill the scalar rows.
 
         Args:
             shared: Scalars of the group's compute dtype.
-            separate: Scalars that differ by variable, an array over the plan's variables each.
+            by_variable: Scalars that differ by variable, an array over the plan's variables each.
         """
         names, shared = self.kernel.scalars, {**UNCOUNTED, **shared}
-        if separate.keys().isdisjoint(names):
+        if by_variable.keys().isdisjoint(names):
             self.scalars[:] = [shared[name] for name in names]
             return
         if len(self.scalars) != len(self.members):
             self.scalars = np.zeros((len(self.members), len(names)), self.dtype)
             self.table.scalar_row[:] = self._rows
         for column, name in enumerate(names):
-            scalar = separate[name][self.members] if name in separate else shared[name]
+            scalar = by_variable[name][self.members] if name in by_variable else shared[name]
             self.scalars[:, column] = scalar
 
     def positions(self) -> Tensor:
@@ -175,8 +175,9 @@ class Group:
         leaves = self._leaves.measure(
             kernel, self.table.base, scalars, flush and bool(reduction.stages)
         )
-        is_summed = reduction.kind == "sums"
-        return self._leaves.combine(leaves) if is_summed else self._leaves.split_by_tensor(leaves)
+        if reduction.kind == "sums":
+            return self._leaves.combine(leaves)
+        return self._leaves.split_by_tensor(leaves)
 
     def _sum_kernel(self, formulas: Formulas, stages: Stages) -> Compiled:
         """Return the kernel that sums formulas over the members without copies."""
@@ -185,9 +186,9 @@ class Group:
         )
 
     def _scalars_of(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
-        shared, separate = columns.shared.get(self.dtype, {}), columns.separate
+        shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         return {
-            name: separate[name][self.members] if name in separate else shared[name]
+            name: by_variable[name][self.members] if name in by_variable else shared[name]
             for name in names
         }
 
@@ -207,7 +208,7 @@ class Group:
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return C functions that launch the update kernel with these scalars."""
-        self.set_scalars(columns.shared[self.dtype], columns.separate)
+        self.set_scalars(columns.shared[self.dtype], columns.by_variable)
         return [self.kernel.bind_table(self.table, self.scalars, self.flush)]
 
 

@@ -15,6 +15,7 @@ from thalweg._engines.cpu import kernel_cache, openmp
 from thalweg._engines.cpu.codegen import STORAGE, generate_update
 from thalweg._engines.cpu.machine_code import tuning
 from thalweg._engines.cpu.work_table import Table
+from thalweg._engines.protocol import Stages
 from thalweg.formula import Formula
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def is_serial(elements: int) -> bool:
 @cache
 def update_kernel(
     formula: Formula,
-    stages: tuple[Formula, ...],
+    stages: Stages,
     storage: tuple[str, ...],
     compute: type[np.floating],
     grad: bool = True,
@@ -125,7 +126,7 @@ def jit_loop(*functions: Callable[..., Any]) -> Loop:
 @cache
 def sum_kernel(
     formulas: tuple[Formula, ...],
-    stages: tuple[Formula, ...],
+    stages: Stages,
     storage: tuple[str, ...],
     compute: type[np.floating],
     from_copy: bool = False,
@@ -141,7 +142,7 @@ def sum_kernel(
 @cache
 def lines_kernel(
     measures: tuple[Measure, ...],
-    stages: tuple[Formula, ...],
+    stages: Stages,
     storage: tuple[str, ...],
     compute: type[np.floating],
     vectors: tuple[tuple[str, str], ...],

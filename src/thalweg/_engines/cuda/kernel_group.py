@@ -130,12 +130,12 @@ class Group:
 
     def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
         """Send scalars; return device tensors: each variable's row index, and the rows."""
-        shared, separate = columns.shared.get(self.dtype, {}), columns.separate
+        shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         shared = {**UNCOUNTED, **shared}
-        is_shared = separate.keys().isdisjoint(kernel.scalars)
+        is_shared = by_variable.keys().isdisjoint(kernel.scalars)
         values: dict[str, Any] = {}
         for name in kernel.scalars:
-            value = separate.get(name)
+            value = by_variable.get(name)
             if isinstance(value, Tensor):
                 values[name] = value if self.has_all_variables else value[self._member_places]
             else:

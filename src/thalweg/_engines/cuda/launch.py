@@ -22,6 +22,7 @@ from thalweg._engines.cuda.availability import is_interpreted
 from thalweg._engines.cuda.codegen import SIZES, THREADS, WARP, Kernel, generate_update
 from thalweg._engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg._engines.cuda.codegen_sparse import generate_rows, generate_untouched
+from thalweg._engines.protocol import Stages
 from thalweg.formula import Formula
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class _Interpreted:
 @cache
 def update_kernel(
     formula: Formula,
-    stages: tuple[Formula, ...],
+    stages: Stages,
     storage: tuple[str, ...],
     compute: type[np.floating[Any]],
     flush: bool,
@@ -238,7 +239,7 @@ def update_kernel(
 @cache
 def sum_kernel(
     formulas: tuple[Formula, ...],
-    stages: tuple[Formula, ...],
+    stages: Stages,
     storage: tuple[str, ...],
     n_readable: int,
     compute: type[np.floating[Any]],
@@ -254,7 +255,7 @@ def sum_kernel(
 @cache
 def lines_kernel(
     measures: tuple[Measure, ...],
-    stages: tuple[Formula, ...],
+    stages: Stages,
     storage: tuple[str, ...],
     n_readable: int,
     compute: type[np.floating[Any]],

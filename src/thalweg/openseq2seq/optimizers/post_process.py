@@ -187,7 +187,7 @@ class PostProcessing(NamedTuple):
         self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, stats: GradientStats
     ) -> None:
         ratios = self._ratios(larc, rate, stats.variable_norms, stats.clipped_norms)
-        for tag, ratio, factor in zip(tags, ratios, stats.trust, strict=True):
+        for tag, ratio, factor in zip(tags, ratios, stats.trust_ratios, strict=True):
             if larc.clips:
                 journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)
             journal.scalar(f"larc_grad_update/{tag}", factor)
