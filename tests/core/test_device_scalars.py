@@ -170,7 +170,7 @@ def test_rules_share_a_norm_on_the_device(monkeypatch: pytest.MonkeyPatch) -> No
     request = StepRequest(rules.SGD, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
     plan: Any = CachedPlan(request, Measured(), (), False)
     adapter: Any = SimpleNamespace(selection=Selection("cuda"), sharing=None)
-    factor, _ = clip_factor([(adapter, [], plan)], transforms)
+    factor, _ = clip_factor([adapter], [([], None)], [(plan, True)], transforms)
     assert_there(factor.scale, ())
     assert_there(report.grad_norm, ())
     transforms = gradient_transforms(options, scale, COUNT, report, is_torchs=True, factor=factor)
