@@ -25,7 +25,7 @@ begin = int(optimizer.iterations)
 
 
 def loss(step: int, part: int) -> torch.Tensor:
-    """The part of a fourth of the step's examples in the mean over all of them."""
+    """Return the part of a fourth of the step's examples in the mean over all of them."""
     inputs = torch.randn(EXAMPLES, 8, generator=torch.Generator().manual_seed(step))
     own_examples = inputs[part::4]
     return (model(own_examples).squeeze(1) - own_examples @ target).square().sum() / EXAMPLES

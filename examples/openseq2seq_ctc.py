@@ -117,13 +117,13 @@ def train(
 
 
 def shuffled(problem: digit_lines.DigitLines, seed: int) -> Iterator[torch.Tensor]:
-    """Rows of one batch after another, without end."""
+    """Yield rows of one batch after another, without end."""
     for epoch in count():
         yield from problem.order(1, seed + epoch)
 
 
 def summaries(logdir: str | None, run: str) -> Any:
-    """A writer for TensorBoard, if there is a folder for it."""
+    """Return a writer for TensorBoard, if there is a folder for it."""
     if logdir is None:
         return contextlib.nullcontext()
     from torch.utils.tensorboard.writer import SummaryWriter

@@ -11,7 +11,7 @@ BATCH, STEPS, SIZE = 32, 200, 16
 
 
 def bars(count, random):
-    """Images with one bright row and one bright column."""
+    """Return images with one bright row and one bright column."""
     images = np.zeros((count, SIZE, SIZE, 1), np.float32)
     for image, row, column in zip(
         images, random.randint(SIZE, size=count), random.randint(SIZE, size=count)

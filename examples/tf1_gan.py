@@ -30,7 +30,7 @@ def cross_entropy(logits, label):
 
 
 def real(count, random):
-    """Points around (2, -1)."""
+    """Return points around (2, -1)."""
     return random.multivariate_normal([2, -1], [[0.3, 0.2], [0.2, 0.3]], count)
 
 

@@ -14,7 +14,7 @@ BATCH, STEPS = 64, 200
 
 
 def spirals(count, seed):
-    """Points of three spirals, and which each is of."""
+    """Return points of three spirals, and which each is of."""
     random = np.random.RandomState(seed)
     labels = random.randint(3, size=count)
     radius = random.uniform(0.1, 1, count)

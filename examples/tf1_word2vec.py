@@ -15,13 +15,13 @@ BATCH, STEPS, WINDOW, SAMPLED = 256, 600, 2, 8
 
 
 def text(length, random):
-    """Numbers of words, in runs of one topic."""
+    """Return numbers of words, in runs of one topic."""
     topics = np.repeat(random.randint(TOPICS, size=length // 10), 10)
     return topics * WORDS + random.randint(WORDS, size=len(topics))
 
 
 def batch(words, random):
-    """Words, and one beside each."""
+    """Return words, and a neighbour of each."""
     places = random.randint(WINDOW, len(words) - WINDOW, size=BATCH)
     steps = random.choice([-2, -1, 1, 2], size=BATCH)
     return words[places], words[places + steps][:, None]

@@ -31,7 +31,7 @@ settings.load_profile("thalweg")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each test more time on a busy machine; workers have the limit of their session."""
+    """Set a longer limit for each test on a busy machine; workers take that of their session."""
     if config.option.timeout is None:
         config.option.timeout = scale_to_load(float(config.getini("timeout")))
 
@@ -56,7 +56,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Exempt collected items from garbage collection: they stay to the end."""
+    """Freeze collected items for the garbage collector: they stay to the end."""
     gc.disable()
     try:
         return (yield)
@@ -116,7 +116,7 @@ def looks() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def eager_mode() -> None:
-    """Begin each test in eager mode, whatever earlier tests called."""
+    """Run each test in eager mode, whatever earlier tests called."""
     from thalweg._graph import enable_eager_execution  # after the environment is set
 
     enable_eager_execution()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
-BOUNDS = {"optim": 22_350, "optim.tensorflow": 23_400, "keras": 21_750, "checkpoint": 27_700}
+BOUNDS = {"optim": 22_450, "optim.tensorflow": 23_550, "keras": 21_850, "checkpoint": 27_900}
 
 _MODEL = """
 import io, torch
@@ -107,7 +107,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def after_import(face: Face, run: Callable[[str], str]) -> Lines:
-    """The lines of each module that is loaded when a face has been imported.
+    """Return the lines of each module that is loaded when a face has been imported.
 
     Args:
         face: The face.

@@ -66,7 +66,7 @@ class _InsteadOfTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def draw_numbers(seed: int, dtype: str, positive: bool) -> Any:
-    """Numbers between 2**-20 and 2**4, and what is special first, as their storage has them."""
+    """Return numbers between 2**-20 and 2**4, special ones first, in their storage dtype."""
     with np.errstate(over="ignore"):
         word = np.arange(1, SIZE + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         word += np.uint64(seed) * np.uint64(0xD1342543DE82EF95)
@@ -111,7 +111,7 @@ def rules() -> Iterator[tuple[str, Any]]:
 
 
 def kernel_of(rule: Any, dtype: str) -> tuple[Any, str]:
-    """The kernel of a rule on numbers of a type, and the type of its arithmetic."""
+    """Return the kernel of a rule on numbers of a type, and the type of its arithmetic."""
     from thalweg._engines.codegen import Update
     from thalweg._engines.cpu.codegen import generate_update
 

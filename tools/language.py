@@ -142,12 +142,11 @@ def is_short(name: str) -> bool:
     return len(name.strip("_")) == 1 or name.strip("_") in GENERIC
 
 
-def ambiguous_names(packages: Iterable[Package]) -> set[str]:
+def ambiguous_names(package: Package) -> set[str]:
     """Return parameter names used five times or more without a type that covers half of them."""
     types: dict[str, Counter[str]] = defaultdict(Counter)
-    for package in packages:
-        for name, annotation, _ in package.parameters:
-            types[name][annotation] += 1
+    for name, annotation, _ in package.parameters:
+        types[name][annotation] += 1
     frequent = {
         name: type_counts for name, type_counts in types.items() if type_counts.total() >= 5
     }
@@ -178,7 +177,7 @@ def documents() -> list[Path]:
     return sorted(path for path in candidates if not generated_folders & {*path.parts})
 
 
-def counted(package: Package, column: str, ambiguous: set[str]) -> tuple[list[str], int]:
+def counted(package: Package, column: str) -> tuple[list[str], int]:
     """Return what counts in a column, with its places, and out of how many."""
     match column:
         case "B1":
@@ -191,10 +190,9 @@ def counted(package: Package, column: str, ambiguous: set[str]) -> tuple[list[st
             texts = [(text.splitlines()[0], place) for text, place in package.docstrings]
             return [f"{t}  {place}" for t, place in texts if CLAUSE.match(t)], len(texts)
         case _:
-            parameters = package.parameters
-            return [f"{n}: {t}  {place}" for n, t, place in parameters if n in ambiguous], len(
-                parameters
-            )
+            names, parameters = ambiguous_names(package), package.parameters
+            hits = [f"{name}: {t}  {place}" for name, t, place in parameters if name in names]
+            return hits, len(parameters)
 
 
 COLUMNS = ("B1", "short", "B2", "types")
@@ -203,10 +201,9 @@ COLUMNS = ("B1", "short", "B2", "types")
 def measure() -> dict[str, dict[str, float]]:
     """Return the values of each package by column, in percent, and those of the documentation."""
     packages = read_packages()
-    ambiguous = ambiguous_names(packages.values())
     table: dict[str, dict[str, float]] = {}
     for name, package in sorted(packages.items()):
-        shares = {column: counted(package, column, ambiguous) for column in COLUMNS}
+        shares = {column: counted(package, column) for column in COLUMNS}
         table[name] = {c: round(100 * len(hits) / max(1, n), 1) for c, (hits, n) in shares.items()}
     table["documentation"] = {"B4": round(count_relative(documents()), 1)}
     return table
@@ -245,10 +242,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.list:
         packages = read_packages()
-        ambiguous = ambiguous_names(packages.values())
         for name, package in packages.items():
             if options.package in (None, name):
-                print("\n".join(counted(package, options.list, ambiguous)[0]))
+                print("\n".join(counted(package, options.list)[0]))
         return
     table = measure()
     print(show(table))

@@ -26,7 +26,7 @@ class Page(HTMLParser):
         self.feed(path.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note the links and names of a tag."""
+        """Collect the links and names of a tag."""
         for name, value in attrs:
             if name == "id" and value:
                 self.anchors.add(value)

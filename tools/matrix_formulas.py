@@ -68,7 +68,7 @@ class Formula(torch.optim.Optimizer):
                 param.copy_(state_["var"])
 
     def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
-        """The variable after a step."""
+        """Return the variable after a step."""
         raise NotImplementedError
 
 
@@ -80,7 +80,7 @@ class Muon(Formula):
                          "adjust_lr_fn": None}  # fmt: skip
 
     def direction(self, grad: Tensor, state: Any, **group: Any) -> Tensor:
-        """The orthogonal factor of the momentum."""
+        """Return the orthogonal factor of the momentum."""
         momentum = group["momentum"]
         state["m"] = torch.lerp(state.get("m", torch.zeros_like(grad)), grad, 1 - momentum)
         mean = torch.lerp(grad, state["m"], momentum) if group["nesterov"] else state["m"]
@@ -138,24 +138,24 @@ class MuonH(Muon):
 
 
 def descending(factor: Tensor) -> Tensor:
-    """Eigenvectors as columns, that of the largest eigenvalue first."""
+    """Return eigenvectors as columns, that of the largest eigenvalue first."""
     return torch.linalg.eigh(factor).eigenvectors.flip(1)
 
 
 def projected(matrix: Tensor, bases: Any) -> Tensor:
-    """A matrix in the eigenbases; None is the identity."""
+    """Return a matrix in the eigenbases; None is the identity."""
     left, right = bases
     matrix = matrix if left is None else left.T @ matrix
     return matrix if right is None else matrix @ right
 
 
 def back(matrix: Tensor, bases: Any) -> Tensor:
-    """And from there."""
+    """Return a matrix of the eigenbases in the coordinates of the parameter."""
     return projected(matrix, [basis if basis is None else basis.T for basis in bases])
 
 
 def turned(factors: Any, bases: Any, square: Tensor) -> tuple[Any, Tensor]:
-    """Bases after a step of orthogonal iteration, and the mean square in their order."""
+    """Return bases after a step of orthogonal iteration, and the mean square in their order."""
     new_bases: list[Any] = []
     for axis, (factor, basis) in enumerate(zip(factors, bases, strict=True)):
         if basis is None:
@@ -179,7 +179,7 @@ class SOAP(Formula):
         return grad @ grad.T, grad.T @ grad
 
     def factors(self, grad: Tensor, state: Any, beta: float, eps: float) -> None:
-        """Running means of both products."""
+        """Return running means of both products."""
         products = self.products(grad, state, eps)
         old = state.get("factors", [torch.zeros_like(product) for product in products])
         state["factors"] = [torch.lerp(old_factor, product, 1 - beta)
@@ -207,7 +207,7 @@ class SOAP(Formula):
 
 
 def whitened(grad: Tensor, state: Any, eps: float) -> tuple[Tensor, Tensor]:
-    """Products of a gradient, each with the inverse of the other side in between."""
+    """Return products of a gradient, each with the inverse of the other side in between."""
     inverses: list[Tensor] = []
     for factor, basis in zip(state["factors"], state["bases"], strict=True):
         if basis is None:

@@ -61,7 +61,7 @@ class Browser:
         self._address = address
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Ask the driver for something."""
+        """Send a request to the driver."""
         request = urllib.request.Request(
             self._address + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
@@ -92,7 +92,7 @@ class Browser:
         return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
 
     def picture(self, height: int) -> bytes:
-        """The page as a PNG, from its top down to that height."""
+        """Return the page as a PNG, from its top down to that height."""
         clip = {
             "x": 0,
             "y": 0,
@@ -112,11 +112,11 @@ def _free_port() -> int:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address at which a folder is read."""
+    """Return the address at which a folder is read."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *arguments: object) -> None:
-            """Say nothing."""
+            """Write nothing."""
 
     handler = functools.partial(Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -127,7 +127,7 @@ def served(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def opened() -> Iterator[Browser]:
-    """A browser without a past."""
+    """Return a browser without a past."""
     port = _free_port()
     with tempfile.TemporaryDirectory() as profile:
         driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL)
@@ -191,7 +191,7 @@ def search(browser: Browser, address: str) -> Iterator[str]:
 
 
 def main() -> int:
-    """Look at all pages."""
+    """Check all pages."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--built", type=Path, default=ROOT / "docs" / "_build")
     parser.add_argument("--out", type=Path, help="where pictures go; without it none are taken")

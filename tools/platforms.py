@@ -52,7 +52,7 @@ PACKAGES = "python3-torch,python3-numpy,python3-pytest,python3-click,python3-ric
 
 
 def oldest_versions() -> dict[str, str]:
-    """The lower bounds of pyproject.toml."""
+    """Return the lower bounds of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = [*project["dependencies"], *project["optional-dependencies"]["cli"]]
     bounds = dict(requirement.split(">=") for requirement in requirements)
@@ -60,7 +60,7 @@ def oldest_versions() -> dict[str, str]:
 
 
 def constrained(name: str) -> str:
-    """A package in the version of constraints.txt."""
+    """Return a package in the version of constraints.txt."""
     (pin,) = re.findall(rf"^{name}==.+$", (ROOT / "constraints.txt").read_text(), re.M)
     return pin
 
@@ -133,7 +133,7 @@ def _run_inside(root: Path, emulator: list[str], python: str, arguments: list[st
 
 
 def main() -> int:
-    """The command; the exit status of what it runs."""
+    """Run the command; return the exit status of the platform."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

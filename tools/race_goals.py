@@ -20,7 +20,7 @@ BASELINE = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95}
 
 
 def losses_of(problem: str, rate: float, seed: int) -> list[tuple[int, float]]:
-    """Steps and losses of one training."""
+    """Return steps and losses of one training."""
     point = {"lr": rate, **BASELINE}
     measurements = follow_trial(problem, SPACES["optim:AdamW"], point, seed, threads=1)
     return [(steps, loss) for steps, loss, _ in measurements]

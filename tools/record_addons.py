@@ -158,7 +158,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 def inputs(case_id: str, names: tuple[str, ...], dtype: str) -> dict[str, np.ndarray]:
-    """The initial values and the gradients of a case, by key."""
+    """Return the initial values and the gradients of a case, by key."""
     random = np.random.default_rng(zlib.crc32(case_id.encode()))
     arrays: dict[str, np.ndarray] = {}
     for name in names:
@@ -173,7 +173,7 @@ def inputs(case_id: str, names: tuple[str, ...], dtype: str) -> dict[str, np.nda
 
 
 def addons(folder: Path) -> Any:
-    """`tensorflow_addons.optimizers`, without the rest of the package."""
+    """Return `tensorflow_addons.optimizers`, without the rest of the package."""
     package = types.ModuleType("tensorflow_addons")
     package.__path__ = [str(folder)]
     types_checked = types.ModuleType("typeguard")
@@ -185,7 +185,7 @@ def addons(folder: Path) -> Any:
 def optimizer(
     tf: Any, tfa: Any, name: str, arguments: dict[str, Any], variables: dict[str, Any]
 ) -> Any:
-    """The optimizer of a case."""
+    """Return the optimizer of a case."""
 
     def value(argument: Any) -> Any:
         if not isinstance(argument, dict):
@@ -215,7 +215,7 @@ def optimizer(
 
 
 def record(tf: Any, tfa: Any, case: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays of a case, by key."""
+    """Return the arrays of a case, by key."""
     arrays = inputs(case["id"], tuple(case["variables"]), case["dtype"])
     variables = {
         name: tf.Variable(arrays[f"start|{name}"], name=name) for name in case["variables"]
@@ -247,7 +247,7 @@ def record(tf: Any, tfa: Any, case: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def addons_version(folder: Path) -> str:
-    """The version that the source says it is."""
+    """Return the version that the source says it is."""
     namespace: dict[str, Any] = {}
     exec((folder / "version.py").read_text(), namespace)
     return namespace["__version__"]

@@ -40,7 +40,7 @@ BY_SESSION: dict[str, Any] = {}  # values that a session gives, by name
 
 
 def values(name: str, shape: tuple[int, ...], dtype: str = "float32") -> Any:
-    """Values drawn by a name, of all kinds that a dtype has."""
+    """Return values drawn by a name, of all kinds that a dtype has."""
     dice = np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
     if dtype == "bool":
         return tf.constant(dice.integers(0, 2, shape).astype(bool))
@@ -113,7 +113,7 @@ def many(prefix: str) -> str:
 
 
 def partitioned(prefix: str) -> str:
-    """Variables and slots of Adam in slices, after two steps."""
+    """Return variables and slots of Adam in slices, after two steps."""
     with tf.Graph().as_default(), v1.Session() as session:
         rows = v1.fixed_size_partitioner(3)
         columns = v1.fixed_size_partitioner(2, axis=1)
@@ -146,7 +146,7 @@ def partitioned(prefix: str) -> str:
 
 
 def sharded(prefix: str) -> str:
-    """A file of data for each of two servers."""
+    """Return a file of data for each of two servers."""
     ports = [_port() for _ in range(2)]
     cluster = tf.train.ClusterSpec({"ps": [f"localhost:{port}" for port in ports]})
     servers = [tf.distribute.Server(cluster, "ps", task) for task in range(2)]
@@ -163,7 +163,7 @@ def sharded(prefix: str) -> str:
 
 
 def sharded_object(prefix: str) -> str:
-    """Files of data of a limited size; the large variable lies in several."""
+    """Return files of data of a limited size; the large variable lies in several."""
     model = tf.Module()
     model.large = tf.Variable(values("large", (16, 8)))
     model.small = tf.Variable(values("small", (4,)))
@@ -222,7 +222,7 @@ def _port() -> int:
 
 
 def kept(value: Any) -> list[Any]:
-    """A value as the JSON has it."""
+    """Return a value as the JSON has it."""
     array = np.asarray(value)
     if array.dtype == object or array.dtype.kind == "S":
         return ["string", list(array.shape), [text.hex() for text in array.ravel().tolist()]]

@@ -86,7 +86,7 @@ def values(prefix: str, case: Case, arrays: Arrays, kind: str) -> None:
 
 
 def drawn(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
-    """Initial values, and a gradient for each of ten steps, in front of each other."""
+    """Return initial values, and a gradient for each of ten steps, in front of each other."""
     random = np.random.default_rng(seed)
     return {
         name: random.normal(size=(1 + 2 * STEPS, *shape)).astype(np.float32)
@@ -102,7 +102,7 @@ def record(
     save: Callable[[str], str],
     folder: Path,
 ) -> None:
-    """Five steps, a checkpoint that is kept, five steps, and one that is not."""
+    """Record five steps, a checkpoint that is kept, five steps, and one that is not."""
     for number in range(STEPS):
         step(number)
     (folder / case["id"]).mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def record(
 
 
 def saver(name: str, arrays: Arrays, folder: Path) -> Case:
-    """A session and its `Saver`."""
+    """Return a session and its `Saver`."""
     kind, options, slots = SAVER[name]
     case = {
         "id": f"saver/{name}",
@@ -161,7 +161,7 @@ def saver(name: str, arrays: Arrays, folder: Path) -> Case:
 
 
 def objects(name: str, arrays: Arrays, folder: Path) -> Case:
-    """`tf.train.Checkpoint` of a model and an optimizer, in eager mode."""
+    """Return `tf.train.Checkpoint` of a model and an optimizer, in eager mode."""
     kind, options = OBJECTS[name]
     case = {"id": f"object/{name}", "kind": "tf.train.Checkpoint", "optimizer": kind}
     numbers = drawn(SHAPES, 2)
@@ -184,7 +184,7 @@ def objects(name: str, arrays: Arrays, folder: Path) -> Case:
 
 
 def scaler_variables(algorithm: str, params: dict[str, Any]) -> dict[str, Any]:
-    """The state of OpenSeq2Seq's loss scalers, whose variables have no names of their own."""
+    """Return the state of OpenSeq2Seq's loss scalers, whose variables have no names."""
     scale = params.get("scale_max", 2.0**14) if algorithm == "Backoff" else 1.0
     initial: dict[str, tuple[float, Any]] = {"iteration": (0, tf.int64)}
     if algorithm == "Backoff":
@@ -200,7 +200,7 @@ def scaler_variables(algorithm: str, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def backoff(state: dict[str, Any], overflow: Any, params: dict[str, Any]) -> Any:
-    """Half the scale after an overflow, twice after so many steps without one."""
+    """Return half the scale after an overflow, twice the scale after so many steps without one."""
     i, last_overflow, scale = state["iteration"], state["last_overflow_iteration"], state["scale"]
     highest, window = params["scale_max"], params["step_window"]
 
@@ -224,7 +224,7 @@ def backoff(state: dict[str, Any], overflow: Any, params: dict[str, Any]) -> Any
 
 
 def log_max(state: dict[str, Any], overflow: Any, amax: Any) -> Any:
-    """A scale from the average of the gradients' logarithms and how much they vary."""
+    """Return a scale from the average of the gradients' logarithms and how much they vary."""
     beta1, beta2 = 0.99, 0.999
     x = v1.cond(overflow, lambda: tf.constant(2.0**16), lambda: tf.math.log(amax) / np.log(2.0))
 
@@ -243,7 +243,7 @@ def log_max(state: dict[str, Any], overflow: Any, amax: Any) -> Any:
 
 
 def openseq2seq(name: str, arrays: Arrays, folder: Path) -> Case:
-    """Mixed precision as a session of OpenSeq2Seq has it, with its names."""
+    """Return mixed precision as a session of OpenSeq2Seq has it, with its names."""
     kind, options, algorithm, params = OPENSEQ2SEQ[name]
     case = {"id": f"openseq2seq/{name}", "kind": "tf.train.Saver", "optimizer": kind}
     case |= {"arguments": {"learning_rate": LEARNING_RATE, **options}}
@@ -294,7 +294,7 @@ def openseq2seq(name: str, arrays: Arrays, folder: Path) -> Case:
 
 
 def mixed(case: Case, loss: Any, variables: list[Any], step: Any) -> tuple[Any, dict[str, Any]]:
-    """The step on float32 masters, left out if a gradient is not finite; and who is who."""
+    """Take the step on float32 masters, left out if a gradient is not finite; return who is who."""
     kind, options = case["optimizer"], dict(case["arguments"])
     decay, epsilon = options.pop("weight_decay", 0.0), options.get("epsilon")
     if kind == "NovoGrad":

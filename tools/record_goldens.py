@@ -264,7 +264,7 @@ def trajectory(
     name: str, optimizer: str, kwargs: dict[str, Any], mode: str, dtype: str, steps: int = 10,
     **fields: Any,
 ) -> Case:  # fmt: skip
-    """A case that feeds gradients; its variables are those of the mode."""
+    """Return a case that feeds gradients; its variables are those of the mode."""
     case: Case = {
         "id": f"{name}/{mode}/f{np.dtype(dtype).itemsize * 8}", "kind": "trajectory", "api": "v2",
         "optimizer": optimizer, "kwargs": kwargs, "mode": mode, "dtype": dtype, "steps": steps,
@@ -278,7 +278,7 @@ def trajectory(
 
 
 def cases() -> Iterator[Case]:
-    """Every case of the tables but the wide ones."""
+    """Return every case of the tables but the wide ones."""
     dtypes = ("float32", "float64")
     for optimizer, settings in SETTINGS.items():
         for (name, kwargs), mode, dtype in itertools.product(settings.items(), MODES, dtypes):
@@ -305,7 +305,7 @@ def cases() -> Iterator[Case]:
 
 
 def wide_cases() -> Iterator[Case]:
-    """Every rule, with three settings on wide variables and with the first on edges."""
+    """Return every rule with three settings on wide variables and with the first on edges."""
     for rule, (optimizer, base_kwargs, settings) in WIDE_RULES.items():
         kinds = [("wide", 0), ("wide", 1), ("wide", 2), ("edges", 0)]
         for (kind, number), dtype in itertools.product(kinds, ("float32", "float64")):
@@ -320,14 +320,14 @@ def wide_cases() -> Iterator[Case]:
 
 
 def magnitudes(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Numbers of either sign between 2**-20 and 2**7 (1e-6 ... 1e2), even over the exponents."""
+    """Return numbers of either sign between 2**-20 and 2**7, even over the exponents."""
     exponents = np.floor(rng.random(shape) * 27).astype(np.int64) - 20
     values = np.ldexp(1 + rng.random(shape), exponents)
     return np.where(rng.random(shape) < 0.5, -values, values).astype(dtype)
 
 
 def edges(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Numbers that are easily got wrong, one in four an ordinary one."""
+    """Return numbers that are easily got wrong, one in four an ordinary one."""
     tiny, largest = float(np.finfo(dtype).tiny), float(np.finfo(dtype).max)
     special = [math.nan, math.inf, -math.inf, 0.0, -0.0, tiny, -tiny, 0.3 * tiny, -0.3 * tiny,
               1.5 * tiny, largest, -largest]  # fmt: skip
@@ -336,12 +336,12 @@ def edges(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.nd
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Numbers between -2 and 2."""
+    """Return numbers between -2 and 2."""
     return (4 * rng.random(shape) - 2).astype(dtype)
 
 
 def inputs(case: Case, seed: int, draw: Any = uniform) -> Arrays:
-    """Initial values and gradients of a trajectory, in the layout of the recordings."""
+    """Return initial values and gradients of a trajectory, in the layout of the recordings."""
     rng = np.random.default_rng(seed)
     arrays: Arrays = {}
     for name in case["order"]:
@@ -378,7 +378,7 @@ def _sparse_inputs(case: Case, name: str, rng: np.random.Generator, draw: Any) -
 
 
 def minimize_inputs(case: Case, seed: int) -> Arrays:
-    """Initial values and constants of a 'minimize' case."""
+    """Return initial values and constants of a 'minimize' case."""
     rng, dtype = np.random.default_rng(seed), case["dtype"]
     shapes = {"var|w": (3,), "var|emb": (7, 2), "var|u": (2,), "const|A": (5, 3), "const|y": (5,),
               "const|c": (4, 2), "const|grad_loss": (5,)}  # fmt: skip
@@ -431,7 +431,7 @@ def _pairs(kind: str, amount: float) -> Any:
 
 
 def optimizer(case: Case, clock: dict[str, int]) -> Any:
-    """The optimizer of a case; `clock["step"]` is what its callables read."""
+    """Return the optimizer of a case; `clock["step"]` is what its callables read."""
     tf, keras = _modules()
     kwargs = {key: _argument(value, case, clock) for key, value in case["kwargs"].items()}
     if "aggregator" in case:
@@ -495,7 +495,7 @@ class Log:
             self.rows.setdefault(key, list(late)).append(self.opt._m_cache.numpy())
 
     def arrays(self) -> Arrays:
-        """The rows stacked; NaN where a slot was not yet created."""
+        """Return the rows stacked; NaN where a slot was not yet created."""
         stacked = {key: _stacked(rows) for key, rows in self.rows.items()}
         return {**stacked, "iterations": stacked["iterations"].astype(np.int32)}
 
@@ -624,7 +624,7 @@ def record_all(out: Path, pattern: str, seed: int) -> None:
 
 
 def _given(case: Case, archive: Any) -> Arrays:
-    """The inputs of a recorded case, out of its file."""
+    """Return the inputs of a recorded case, out of its file."""
     names = [key for key in archive.files if key.startswith(case["id"] + "|")]
     arrays = {key.split("|", 1)[1]: archive[key] for key in names}
     inner = ("var|", "grad|", "gval|", "gidx|", "gsplit|", "const|")
@@ -668,7 +668,7 @@ WIDE_LAYOUT = [
 
 
 def wide_spec(kind: str, dtype: str) -> Case:
-    """Variables and steps of the wide cases of a kind."""
+    """Return variables and steps of the wide cases of a kind."""
     variables = {name: {"shape": list(shape), "dtype": dtype, "grad": gradient}
                  for name, (shape, gradient) in WIDE_VARIABLES[kind].items()}  # fmt: skip
     return {"order": list(variables), "vars": variables, "steps": WIDE_STEPS}
@@ -676,7 +676,7 @@ def wide_spec(kind: str, dtype: str) -> Case:
 
 @cache
 def wide_inputs(kind: str, dtype: str) -> Arrays:
-    """Initial values and gradients of the wide cases of a kind; the values are all finite."""
+    """Return finite initial values and gradients of the wide cases of a kind."""
     spec = wide_spec(kind, dtype)
     ordinary = inputs(spec, WIDE_SEED, magnitudes)
     if kind == "wide":
@@ -688,7 +688,7 @@ def wide_inputs(kind: str, dtype: str) -> Arrays:
 
 
 def digest(array: np.ndarray) -> int:
-    """blake2b of an array's bytes, 64 bits of it; all NaN count as one."""
+    """Return 64 bits of the blake2b of an array's bytes; all NaN count as one."""
     missing = np.isnan(array)
     if missing.any():
         array = np.where(missing, array.dtype.type(math.nan), array)
@@ -697,20 +697,20 @@ def digest(array: np.ndarray) -> int:
 
 
 def inputs_digest(kind: str, dtype: str) -> str:
-    """One digest of the inputs of a kind."""
+    """Return one digest of the inputs of a kind."""
     arrays = wide_inputs(kind, dtype)
     parts = [np.ascontiguousarray(arrays[key]).tobytes() for key in sorted(arrays)]
     return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
 
 
 def sample_positions(size: int) -> np.ndarray:
-    """Up to `WIDE_SAMPLES` positions, spread over the whole, the first and last among them."""
+    """Return up to `WIDE_SAMPLES` positions, spread evenly from the first to the last."""
     count = min(size, WIDE_SAMPLES)
     return np.array([(size - 1) * k // max(count - 1, 1) for k in range(count)], np.int64)
 
 
 def _condensed(arrays: list[np.ndarray]) -> Arrays:
-    """Digests and samples of arrays whose first dimension is the step, 0 the initial value."""
+    """Return digests and samples of arrays whose first dimension is the step (0: initial)."""
     flat = [array[1:].reshape(WIDE_STEPS, -1) for array in arrays]
     digests = [[digest(array[step]) for array in flat] for step in range(WIDE_STEPS)]
     samples = [array[:, sample_positions(array.shape[1])] for array in flat]

@@ -82,7 +82,7 @@ RULES: list[tuple[str, str, str, list[dict[str, Any]]]] = [
 
 
 def cases() -> Iterator[tuple[str, str, str, str, dict[str, Any], str, bool]]:
-    """The id of each case, its row of the table, face, class, settings, dtype, whether in rows."""
+    """Yield id, row of the table, face, class, settings, dtype and use of rows of each case."""
     for row, face, cls, settings in RULES:
         for number, kwargs in enumerate(settings):
             for dtype in DTYPES:
@@ -93,7 +93,7 @@ def cases() -> Iterator[tuple[str, str, str, str, dict[str, Any], str, bool]]:
 
 
 def problem(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A variable and gradients between -2 and 2 in float32, one in four 0, and indices of rows."""
+    """Return a variable and float32 gradients in [-2, 2], one in four 0, and indices of rows."""
     random = np.random.default_rng(list(name.encode()))
     var = 4 * random.random(SHAPE, np.float32) - 2
     grads = 4 * random.random((STEPS, *SHAPE), np.float32) - 2

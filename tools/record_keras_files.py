@@ -72,7 +72,7 @@ KERAS_2_15: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def batches(model: str) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of ten steps."""
+    """Return inputs and targets of ten steps."""
     random = np.random.default_rng(11)
     shape = (5, 5, 2) if model == "conv" else (4,)
     x = random.normal(size=(2 * STEPS, 8, *shape)).astype(np.float32)
@@ -80,7 +80,7 @@ def batches(model: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def built(module: Any, model: str) -> Any:
-    """A small model; its layers are named, or have the names that they are given."""
+    """Return a small model; its layers are named, or have the names that they are given."""
     module.utils.set_random_seed(3)
     layers = module.layers
     if model == "conv":
@@ -118,7 +118,7 @@ def gradients(model: Any, optimizer: Any, x: np.ndarray, y: np.ndarray) -> list[
 
 
 def numbers(value: Any) -> np.ndarray:
-    """An array; bfloat16 as the bits, which NumPy has no dtype for."""
+    """Return an array; bfloat16 as its bits, for which NumPy has no dtype."""
     array = np.asarray(value)
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 

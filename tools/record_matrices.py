@@ -39,7 +39,7 @@ VERSIONS = {"timm": "1.0.31", "pytorch_optimizer": "4.1.0", "emerging_optimizers
 
 
 def made_by(case: MatrixCase, params: Any, decay: float) -> Any:
-    """The authors' optimizer."""
+    """Return the authors' optimizer."""
     package, name = case.package.split(":")
     arguments = case.arguments(decay, for_own_class=False)
     if name == "AdaMuon":
@@ -67,7 +67,7 @@ def made_on_cpu(cls: Any, params: Any, arguments: dict[str, Any]) -> Any:
 
 
 def recorded(case: MatrixCase, decay: float, uses_formula: bool, rounded: bool) -> Any:
-    """The parameters that a training of matrices ends with."""
+    """Return the parameters that a training of matrices ends with."""
     params = [each.detach().flatten(1).requires_grad_() for each in case.params_of(torch.float32)]
     if uses_formula:
         optimizer = getattr(matrix_formulas, case.formula)(

@@ -59,7 +59,7 @@ class Formula(torch.optim.Optimizer):
                 param.copy_(state_["var"])
 
     def adam(self, grad: Tensor, state: Any, betas: Any, eps: float) -> Tensor:
-        """Adam's direction."""
+        """Return Adam's direction."""
         t, zero = state["t"], torch.zeros_like(grad)
         state["m"] = betas[0] * state.get("m", zero) + (1 - betas[0]) * grad
         state["v"] = betas[1] * state.get("v", zero) + (1 - betas[1]) * grad * grad
@@ -67,7 +67,7 @@ class Formula(torch.optim.Optimizer):
         return state["m"] / (1 - betas[0] ** t) / root
 
     def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
-        """The variable after a step."""
+        """Return the variable after a step."""
         raise NotImplementedError
 
 
@@ -99,13 +99,13 @@ class AdamH(Formula):
 
 
 def class_of(case: Case) -> Any:
-    """The authors' class."""
+    """Return the authors' class."""
     package, name = case.package.split(":")
     return globals()[name] if package == "formula" else getattr(import_module(package), name)
 
 
 def round_parameters(optimizer: Any, params: list[Tensor]) -> None:
-    """Have an optimizer of float32 leave parameters of bfloat16."""
+    """Make an optimizer of float32 leave parameters of bfloat16."""
     step = optimizer.step
 
     @torch.no_grad()
@@ -119,7 +119,7 @@ def round_parameters(optimizer: Any, params: list[Tensor]) -> None:
 
 
 def without_vision() -> None:
-    """Have timm's optimizers without its models, which need torchvision."""
+    """Import timm's optimizers without its models, which need torchvision."""
     spec = import_module("importlib.util").find_spec("timm")
     package: Any = ModuleType("timm")
     package.__path__ = list(spec.submodule_search_locations)

@@ -31,14 +31,14 @@ PROTOCOLS = (2, 5)
 
 
 def of_object(kind: Kind) -> dict[str, bytes]:
-    """Its pickles, and what it tells when it goes on."""
+    """Return the pickles of an object and its results when it goes on."""
     instance = kind.make()
     members = {f"{protocol}.pickle": pickle.dumps(instance, protocol) for protocol in PROTOCOLS}
     return {**members, "told.json": told(kind.tell(instance))}
 
 
 def of_training(training: Training) -> dict[str, bytes]:
-    """Its `state_dict`, as `torch.save` writes it, and what follows."""
+    """Return the `state_dict` of a training, as `torch.save` writes it, and its next steps."""
     optimizer, variables_ = training.begun()
     file = io.BytesIO()
     variables = [each.detach().as_subclass(torch.Tensor) for each in variables_]

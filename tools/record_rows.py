@@ -49,7 +49,7 @@ KERAS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 def problem(width: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-    """A table, and for each step rows of a gradient and their indices, some of which repeat."""
+    """Return a table and, for each step, rows of a gradient and their repeating indices."""
     random = np.random.default_rng(width)
     table = random.normal(size=(ROWS, width)).astype(np.float32)
     steps = [

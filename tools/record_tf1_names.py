@@ -23,7 +23,7 @@ tf = tensorflow.compat.v1
 
 
 def pixels(png: bytes) -> Any:
-    """The bytes of an image."""
+    """Return the bytes of an image."""
     with tf.Graph().as_default(), tf.Session() as session:
         return session.run(tensorflow.io.decode_png(png))
 

@@ -42,12 +42,12 @@ Check = Callable[[Path], Iterator[str]]
 
 
 def project_in(root: Path) -> dict[str, Any]:
-    """The table `project` of pyproject.toml."""
+    """Return the table `project` of pyproject.toml."""
     return tomllib.loads((root / "pyproject.toml").read_text())["project"]
 
 
 def versions(root: Path) -> Iterator[str]:
-    """One version, wherever it is said."""
+    """Check that one version stands in all places."""
     expected = project_in(root)["version"]
     places = {
         "src/thalweg/version.py": r'^__version__ = "(.*)"$',
@@ -60,7 +60,7 @@ def versions(root: Path) -> Iterator[str]:
 
 
 def changelog(root: Path) -> Iterator[str]:
-    """The version has a date, and its entries are under known headings."""
+    """Check that the version has a date and that its entries are under known headings."""
     version, text = project_in(root)["version"], (root / "CHANGELOG.md").read_text()
     heading = re.search(rf"^## {re.escape(version)}\b(.*)$", text, re.MULTILINE)
     if heading is None:
@@ -78,7 +78,7 @@ def changelog(root: Path) -> Iterator[str]:
 
 
 def links(root: Path) -> Iterator[str]:
-    """A page of the index shows README.md alone: its links are whole, and lead to files."""
+    """Check that the links of README.md are whole and lead to files."""
     source, text = project_in(root)["urls"]["Source"], (root / "README.md").read_text()
     raw = source.replace("https://github.com/", "https://raw.githubusercontent.com/")
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -122,7 +122,7 @@ def placeholders(root: Path) -> Iterator[str]:
 
 
 def tag(root: Path) -> Iterator[str]:
-    """The commit has the version's tag, and nothing is uncommitted."""
+    """Check that the commit has the version's tag and that nothing is uncommitted."""
     expected_tag = f"v{project_in(root)['version']}"
     if expected_tag not in _git(root, "tag", "--points-at", "HEAD").split():
         yield f"HEAD has no tag {expected_tag}"
@@ -131,7 +131,7 @@ def tag(root: Path) -> Iterator[str]:
 
 
 def wheel(root: Path) -> Iterator[str]:
-    """`dist` has a wheel and a source distribution of the version, and nothing else."""
+    """Check that `dist` has a wheel and a source distribution of the version, and nothing else."""
     project = project_in(root)
     stem = f"{project['name']}-{project['version']}"
     expected_files = {f"{stem}-py3-none-any.whl", f"{stem}.tar.gz"}
@@ -155,7 +155,7 @@ def wheel(root: Path) -> Iterator[str]:
 
 
 def description(root: Path) -> Iterator[str]:
-    """The package index can show what was built."""
+    """Check that the package index can show the built description."""
     if importlib.util.find_spec("twine") is None:
         yield "twine is not installed: pip install -e '.[release]'"
         return

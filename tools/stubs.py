@@ -44,7 +44,7 @@ def path_of(module: str) -> Path:
 
 
 def stub_of(module: str) -> str:
-    """The text of a stub."""
+    """Return the text of a stub."""
     source = path_of(module).with_suffix(".py").read_text()
     tree, module_object = ast.parse(source), import_module(f"thalweg.optim.{module}")
     parts = [_class(node, module_object) for node in tree.body if isinstance(node, ast.ClassDef)]

@@ -100,7 +100,7 @@ class FakeSummaryWriter:
 
     @classmethod
     def install(cls) -> None:
-        """Let `FileWriterCache` make writers of this class."""
+        """Make `FileWriterCache` create writers of this class."""
         cls._original, writer.FileWriter = writer.FileWriter, cls  # pyright: ignore
 
     @classmethod

@@ -94,7 +94,7 @@ SCATTERED = ("SGD",)  # a row that a gradient names twice moves twice
 def sparse(
     rule: str, tensors: list[Array], values: Array, indices: Array, args: Numbers, dtype: str
 ) -> list[Array]:
-    """A variable and its slots after a step with a sparse gradient, one row after the other.
+    """Return a variable and its slots after a step with a sparse gradient, one row after the other.
 
     Args:
         rule: Its name.
@@ -125,18 +125,18 @@ def sparse(
 
 
 def stored(values: Array, dtype: str) -> Array:
-    """Numbers as they are read again after they were written."""
+    """Return numbers as they are read again after they were written."""
     return widened(narrowed(np.asarray(values), dtype), dtype).reshape(np.shape(values))
 
 
 def saturated(values: Array, dtype: str) -> Array:
-    """Numbers within those that a 16-bit type has."""
+    """Return numbers within those that a 16-bit type has."""
     largest = values.dtype.type(torch.finfo(getattr(torch, dtype)).max)
     return np.where(values > largest, largest, np.where(values < -largest, -largest, values))
 
 
 def widened(raw: Array, dtype: str) -> Array:
-    """Bytes, a row for each element, as the numbers that are computed with."""
+    """Return bytes, a row for each element, as the numbers that are computed with."""
     if dtype == "bfloat16":
         bits = raw.view(np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).ravel()
@@ -145,7 +145,7 @@ def widened(raw: Array, dtype: str) -> Array:
 
 
 def narrowed(values: Array, dtype: str) -> Array:
-    """Numbers as bytes, a row for each element: rounded to the nearest, ties to even."""
+    """Return numbers as bytes, a row for each element: rounded to the nearest, ties to even."""
     values = values.ravel()
     if dtype == "bfloat16":
         bits = values.astype(np.float32).view(np.uint32)

@@ -60,7 +60,7 @@ TEXTS = [
 
 
 def warm() -> None:
-    """Have twenty bundles in memory."""
+    """Read the recorded bundles and write others; add the bytes of their files to `SEEDS`."""
     prefixes = [path.with_suffix("") for path in sorted(GOLDENS.glob("ckpt_v*/*/*.index"))]
     prefixes += [path.with_suffix("") for path in sorted(BUNDLES.glob("*/*.index"))]
     prefixes.remove(BUNDLES / "variant" / "model.ckpt")  # which is refused as it is
@@ -84,7 +84,7 @@ def warm() -> None:
 
 
 def spoiled(data: bytes, dice: random.Random) -> bytes:
-    """Bytes with a few of them flipped, cut out, doubled, or overwritten."""
+    """Return bytes with a few of them flipped, cut out, doubled, or overwritten."""
     begin, kind = dice.randrange(len(data) + 1), dice.randrange(6)
     count = dice.choice([1, 1, 2, 4, 8, 100])
     if kind == 0:
@@ -103,7 +103,7 @@ def spoiled(data: bytes, dice: random.Random) -> bytes:
 
 
 def message(data: bytes, dice: random.Random, depth: int = 0) -> bytes:
-    """A message with one field changed, dropped, doubled or added; fields may be messages."""
+    """Return a message with one field changed, dropped, doubled or added, nested ones too."""
     try:
         fields: list[tuple[int, int, Any]] = list(proto.iterate_fields(data))
     except CorruptFileError:
@@ -143,7 +143,7 @@ def written(field: int, kind: int, value: Any) -> bytes:
 
 
 def main_of(files: Files) -> str:
-    """The file that is a table: all there is in the first format."""
+    """Return the file that is a table: all there is in the first format."""
     return ".index" if ".index" in files else ""
 
 
@@ -153,7 +153,7 @@ def items_of(files: Files) -> Items:
 
 
 def table(items: Items, dice: random.Random) -> bytes:
-    """A table whose blocks are what they are said to be, and whose order may be any."""
+    """Return a table whose blocks are what they are said to be, and whose order may be any."""
     cut = dice.randrange(len(items) + 1) if items and dice.random() < 0.3 else len(items)
     file, handles = b"", []
     for part in (items[:cut], items[cut:]):
@@ -204,7 +204,7 @@ def keys(files: Files, dice: random.Random) -> Files:
 
 
 def inside_a_block(files: Files, dice: random.Random) -> Files:
-    """The bytes of a block, the block that lists blocks, or the end, with new checksums."""
+    """Return the bytes of a block, the block that lists blocks, or the end, with new checksums."""
     content = block([(0, key, value) for key, value in items_of(files)])
     remarks = block(())
     index = block([(0, b"\xff" * 12, handle(0, len(content)))])
@@ -234,7 +234,7 @@ def inside_a_block(files: Files, dice: random.Random) -> Files:
 
 
 def strings_of_a_tensor(files: Files, dice: random.Random) -> Files:
-    """The strings of a tensor, such as the graph of objects, with new checksums."""
+    """Return the strings of a tensor, such as the graph of objects, with new checksums."""
     items = items_of(files)
     texts = [place for place, (key, value) in enumerate(items) if key and value[:2] == b"\x08\7"]
     if not texts or DATA not in files:
@@ -277,7 +277,7 @@ CHANGES: list[Callable[[Files, random.Random], Files]] = [
 
 
 def attempt(seed: int, number: int) -> str:
-    """Attack one bundle; return "read", "refused", or the failure."""
+    """Change and read one bundle; return "read", "refused", or the failure."""
     dice = random.Random(f"{seed}/{number}")
     memory_before, begin = memory(), time.process_time()
     with tempfile.TemporaryDirectory() as home:
@@ -358,7 +358,7 @@ def shown(content: bundle.Bundle) -> Any:
 
 
 def of_state(home: Path, dice: random.Random) -> str:
-    """Attack the file `checkpoint`: all paths that it names must lie in its folder."""
+    """Change the file `checkpoint`: all paths that it names must lie in its folder."""
     run_folder = home / "run"
     run_folder.mkdir()
     (run_folder / "link").symlink_to("/etc")

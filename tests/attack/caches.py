@@ -131,7 +131,7 @@ DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (
 
 
 def attempt(seed: int, number: int) -> str:
-    """Damage a cache, then step; return "same", or the failure with the damages."""
+    """Damage a cache and take a step; return "same", or the failure with the damages."""
     dice = random.Random(f"{seed}/{number}")
     with tempfile.TemporaryDirectory() as place:
         home = Path(place) / "home"

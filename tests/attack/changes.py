@@ -102,7 +102,7 @@ def _stepped(pair: tuple[Training, Training], title: str) -> str:
 
 
 def _tried(training: Training) -> tuple[str, str]:
-    """Step; returns the error, and what changed in spite of it."""
+    """Take a step; return the error and the changes made in spite of it."""
     bits_before, error = training.before if training.is_cut else training.bits(), ""
     added_names: tuple[str, ...] = ()
     try:

@@ -126,7 +126,7 @@ def _outcome(case: Case, root: Path) -> str:
 
 
 def _mounted(case: Case, folder: Path, command: list[str]) -> list[str]:
-    """The command in a file system of its own."""
+    """Return the command in a file system of its own."""
     script = f'mount -t tmpfs -o {case.mount} none "$0"; '
     if case.once:
         script += '"$@" > /dev/null; mount -o remount,ro "$0"; '

@@ -46,7 +46,7 @@ _seeds: list[bytes] = []
 
 
 def seeds() -> list[bytes]:
-    """Twenty files of all dtypes, many shapes and several documents."""
+    """Return twenty files of all dtypes, many shapes and several documents."""
     dice, files = random.Random(0), list[bytes]()
     documents: list[dict[str, Any]] = [
         {},
@@ -127,7 +127,7 @@ MARK = "a place that no seed has"
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every place in nested dictionaries and lists: what holds it, and its key or index."""
+    """Return container and key, or index, of each place in nested dictionaries and lists."""
     locations: list[tuple[Any, Any]] = []
     if isinstance(value, dict | list):
         for key in list(value) if isinstance(value, dict) else range(len(value)):
@@ -156,7 +156,7 @@ def _changed(value: Any, dice: Dice) -> None:
 
 
 def rewritten(raw: bytes, dice: Dice) -> bytes:
-    """The file with changes in its header and manifest, under the right checksums."""
+    """Return the file with changes in its header and manifest, under the right checksums."""
     header, manifest, data = storage_files.parts(raw)
     metadata = header.pop("__metadata__")
     for _ in range(dice.choice([1, 1, 2, 3])):
@@ -182,7 +182,7 @@ def rewritten(raw: bytes, dice: Dice) -> bytes:
 
 
 def _both(header: dict[str, Any], manifest: dict[str, Any], dice: Dice) -> None:
-    """Say the same in both, true or not."""
+    """Write the same into header and manifest, true or not."""
     tensors, place = manifest.get("tensors"), 0
     if not isinstance(tensors, dict):
         return
@@ -198,7 +198,7 @@ def _both(header: dict[str, Any], manifest: dict[str, Any], dice: Dice) -> None:
 
 
 def _resum(header: dict[str, Any], manifest: dict[str, Any], data: bytes) -> None:
-    """The checksums of what is at the offsets, wherever that can be."""
+    """Write the checksums of the bytes at the offsets where they can be computed."""
     tensors = manifest.get("tensors")
     for name, entry in tensors.items() if isinstance(tensors, dict) else ():
         try:
@@ -209,7 +209,7 @@ def _resum(header: dict[str, Any], manifest: dict[str, Any], data: bytes) -> Non
 
 
 def _with_text(manifest: dict[str, Any], dice: Dice) -> str:
-    """The manifest with something in it that is no JSON, or not quite."""
+    """Return the manifest with something in it that is no JSON, or not quite."""
     places = _places(manifest)
     if not places:
         return dice.choice(TEXTS)
@@ -222,7 +222,7 @@ def _with_text(manifest: dict[str, Any], dice: Dice) -> str:
 
 
 def attempt(seed: int, number: int) -> str:
-    """Attack one file; return "refused", "taken", "same", or the failure."""
+    """Change and read one file; return "refused", "taken", "same", or the failure."""
     dice = random.Random(f"{seed}/{number}")
     original = _seeds[number % len(_seeds)]
     is_sealed = dice.random() < 0.6

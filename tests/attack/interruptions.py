@@ -83,7 +83,7 @@ SHAPES = [(300, 40), (40,), (7, 3), ()]
 
 
 def variables(dtypes: list[torch.dtype], **options: Any) -> list[Variable]:
-    """Of the first, NumPy shares the memory."""
+    """Return random variables; NumPy shares the memory of the first."""
     generator = torch.Generator().manual_seed(1)
     memories = [
         Variable(torch.randn(shape, generator=generator).to(dtype), name=f"w{index}", **options)
@@ -193,7 +193,7 @@ def of_optim(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> 
 
 
 def in_backward(make: Callable[[Any], Any]) -> Callable[[], Training]:
-    """One parameter: those of a step are updated one after the other."""
+    """Return a function that builds trainings of one parameter, stepped in backward."""
 
     def build() -> Training:
         params = parameters(torch.float32)[:1]
@@ -217,7 +217,7 @@ def in_backward(make: Callable[[Any], Any]) -> Callable[[], Training]:
 
 
 def swapping() -> Training:
-    """Blocks of averages, in which steps are refused."""
+    """Return a training whose steps are blocks of `swapped()`, in which steps are refused."""
     params = parameters(torch.float32)
     opt = optim.Adam(params, 0.01, ema_decay=0.5)
     for param, grad in zip(params, gradients(params, 0), strict=True):
@@ -254,7 +254,7 @@ def on_mesh(param: Tensor) -> Any:
 def loading(
     make: Callable[[Any], Any], dtype: torch.dtype = torch.float32, is_cut: bool = False
 ) -> Any:
-    """States of two moments of a training, one after the other.
+    """Return a function that builds trainings which load two states in turn.
 
     Args:
         make: Returns the optimizer of parameters.
@@ -326,7 +326,7 @@ def adding(make: Callable[[Any], Any]) -> Callable[[], Training]:
 
 
 def scaled(make: Callable[[Any], Any]) -> Callable[[], Training]:
-    """Steps by `GradScaler`, some of which it leaves out."""
+    """Return a function that builds trainings with `GradScaler`, which skips some steps."""
 
     def build() -> Training:
         params = parameters(torch.float32)
@@ -350,7 +350,7 @@ def scaled(make: Callable[[Any], Any]) -> Callable[[], Training]:
 
 
 def judged(make: Callable[..., Any], action: str, **options: Any) -> Callable[[], Training]:
-    """Steps of which every third one leaves its band, and is left out or taken back."""
+    """Return a function that builds trainings of which every third step leaves its band."""
 
     def build() -> Training:
         params = parameters(torch.float32)
@@ -374,7 +374,7 @@ def judged(make: Callable[..., Any], action: str, **options: Any) -> Callable[[]
 
 
 def clearing() -> Training:
-    """Gradients in buffers, which others replace."""
+    """Return a training with gradients in flat buffers, which others replace."""
     params = parameters(torch.float32)
     opt = optim.SGD(params, 0.01, gradients="flat")
     views = [param.grad for param in params]
@@ -426,7 +426,7 @@ CENTERING = Rule(
 
 
 def of_matrices(params: list[Tensor], **options: Any) -> Any:
-    """Stages over matrices, some of which are cut, beside a rule of one's own and a class."""
+    """Return stages over matrices, some of them cut, beside a user's rule and a class."""
     noise = torch.Generator().manual_seed(2)
     shapes = (8, 6), (6, 6), (5, 4), (3,)
     params[:] = [torch.nn.Parameter(torch.randn(shape, generator=noise)) for shape in shapes]
@@ -436,7 +436,7 @@ def of_matrices(params: list[Tensor], **options: Any) -> Any:
 
 
 def of_rows(params: list[Tensor], **options: Any) -> Any:
-    """Rules of rows and columns, and those of elements that they have for vectors."""
+    """Return rules of rows and columns, and those of elements that they have for vectors."""
     rules = {"rule": "Adafactor"}, {"rule": "Adafactor"}, {"rule": "SM3", "momentum": 0.5}
     groups = [{"params": [param], **rule} for param, rule in zip(params, rules, strict=False)]
     return optim.Mixed([*groups, {"params": params[3:], "rule": "SM3"}], **options)
@@ -674,7 +674,7 @@ def run_interrupted(
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Interrupt steps of each training, two processes at a time, in rounds over all trainings."""
+    """Run interrupted steps of each training, two processes at a time, in rounds over all."""
     figures, count = Figures(), CASES[False]
     with ThreadPoolExecutor(2) as pool:
         for run_seed in range(seed, seed + CASES[long] // count):
@@ -728,7 +728,7 @@ def begin_pair(name: str) -> Pair:
 
 
 def interrupt(pair: Pair, mode: str, count: int, seed: int = 0) -> dict[str, int]:
-    """Interrupt so many steps.
+    """Run `count` interrupted steps.
 
     Args:
         pair: The training and its twin; both take the steps.
@@ -755,7 +755,7 @@ def interrupt(pair: Pair, mode: str, count: int, seed: int = 0) -> dict[str, int
 def _interrupt_step(
     pair: Pair, mode: str, rng: random.Random, lengths: dict[int, float], title: str
 ) -> str:
-    """Interrupt the next step of a pair, and return its outcome; both have taken it at the end.
+    """Run an interrupted step of a pair; return its outcome. Both have taken the step at the end.
 
     Args:
         pair: The training and its twin; if they cannot be made alike again, others replace them.

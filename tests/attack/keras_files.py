@@ -47,7 +47,7 @@ WEIGHTS = "model.weights.h5"
 
 @cache
 def seeds() -> list[tuple[str, bytes]]:
-    """Files as Keras writes them, and as h5py can."""
+    """Return files as Keras writes them, and as h5py can."""
     folder = FOLDER / "keras_files"
     names = ["adam.keras", "mixed.keras", "adam_weights.weights.h5", "bfloat16.weights.h5"]
     names += ["adam.h5", "nadam.h5", "adam_conv.h5"]
@@ -61,7 +61,7 @@ def seeds() -> list[tuple[str, bytes]]:
 
 
 def drawn(name: str, **options: object) -> bytes:
-    """A file with many layers and with what Keras itself does not use."""
+    """Return a file with many layers and with what Keras itself does not use."""
     buffer, numbers = io.BytesIO(), np.random.default_rng(1)
     with h5py.File(buffer, "w", **options) as file:
         for number in range(12):
@@ -86,7 +86,7 @@ def words(size: int, place: int) -> list[int]:
 
 
 def changed(data: bytes, dice: random.Random) -> bytes:
-    """One change."""
+    """Return one change."""
     damaged, place = bytearray(data), dice.randrange(len(data))
     kind = dice.choice(["bit", "byte", "word", "word", "word", "copy", "copy", "cut", "insert"])
     if kind == "bit":
@@ -110,7 +110,7 @@ def changed(data: bytes, dice: random.Random) -> bytes:
 
 
 def repacked(data: bytes, dice: random.Random) -> bytes:
-    """An archive whose weights, or description, have changed."""
+    """Return an archive whose weights, or description, have changed."""
     buffer = io.BytesIO()
     target = dice.choice(["config.json", WEIGHTS, WEIGHTS, WEIGHTS])
     method = dice.choice([zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
@@ -134,7 +134,7 @@ def mutated(seed: int, number: int) -> tuple[str, bytes]:
 
 
 def attempt(seed: int, number: int) -> str:
-    """Attack one file; return "read", "refused", or the failure."""
+    """Change and read one file; return "read", "refused", or the failure."""
     name, data = mutated(seed, number)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"

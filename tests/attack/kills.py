@@ -59,7 +59,7 @@ class Training:
         container.write(path, stored, {"step": number, "state": state})
 
     def load(self, path: Path) -> int:
-        """Go on from a file; returns the number of the next step."""
+        """Load a file to go on from; return the number of the next step."""
         contents = container.read(path)
         tensors = {name: tensor.tensor() for name, tensor in contents.tensors.items()}
         with torch.no_grad():
@@ -71,7 +71,7 @@ class Training:
 
 
 def _taken(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """A state with lists of one name in the place of its tensors, which are put in `tensors`."""
+    """Return a state with a list of its path for each tensor; write tensors to `tensors`."""
     if isinstance(value, dict):
         return {key: _taken(nested, f"{path}/{key}", tensors) for key, nested in value.items()}
     if not isinstance(value, torch.Tensor):
@@ -87,7 +87,7 @@ def _given(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def digest(path: Path) -> tuple[int, str]:
-    """The step that a file is of, and a hash of all bytes of its tensors."""
+    """Return the step that a file is of, and a hash of all bytes of its tensors."""
     contents, hash_state = container.read(path), hashlib.blake2b()
     for name, tensor in sorted(contents.tensors.items()):
         hash_state.update(name.encode())
@@ -103,7 +103,7 @@ def train(path: Path) -> None:
 
 
 def uninterrupted(path: Path) -> dict[int, str]:
-    """The hashes after each step of a training that nobody kills."""
+    """Return the hashes after each step of a training that nobody kills."""
     training, digests = Training(), dict[int, str]()
     for number in range(STEPS):
         training.step(number)
@@ -113,7 +113,7 @@ def uninterrupted(path: Path) -> dict[int, str]:
 
 
 def started(path: Path) -> int:
-    """The number of a process that trains."""
+    """Return the number of a process that trains."""
     child = os.fork()
     if not child:
         try:
@@ -127,7 +127,7 @@ def started(path: Path) -> int:
 
 
 def killed(path: Path, expected: dict[int, str], dice: random.Random, longest: float) -> str:
-    """Kill a training at a random time; return one of `GOOD`, or the failure."""
+    """Train, kill the process at a random time and return one of `GOOD`, or the failure."""
     child = started(path)
     time.sleep(dice.uniform(0, longest))
     os.kill(child, signal.SIGKILL)
@@ -151,7 +151,7 @@ def killed(path: Path, expected: dict[int, str], dice: random.Random, longest: f
 
 
 def told(count: int, seed: int, defect: str = "") -> Figures:
-    """Kill trainings of one file, one after the other.
+    """Kill trainings of one file, one after the other; return the figures.
 
     Args:
         count: How many.
@@ -178,7 +178,7 @@ def told(count: int, seed: int, defect: str = "") -> Figures:
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Kill as many trainings as a test run or a night has time for."""
+    """Run and kill as many trainings as a test run or a night has time for."""
     return told(CASES[long], seed)
 
 

@@ -85,7 +85,7 @@ def possible(rule: str, role: str, layout: str) -> bool:
 
 
 def run(rule: str, role: str, layout: str) -> str:
-    """Two steps of a rule; "ok", "LayoutError" or what went wrong."""
+    """Take two steps of a rule; return "ok", "LayoutError" or the failure."""
     memory, rng, rule_case = Memory(), np.random.default_rng(1), case(rule)
     tensor = LAYOUTS[layout](memory)
     fill = memory.base(900)
@@ -123,7 +123,7 @@ def run(rule: str, role: str, layout: str) -> str:
 
 
 def run_foreign(rule: str, layout: str) -> str:
-    """A step with a slot that is none of the variable's; as `run`."""
+    """Take a step with a slot of another variable; return as `run`."""
     memory, rule_case = Memory(), case(rule)
     problem = Problem.make(rule_case.row, [24], [torch.float32], 1)
     if layout == "the variable":

@@ -71,7 +71,7 @@ class Scene:
 
 
 def scene(dice: random.Random) -> tuple[Scene, Drawer]:
-    """A random one."""
+    """Return a random scene."""
     rule = dice.choice(list(arithmetic.RULES))
     drawer = Drawer(dice, dice.choice([1, 1, 2, 4]))
     new_scene = Scene(rule, [], [], [], [], [])
@@ -98,7 +98,7 @@ _HALVES = ("float16", "bfloat16")
 
 
 def _gradient(scene: Scene, index: int, drawer: Drawer, dice: random.Random) -> Place | Rows:
-    """A place for a gradient of a variable; that of a master may be of a 16-bit type."""
+    """Return a place for a gradient of a variable; that of a master may be of a 16-bit type."""
     var, dtype = scene.variables[index], scene.variables[index].dtype
     if scene.copies[index] is not None and dtype == "float32" and dice.random() < 0.6:
         dtype = dice.choice(_HALVES)
@@ -170,7 +170,7 @@ class Oracle:
                 self._set(copy, copy_values)
 
     def _begun(self, var: Array, copy: Place) -> Array:
-        """A variable, or its copy where that is not the variable, rounded."""
+        """Return a variable, or its copy where that is not the variable, rounded."""
         raw = self.bytes[copy.buffer][copy.bytes()]
         narrowed = arithmetic.narrowed(arithmetic.saturated(var, copy.dtype), copy.dtype)
         is_equal = (raw == narrowed).all(1).reshape(var.shape)
@@ -178,7 +178,7 @@ class Oracle:
 
 
 def _fill(scene: Scene, buffers: list[bytearray], dice: random.Random) -> None:
-    """Random bytes everywhere, numbers of usual size where tensors are, and rows where indices."""
+    """Write random bytes everywhere, usual numbers into tensors, and rows into indices."""
     rng = np.random.default_rng(dice.randrange(2**32))
     for index in range(len(buffers)):
         buffers[index][:] = rng.integers(0, 256, BYTES, np.uint8).tobytes()
@@ -199,7 +199,7 @@ def _put(place: Place, raw: Array, buffers: list[bytearray]) -> None:
 
 
 def _rows(height: int, grad: Rows, dice: random.Random) -> Array:
-    """Indices as bytes; now and then one is out of range."""
+    """Return indices as bytes; now and then one is out of range."""
     (count,) = grad.indices.shape
     rows_named = [dice.randrange(height) for _ in range(count)]
     if rows_named and dice.random() < 0.06:
@@ -261,7 +261,7 @@ def attempt(seed: int, number: int) -> str:
 
 
 def _tensors(scene: Scene, buffers: list[bytearray]) -> tuple[Problem, list[Any] | None]:
-    """The tensors of a step, and the copies of its variables; None if there are none."""
+    """Return the tensors of a step and the copies of its variables; None if there are none."""
     variables = [place.tensor(buffers) for place in scene.variables]
     slots = [[place.tensor(buffers) for place in places] for places in scene.slots]
     copies = [None if place is None else place.tensor(buffers) for place in scene.copies]
@@ -307,7 +307,7 @@ def _move_a_gradient(
     oracle: Oracle,
     dice: random.Random,
 ) -> None:
-    """Another layout for a gradient of the next step, over whatever numbers are there."""
+    """Set another layout for a gradient of the next step, over whatever numbers are there."""
     position = dice.randrange(len(scene.gradients))
     index = scene.order[position]
     grad = _gradient(scene, index, drawer, dice)

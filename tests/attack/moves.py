@@ -37,7 +37,7 @@ def _with_data(var: Any, data: Tensor) -> Callable[[], None]:
 
 
 def _remembered(training: Training, place: int) -> Any:
-    """A variable; what it holds now comes back if the next step is refused."""
+    """Return a variable whose values come back if the next step is refused."""
     var = training.variables[place]
     training.undo.append(_with_data(var, var.detach().clone()))
     return var
@@ -101,7 +101,7 @@ def data_of_another_shape(training: Training, dice: random.Random) -> None:
 
 
 def data_seen_otherwise(training: Training, dice: random.Random) -> None:
-    """Give the variable's memory other strides, or another type of the same size."""
+    """Set other strides for the variable's memory, or another type of the same size."""
     var = _remembered(training, _place(training, dice))
     if var.dtype in (torch.float16, torch.bfloat16) and dice.random() < 0.7:
         var.data = var.detach().view(

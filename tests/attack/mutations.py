@@ -103,7 +103,7 @@ def _own(value: Any) -> Any:
 
 
 def places(state: Any) -> Iterator[tuple[dict[Any, Any], Any]]:
-    """Every dictionary in a state with each of its keys."""
+    """Yield every dictionary in a state with each of its keys."""
     for key, value in state.items():
         yield state, key
         for entry in value if isinstance(value, list) else [value]:

@@ -39,7 +39,7 @@ class Place:
     is_negative: bool = False
 
     def bytes(self) -> Array:
-        """The bytes of each element, in the order of the elements: a row for each."""
+        """Return the bytes of each element, in the order of the elements: a row for each."""
         size = SIZES[self.dtype]
         offsets = np.zeros((), np.int64)
         for extent, stride in zip(self.shape, self.strides, strict=True):
@@ -70,7 +70,7 @@ def shape(dice: random.Random) -> tuple[int, ...]:
 
 
 def _run(extents: tuple[int, ...], order: list[int]) -> tuple[int, ...]:
-    """Strides of one run of memory, with dimensions in this order, the last the innermost."""
+    """Return strides of one run of memory whose last dimension in `order` is the innermost."""
     strides, step = [0] * len(extents), 1
     for dim in reversed(order):
         strides[dim] = step
@@ -130,7 +130,7 @@ class Drawer:
     def place(
         self, extents: tuple[int, ...], dtype: str, preferred: tuple[int, ...] | None = None
     ) -> Place:
-        """A place for a tensor of this shape.
+        """Return a place for a tensor of this shape.
 
         Args:
             extents, dtype: The tensor's shape and dtype.

@@ -100,7 +100,7 @@ def _one(value: Any, dice: Dice, values: tuple[Any, ...]) -> None:
 
 
 def of_ours(dice: Dice) -> str:
-    """A document, or a tensor, of ours."""
+    """Return a document, or a tensor, of ours."""
     name = dice.choice(list(restores._ours))
     ending = ".safetensors" if name in ("objects", "saver") else ""
     path = _folder[0] / "case"
@@ -109,7 +109,7 @@ def of_ours(dice: Dice) -> str:
 
 
 def of_trainings(dice: Dice) -> str:
-    """A document, or a tensor, of a training that goes on from the file."""
+    """Return a document, or a tensor, of a training that goes on from the file."""
     path = _folder[0] / "case"
     resumed.save_training(resumed.choose_training(dice), path)
     change = partial(resumed.damage_tensor, dice=dice)
@@ -142,7 +142,7 @@ def _number(dice: Dice) -> StoredTensor:
 
 
 def of_tensorflow(dice: Dice) -> str:
-    """A node of the graph of objects, or a tensor, of a bundle."""
+    """Return a node of the graph of objects, or a tensor, of a bundle."""
     seed = dice.choice(_bundles)
     tensors, graph = dict(seed.tensors), seed.graph
     if graph is not None and dice.random() < 0.6:
@@ -202,7 +202,7 @@ LINKS = (
 
 
 def of_keras(dice: Dice) -> str:
-    """The description, or an array, in a file of Keras."""
+    """Return the description, or an array, in a file of Keras."""
     name = dice.choice(list(_keras))
     path = _folder[0] / "case"
     if name.endswith(".keras"):
@@ -338,7 +338,7 @@ READERS: dict[str, tuple[Callable[[Dice], str], tuple[restores.Take, ...]]] = {
 
 
 def attempt(seed: int, number: int) -> str:
-    """Attack one reader; return "taken", "refused", or the failure."""
+    """Change a file for one reader; return "taken", "refused", or the failure."""
     dice = random.Random(f"{seed}/{number}")
     for folder in _folder:
         for child in folder.iterdir():
@@ -352,7 +352,7 @@ def attempt(seed: int, number: int) -> str:
 
 
 def warm() -> None:
-    """Have everything imported, and files of each kind at hand."""
+    """Import all modules, and write files of each kind."""
     encode_all()
     restores.warm()
     out_folder = _folder[0].with_name(f"{_folder[0].name}-out")

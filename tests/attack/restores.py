@@ -78,7 +78,7 @@ def in_a_graph() -> tuple[Any, list[Any]]:
 
 
 def seeds() -> None:
-    """Files of ours of each kind."""
+    """Write files of Thalweg of each kind."""
     path = _folder[0] / "seed"
     for name, make in trainings().items():
         params = variables()
@@ -208,7 +208,7 @@ TAKES: tuple[tuple[str, Take], ...] = (
 
 
 def written(kind: str, dice: Dice) -> str:
-    """A mutated file of a kind; the path that its readers are given."""
+    """Return a mutated file of a kind; the path that its readers are given."""
     path = _folder[0] / "case"
     if kind == "any":
         kind = dice.choice([*_ours, "bundle", "keras file"])
@@ -246,7 +246,7 @@ def judged(take: Take, path: str, dice: Dice, title: str) -> str:
 
 
 def attempt(seed: int, number: int) -> str:
-    """Attack one restore; return its outcome."""
+    """Change a file and restore it; return the outcome."""
     dice = random.Random(f"{seed}/{number}")
     for file in _folder[0].iterdir():
         file.unlink()

@@ -24,7 +24,7 @@ def main() -> int:
     from attack.server import Server
 
     def used() -> float:
-        """Seconds of processors that this process, its children and servers have had."""
+        """Return seconds of processors that this process, its children and servers have had."""
         return sum(os.times()[:4]) + Server.used
 
     parser = argparse.ArgumentParser(description="Attacks on the library, with figures.")

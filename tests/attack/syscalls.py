@@ -143,7 +143,7 @@ class Place:
 
 
 def calls(trace: list[str]) -> list[Call]:
-    """The system calls between the two marks of a trace."""
+    """Return the system calls between the two marks of a trace."""
     calls_found: list[Call] = []
     counts: Counter[str] = Counter()
     has_begun = False

@@ -122,7 +122,7 @@ def is_named(keys: list[Any], message: str) -> bool:
 
 
 def damaged(opt: Any, title: str) -> tuple[Any, str, list[Any]]:
-    """The state of an optimizer with one damage, or that of another class; what and where it is."""
+    """Return a damaged state or one of another class, the damage and its place."""
     dice = random.Random(title)
     if dice.random() < 0.2:
         donor, donor_options = dice.choice(OURS)
@@ -188,7 +188,7 @@ def judged(
     comparable: bool,
     lone_keys: list[Any],
 ) -> str:
-    """Step with a loaded state; return "taken", "refused", or the failure.
+    """Take a step with a loaded state; return "taken", "refused", or the failure.
 
     Args:
         training: The optimizer and its parameters.

@@ -148,7 +148,7 @@ def options(dice: random.Random) -> dict[str, Any]:
 
 
 def wrappers(dice: random.Random, names: set[str], is_torchs: bool) -> dict[str, Any]:
-    """None, one, or two of them that rules of these names take."""
+    """Return none, one or two wrappers that rules of these names take."""
     choices_drawn: dict[str, Any] = {}
     wrapper, decays = dice.choice([*WRAPPERS, *[""] * 5]), dice.random() < 0.2
     if wrapper and not names & MEASURE:
@@ -204,7 +204,7 @@ class OptimTraining(Training):
     def _narrowed(
         self, cls: Callable[..., Any], groups: list[dict[str, Any]], choices_drawn: dict[str, Any]
     ) -> Any:
-        """An optimizer with options, but for those of narrow state that it refuses."""
+        """Return an optimizer with options, but for those of narrow state that it refuses."""
         if "weights" in choices_drawn:
             for var in self.variables:
                 var.data = var.detach().bfloat16()
@@ -285,12 +285,12 @@ class OptimTraining(Training):
 
 
 def encode_all() -> None:
-    """Have slots of the least parameters in 8 bits, where an option asks for it."""
+    """Encode slots of the least parameters in 8 bits, where an option asks for it."""
     quantized_slots.LEAST = 1
 
 
 def as_torchs(grad: Any) -> Any:
-    """A gradient as torch gives it."""
+    """Return a gradient as torch gives it."""
     if not isinstance(grad, IndexedSlices):
         return grad
     shape = tuple(grad.dense_shape)

@@ -129,7 +129,7 @@ class Training:
         self.rate.assign(value)
 
     def add(self, value: Tensor) -> None:
-        """One more variable, of a name that no other has."""
+        """Add a variable of a new name."""
         self.variables.append(Variable(value, f"w{len(self.variables)}"))
 
     def save(self) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class SessionTraining(Training):
         return optimizer
 
     def _initialize(self) -> None:
-        """Give those that have no value their first one."""
+        """Set the first value of each variable that has none."""
         with self.graph.as_default():
             new = [v for v in _graph.global_variables() if not self.session.is_initialized(v)]
             self.session.run([v.initializer for v in new])
@@ -327,7 +327,7 @@ def flat(state: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _bits(value: Any) -> Any:
-    """A value as something that is equal to itself only; every NaN is one."""
+    """Return a value as something that is equal to itself only; every NaN is one."""
     if not isinstance(value, Tensor):
         return repr(value)
     if value.layout == torch.sparse_coo:

@@ -36,7 +36,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 
 def begin() -> None:
-    """Have Python tell what is done; cannot be undone in this process."""
+    """Add the hook of audit events, which cannot be removed from this process."""
     sys.addaudithook(_hook)
 
 
@@ -64,7 +64,7 @@ def watched(work: Callable[[], str], folder: Path) -> str:
 
 
 def _reset() -> int:
-    """Forget the most memory that was held so far; returns what is held now."""
+    """Reset the peak of memory; return the bytes held now."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:  # not Linux

@@ -50,7 +50,7 @@ def _reason_to_skip(path: Path, is_missing: bool) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def language_is_patched_once() -> Iterator[None]:
-    """Triton's interpreter puts its own functions into the language once for each program.
+    """Apply the functions of Triton's interpreter to the language once for each program.
 
     It does so again wherever a program calls a function, to no effect, in half of its time.
     """

@@ -51,7 +51,7 @@ def _tensors(values):
 
 @contextlib.contextmanager
 def captured():
-    """Capture a block; what the host does to its own memory is no part of it."""
+    """Record a block; writes of the host to its own memory are no part of it."""
     graph, run, kept = Graph(), launch._Interpreted.run, host_device_mirror.Mirror._keep_for_graph
 
     def started(self):

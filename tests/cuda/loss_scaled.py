@@ -96,14 +96,14 @@ class Log:
 
 
 def plain(tensors):
-    """Floating-point numbers of the host, in float64 what is none."""
+    """Return floating-point numbers of the host, in float64 what is none."""
     copies = [tensor.detach().cpu() for tensor in tensors]
     return [tensor if tensor.is_floating_point() else tensor.double() for tensor in copies]
 
 
 @contextlib.contextmanager
 def computing(engine):
-    """A block on an engine; on that of the CPU no tensor of the CPU stands for one of a GPU."""
+    """Run a block on an engine; on the CPU's no tensor of the CPU stands for one of a GPU."""
     with pytest.MonkeyPatch.context() as patch, thalweg.engine(engine):
         if engine == "cpu":
             patch.setattr(vectors, "_INTERPRETS", False)
@@ -111,7 +111,7 @@ def computing(engine):
 
 
 def trained(engine, make, waiting=None):
-    """A training, whose steps from the third on are taken in `waiting(training)`."""
+    """Return a training, whose steps from the third on are taken in `waiting(training)`."""
     with computing(engine):
         training = make()
         for number, overflow in enumerate(OVERFLOWS):

@@ -10,7 +10,7 @@ import thalweg
 
 
 def give_gradients(params, step):
-    """Gradients of a step, where those of before lie, as graphs have it."""
+    """Write gradients of a step into the memory of the previous ones, as graphs do."""
     for place, param in enumerate(params):
         generator = torch.Generator().manual_seed(1000 * step + place)
         grad = (torch.randn(param.shape, generator=generator) / 8).to(param.dtype)

@@ -16,7 +16,7 @@ _WAITING = ("item", "tolist", "cpu", "numpy", "nonzero", "unique", "__bool__", "
 
 @contextlib.contextmanager
 def waiting_for_nothing(runs=False, host=(), device=()):
-    """A block in which what waits for a device fails, and kernels do nothing, unless they run.
+    """Run a block in which waiting for a device fails; kernels do nothing unless `runs`.
 
     Args:
         runs: Whether they do.
@@ -55,6 +55,6 @@ def waiting_for_nothing(runs=False, host=(), device=()):
 
 
 def counting_and_waiting_for_nothing(optimizer, runs=False):
-    """Forbid waiting, too, for an optimizer whose step counts are on the host."""
+    """Raise on waiting, too, for an optimizer whose step counts are on the host."""
     state_values = [value for state in optimizer.state.values() for value in state.values()]
     return waiting_for_nothing(runs, host=[tensor for tensor in state_values if not tensor.dim()])

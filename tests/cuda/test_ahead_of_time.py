@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from pairwise import cover_pairs
 from rulebook import DTYPES, FIRST, KINDS, label, slow_unless
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codegen import Update
@@ -432,13 +434,17 @@ LAYOUTS = [
     Layout((3, 3)), Layout((4, 4)), Layout((8, 8)),
     *(Layout(None, columns) for columns in (32, 64, 128, 1024)),
 ]  # fmt: skip
-PASSES = [MEASURES, TORCH_ADAFACTOR.passes[:3]]
+PASSES = {"mixed": MEASURES, "Adafactor": TORCH_ADAFACTOR.passes[:3]}
+LINE_MEASURES = cover_pairs(itertools.product(NAMES, PASSES, LAYOUTS))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("measures", PASSES, ids=["mixed", "Adafactor"])
-@BY_NAME
-def test_line_measure_kernels_compile_within_limits(name, measures, layout, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "passes", "layout"),
+    [slow_unless(row[0] == "float32", *row) for row in LINE_MEASURES],
+    ids=str,
+)
+def test_line_measure_kernels_compile_within_limits(name, passes, layout, tmp_path):
+    measures = PASSES[passes]
     measuring = MeasureBuilder(measures, (), (name,) * 3, 2, computed(name), VECTORS, True, False)
     if layout.sides:
         kernel = generate_short(measuring, layout.sides)

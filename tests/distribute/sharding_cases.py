@@ -18,7 +18,7 @@ from thalweg._engines.reduction_order import LEAF
 from thalweg.distribute import Strategy
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.reduce_scatter import Scatter
-from thalweg.distribute.tree_reduction import in_pairs
+from thalweg.distribute.tree_reduction import tree_sum
 from thalweg.errors import PerformanceWarning
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import SGD, Adam, RuleOptimizer
@@ -111,7 +111,7 @@ def total(step: int, count: int, params: Sequence[Variable]) -> list[Any]:
             grads.append(IndexedSlices(torch.cat(values), torch.cat(indices)))
         else:
             template = next(grad for grad in parts if grad is not None)
-            grads.append(in_pairs([torch.zeros_like(template) if g is None else g for g in parts]))
+            grads.append(tree_sum([torch.zeros_like(template) if g is None else g for g in parts]))
     return grads
 
 
@@ -312,13 +312,13 @@ def sent_while_others_are_computed(s: Strategy) -> Any:
             with thalweg.GradientTape() as tape:
                 value = loss(expected_vars, step, rank)
             parts.append(tape.gradient(value, expected_vars))
-        dense = [in_pairs([part[k] for part in parts]) for k in range(2)]
+        dense = [tree_sum([part[k] for part in parts]) for k in range(2)]
         rows = [part[2] for part in parts]
         if step % 2:
             values = torch.cat([row.values for row in rows])
             row_gradient: Any = IndexedSlices(values, torch.cat([row.indices for row in rows]))
         else:
-            row_gradient = in_pairs(rows)
+            row_gradient = tree_sum(rows)
         reference.apply_gradients(list(zip([*dense, row_gradient], expected_vars, strict=True)))
     return {"bits": bits(sharded) == bits(expected_vars), "sent": len(sizes)}
 
@@ -337,7 +337,7 @@ def alone_with_gaps(s: Strategy) -> Any:
 
 @case
 def kept_from_step_to_step(s: Strategy) -> Any:
-    """Let variables of equal shapes take turns."""
+    """Alternate between two sets of variables of equal shapes; compare with one process."""
     sharing, count = Strategy(shard_slots=True), s.num_replicas_in_sync
     sets = [[Variable(torch.zeros(2, LEAF)), Variable(torch.zeros(9))] for _ in range(4)]
     sharded, expected_vars, opt, reference = sets[:2], sets[2:], Adam(0.01), Adam(0.01)
@@ -532,7 +532,7 @@ def same_bits_on_any_number(s: Strategy) -> Any:
 
 @case
 def ranks_in_trouble(s: Strategy) -> Any:
-    """Fail a step on one rank, and report the error of every rank and that nothing has changed."""
+    """Raise in a step on one rank; report each rank's error and that nothing has changed."""
     rank, sharing = s.ranks.rank, Strategy(shard_slots=True)
     sharded, opt = variables(), Adam(0.01, clipnorm=1.0)
     trained(sharing, opt, sharded, (0,))

@@ -11,7 +11,7 @@ import torch
 from torch import Size, Tensor, distributed
 
 from thalweg._engines.random_bits import ElementRuns
-from thalweg.distribute.sharding.matrix_owners import spread
+from thalweg.distribute.sharding.matrix_owners import assign_owners
 from thalweg.distribute.sharding.shard_index import (
     ShardedTensor,
     element_runs,
@@ -91,4 +91,4 @@ def test_uneven_stripes_are_ambiguous() -> None:
 
 
 def test_matrices_of_one_rank_count_before_others_are_spread() -> None:
-    assert spread([1, 9, 1, 1], [[0, 1], [0], [0, 1], [1]]) == [1, 0, 1, 1]
+    assert assign_owners([1, 9, 1, 1], [[0, 1], [0], [0, 1], [1]]) == [1, 0, 1, 1]

@@ -54,7 +54,7 @@ class Parts:
 def stepping(
     make: Any, victim: Callable[[Parts], Tensor], **kwargs: Any
 ) -> Callable[[], list[Any]]:
-    """A step with a gradient, a slot or a parameter that was cut."""
+    """Return a step with a gradient, a slot or a parameter that was cut."""
 
     def build() -> list[Any]:
         run = Parts(make, **kwargs)
@@ -133,7 +133,7 @@ def flat() -> list[Any]:
 
 
 def momentum(params: Any) -> Any:
-    """Torch takes its steps of rows, and would read beyond what was cut."""
+    """Return an optimizer whose steps of rows are torch's, which would read beyond the cut."""
     return optim.SGD(params, 0.1, momentum=0.9)
 
 
@@ -222,7 +222,7 @@ OPTIM: dict[str, Callable[[], list[Any]]] = {
 def of_optimizer(
     make: Callable[[], Any], act: Callable[[Any, Variable], Any], victim: str
 ) -> Callable[[], list[Any]]:
-    """One of Keras or of TensorFlow 1, with a step behind it."""
+    """Return one of Keras or of TensorFlow 1, with a step behind it."""
 
     def build() -> list[Any]:
         p, q = (Variable(torch.ones(SIZE), name=name) for name in "pq")
@@ -365,6 +365,6 @@ def attempt(name: str, share: float) -> str:
 
 
 def warm() -> None:
-    """Have one thread, and no warnings."""
+    """Set one thread, and no warnings."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -122,7 +122,7 @@ def of_scaled(part: str) -> Build:
 
 
 def of_rate(make: Callable[[Any], Any], kind: Callable[..., Any] = Variable) -> Build:
-    """A hyperparameter that is a variable, or a tensor."""
+    """Return a hyperparameter that is a variable, or a tensor."""
 
     def build() -> list[Any]:
         rate = kind(0.1)

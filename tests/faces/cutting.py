@@ -58,7 +58,7 @@ class Schedule(schedules.LearningRateSchedule):
 
 
 def overriding(base: Any, hook: str) -> Callable[[Cut], Any]:
-    """An optimizer of which one hook cuts, and does what it did."""
+    """Return an optimizer of which one hook cuts, and does what it did."""
 
     def make(cut: Cut) -> Any:
         def hooked(self: Any, *args: Any, **keywords: Any) -> Any:
@@ -200,6 +200,6 @@ def attempt(kind: str, *args: Any) -> str:
 
 
 def warm() -> None:
-    """Have one thread, and no warnings."""
+    """Set one thread, and no warnings."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -683,7 +683,7 @@ class KerasFalling(keras.SGD):
 
 
 def scheduled() -> Any:
-    """SGD with a schedule, and gradients that functions change."""
+    """Return SGD with a schedule, and gradients that functions change."""
     rate = schedules.PolynomialDecay(0.2, 4, 0.01)
     return keras.SGD(rate, name="Scheduled", gradient_transformers=[_halved], decay=0.1)
 
@@ -737,7 +737,7 @@ def numbers(value: Any) -> list[float]:
 
 
 def in_a_graph(face: str, name: str) -> dict[str, Any]:
-    """The values of all variables after each step, and the name of the operation."""
+    """Return the values of all variables after each step, and the name of the operation."""
     with tf.Graph().as_default(), v1.Session() as session:
         params = {name: v1.Variable(start, name=name) for name, start in starts().items()}
         step = v1.train.get_or_create_global_step()
@@ -759,7 +759,7 @@ def in_a_graph(face: str, name: str) -> dict[str, Any]:
 
 
 def eagerly(face: str, name: str) -> dict[str, Any]:
-    """The values of the trained variables after each step."""
+    """Return the values of the trained variables after each step."""
     params = {name: tf.Variable(start, name=name) for name, start in starts().items()}
     optimizer = {"v1": V1, "keras": KERAS}[face][name]()
     step = v1.train.get_or_create_global_step()

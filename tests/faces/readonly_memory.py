@@ -113,6 +113,6 @@ def attempt(name: str, place: int, replaces: bool) -> str:
 
 
 def warm() -> None:
-    """Have one thread, and no warnings."""
+    """Set one thread, and no warnings."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

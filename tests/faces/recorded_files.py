@@ -27,7 +27,7 @@ def _named(params: list[Any]) -> dict[str, Any]:
 
 
 def of_checkpoint(training: Training) -> Folder:
-    """A file of `thalweg.checkpoint`."""
+    """Return a file of `thalweg.checkpoint`."""
 
     def write(folder: Path) -> None:
         optimizer, params = training.begun()
@@ -68,7 +68,7 @@ def _of_loss(half: bool) -> tuple[Any, Any]:
 
 
 def of_optimize_loss(half: bool) -> Folder:
-    """A step of `optimize_loss`, with its masters and its loss scale."""
+    """Return a step of `optimize_loss`, with its masters and its loss scale."""
 
     def write(folder: Path) -> None:
         step, var = _of_loss(half)
@@ -85,7 +85,7 @@ def of_optimize_loss(half: bool) -> Folder:
 
 
 def of_objects(training: Training) -> Folder:
-    """A manager of `tf.train.Checkpoint`."""
+    """Return a manager of `tf.train.Checkpoint`."""
 
     def write(folder: Path) -> None:
         optimizer, params = training.begun()

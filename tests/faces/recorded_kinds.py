@@ -58,7 +58,7 @@ class Training(NamedTuple):
     variable: Callable[[torch.Tensor, str], Any] = Variable
 
     def begun(self, steps: int = STEPS) -> tuple[Any, list[Any]]:
-        """The optimizer and its variables, after some steps."""
+        """Return the optimizer and its variables, after some steps."""
         values = (torch.arange(1.0, 1 + math.prod(shape)).reshape(shape) / 4 for shape in SHAPES)
         params = [self.variable(start.to(self.dtype), "ab"[k]) for k, start in enumerate(values)]
         optimizer = self.make(params)
@@ -67,12 +67,12 @@ class Training(NamedTuple):
         return optimizer, params
 
     def gone_on(self, trained: tuple[Any, list[Any]]) -> Any:
-        """The variables and the state after one more step."""
+        """Return the variables and the state after one more step."""
         self.step(*trained, STEPS)
         return [*trained[1], trained[0].state_dict()]
 
     def loaded(self, state: Any) -> tuple[Any, list[Any]]:
-        """Another optimizer, with a recorded state and variables."""
+        """Return another optimizer, with a recorded state and variables."""
         optimizer, params = self.begun(0)
         with torch.no_grad():
             for var, value in zip(params, state["variables"], strict=True):
@@ -83,7 +83,7 @@ class Training(NamedTuple):
 
 
 def gradient(var: torch.Tensor, step: int) -> torch.Tensor:
-    """Another one for each step."""
+    """Return another gradient for each step."""
     count = torch.arange(var.numel(), dtype=torch.float32, device=var.device).reshape(var.shape)
     return torch.cos(count * 0.7 + step).to(var.dtype)
 
@@ -143,7 +143,7 @@ def of_loss(optimizer: Any, params: list[Any], step: int) -> None:
 
 
 def _named() -> dict[str, Training]:
-    """Keras', TensorFlow 1's and OpenSeq2Seq's, by rule and by class."""
+    """Return classes of Keras, TensorFlow 1 and OpenSeq2Seq, by rule and by class."""
     entries = {
         name: entry for name, entry in {**by_class(), **by_rule()}.items() if name != "AdagradDA"
     }
@@ -154,7 +154,7 @@ def _named() -> dict[str, Training]:
 
 
 def _of_optim() -> dict[str, Training]:
-    """`thalweg.optim` and `thalweg.optim.tensorflow`, with each option of theirs and of ours."""
+    """Return `thalweg.optim` and `thalweg.optim.tensorflow` with each of their options."""
     half = torch.bfloat16
     options_of: dict[str, dict[str, Any]] = {
         "clip_norm": {"clip_grad_norm": 0.5},
@@ -236,7 +236,7 @@ TRAININGS: dict[str, Training] = {
 
 
 def _errors() -> list[BaseException]:
-    """One of each class."""
+    """Return one error of each class."""
     public = (cls for cls in vars(errors).values() if isinstance(cls, type))
     return [cls("what", "more") for cls in public if issubclass(cls, Exception)]
 
@@ -367,7 +367,7 @@ OBJECTS: dict[str, Kind] = {
 
 
 def numbers(value: Any) -> Any:
-    """Something told, as JSON has it."""
+    """Return a told value as JSON has it."""
     if isinstance(value, torch.Tensor):
         return value.detach().double().tolist() if value.numel() else []
     if isinstance(value, dict):
@@ -381,6 +381,6 @@ def numbers(value: Any) -> Any:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """The recorded members by their names, "KIND/MEMBER"."""
+    """Return the recorded members by their names, "KIND/MEMBER"."""
     with tarfile.open(path) as file:
         return {member.name: file.extractfile(member).read() for member in file}  # pyright: ignore[reportOptionalMemberAccess]

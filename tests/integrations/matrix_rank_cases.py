@@ -284,7 +284,7 @@ def of_fully_shard(rank: int, count: int, folder: Path) -> Any:
 
 @case
 def in_trouble(rank: int, count: int, _: Path) -> Any:  # noqa: C901
-    """Fail a step on one rank, and report the error of every rank and that nothing has changed."""
+    """Raise in a step on one rank; report each rank's error and that nothing has changed."""
     mesh, report = init_device_mesh("cpu", (count,)), dict[str, Any]()
     fails: list[Any] = []
 

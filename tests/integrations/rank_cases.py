@@ -342,7 +342,7 @@ def diagnosed(rank: int, count: int, _: Path) -> Any:
 
 @case
 def diagnosed_but_for_one(rank: int, count: int, _: Path) -> Any:
-    """Fail to measure a step on one rank; report which gradients are known then and afterwards."""
+    """Raise while one rank measures; report the gradients known then and afterwards."""
 
     def fail() -> Any:
         raise MemoryError

@@ -21,7 +21,7 @@ def by_case(*prefixes: str) -> pytest.MarkDecorator:
 
 
 def float32(golden: Any) -> Any:
-    """A recorded number, or a nest of them; infinities and NaN are strings."""
+    """Return a recorded number, or a nest of them; infinities and NaN are strings."""
     return np.array(golden, dtype=object).astype(np.float32)
 
 

@@ -43,7 +43,7 @@ class Writer:
 
 
 def loss_of(case: Case, variables: dict[str, Any], data: dict[str, Any]) -> Any:
-    """The problem's loss; variables are cast to float32 first."""
+    """Return the problem's loss; variables are cast to float32 first."""
     wide = {name: var.float() for name, var in variables.items()}
     kind, problem = case["problem"]["type"], case["problem"]
     if kind == "mlp":
@@ -61,7 +61,7 @@ def loss_of(case: Case, variables: dict[str, Any], data: dict[str, Any]) -> Any:
 
 
 def data_of(step: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """The numbers of one step by the names that `loss_of` uses."""
+    """Return the numbers of one step by the names that `loss_of` uses."""
     arrays = {**step.get("coef", {}), **{key: step[key] for key in ("x", "y") if key in step}}
     return {name: float32(value) for name, value in arrays.items()}
 

@@ -14,7 +14,7 @@ import torch.multiprocessing as processes
 from rulebook import assert_same
 from thalweg import optim
 from thalweg.optim import tensorflow
-from thalweg.optim.device_param_scalars import ForeignThere
+from thalweg.optim.device_param_scalars import ForeignDeviceColumn
 from torch_inputs import CLASSES, ROWS, params_of, set_grads
 
 SCALARS = ("step", "eta", "mu", "mu_product")
@@ -269,7 +269,7 @@ def test_worker_process_updates_shared_counts() -> None:
 def test_foreign_device_scalars_are_updated_in_place() -> None:
     """Use a GPU's code with count tensors that are not one block."""
     counts = [torch.tensor(3.0), torch.tensor(5.0)]
-    column = ForeignThere("step", counts)
+    column = ForeignDeviceColumn("step", counts)
     column.counting(None)()
     column.counting(torch.tensor(False))()
     counts[0].add_(10)

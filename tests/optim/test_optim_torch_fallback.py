@@ -181,7 +181,7 @@ def test_sparse_fallback_with_block_slots_equals_torch() -> None:
 def test_fallback_step_counts_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     opt, params = two()
     copies: list[Tensor] = []
-    original = torch_fallback._putting_back
+    original = torch_fallback._restore_calls
 
     def counting(optimizer: Any, param: Tensor) -> Any:
         copies.append(param)

@@ -14,7 +14,7 @@ _last_problem = "", ""
 
 
 def note_problem(rule: str, seed: int) -> None:
-    """Have failures of the running test name a rule and a seed."""
+    """Add a rule and a seed to messages of failures in the running test."""
     global _last_problem
     _last_problem = _current_test(), f"{rule}, seed {seed}"
 

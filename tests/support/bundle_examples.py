@@ -36,7 +36,7 @@ BITS = [0.0, -0.0, 1e-40, float("inf"), -float("inf"), float("nan"), 3.4e38, 0.1
 
 
 def by_name() -> dict[str, StoredTensor]:
-    """Tensors of all dtypes, as of `tf.train.Saver`."""
+    """Return tensors of all dtypes, as of `tf.train.Saver`."""
     tensors: dict[str, Tensor] = {
         "layer/kernel": torch.arange(12.0).reshape(3, 4),
         "layer/kernel/Adam": -torch.arange(12.0).reshape(3, 4),
@@ -52,7 +52,7 @@ def by_name() -> dict[str, StoredTensor]:
 
 
 def as_objects() -> tuple[dict[str, StoredTensor], ObjectGraph]:
-    """A model of two variables with Adam's slots and powers, as of `tf.train.Checkpoint`."""
+    """Return a model of two variables with Adam's slots and powers, as of `tf.train.Checkpoint`."""
     names = {
         "step": "step",
         "save_counter": "save_counter",  # `Checkpoint.restore` makes one, and asks for its value

@@ -46,7 +46,7 @@ def footer(remarks: bytes, listing: bytes, magic: int = MAGIC) -> bytes:
 
 
 def table(*blocks: bytes, limits: Sequence[bytes] | None = None, kind: int = 0) -> bytes:
-    """A table of blocks; the first blocks have the limits, which are high by default."""
+    """Return a table of blocks; the first blocks have the limits, which are high by default."""
     file, handles = b"", []
     names = limits or [b"\xff" * (number + 1) for number in range(len(blocks))]
     for data, limit in zip(blocks, names, strict=True):
@@ -102,7 +102,7 @@ def write(
     data: bytes = b"",
     header: BundleHeader | bytes = BundleHeader(1),  # noqa: B008
 ) -> Path:
-    """A bundle of these entries, whatever they say."""
+    """Return a bundle of these entries, whatever they say."""
     items = {b"": header, **entries}
     encoded_items = {
         key: entry if isinstance(entry, bytes) else entry.encode_message()

@@ -70,7 +70,7 @@ def update_made(var, grad, value, memory, *, first, second, tops, sides, learnin
 def rule_of(
     first: Any, second: Any, overs: Any, reduces: Any, stage: Any, has_pass: bool, has_stage: bool
 ) -> Rule:
-    """A rule.
+    """Return a rule.
 
     Args:
         first, second: What is measured.

@@ -32,12 +32,12 @@ class MatrixCase(Case):
     shapes: tuple[tuple[int, ...], ...] = SHAPES
 
     def params_of(self, dtype: torch.dtype) -> list[Tensor]:
-        """Whole numbers over 64 in [-2, 2]."""
+        """Return whole numbers over 64 in [-2, 2]."""
         return [_values(shape, 1000 + place, 64.0).to(dtype).requires_grad_()
                 for place, shape in enumerate(self.shapes)]  # fmt: skip
 
     def gradients_of(self, step: int, dtype: torch.dtype) -> list[Tensor]:
-        """Every third step has larger ones."""
+        """Return gradients of a step; every third step has larger ones."""
         scale = 32.0 if step % 3 == 0 else 256.0
         return [_values(shape, 17 * step + place, scale).to(dtype)
                 for place, shape in enumerate(self.shapes)]  # fmt: skip

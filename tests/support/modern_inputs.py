@@ -145,27 +145,27 @@ TABLE = {f"{case.name}-{decay}": (case, decay) for case in CASES for decay in ca
 
 
 def params_of(dtype: torch.dtype) -> list[Tensor]:
-    """Parameters of each shape, whole numbers over 64 in [-2, 2]."""
+    """Return parameters of each shape, whole numbers over 64 in [-2, 2]."""
     return [_values(shape, 1000 + place, 64.0).to(dtype).requires_grad_()
             for place, shape in enumerate(SHAPES)]  # fmt: skip
 
 
 def gradients_of(step: int, dtype: torch.dtype) -> list[Tensor]:
-    """Gradients of each shape; every third step has larger ones."""
+    """Return gradients of each shape; every third step has larger ones."""
     scale = 32.0 if step % 3 == 0 else 256.0
     return [_values(shape, 17 * step + place, scale).to(dtype)
             for place, shape in enumerate(SHAPES)]  # fmt: skip
 
 
 def rate(step: int, lr: float) -> float:
-    """The rate of a step, from 0: it rises for five steps and falls from there."""
+    """Return the rate of a step, from 0: it rises for five steps and falls from there."""
     return lr * min(1.0, (step + 1) / 5) * (1 - step / (2 * STEPS))
 
 
 def train(
     optimizer: Any, params: list[Tensor], lr: float, gradients: Callable[..., Any] = gradients_of
 ) -> list[Tensor]:
-    """The parameters after all steps."""
+    """Return the parameters after all steps."""
     begin = getattr(optimizer, "train", None)
     if begin is not None:  # schedulefree wants to be told
         begin()

@@ -46,7 +46,7 @@ def not_to_be_called(*args: Any, **options: Any) -> Any:
 
 
 def process_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all optimizers get processed gradients, as those that override `apply_gradients`."""
+    """Pass processed gradients to all optimizers, as to those that override `apply_gradients`."""
     monkeypatch.setattr(Optimizer, "takes_transforms", lambda self: False)
 
 

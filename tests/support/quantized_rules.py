@@ -45,7 +45,7 @@ def suited_codec(codec: str) -> Callable[[Slot], str]:
 
 @cache
 def encoded_rule(rule: Rule, codec: str) -> Rule:
-    """A rule whose slots are all kept in a codec, or in what suits them."""
+    """Return a rule whose slots are all kept in a codec, or in what suits them."""
     choose = suited_codec(codec)
     slot_names = set(rule.element_slots)
     slots = tuple(
@@ -60,7 +60,7 @@ def encoded_case(case: Case, codec: str) -> Case:
 
 
 def encode_slots(case: Case, problem: Problem) -> Problem:
-    """A problem with its slots as the case's rule keeps them."""
+    """Return a problem with its slots as the case's rule keeps them."""
     problem.slots = [_encoded(case.rule, slots) for slots in problem.slots]
     return problem
 
@@ -80,7 +80,7 @@ def numbers_of(case: Case, problem: Problem, index: int = 0) -> list[Tensor]:
 
 
 def records_of(codec: str, slot: Tensor) -> tuple[Tensor, Tensor]:
-    """The scales of the blocks of a slot, and their codes: (blocks,), (blocks, block)."""
+    """Return the scales of the blocks of a slot, and their codes: (blocks,), (blocks, block)."""
     rows = slot.view(-1, CODECS[codec].record_bytes)
     codes: Any = rows[:, 4:]
     return rows[:, :4].contiguous().view(torch.float32).flatten(), codes.view(

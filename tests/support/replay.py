@@ -41,7 +41,7 @@ def _pair_function(kind: str, amount: float) -> Any:
 
 
 def optimizer(case: dict[str, Any], clock: dict[str, int]) -> Any:
-    """The optimizer of a case; `clock["step"]` is what its callables read."""
+    """Return the optimizer of a case; `clock["step"]` is what its callables read."""
     kwargs = {key: _argument(value, case, clock) for key, value in case["kwargs"].items()}
     if "aggregator" in case:
         kwargs["gradient_aggregator"] = _pair_function(*case["aggregator"])
@@ -67,7 +67,7 @@ def variables(case: dict[str, Any]) -> dict[str, thalweg.Variable]:
 
 
 def gradient(case: dict[str, Any], name: str, step: int) -> Any:
-    """The gradient fed to a variable at a step, counted from 1."""
+    """Return the gradient fed to a variable at a step, counted from 1."""
     if step in case.get("none_steps", {}).get(name, ()):
         return None
     if case["vars"][name]["grad"] == "dense":
@@ -184,7 +184,7 @@ def minimized(case: dict[str, Any], engine: str) -> Iterator[Value]:
 
 
 def distances(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Units in the last place between elements; NaN equals NaN, and 0 is one unit from -0."""
+    """Return ulps between elements; NaN equals NaN, and 0 is one unit from -0."""
     got, expected = np.asarray(got), np.asarray(expected)
     a, b = _ranked(got), _ranked(expected)
     distance = np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)
@@ -192,7 +192,7 @@ def distances(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def _ranked(values: np.ndarray) -> np.ndarray:
-    """Integers in the order of the floats, without gaps."""
+    """Return integers in the order of the floats, without gaps."""
     integer = {2: np.int16, 4: np.int32, 8: np.int64}[values.dtype.itemsize]
     bits = np.ascontiguousarray(values).view(integer)
     if values.dtype.kind == "f":

@@ -38,7 +38,7 @@ def _found_by_optim(
     if step.may_lack:
         pairs = zip(gradients, step._owners, strict=True)
         gradients = [torch.empty_like(x) if grad is None else grad for grad, x in pairs]
-    return step._stands(optimizer, gradients)
+    return step._is_unchanged(optimizer, gradients)
 
 
 def _found(step: Any, pairs: Any) -> bool:
@@ -47,7 +47,7 @@ def _found(step: Any, pairs: Any) -> bool:
 
 
 def ask_both(kind: Any, predict: Callable[..., bool]) -> None:
-    """Have a kind of steps fail where `predict` does not find what is taken."""
+    """Check a kind of steps against `predict`."""
     take = kind.take
 
     def taken(step: Any, *args: Any) -> bool:

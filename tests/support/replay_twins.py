@@ -227,7 +227,7 @@ def _group_removed(opt: Any, params: Any, param: Any, dice: random.Random) -> No
 
 
 def _numbers_apart(opt: Any, params: Any, param: Any, dice: random.Random) -> None:
-    """Numbers of steps are written, and a step is refused before the next one."""
+    """Write unequal step counts, then try a step with an invalid rate, which must raise."""
     for param_state in opt.state.values():
         if isinstance(number := param_state.get("step"), Tensor):
             number.fill_(dice.choice([5, 20]))
@@ -265,7 +265,7 @@ def snapshot(opt: Any, params: list[Parameter]) -> list[tuple[str, Any]]:
 
 
 def look_carefully(opt: Any) -> None:
-    """Have the next step of an optimizer look at everything, as one without plans."""
+    """Forget the plans of an optimizer, so that its next step checks everything."""
     opt.step_cache.forget_replay()
     opt.step_cache.changes.needs_plan = False
 

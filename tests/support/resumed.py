@@ -258,7 +258,7 @@ def make_checkpoint(training: Any) -> dict[str, Any]:
 
 
 def resume_training(make: Callable[[], Any], state: dict[str, Any], number: int) -> dict[str, Any]:
-    """Everything, after a new training has loaded a saved one and taken the steps left."""
+    """Return all results after a new training has loaded a saved one and taken the steps left."""
     training = make()
     with torch.no_grad():
         for key, var in training.variables().items():

@@ -157,7 +157,7 @@ class Case:
         return replace(self, hypers={**self.hypers, **hypers})
 
     def scalars(self, dtype: type[np.floating], step: int = 3) -> dict[str, Any]:
-        """The scalars of one step, as the public optimizer would make them."""
+        """Return the scalars of one step, as the public optimizer would make them."""
         hypers = {hyper.name: hyper.default for hyper in self.rule.hypers} | self.hypers
         values: dict[str, Any] = {name: dtype(value) for name, value in hypers.items()}
         for power, hyper in self.rule.powers.items():
@@ -181,7 +181,7 @@ KINDS = ("SGD", "Adam", "AdagradDA", "FtrlPower", "MomentumRMSprop", "LARS")
 
 
 def slow_unless(quick: bool, *values: Any) -> Any:
-    """A row of a table of cases, which is marked slow unless it is one of the quick ones."""
+    """Return a row of a table of cases, marked slow unless it is one of the quick ones."""
     return pytest.param(*values, marks=() if quick else pytest.mark.slow)
 
 
@@ -247,7 +247,7 @@ def values(
     low: float | None = None,
     high: float = 2.0,
 ) -> torch.Tensor:
-    """Random values: of many magnitudes, or of one sign between `low` and `high`.
+    """Return random values: of many magnitudes, or of one sign between `low` and `high`.
 
     Args:
         special: The share of zeros, denormals, infinities, NaN and extremes among them.
@@ -256,7 +256,7 @@ def values(
 
 
 def slots_for(row: Row, var: torch.Tensor, rng: np.random.Generator, special: float = 0.0) -> list:
-    """Slots of a variable as they might be in the middle of a training."""
+    """Return slots of a variable as they might be in the middle of a training."""
     shape, (low, high) = tuple(var.shape), row.warm
     return [values(shape, var.dtype, rng, special, low, high) for _ in row.rule.element_slots]
 
@@ -361,7 +361,7 @@ def reference(
 
 
 def update_case(update: Any, slots: int = 0, **keywords: Any) -> Case:
-    """A case of a rule made up by a test, with no hyperparameters unless given."""
+    """Return a case of a rule made up by a test, with no hyperparameters unless given."""
     from thalweg import Slot
 
     items = tuple(Slot(f"s{index}") for index in range(slots))

@@ -6,7 +6,7 @@ from thalweg import _graph
 
 
 def initialized() -> _graph.Session:
-    """A session in which all variables made so far have their initial values."""
+    """Return a session in which all variables made so far have their initial values."""
     session = _graph.Session()
     session.run([_graph.global_variables_initializer(), _graph.local_variables_initializer()])
     return session

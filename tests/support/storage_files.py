@@ -25,7 +25,7 @@ def counting_tensor(dtype: str, shape: tuple[int, ...], start: int = 0) -> Store
 
 
 def a_few() -> dict[str, StoredTensor]:
-    """Tensors of several dtypes, an empty one and one of shape () among them."""
+    """Return tensors of several dtypes, an empty one and one of shape () among them."""
     return {
         "dec/kernel": counting_tensor("F32", (5, 7), 3),
         "dec/bias": counting_tensor("BF16", (3,), 1),
@@ -72,14 +72,14 @@ def packed(header: Header, manifest: Header | str, data: bytes) -> bytes:
 
 
 def forged(path: Path, change: Callable[[Header, Header], bytes | None]) -> bytes:
-    """The file at `path` after `change` of header and manifest; `change` may return other data."""
+    """Return the file at `path` after `change` of header and manifest, which may return data."""
     header, manifest, data = parts(path.read_bytes())
     changed_content = change(header, manifest)
     return packed(header, manifest, data if changed_content is None else changed_content)
 
 
 def resummed(path: Path) -> Callable[[Header, Header], None]:
-    """A change that gives each tensor the checksum of the bytes where the header says it is."""
+    """Return a change that sets each tensor's checksum to that of the bytes at its offset."""
     raw = parts(path.read_bytes())[2]
 
     def change(header: Header, manifest: Header) -> None:

@@ -54,7 +54,7 @@ class Input:
     described: str
 
     def make(self, module: Any, params: Any, **arguments: Any) -> Any:
-        """The optimizer of `torch.optim` or `thalweg.optim`; that of torch loops over tensors."""
+        """Return the optimizer of `torch.optim` (which loops over tensors) or `thalweg.optim`."""
         cls = getattr(module, self.name)
         options = {**copy.deepcopy(self.arguments), **arguments}
         if module is torch.optim:
@@ -81,7 +81,7 @@ def describe_inputs() -> str:
 
 
 def shapes_of(name: str) -> Any:
-    """Shapes of parameters that a class of torch's takes."""
+    """Return shapes of parameters that a class of torch's takes."""
     if name == "SparseAdam":
         return ROWS
     return tuple(shape for shape in SHAPES if name not in NO_EMPTY or 0 not in shape)

@@ -14,7 +14,7 @@ import numpy as np
 
 
 def draw(*shape: int, seed: int, positive: bool = False) -> Any:
-    """Normal numbers."""
+    """Return normal numbers."""
     numbers = np.asarray(np.random.RandomState(seed).randn(*shape)).astype("f4")
     return np.abs(numbers) if positive else numbers
 
@@ -28,7 +28,7 @@ class Case:
         self.sources: list[Any] = []
 
     def fed(self, value: Any, shape: Any = None, grad: bool = True) -> Any:
-        """A placeholder; the gradient of floats is asked for."""
+        """Return a placeholder; the gradient of floats is asked for."""
         value = np.asarray(value)
         symbol = self.tf.placeholder(value.dtype.name, value.shape if shape is None else shape)
         self.feeds[symbol] = value
@@ -42,7 +42,7 @@ CASES: dict[str, Maker] = {}
 
 
 def row(name: str, make: Callable[[Case], Any]) -> None:
-    """A case of which the result is one tensor, or a dict."""
+    """Return a case of which the result is one tensor, or a dict."""
 
     def made(case: Case) -> dict[str, Any]:
         output = make(case)
@@ -146,7 +146,7 @@ def _normalizations() -> None:
 
 
 def _names(case: Case) -> Any:
-    """Variables of layers and scopes that are opened again."""
+    """Return variables of layers and scopes that are opened again."""
     tf = case.tf
     dense = tf.layers.dense
     rows, images = tf.constant(ROWS), tf.constant(IMAGES)
@@ -556,7 +556,7 @@ def measured(tf: Any, name: str, message: Any, pixels: Pixels) -> dict[str, Any]
 def _gradients(
     case: Case, outputs: dict[str, Any], trained: list[Any], session: Any
 ) -> dict[str, Any]:
-    """The gradients of the first tensor, whose elements weigh differently, by all that is fed and
+    """Return the gradients of the weighted first tensor by all that is fed and
     trained.
     """
     first = next(iter(outputs.values()))

@@ -25,7 +25,7 @@ Bits = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 
 def optimizer(name: str, step: Any) -> Any:
-    """An optimizer whose learning rate depends on the step wherever it can."""
+    """Return an optimizer whose learning rate depends on the step wherever it can."""
     entry = ENTRIES[name]
     options = dict(entry.options)
     if issubclass(entry.cls, train.AdagradDAOptimizer):
@@ -80,7 +80,7 @@ class Training:
 
 
 def bits(session: tf.Session) -> Bits:
-    """Dtype, shape and bytes of each global variable that has a value, by name."""
+    """Return dtype, shape and bytes of each global variable that has a value, by name."""
     variables = session.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
     initialized = [var for var in variables if session.is_initialized(var)]
     values = map(of_tensor, session.snapshot(initialized))

@@ -25,7 +25,7 @@ def _tensor(values: np.ndarray) -> torch.Tensor:
 
 
 def gradient(case: Case, name: str, step: int) -> Any:
-    """The gradient fed to a variable at a step, counted from 1."""
+    """Return the gradient fed to a variable at a step, counted from 1."""
     if step in case.get("none_steps", {}).get(name, ()):
         return None
     if case["vars"][name]["grad"] == "dense":
@@ -90,7 +90,7 @@ class Eager:
         return self.global_step if self.case.get("global_step", {}).get("increment", True) else None
 
     def take(self) -> None:
-        """One step."""
+        """Take one step."""
         self.step += 1
         grads = {name: gradient(self.case, name, self.step) for name in self.variables}
         self.apply(grads)
@@ -236,7 +236,7 @@ def minimized(case: Case, face: str, engine: str) -> Iterator[Value]:
 
 
 def decayed(case: Case, face: str) -> tuple[np.ndarray, np.ndarray]:
-    """The learning rates of a recorded decay function, and TensorFlow's."""
+    """Return the learning rates of a recorded decay function, and TensorFlow's."""
     steps, golden = array(case, "steps"), array(case, "values")
     kwargs = dict(case["kwargs"])
     counter = "x" if "boundaries" in kwargs else "global_step"

@@ -44,39 +44,41 @@ class lazy(Generic[T]):
         return value
 
 
-def offered(owner: str, homes: Mapping[str, str], name: str, package: str | None = None) -> Any:
+def offered(
+    module_name: str, homes: Mapping[str, str], name: str, package: str | None = None
+) -> Any:
     """Import and return a name that a module offers; for the module's `__getattr__`.
 
     Args:
-        owner: The name of the module.
+        module_name: The name of the module.
         homes: The submodule of each name, as `module:attribute` if the attribute has another name.
             These submodules must not access such a name at import: another thread may hold
             `importing`, and wait for that module.
         name: The name; submodules of the package are offered, too.
-        package: Optional. The package of the submodules; the owner by default.
+        package: Optional. The package of the submodules; the module by default.
 
     Raises:
         AttributeError: The module does not offer the name.
     """
-    package = package or owner
+    package = package or module_name
     if name not in homes:
         if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
             return import_module(f"{package}.{name}")
-        raise AttributeError(f"module {owner!r} has no attribute {name!r}")
+        raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
     module, _, attribute = homes[name].partition(":")
     with importing:
         value = getattr(import_module(f"{package}.{module}"), attribute or name)
-    setattr(sys.modules[owner], name, value)
+    setattr(sys.modules[module_name], name, value)
     return value
 
 
 def offering(
-    owner: str, homes: Mapping[str, str], lists: Mapping[str, Iterable[str]], kind: type[T]
+    module_name: str, homes: Mapping[str, str], lists: Mapping[str, Iterable[str]], kind: type[T]
 ) -> tuple[Callable[[str], T], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package that offers names and tuples of them.
 
     Args:
-        owner: The name of the package; its `__all__` contains all names.
+        module_name: The name of the package, whose `__all__` contains all names.
         homes: As for `offered`.
         lists: The names in each tuple.
         kind: The type of a name for type checkers.
@@ -84,11 +86,11 @@ def offering(
 
     def get(name: str) -> Any:
         if name not in lists:
-            return offered(owner, homes, name)
-        names = tuple(offered(owner, homes, entry) for entry in lists[name])
-        return vars(sys.modules[owner]).setdefault(name, names)
+            return offered(module_name, homes, name)
+        names = tuple(offered(module_name, homes, entry) for entry in lists[name])
+        return vars(sys.modules[module_name]).setdefault(name, names)
 
     def list_names() -> list[str]:
-        return sorted(vars(sys.modules[owner])["__all__"])
+        return sorted(vars(sys.modules[module_name])["__all__"])
 
     return get, list_names

@@ -167,42 +167,42 @@ class MatrixLayout:
         return _blocks(self, *self.matrix_sizes(shape)[1:], tuple(shape))
 
 
-def as_layout(value: Any, name: str = "layout") -> MatrixLayout | None:
+def as_layout(option: Any, name: str = "layout") -> MatrixLayout | None:
     """Return an option as a layout: a `MatrixLayout`, its text, or None for none.
 
     Raises:
         InvalidArgumentError: The option is none of these.
     """
-    if value is None or isinstance(value, MatrixLayout):
-        return value
-    if isinstance(value, str):
-        return MatrixLayout.parse(value)
+    if option is None or isinstance(option, MatrixLayout):
+        return option
+    if isinstance(option, str):
+        return MatrixLayout.parse(option)
     raise InvalidArgumentError(
         f"{name} must be an optim.MatrixLayout, its text such as 'rows=256+64+64', or None, not"
-        f" {show_value(value)}."
+        f" {show_value(option)}."
     )
 
 
-def layout_text(value: Any) -> str | None:
+def layout_text(option: Any) -> str | None:
     """Return an option as the text of a layout, as groups and files have it, or None for none.
 
     Raises:
         InvalidArgumentError: The option is not a layout.
     """
-    layout = as_layout(value)
+    layout = as_layout(option)
     return None if layout is None else str(layout)
 
 
-def _checked_blocks(axis: str, value: Any) -> Blocks:
+def _checked_blocks(axis: str, blocks: Any) -> Blocks:
     """Return an int or a list or tuple of at least two positive sizes as an int or a tuple."""
-    is_sequence = isinstance(value, list | tuple)
-    sizes = tuple(cast("Sequence[Any]", value)) if is_sequence else (value,)
+    is_sequence = isinstance(blocks, list | tuple)
+    sizes = tuple(cast("Sequence[Any]", blocks)) if is_sequence else (blocks,)
     if len(sizes) == is_sequence or not all(type(size) is int and size > 0 for size in sizes):
         raise InvalidArgumentError(
             f"{axis} of a matrix layout must be a number of equal blocks or a tuple of two sizes or"
-            f" more, not {show_value(value)}."
+            f" more, not {show_value(blocks)}."
         )
-    return sizes if is_sequence else value
+    return sizes if is_sequence else blocks
 
 
 def _not_a_layout(text: str) -> InvalidArgumentError:

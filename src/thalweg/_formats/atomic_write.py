@@ -132,6 +132,7 @@ def open_for_reading(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _for_reading(path: str, flags: int) -> int:
+    """Return the descriptor of a file, opened without blocking on pipes."""
     # Opening a pipe must not block.
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
@@ -209,6 +210,7 @@ class _Commit:
             ) from error
 
     def _describe_outcome(self) -> str:
+        """Return a sentence about the state of all files after a failure."""
         if self._is_renamed:
             return "the new checkpoint is in its place, but may not survive a power loss."
         for commit in self._earlier:
@@ -297,6 +299,7 @@ class _Commit:
 
 
 def _check_regular(path: str, mode: int) -> None:
+    """Raise InvalidArgumentError for directories, devices and pipes."""
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
         raise InvalidArgumentError(f"{path}: This is {kind}, not a file.")

@@ -1,4 +1,4 @@
-"""CRC32C, the checksum of TensorFlow's and of thalweg's files (RFC 3720, appendix B.4)."""
+"""CRC32C, the checksum of TensorFlow and thalweg files (RFC 3720, appendix B.4)."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ def byte_table() -> list[int]:
 
 
 def _by_table(view: memoryview, checksum: int) -> int:
+    """Return the checksum, computed byte by byte in Python."""
     table, checksum = byte_table(), checksum ^ 0xFFFFFFFF
     for byte in view:
         checksum = table[(checksum ^ byte) & 0xFF] ^ (checksum >> 8)
@@ -79,6 +80,7 @@ def _by_table(view: memoryview, checksum: int) -> int:
 
 
 def _compiled_checksum() -> Function:
+    """Return the fastest checksum function of this machine."""
     if not _fast_functions:
         from thalweg._formats import checksum_compiled
 
@@ -92,6 +94,7 @@ def _compiled_checksum() -> Function:
 
 
 def _gf2_product(first: int, second: int) -> int:
+    """Return the product of two polynomials over GF(2), modulo the CRC32C polynomial."""
     product = 0
     for bit in range(31, -1, -1):
         if first >> bit & 1:
@@ -102,6 +105,7 @@ def _gf2_product(first: int, second: int) -> int:
 
 @lru_cache(maxsize=64)
 def _shift_matrix(size: int) -> int:
+    """Return the factor that shifts a checksum by `size` bytes of zeros."""
     product, power = 1 << 31, 1 << 23  # 1, and x^8
     while size:
         if size & 1:

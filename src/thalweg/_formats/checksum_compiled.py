@@ -146,6 +146,7 @@ def _build_table_module(tables: list[int]) -> object:
 
 
 def _load_word(builder: Any, address: Any, kind: Any, offset: int = 0) -> object:
+    """Return code that loads an integer of type `kind` at an address plus offset."""
     pointer = builder.add(address, address.type(offset))
     word = builder.load(builder.inttoptr(pointer, kind.as_pointer()))
     word.align = 1

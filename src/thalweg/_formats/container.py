@@ -103,7 +103,7 @@ def _tensor_pieces(
 def read(
     path: Path, names: Container[str] | None = None, progress: Progress | None = None
 ) -> Contents:
-    """Read a file, and verify every checksum of what is read.
+    """Read a file, and verify the checksums of the tensors read.
 
     All tensors share one allocation, which lives as long as one of them.
 
@@ -221,6 +221,7 @@ def _read_description(path: str, stream: BinaryIO) -> Description:
 def _select_headers(
     description: Description, names: Container[str] | None
 ) -> dict[str, TensorHeader]:
+    """Return the headers of the tensors in `names`, or all for None."""
     return {
         name: entry for name, entry in description.tensors.items() if names is None or name in names
     }
@@ -249,6 +250,7 @@ def _verify_checksums(
     buffers: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> None:
+    """Read tensors into buffers; raise DataLossError if a checksum differs."""
     arguments = (path, stream, headers, buffers, progress)
     with closing(tensor_payload.iterate_checksums(*arguments)) as checksums:
         for name, checksum in checksums:

@@ -156,6 +156,7 @@ def _identify_bytes(first_bytes: bytes, last_bytes: bytes) -> FormatProbe | None
 
 
 def _identify_zip(name: str) -> FormatProbe:
+    """Return the format of a zip archive by the name of its first member."""
     if name in _OF_KERAS:
         return FormatProbe("a `.keras` file", CONVERT_HINT, UnsupportedCheckpointError)
     if name.endswith(".npy"):

@@ -137,11 +137,13 @@ def seal_header(length: bytes, text: bytes) -> bytes:
 
 
 def _replace_checksum(text: bytes, checksum: bytes) -> bytes:
+    """Return the header with other checksum digits."""
     begin = BEGIN.match(text)
     return text if begin is None else text[: begin.start(2)] + checksum + text[begin.end(2) :]
 
 
 def _parse_header(path: str, text: bytes) -> dict[str, Any]:
+    """Return the JSON object of a header; raise DataLossError if damaged."""
     try:
         header = json_text.loads(text)
     except json_text.DuplicateKeyError as error:
@@ -153,6 +155,7 @@ def _parse_header(path: str, text: bytes) -> dict[str, Any]:
 
 
 def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
+    """Return the manifest in the metadata; raise if missing or of a newer version."""
     text = metadata.get("manifest")
     if metadata.keys() != {"format", "version", "checksum", "manifest"} or type(text) is not str:
         raise DataLossError(f"{path}: header: The metadata have no manifest.")
@@ -211,13 +214,14 @@ def _parse_entry(path: str, name: str, encoded: object, start: int, end: int) ->
 
 
 def _is_whole_numbers(encoded: object) -> TypeGuard[list[int]]:
+    """Return True if JSON is a list of integers from 0 on."""
     if not isinstance(encoded, list):
         return False
     return all(type(number) is int and number >= 0 for number in cast(list[Any], encoded))
 
 
 def is_shape(encoded: object) -> TypeGuard[list[int]]:
-    """Return True if JSON is a list of sizes whose product fits into memory."""
+    """Return True if JSON is a list of sizes with a product that fits into memory."""
     if not _is_whole_numbers(encoded) or len(encoded) > _DIMENSIONS:
         return False
     return prod(length for length in encoded if length) < _LARGEST
@@ -240,6 +244,7 @@ def _differences(headers: dict[str, TensorHeader], manifest: dict[str, object]) 
 
 
 def _is_entry(encoded: object) -> TypeGuard[tuple[str, list[int], int]]:
+    """Return True if JSON is [dtype, shape, checksum] of a manifest."""
     entry = cast(list[Any], encoded) if isinstance(encoded, list) else []
     if len(entry) != 3:
         return False

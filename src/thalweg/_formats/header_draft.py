@@ -54,6 +54,7 @@ class Draft:
         return header.seal_header(len(text).to_bytes(header.LENGTH, "little"), text)
 
     def _manifest_of(self, checksums: Mapping[str, int]) -> str:
+        """Return the manifest with these checksums as JSON text."""
         table = {
             name: [tensor.dtype, tensor.shape, checksums[name]]
             for name, tensor in self._tensors.items()
@@ -61,6 +62,7 @@ class Draft:
         return f'{{"tensors":{_compact_json(table)},{self._document[1:]}'
 
     def _header_text(self, manifest_text: str) -> bytes:
+        """Return the JSON header with this manifest and a checksum of zeros, not padded."""
         begin = {"format": "thalweg", "version": str(header.VERSION), "checksum": "0" * 8}
         entries: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest_text}}
         offset = 0
@@ -74,6 +76,7 @@ class Draft:
 
 
 def _compact_json(encoded: object) -> str:
+    """Return JSON text without spaces."""
     return json.dumps(encoded, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -71,7 +71,7 @@ def dumps(content: object) -> str:
 
 
 def _is_deep(text: str) -> bool:
-    """Return whether brackets are nested deeper than `DEPTH`, without recursion.
+    """Return True if brackets are nested deeper than `DEPTH`, without recursion.
 
     Python's parser would need a stack as deep as the text.
     """
@@ -87,6 +87,7 @@ def _is_deep(text: str) -> bool:
 
 
 def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return the pairs as a dict; raise DuplicateKeyError if a key occurs twice."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         names: set[str] = set()
@@ -101,10 +102,12 @@ def as_object(parsed: Any) -> dict[str, Any]:
 
 
 def _reject_constant(name: str) -> object:
+    """Raise InvalidConfigError for NaN and infinities."""
     raise InvalidConfigError(f"{name} is no JSON.")
 
 
 def _parse_float(digits: str) -> float:
+    """Return a float; raise InvalidConfigError if infinite."""
     number = float(digits)
     if math.isinf(number):
         raise InvalidConfigError(f"{digits[:20]} is beyond all numbers.")
@@ -112,6 +115,7 @@ def _parse_float(digits: str) -> float:
 
 
 def _parse_int(digits: str) -> int:
+    """Return an int; raise InvalidConfigError if too long."""
     if len(digits) > DIGITS:
         raise InvalidConfigError(f"A number of {len(digits)} digits.")
     return int(digits)
@@ -145,6 +149,7 @@ def _check_value(content: object, path: tuple[str, ...]) -> None:
 
 
 def _check_items(mapping: Mapping[Any, Any], path: tuple[str, ...]) -> None:
+    """Raise unless all keys are strings and all values can be written."""
     for key in mapping:
         if type(key) is not str:
             raise InvalidTypeError(
@@ -155,16 +160,19 @@ def _check_items(mapping: Mapping[Any, Any], path: tuple[str, ...]) -> None:
 
 
 def _check_all(items: Iterable[tuple[str, object]], path: tuple[str, ...]) -> None:
+    """Raise unless all (key, value) items can be written."""
     for name, entry in items:
         _check_value(entry, (*path, name))
 
 
 def _check_text(text: str, path: tuple[str, ...]) -> None:
+    """Raise InvalidArgumentError unless a text is Unicode."""
     if not is_unicode(text):
         raise InvalidArgumentError(f"{_path_text(path)} holds {text[:80]!r}, which is no Unicode.")
 
 
 def _path_text(path: tuple[str, ...]) -> str:
+    """Return the keys that lead to a value as text for messages."""
     return "/".join(path) or "the value"
 
 

@@ -136,6 +136,7 @@ def locate_checkpoint(path: str | os.PathLike[str]) -> ResolvedPath:
 
 
 def _missing(path: str) -> ResolvedPath:
+    """Return the result for a path that does not exist."""
     return ResolvedPath(path, PathKind.MISSING)
 
 
@@ -159,12 +160,14 @@ def _by_content(path: str) -> PathKind:
 
 # Readers of other formats are imported at their first use.
 def _is_first_bundle(path: str) -> bool:
+    """Return True if a path is the prefix of a first-format checkpoint."""
     from thalweg._formats import bundle
 
     return bundle.is_bundle(path)
 
 
 def _is_keras(path: str) -> bool:
+    """Return True if a path is a Keras file."""
     from thalweg._formats import keras_files
 
     return keras_files.is_keras_file(path)
@@ -189,10 +192,12 @@ def _no_file(path: str) -> ThalwegError:
 
 
 def _folder_error(path: str) -> ThalwegError:
+    """Return the error for a directory."""
     return MissingFileError(f"{path} is a folder: give a checkpoint in it{_newest_hint(path)}.")
 
 
 def _state_file_error(path: str) -> ThalwegError:
+    """Return the error for the file "checkpoint", which lists checkpoints; names the newest one."""
     folder, name = os.path.split(path)
     return MissingFileError(
         f"{path} lists the checkpoints of its folder, and holds none: give one of them"
@@ -201,6 +206,7 @@ def _state_file_error(path: str) -> ThalwegError:
 
 
 def _foreign_error(path: str) -> ThalwegError:
+    """Return the error for a file that is no checkpoint."""
     with atomic_write.open_for_reading(path) as stream:
         return format_detection.refusal_error(
             path, stream, "checkpoint of thalweg, TensorFlow or Keras"

@@ -83,6 +83,7 @@ class StoredTensor:
         return np.frombuffer(raw, _TORCH[self.dtype]).reshape(self.shape)
 
     def _check_data(self) -> None:
+        """Raise DataLossError if a bool is neither 0 nor 1."""
         import numpy as np
 
         _check_order()
@@ -91,6 +92,7 @@ class StoredTensor:
             raise DataLossError(f"A bool of shape {self.shape} holds a byte that is not 0 or 1.")
 
     def _is_usable(self) -> bool:
+        """Return True if the data may be the memory of a tensor: writable and aligned."""
         import numpy as np
 
         address = np.frombuffer(self.data, np.uint8).ctypes.data
@@ -162,9 +164,11 @@ def of_tensor(tensor: Tensor) -> StoredTensor:
 
 @cache
 def _names_of_dtypes() -> dict[dtype, str]:
+    """Return the safetensors name of each torch dtype."""
     return {dtype_of(name): name for name in _TORCH}
 
 
 def _check_order() -> None:
+    """Raise on big-endian machines."""
     if sys.byteorder != "little":
         raise UnsupportedCheckpointError("Files are little-endian, and this machine is not.")

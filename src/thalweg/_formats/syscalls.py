@@ -21,7 +21,7 @@ _LINKS = 40  # the limit of Linux
 
 
 def retry_interrupted(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Retry a call that a signal interrupted; Python does so for most calls, not for all."""
+    """Return `call(*args, **options)`, repeated after interruptions by signals."""
     while True:
         try:
             return call(*args, **options)
@@ -52,7 +52,7 @@ def status(path: str) -> os.stat_result | None:
 
 
 def give_ownership(descriptor: int, previous: os.stat_result) -> None:
-    """Give a new file the owner and group of another; without that right, remove group access.
+    """Set owner and group of a new file; without that right, remove group access.
 
     Args:
         descriptor: The new file, open.

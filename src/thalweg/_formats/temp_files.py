@@ -38,6 +38,7 @@ def remove_abandoned(target: str) -> None:
 
 
 def _is_abandoned(path: str, process: int) -> bool:
+    """Return True if neither this process nor the one in the file's name is writing it."""
     if path in active_paths:
         return False
     # An unknown file with the id of this process is from an earlier one: in containers, ids repeat.
@@ -47,6 +48,7 @@ def _is_abandoned(path: str, process: int) -> bool:
 
 
 def _is_alive(process: int) -> bool:
+    """Return True if the process exists."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -63,6 +65,7 @@ def lock_file(descriptor: int) -> None:
 
 
 def _is_locked(path: str) -> bool:
+    """Return True if a file is locked or cannot be opened."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | SAFELY)
     except OSError:

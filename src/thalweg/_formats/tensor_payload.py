@@ -40,7 +40,7 @@ def iterate_checksums(
     buffers: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> Generator[tuple[str, int]]:
-    """Yield the checksums of tensors, in the order of the file, as soon as each has been read.
+    """Yield (name, checksum) of each tensor, in file order, as soon as it was read.
 
     Args:
         path: The file, for messages.
@@ -58,6 +58,7 @@ def iterate_checksums(
     totals = dict.fromkeys(headers, 0)
 
     def checksum_batch(batch: list[_Piece]) -> list[int]:
+        """Read one batch; return the checksum of each piece."""
         return _checksum_pieces(path, stream, batch)
 
     batches = list(_batch_pieces(headers, buffers))
@@ -79,7 +80,7 @@ def iterate_checksums(
 def _batch_pieces(
     headers: Mapping[str, TensorHeader], buffers: Mapping[str, memoryview]
 ) -> Iterator[list[_Piece]]:
-    """Yield the bytes of tensors, in the order of the file, in batches of `_BATCH` bytes."""
+    """Yield batches of pieces of tensors, in file order, each of `_BATCH` bytes."""
     batch: list[_Piece] = []
     batch_size = 0
     for name, entry in sorted(headers.items(), key=lambda item: item[1].begin):
@@ -101,6 +102,7 @@ def _batch_pieces(
 def _map_in_threads(
     work: Callable[[list[_Piece]], list[int]], batches: list[list[_Piece]], total: int
 ) -> Iterator[list[int]]:
+    """Yield `work(batch)` in order; several threads work if `total` bytes are many."""
     threads = min(_THREADS, _available_cores()) if hasattr(os, "preadv") else 1
     if threads == 1 or total <= _SMALL_TOTAL:
         yield from map(work, batches)
@@ -112,6 +114,7 @@ def _map_in_threads(
 
 
 def _available_cores() -> int:
+    """Return the number of cores that this process may use."""
     look = getattr(os, "sched_getaffinity", None)
     return (len(look(0)) if look else os.cpu_count()) or 1
 

@@ -1,6 +1,6 @@
 """TensorFlow 1's graph mode: calls are recorded as nodes of a graph, and sessions run them.
 
-Where TensorFlow leaves an order open, here it is fixed: what reads comes before what updates.
+Where TensorFlow leaves an order open, here it is fixed: reads come before updates.
 Random numbers are torch's. `==` between symbolic tensors compares identities, as in TensorFlow 1.
 """
 

@@ -37,22 +37,22 @@ def add(
     make: Callable[..., SymbolicTensor] = SymbolicTensor,
     captured: Sequence[SymbolicTensor] = (),
 ) -> Operation:
-    """Add an operation to `graph`.
+    """Add an operation to a graph and return it.
 
     Args:
         graph: The graph.
         name: Is made unique, below the current name scope unless `absolute`.
         function: Called with the arguments of the run; None if it only orders others.
         arguments: Nests of symbolic tensors of this graph, references, and plain objects.
-        outputs: What is known of each output.
+        outputs: Static description of each output.
         picks: Which leaves of the nest that the function returns are the outputs; None if it
             returns the only output itself.
         kind: "pure", "update", "blocking", "placeholder" or "variable".
-        type: What the operation does; by default as `name`.
+        type: TensorFlow's name of the kind of operation; `name` by default.
         control_inputs: Run before it, in addition to those of `control_dependencies`.
-        absolute: Whether `name` is the whole name.
+        absolute: True if `name` is the whole name.
         make: The class of the outputs.
-        captured: Inputs that are computed before it, and are no arguments.
+        captured: Inputs that are computed before it but are not passed to `function`.
 
     Raises:
         FailedPreconditionError: The graph is finalized.
@@ -89,7 +89,7 @@ def add(
 def _check_needed(
     graph: Nodes, inputs: Sequence[SymbolicTensor], controls: Sequence[Operation]
 ) -> None:
-    """Raise for inputs that the block of a new operation cannot use, or that are stale."""
+    """Raise InvalidArgumentError for inputs that the new operation cannot use or that are stale."""
     for operation in (*(tensor.op for tensor in inputs), *controls):
         if operation.block is not None and (
             graph.block is None or not graph.block.can_use(operation.block)
@@ -105,7 +105,7 @@ def _check_needed(
 
 
 def _full_name(graph: Nodes, name: str, absolute: bool) -> str:
-    """Return the unique name of a new operation; a name that ends with "/" is the whole name."""
+    """Return a unique name in the current name scope; a name ending with "/" is used unchanged."""
     exact = name[:-1]
     if not name.endswith("/"):
         return graph.unique_name(name, absolute=absolute)
@@ -116,7 +116,7 @@ def _full_name(graph: Nodes, name: str, absolute: bool) -> str:
 
 
 def _user_frame() -> str:
-    """Return the line of user code that led here."""
+    """Return "file:line" of the innermost stack frame outside of the library."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The arguments of a node: nests in which symbols stand for what a run puts in their place."""
+"""Arguments of a node: nests in which symbols stand for values of a run."""
 
 from __future__ import annotations
 
@@ -18,41 +18,44 @@ Filler = Callable[[Any], Any]
 
 
 class Reference:
-    """A variable that arrives as the session's own leaf, to be written in place."""
+    """Argument that stands for the session's leaf tensor of a variable, to be written in place."""
 
     def __init__(self, variable: SymbolicTensor) -> None:
         self.symbol = variable
 
     def get(self, frame: Any) -> Any:
+        """Return the leaf tensor in the session of the frame's run."""
         return frame.session.leaf(self.symbol)
 
 
 class Target(Reference):
-    """A variable that is about to get a value; None arrives where it has none yet."""
+    """Argument for a variable that is about to be initialized; None if it has no value yet."""
 
     def get(self, frame: Any) -> Any:
+        """Return the leaf tensor in the session of the frame's run, or None."""
         has_value = frame.session.is_initialized(self.symbol)
         return super().get(frame) if has_value else None
 
 
 class DenseGradient:
-    """A gradient that arrives as a whole tensor, even if the run finds it to be rows."""
+    """Argument for a gradient that is passed as a dense tensor even if a run computes rows."""
 
     def __init__(self, tensor: SymbolicTensor) -> None:
         self.symbol = tensor
 
     def get(self, frame: Any) -> Any:
+        """Return the dense value in a run."""
         value = frame[self.symbol]
         return value.to_dense() if isinstance(value, IndexedSlices) else value
 
 
 def densify(leaf: object) -> Any:
-    """Return a leaf for functions of torch: a dense gradient in place of slices."""
+    """Return a leaf with `DenseGradient` around a symbolic gradient that may be sparse."""
     return DenseGradient(leaf) if isinstance(leaf, SymbolicTensor) and leaf.may_be_sparse else leaf
 
 
 def by_reference(variable: SymbolicTensor) -> Reference:
-    """Hand a variable to `operation` as the session's own leaf tensor, which it may write to."""
+    """Return an argument of `operation` that is passed as the session's writable leaf tensor."""
     return Reference(variable)
 
 
@@ -63,7 +66,7 @@ IN_EAGER_MODE = (
 
 
 def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
-    """Return the symbolic tensors whose values the arguments need, each once.
+    """Return the distinct symbolic tensors whose values the arguments need, without references.
 
     Raises:
         InvalidArgumentError: A tensor, or a variable by reference, is not of `graph`.
@@ -85,19 +88,20 @@ def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
 
 
 def written_by(arguments: object) -> tuple[SymbolicTensor, ...]:
-    """Return the variables that arrive to be written in place."""
+    """Return the variables that the arguments pass by reference."""
     return tuple(leaf.symbol for leaf in leaves_of(arguments) if isinstance(leaf, Reference))
 
 
 def argument_filler(arguments: Sequence[object]) -> Filler:
-    """Return a function that gives the arguments of one run, as its `Frame` holds them."""
+    """Return a function of a `Frame` that returns the argument values of one run, in order."""
     if not arguments:
         return no_arguments
-    if _are_many(arguments, SymbolicTensor):
+    if _are_all(arguments, SymbolicTensor):
         return itemgetter(*arguments)
-    template, fillers = list(arguments), _moving(enumerate(arguments))
+    template, fillers = list(arguments), _find_fillers(enumerate(arguments))
 
     def fill_arguments(frame: object) -> list[Any]:
+        """Return the argument values from a frame."""
         values = template.copy()
         for place, fill in fillers:
             values[place] = fill(frame)
@@ -107,18 +111,18 @@ def argument_filler(arguments: Sequence[object]) -> Filler:
 
 
 def no_arguments(frame: object) -> Sequence[Any]:
-    """Return no arguments."""
+    """Return an empty sequence: the filler of operations without arguments."""
     return ()
 
 
-def _moving(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Filler]]:
-    """Return the places of symbolic items, each with the function that fills it in."""
+def _find_fillers(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Filler]]:
+    """Return (index or key, filler) for each item that contains symbols."""
     fillers = [(place, _filler(item)) for place, item in items]
     return [(place, fill) for place, fill in fillers if fill is not None]
 
 
 def _filler(nest: object) -> Filler | None:
-    """Return a function that fills a nest in from a frame; None if nothing in it is symbolic."""
+    """Return a function of a frame that copies a nest, with values for symbols; None without."""
     if isinstance(nest, SymbolicTensor):
         return itemgetter(nest)
     if isinstance(nest, Reference | DenseGradient):
@@ -129,7 +133,7 @@ def _filler(nest: object) -> Filler | None:
     if not isinstance(nest, list | tuple):
         return None
     items, kind = cast("list[Any]", nest), cast("type[Any]", type(nest))
-    if kind in (list, tuple) and _are_many(items, SymbolicTensor):
+    if kind in (list, tuple) and _are_all(items, SymbolicTensor):
         getter = itemgetter(*items)
         return getter if kind is tuple else lambda frame: [*getter(frame)]
     if kind in (list, tuple) and items and all(type(item) is Reference for item in items):
@@ -142,20 +146,24 @@ def _filler(nest: object) -> Filler | None:
     return lambda frame: build(fill(frame))
 
 
-def _are_many(items: Sequence[object], kind: type[object]) -> bool:
+def _are_all(items: Sequence[object], kind: type[object]) -> bool:
+    """Return True if there are several items, all of a type."""
     return len(items) > 1 and all(isinstance(item, kind) for item in items)
 
 
 def _nest_filler(
     nest: Any, items: Iterable[tuple[Any, Any]], copy_nest: Callable[[Any], Any]
 ) -> Filler | None:
-    """Return the filler of a list or dictionary, which copies nested lists and dictionaries."""
-    fillers = _moving(items := list(items))
+    """Return the filler of a list or dictionary, which copies nested lists and dictionaries.
+
+    `items` are pairs of index or key and item; None is returned if no item has symbols.
+    """
+    fillers = _find_fillers(items := list(items))
     if not fillers:
         return None
     filled_places = {place for place, _ in fillers}
     fillers += [
-        (place, partial(_copied, item))
+        (place, partial(_copy_nest, item))
         for place, item in items
         if place not in filled_places and isinstance(item, list | tuple | dict)
     ]
@@ -169,5 +177,6 @@ def _nest_filler(
     return fill_nest
 
 
-def _copied(nest: object, frame: object) -> object:
+def _copy_nest(nest: object, frame: object) -> object:
+    """Return a copy of a nest without symbols; `frame` is ignored."""
     return mapped(lambda leaf: leaf, nest)

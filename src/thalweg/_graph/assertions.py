@@ -22,13 +22,13 @@ def must_hold(
     summarize: int | None = None,
     name: str = "Assert",
 ) -> Any:
-    """Raise InvalidArgumentError where a condition does not hold.
+    """Check a condition now, or in graph mode in each run; raise InvalidArgumentError if false.
 
     Args:
         check: Is called with the values of `tensors`; returns a bool or a tensor of bools, of which
             all are to be true.
-        tensors: What is checked.
-        message: What the error says.
+        tensors: Arguments of `check`.
+        message: Text of the error.
         data: Tensors and other objects whose values the error names; by default `tensors`.
         summarize: How many elements of each are named; 3 by default, all if negative.
         name: The name of the operation.
@@ -49,7 +49,7 @@ def must_hold(
 
 
 def excerpt(value: object, summarize: int | None) -> str:
-    """Return the first elements of a value."""
+    """Return the first `summarize` elements of a value as text; all if negative."""
     if not isinstance(value, torch.Tensor):
         return str(value)
     limit = 3 if summarize is None else summarize

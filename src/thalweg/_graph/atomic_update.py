@@ -13,9 +13,9 @@ from thalweg._graph.nodes import Nodes, Operation
 
 
 def as_one_update(call: Callable[[], object]) -> Any:
-    """Return the result of a call whose operations are one update, or part of the update around it.
+    """Return the result of a call; its operations form one update, or join the enclosing one.
 
-    In-place writes of torch's functions come before the result of the call, if only that.
+    If the call wrote in place after computing its result, an operation after both is returned.
     """
     graph = get_default_graph()
     with graph.as_one():
@@ -23,7 +23,7 @@ def as_one_update(call: Callable[[], object]) -> Any:
 
 
 def after_writes(graph: Nodes, outcome: object) -> Any:
-    """Return the result of a unit, or an operation after it and after all in-place writes."""
+    """Return `outcome`, or an operation after `outcome` and all in-place writes of the unit."""
     tail: Any = () if graph.unit is None else graph.unit.last_writes
     nodes = [getattr(leaf, "op", leaf) for leaf in leaves_of(outcome)]
     if not tail or max((getattr(op, "index", -1) for op in nodes), default=-1) > tail[0].index:
@@ -32,9 +32,7 @@ def after_writes(graph: Nodes, outcome: object) -> Any:
 
 
 def updates_since(graph: Nodes, start: int) -> list[Operation]:
-    """Return the updates of the present unit that were made since a graph had `start`
-    operations.
-    """
+    """Return the updates of the current unit, without the first `start` operations of the graph."""
     new_operations = islice(graph.operations.values(), start, None)
     place = graph.unit, graph.block
     return [op for op in new_operations if op.kind == "update" and (op.unit, op.block) == place]

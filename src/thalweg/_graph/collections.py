@@ -7,7 +7,7 @@ from typing import Any
 
 
 class GraphKeys:
-    """The names of the collections that the library itself fills or reads."""
+    """Names of the collections that the library fills or reads."""
 
     GLOBAL_VARIABLES = "variables"
     VARIABLES = "variables"
@@ -40,7 +40,7 @@ class GraphKeys:
 
 
 class Collections:
-    """The part of a graph that keeps collections."""
+    """Part of a graph that stores collections: lists with a name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Collections:
             self.add_to_collection(name, value)
 
     def get_collection_ref(self, name: object) -> list[Any]:
-        """Return the collection's own list, which may be changed."""
+        """Return the list of the collection itself, not a copy."""
         return self._collections.setdefault(name, [])
 
     def get_collection(self, name: object, scope: str | None = None) -> list[Any]:
@@ -73,9 +73,9 @@ class Collections:
         return [x for x in values if re.match(scope, getattr(x, "name", None) or "\n")]
 
     def get_all_collection_keys(self) -> list[Any]:
-        """Return the names of the collections that hold something."""
+        """Return the names of the collections that are not empty."""
         return [name for name, values in self._collections.items() if values]
 
     def clear_collection(self, name: object) -> None:
-        """Empty a collection."""
+        """Delete all items of a collection."""
         self._collections.pop(name, None)

@@ -13,7 +13,7 @@ from thalweg._graph.assertions import must_hold
 from thalweg._graph.default_graph import control_dependencies, get_default_graph
 from thalweg._graph.ops import convert_to_tensor
 from thalweg._graph.subgraphs import (
-    check_alike,
+    check_same_structure,
     flows_of,
     merged_output,
     run_by,
@@ -37,15 +37,16 @@ def cond(
 ) -> Any:
     """Return the result of `true_fn()` if `pred` holds, otherwise that of `false_fn()`.
 
-    In graph mode both functions are called at once, to build their parts of the graph, and of these
-    each run has one run, with its updates. What they use of the outside runs before either.
+    In graph mode both functions are called at once to build their parts of the graph, and each run
+    executes one of the parts, with its updates. Outside tensors that either part uses are computed
+    first.
 
     Args:
         pred: A number or tensor of one element.
         true_fn: Returns a nest of tensors, or operations.
         false_fn: Returns a nest of the same structure and dtypes.
-        strict: In graph mode, whether a list of one tensor stays a list.
-        name: Optional. The name scope of what they add.
+        strict: True if, in graph mode, a list of one tensor stays a list.
+        name: Optional. The name scope of their operations.
         fn1, fn2: The old names of `true_fn` and `false_fn`.
 
     Returns:
@@ -68,7 +69,7 @@ def cond(
     with graph.name_scope(name or "cond"):
         predicate = convert_to_tensor(pred)
         branches = [trace_block(graph, function) for function in (then, otherwise)]  # pyright: ignore
-        check_alike(branches[0].nest, branches[1].nest, "What true_fn and false_fn return")
+        check_same_structure(branches[0].nest, branches[1].nest, "What true_fn and false_fn return")
         columns = zip(*(branch.results for branch in branches), strict=True)
         outputs = [
             merged_output(pair, [x for branch in branches for x in flows_of(branch, pair)])
@@ -80,6 +81,7 @@ def cond(
 
 
 def _run_branch(then: Branch, otherwise: Branch, pred: object) -> Any:
+    """Return the result of `then()` if `pred` holds, else of `otherwise()`."""
     return then() if pred else otherwise()
 
 
@@ -90,12 +92,12 @@ def case(
     strict: bool = False,
     name: str | None = "case",
 ) -> Any:
-    """Return the result of the function of the first condition that holds, or that of `default`.
+    """Return the result of the function of the first condition that holds, or of `default`.
 
     Args:
         pred_fn_pairs: Pairs of a condition and a function, or a dict of these.
         default: Optional. A function.
-        exclusive: Whether several conditions that hold are an error.
+        exclusive: True if several conditions that hold are an error.
         strict: As in `cond`.
         name: The name scope.
 
@@ -127,5 +129,5 @@ def case(
 
 
 def _unpack_single(nest: object) -> object:
-    """Return the only element of a list or tuple; anything else as it is."""
+    """Return the only element of a list or tuple; return anything else unchanged."""
     return nest[0] if isinstance(nest, list | tuple) and len(nest) == 1 else nest

@@ -21,9 +21,9 @@ from thalweg.errors import FailedPreconditionError
 
 
 def no_op(name: str | None = None) -> Any:
-    """Return an operation that does nothing, after its control dependencies.
+    """Return an operation without effect, after its control dependencies.
 
-    None inside of a node that runs.
+    Return None inside of a node that runs.
     """
     if current_session() is not None:
         return None
@@ -31,10 +31,9 @@ def no_op(name: str | None = None) -> Any:
 
 
 def group(*inputs: object, name: str | None = None) -> Any:
-    """Return an operation that is done when all of `inputs`, in nested lists, are; None is left
-    out.
+    """Return an operation that completes after all of `inputs`, in nested lists; None is skipped.
 
-    None inside of a node that runs, and of tensors of eager mode: they are done.
+    Return None inside of a node that runs, and for tensors of eager mode, which are complete.
 
     Raises:
         InvalidTypeError: An input is neither an operation nor symbolic.
@@ -51,7 +50,7 @@ def group(*inputs: object, name: str | None = None) -> Any:
 def tuple_(
     tensors: Sequence[object], name: str | None = "tuple", control_inputs: Iterable[object] = ()
 ) -> list[Any]:
-    """Return tensors none of which is available before all are; None stays None.
+    """Return copies of the tensors that are available only after all are; None stays None.
 
     Args:
         tensors: Symbolic tensors, slices, or None.
@@ -67,6 +66,7 @@ def tuple_(
 
 
 def _gate_tensor(tensor: Any) -> object:
+    """Return an `Identity` of a tensor or slices, after the current control dependencies."""
     if tensor is None:
         return None
     if isinstance(tensor, SymbolicSlices):
@@ -75,7 +75,7 @@ def _gate_tensor(tensor: Any) -> object:
 
 
 def global_variables(scope: str | None = None) -> list[GraphVariable]:
-    """Return the variables of the default graph that all of its users share."""
+    """Return the variables of the default graph in GLOBAL_VARIABLES."""
     return get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES, scope)
 
 
@@ -85,7 +85,7 @@ def local_variables(scope: str | None = None) -> list[GraphVariable]:
 
 
 def trainable_variables(scope: str | None = None) -> list[GraphVariable]:
-    """Return the variables of the default graph that `minimize` trains by default."""
+    """Return the variables of the default graph in TRAINABLE_VARIABLES, which `minimize` trains."""
     return get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
 
 
@@ -97,13 +97,13 @@ def moving_average_variables(scope: str | None = None) -> list[GraphVariable]:
 def variables_initializer(
     var_list: Iterable[GraphVariable], name: str | None = "init"
 ) -> Operation:
-    """Return an operation that gives variables their initial values."""
+    """Return an operation that sets variables to their initial values."""
     name = name or "init"
     return group([variable.initializer for variable in var_list], name=name)
 
 
 def global_variables_initializer() -> Operation:
-    """Return an operation that initializes the global variables there are so far."""
+    """Return an operation that initializes the present global variables."""
     return variables_initializer(global_variables())
 
 
@@ -111,19 +111,19 @@ initialize_all_variables = global_variables_initializer
 
 
 def local_variables_initializer() -> Operation:
-    """Return an operation that initializes the local variables there are so far."""
+    """Return an operation that initializes the present local variables."""
     return variables_initializer(local_variables())
 
 
 def is_variable_initialized(
     ref: GraphVariable, name: str | None = "IsVariableInitialized"
 ) -> SymbolicTensor:
-    """Return a bool: whether the session has initialized the variable."""
+    """Return a bool tensor, True in sessions that have initialized the variable."""
     name = name or "IsVariableInitialized"
     outputs = [Output(torch.bool, (), ())]
 
     def is_initialized() -> torch.Tensor:
-        return torch.tensor(_is_known(ref), dtype=torch.bool, device="cpu")
+        return torch.tensor(_has_value(ref), dtype=torch.bool, device="cpu")
 
     op = add(ref.graph, name, is_initialized, outputs=outputs)
     return op.outputs[0]
@@ -133,16 +133,15 @@ def report_uninitialized_variables(
     var_list: Sequence[GraphVariable] | None = None,
     name: str | None = "report_uninitialized_variables",
 ) -> SymbolicTensor:
-    """Return the names of the variables that the session has not initialized, as an array of
-    bytes.
+    """Return a tensor whose value is an array of the names, as bytes, of uninitialized variables.
 
-    By default of the global and local variables there are so far.
+    By default the present global and local variables are checked.
     """
     name = name or "report_uninitialized_variables"
     variables = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
 
     def uninitialized_names() -> object:
-        return np.array([x.op.name.encode() for x in variables if not _is_known(x)], dtype=object)
+        return np.array([x.op.name.encode() for x in variables if not _has_value(x)], dtype=object)
 
     return add(
         get_default_graph(), name, uninitialized_names, outputs=[Output(None, (None,), ())]
@@ -152,14 +151,15 @@ def report_uninitialized_variables(
 def assert_variables_initialized(var_list: Sequence[GraphVariable] | None = None) -> Any:
     """Return an operation that raises FailedPreconditionError if a variable is not initialized.
 
-    By default of the global and local variables there are so far; None if there are none.
+    By default the present global and local variables are checked; None if there are none.
     """
     variables = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
     if not variables:
         return None
 
     def check() -> None:
-        missing = [var.op.name for var in variables if not _is_known(var)]
+        """Raise FailedPreconditionError if a variable is not initialized."""
+        missing = [var.op.name for var in variables if not _has_value(var)]
         if missing:
             raise FailedPreconditionError(
                 f"Attempting to use uninitialized value {', '.join(missing)}"
@@ -168,6 +168,7 @@ def assert_variables_initialized(var_list: Sequence[GraphVariable] | None = None
     return add(get_default_graph(), "assert_variables_initialized", check)
 
 
-def _is_known(variable: GraphVariable) -> bool:
+def _has_value(variable: GraphVariable) -> bool:
+    """Return True if the session that runs has initialized the variable."""
     session = current_session()
     return session is not None and session.is_initialized(variable)

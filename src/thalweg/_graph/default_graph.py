@@ -1,4 +1,4 @@
-"""The default graph: where new operations go, and what is asked of it without naming it."""
+"""Default graph: the graph that receives new operations, and functions that use it implicitly."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ _process = _GraphState()
 
 
 def get_default_graph() -> Graph:
-    """Return the graph that new operations go to: that of the innermost `as_default`, or a global
-    one.
-    """
+    """Return the graph of the innermost `as_default`, or the global one: it gets new operations."""
     return thread.graphs[-1] if thread.graphs else _process.graph
 
 
@@ -37,7 +35,7 @@ process.default_graph = get_default_graph
 
 
 def reset_default_graph() -> None:
-    """Forget the global graph and begin a new one.
+    """Replace the global graph by a new one.
 
     Raises:
         FailedPreconditionError: Called inside `Graph.as_default`.
@@ -48,7 +46,7 @@ def reset_default_graph() -> None:
 
 
 def disable_eager_execution() -> None:
-    """Let calls build the default graph from now on, in all threads."""
+    """Switch all threads to graph mode: calls build the default graph."""
     lend_for_good()
     process.is_mode_fixed = True
     if process.eager:
@@ -59,7 +57,7 @@ def disable_eager_execution() -> None:
 def enable_eager_execution(
     config: object = None, device_policy: object = None, execution_mode: object = None
 ) -> None:
-    """Undo `disable_eager_execution`; all arguments are ignored."""
+    """Switch all threads back to eager mode; all arguments are ignored."""
     process.is_mode_fixed = True
     if not process.eager:
         process.eager = True
@@ -67,9 +65,9 @@ def enable_eager_execution(
 
 
 def begin_graphs() -> None:
-    """Disable eager execution, unless a mode was set or eager mode was used.
+    """Switch to graph mode, unless a mode was set or eager mode was used.
 
-    The program is one of TensorFlow 1, whose variables are no resource variables by default.
+    Variables are then reference variables by default, as in TensorFlow 1.
     """
     if not (process.is_mode_fixed or thread.frames or thread.eager_blocks or thread.graphs):
         disable_eager_execution()
@@ -77,11 +75,11 @@ def begin_graphs() -> None:
 
 
 def graph_variable_of(parameter: object) -> Any:
-    """Return the variable that stands for `parameter` in the default graph, made when first asked.
+    """Return the variable of the default graph for `parameter`, created at the first call.
 
-    Its initial value is the value that the parameter has when a session initializes it. An object
-    that knows its symbol, see `Nodes.symbol_of`, is asked for it. Anything else, such as a variable
-    of a graph, is given back as it is.
+    The initial value is the value of the parameter when a session initializes the variable. An
+    object with `_as_graph_element` returns its symbol, see `Nodes.symbol_of`. Anything else, such
+    as a variable of a graph, is returned unchanged.
     """
     graph = get_default_graph()
     is_parameter = isinstance(parameter, torch.nn.Parameter)
@@ -89,7 +87,7 @@ def graph_variable_of(parameter: object) -> Any:
 
 
 def has_symbol(item: object) -> bool:
-    """Return True if `graph_variable_of` may find something else than `item` itself in a graph."""
+    """Return True if `graph_variable_of` may return something else than `item`."""
     return isinstance(item, torch.nn.Parameter) or hasattr(type(item), "_as_graph_element")
 
 
@@ -97,7 +95,10 @@ def has_symbol(item: object) -> bool:
 def name_scope(
     name: str | None = None, default_name: str | None = None, values: object = None
 ) -> Iterator[str]:
-    """Enter a name scope of the default graph; `default_name` stands in for a name of None."""
+    """Return a context manager of a name scope of the default graph; yields the scope's name.
+
+    `default_name` is used if `name` is None.
+    """
     with get_default_graph().name_scope(default_name if name is None else name) as scope:
         yield scope
 
@@ -107,8 +108,8 @@ def control_dependencies(
 ) -> contextlib.AbstractContextManager[None]:
     """Return `Graph.control_dependencies` of the default graph.
 
-    Nothing waits inside of a node that runs, such as an optimizer's hook, nor for tensors of eager
-    mode: those are computed.
+    Return a context manager without effect inside of a node that runs, such as an optimizer's hook,
+    and for eager tensors, which are computed.
     """
     is_eager = control_inputs and all(isinstance(x, torch.Tensor | None) for x in control_inputs)
     if thread.frames or (is_eager and executing_eagerly()):
@@ -127,5 +128,5 @@ def get_collection(key: object, scope: str | None = None) -> list[Any]:
 
 
 def get_collection_ref(key: object) -> list[Any]:
-    """Return the own list of a collection of the default graph."""
+    """Return the list of a collection of the default graph itself, not a copy."""
     return get_default_graph().get_collection_ref(key)

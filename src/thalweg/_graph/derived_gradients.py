@@ -1,4 +1,4 @@
-"""Gradients that an operation makes of gradients."""
+"""Operations that map gradients to gradients."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def made_of_gradients(
     dtypes: Sequence[Any],
     dense: bool = False,
 ) -> list[Any]:
-    """Return gradients that a function computes from gradients when a session runs.
+    """Return gradients that a function computes from gradients in each run.
 
     Args:
-        function: Gets the values of the gradients that are not None, of their variables, and of
-            `others`; gives a gradient for each.
-        gradients: Any gradients. None is handed on and stays None.
+        function: Called with the values of the gradients that are not None, of their variables,
+            and of `others`; returns a gradient for each.
+        gradients: Any gradients. None stays None.
         variables: One for each gradient.
         *others: More arguments, maybe symbolic.
         name: Name of the operation.
         dtypes: The dtypes of the results.
-        dense: Whether the results are whole tensors even if the gradients are slices.
+        dense: True if the results are whole tensors even if the gradients are slices.
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     results: list[Any] = [None] * len(gradients)
@@ -50,4 +50,5 @@ def made_of_gradients(
 
 
 def _shape_of_slot(var: object, grad: object) -> Any:
+    """Return the static shape of a variable, or of the gradient if `var` is None."""
     return getattr(grad if var is None else var, "shape", None)

@@ -1,4 +1,4 @@
-"""Names of TensorFlow's devices: checked, and otherwise ignored."""
+"""Names of TensorFlow devices: validated, and otherwise ignored."""
 
 from __future__ import annotations
 

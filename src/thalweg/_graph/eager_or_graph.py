@@ -1,4 +1,4 @@
-"""Classes whose instances are of eager mode, or in graph mode of the graph."""
+"""Classes with an eager and a graph implementation; instances are of one or the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thalweg._graph.symbolic_slices import SymbolicSlices
 
 
 class EagerOrGraphMeta(type):
-    """A class whose instances are of other classes, named in `CLASSES`."""
+    """Metaclass of classes whose instances are of the classes listed in `CLASSES`."""
 
     CLASSES: tuple[type, ...] = ()
 

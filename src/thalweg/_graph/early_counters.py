@@ -22,7 +22,7 @@ _COMPUTED = ("pure", "variable")
 def find_early_operations(
     operations: set[Operation], predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return assignments that count steps, and the operations that compute their values.
+    """Return assignments that count steps, with the operations that compute their values.
 
     Args:
         operations: The operations of a run.
@@ -31,14 +31,14 @@ def find_early_operations(
     early: set[Operation] = set()
     for op in operations:
         if op.type == "Assign" and len(op.written) == 1 and _is_counter(op.written[0]):
-            inputs = _computed_alone(op, predecessors)
+            inputs = _pure_inputs_of(op, predecessors)
             if op.written[0].op in inputs:
                 early |= inputs
     return early
 
 
 def _is_counter(variable: object) -> bool:
-    """Return whether a variable is a scalar int64 reference variable that is not trained.
+    """Return True if a variable is a scalar int64 reference variable that is not trained.
 
     TensorFlow's executor reads counters of int32 before it assigns to them.
     """
@@ -50,14 +50,13 @@ def _is_counter(variable: object) -> bool:
     )
 
 
-def _computed_alone(
+def _pure_inputs_of(
     op: Operation, predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
     """Return an operation and all operations that compute its inputs.
 
-    Returns:
-        The operations; an empty set if one of them is ordered after another by a control
-        dependency, updates a variable or is part of an optimizer's update.
+    Return an empty set if one of them has control dependencies, updates a variable or is part of
+    the update of an optimizer.
     """
     closure: set[Operation] = set()
     stack = [op]

@@ -26,7 +26,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
-    """Return the operation or tensor of a fetch.
+    """Return the operation or tensor that a fetch is, names or stands for.
 
     Raises:
         InvalidTypeError: The fetch does not belong to a graph.
@@ -56,7 +56,7 @@ def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
 
 
 def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[SymbolicTensor, Any]:
-    """Return the tensors to feed, and their values as torch tensors of their dtypes.
+    """Return {tensor: value} for `feed_dict`, with values as torch tensors of the tensors' dtypes.
 
     Raises:
         InvalidTypeError: A key is no tensor, or a value has another dtype or is symbolic.
@@ -66,7 +66,7 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
     values: dict[SymbolicTensor, Any] = {}
     for key, value in feeds.items():
         if isinstance(key, SymbolicTensor) and key.op.graph is graph:
-            tensor = _fed_as_is(key, value)
+            tensor = _match_feed(key, value)
             if tensor is not None:
                 values[key] = tensor
                 continue
@@ -75,8 +75,8 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
     return values
 
 
-def _fed_as_is(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
-    """Return the tensor to feed for a value that needs no conversion, else None."""
+def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
+    """Return `value` without conversion if it is a matching torch tensor, else None."""
     kind, shape = type(value), tensor.shape
     if kind not in (np.ndarray, torch.Tensor):
         return None
@@ -91,6 +91,7 @@ def _fed_as_is(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
 
 
 def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, object]:
+    """Return the symbolic tensor of a feed and its value; raise for invalid keys and values."""
     tensor = key
     if not isinstance(key, SymbolicTensor) or key.graph is not graph:
         tensor = _fed_tensor(graph, key)
@@ -118,9 +119,7 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, o
 
 
 def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
-    """A value as a tensor; whole numbers are taken for integers whatever their dtype, as labels
-    often come as floats.
-    """
+    """Return a value as a tensor; whole numbers of any dtype may feed integers, as labels do."""
     try:
         return to_tensor(value, dtype)
     except InvalidTypeError:
@@ -134,6 +133,7 @@ def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
+    """Return the tensor that the key of a feed is or names; raise if there is none."""
     try:
         element = graph.as_graph_element(key)
     except (InvalidTypeError, InvalidArgumentError, NotFoundError) as error:
@@ -147,6 +147,6 @@ def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
 
 
 def copy_to_cpu(value: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a value as a plain tensor in the CPU's memory."""
+    """Return a copy of a value as a plain tensor in CPU memory."""
     source = value.detach()
     return source.clone() if source.device.type == "cpu" else source.cpu()

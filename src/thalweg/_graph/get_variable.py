@@ -47,9 +47,9 @@ def get_variable(
     partitioner: object = None,
     custom_getter: Getter | None = None,
 ) -> Any:
-    """Return the variable of that name in the current variable scope, found or made.
+    """Return the variable of that name in the current variable scope; create it if missing.
 
-    In eager mode a new `thalweg.Variable` at each call, that no collection knows.
+    In eager mode return a new `thalweg.Variable` at each call, which is in no collection.
 
     Args:
         name: Below the variable scope; name scopes do not matter.
@@ -58,7 +58,8 @@ def get_variable(
         initializer: A value, a callable that takes a shape and a dtype, or one without arguments.
             By default that of the scope, else Glorot's uniform distribution for floats and zeros
             for the rest.
-        regularizer: Optional. What it returns for the variable goes to REGULARIZATION_LOSSES.
+        regularizer: Optional. Function of the variable; the result is added to
+            REGULARIZATION_LOSSES.
         trainable: As for `Variable`, like all that follow.
         collections: Optional.
         validate_shape: Optional.
@@ -71,7 +72,7 @@ def get_variable(
         custom_getter: Optional, in place of that of the scope; see `variable_scope`.
 
     Returns:
-        The variable, or what a custom getter returns.
+        The variable, or the result of a custom getter.
 
     Raises:
         NotImplementedError: There is a partitioner in eager mode.
@@ -107,7 +108,7 @@ def get_variable(
 def _call_getter(
     custom_getter: Getter, name: str, options: dict[str, Any], scope_dtype: object
 ) -> Any:
-    """Return the result of a custom getter for a whole name; `options` may be changed."""
+    """Return the result of a custom getter for a full name; it may change `options`."""
     initializer = options["initializer"]
     # Custom getters compare the dtype with others.
     if options["dtype"] is None:
@@ -131,7 +132,7 @@ def create_partitioned_variables(
     name: str | None = None,
     reuse: object = None,
 ) -> list[GraphVariable]:
-    """Return the parts of a partitioned variable, found or created.
+    """Return the parts of a partitioned variable, existing or created.
 
     Args:
         shape: Shape of the whole variable, with one axis at least.
@@ -184,7 +185,7 @@ def _get_whole_name(
     synchronization: object = None,
     aggregation: object = None,
 ) -> Any:
-    """Return `get_variable` of a whole name, without the defaults of a scope."""
+    """Return the variable of a full name; no defaults of a variable scope apply."""
     if isinstance(shape, int):
         shape = (shape,)
     options: dict[str, Any] = {"regularizer": regularizer, "trainable": trainable}
@@ -247,7 +248,7 @@ def _create_in_graph(
 def _initial_value(
     name: str, shape: Any, kind: torch.dtype | None, initializer: Any
 ) -> tuple[Any, Any]:
-    """Return a new variable's initial value or initializer, and its requested dtype."""
+    """Return (initial value or initializer, requested dtype) of a new variable."""
     is_value = initializer is not None and not callable(initializer)
     if is_value and shape is not None:
         raise InvalidArgumentError("If initializer is a constant, do not specify shape.")
@@ -270,6 +271,7 @@ def _initial_value(
 
 
 def _check_defined(name: str, shape: Sequence[int | None] | None) -> None:
+    """Raise InvalidArgumentError unless the shape of a new variable is fully known."""
     if shape is None or (isinstance(shape, Iterable) and any(size is None for size in shape)):
         raise InvalidArgumentError(
             f"Shape of a new variable ({name}) must be fully defined, but instead was {shape}."
@@ -290,7 +292,7 @@ def _add_regularization_loss(graph: Graph, variable: GraphVariable, regularizer:
 def _find_existing(
     name: str, reuse: object, shape: Sequence[int] | None, kind: torch.dtype | None
 ) -> GraphVariable | None:
-    """Return the variable of that name in the default graph, or None; raise if `reuse` differs."""
+    """Return the variable of that name in the default graph, or None; raise unless `reuse` fits."""
     existing = get_default_graph().variable_store.get(name)
     if existing is None and reuse is True:
         raise InvalidArgumentError(
@@ -318,7 +320,7 @@ def _find_existing(
 
 
 def _takes_argument(function: Callable[..., object], name: str) -> bool:
-    """Return whether a function's signature, if it has one, takes an argument of that name."""
+    """Return True if a function has a signature with an argument of that name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:

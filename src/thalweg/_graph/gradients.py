@@ -36,19 +36,18 @@ def gradients(
     stop_gradients: object = None,
     unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
 ) -> list[Any]:
-    """Return the derivative of the sum of all elements of `ys` by each of `xs`.
+    """Return the derivatives of the sum of all elements of `ys` with respect to each of `xs`.
 
     Args:
         ys: A symbolic tensor or a list of them.
-        xs: Symbolic tensors, variables, or what stands for them, as torch's parameters do.
+        xs: Symbolic tensors, variables, or torch parameters, which stand for variables.
         grad_ys: Optional. A weight for each of `ys`, of its shape; None among them means ones.
         name: The name of the operation; one computes all of the gradients.
         colocate_gradients_with_ops: Ignored, as is `gate_gradients`: all gradients are computed
             before any is used.
         aggregation_method: One of `AggregationMethod`, 0, 1 or 2; they give the same.
-        stop_gradients: Optional. Tensors that count as constants, whatever they depend on.
-        unconnected_gradients: "none" or "zero": what stands for the gradient of an x of which
-            `ys` do not depend.
+        stop_gradients: Optional. Tensors that are treated as constants.
+        unconnected_gradients: "none" or "zero": the gradient for an x on which `ys` do not depend.
 
     Returns:
         For each x a symbolic tensor, `SymbolicSlices` if x is only ever looked up by rows, or
@@ -80,13 +79,13 @@ def _add_derivatives(
     zero: bool,
     name: str,
 ) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
-    """Add one operation that computes the derivatives by the sources that the targets depend on."""
+    """Add one operation for all derivatives; return {source: gradient} for dependent sources."""
     uses = _find_uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     if not connected:
         return {}
-    by_rows = [_is_looked_up(x, uses[x]) for x in connected]
-    choosing = _below_choices(uses)
+    by_rows = [_is_used_by_rows(x, uses[x]) for x in connected]
+    choosing = _find_conditional(uses)
     zeros = [zero or x in choosing for x in connected]
     op = add(
         connected[0].graph,
@@ -101,6 +100,7 @@ def _add_derivatives(
 
 
 def _check_mode(ys: object, xs: object) -> None:
+    """Raise FailedPreconditionError in eager mode, with advice by the types of `ys` and `xs`."""
     if executing_eagerly():
         is_of_graph = any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((ys, xs)))
         hint = f" {IN_EAGER_MODE}" if is_of_graph else " Use GradientTape in eager mode."
@@ -108,6 +108,7 @@ def _check_mode(ys: object, xs: object) -> None:
 
 
 def _check_aggregation(method: object) -> None:
+    """Raise InvalidArgumentError for an unknown aggregation method."""
     if method is not None and method not in _AGGREGATIONS:
         raise InvalidArgumentError(
             f"Invalid `aggregation_method` specified {method}. Accepted values are {_AGGREGATIONS}."
@@ -115,6 +116,7 @@ def _check_aggregation(method: object) -> None:
 
 
 def _check_graph(targets: Sequence[SymbolicTensor], tensors: Sequence[SymbolicTensor]) -> None:
+    """Raise InvalidArgumentError unless all tensors are of the graph of the targets."""
     for tensor in tensors:
         if targets and tensor.graph is not targets[0].graph:
             raise InvalidArgumentError(
@@ -179,14 +181,14 @@ class GradientsOfRun:
 
 
 def as_differentiable(value: object) -> Any:
-    """Return `value` as a new node of autograd's graph, which no other value shares."""
+    """Return `value` as a new leaf or node of autograd's graph, shared with no other value."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     return value[...] if value.requires_grad else value.detach().requires_grad_()
 
 
 def _block_gradient(stop: torch.Tensor) -> Any:
-    """Let no gradient pass from `stop` to what it was computed from."""
+    """Stop gradients at `stop` in autograd's graph; return the handle of the hook."""
     place = stop.output_nr
 
     def cut_gradient(incoming: tuple[object, ...]) -> tuple[object, ...]:
@@ -197,6 +199,7 @@ def _block_gradient(stop: torch.Tensor) -> Any:
 
 
 def _check_weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
+    """Return the weight of `y` as a tensor; raise InvalidArgumentError if its shape differs."""
     if weight is None:
         return torch.ones_like(y)
     if weight.shape != y.shape:
@@ -208,6 +211,7 @@ def _check_weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
 
 
 def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: bool) -> Gradient:
+    """Return the gradient of `x` in its declared form: rows if `by_rows`, zeros if `zero`."""
     if gradient is None and zero and by_rows:
         no_rows = torch.zeros(0, dtype=torch.int64, device=x.device)
         return IndexedSlices(x.new_zeros((0, *x.shape[1:])), no_rows, x.shape)
@@ -223,7 +227,10 @@ def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: b
 def _find_uses(
     targets: Sequence[SymbolicTensor], stops: frozenset[SymbolicTensor]
 ) -> dict[SymbolicTensor, list[Operation | None]]:
-    """Return the tensors that a gradient of the targets reaches, with their operations."""
+    """Return, for each tensor that a gradient of the targets reaches, the operations that use it.
+
+    None among the operations marks a target.
+    """
     uses: dict[SymbolicTensor, list[Operation | None]] = {}
     pending: list[tuple[SymbolicTensor, Operation | None]] = [
         (target, None) for target in targets if target.is_differentiable()
@@ -237,10 +244,10 @@ def _find_uses(
     return uses
 
 
-def _below_choices(
+def _find_conditional(
     uses: dict[SymbolicTensor, list[Operation | None]],
 ) -> set[SymbolicTensor]:
-    """Return the tensors that a gradient reaches through branches and loops, if those run."""
+    """Return tensors below branches and loops, whose gradient is not computed in every run."""
     pending = [x for x, users in uses.items() if any(op and op.subgraphs for op in users)]
     reachable: set[SymbolicTensor] = set()
     while pending:
@@ -251,21 +258,25 @@ def _below_choices(
     return reachable
 
 
-def _is_looked_up(x: SymbolicTensor, users: Sequence[Operation | None]) -> bool:
+def _is_used_by_rows(x: SymbolicTensor, users: Sequence[Operation | None]) -> bool:
+    """Return True if all users look up rows of `x`, so that its gradient is sparse."""
     return all(user is not None and x in user.sparse_flows for user in users)
 
 
 def _as_slices(output: SymbolicTensor, by_rows: bool) -> SymbolicTensor | SymbolicSlices:
+    """Return an output, wrapped as slices if `by_rows`."""
     output.may_be_sparse = True
     return SymbolicSlices.of(output) if by_rows else output
 
 
 def _as_symbols(nest: object) -> list[SymbolicTensor]:
+    """Return the symbolic tensors of a nest in a flat list."""
     items = list(nest) if isinstance(nest, (list, tuple)) else [] if nest is None else [nest]
     return [_as_symbol(item) for item in items]
 
 
 def _as_symbol(item: object) -> SymbolicTensor:
+    """Return the symbolic tensor of an item; raise InvalidTypeError if there is none."""
     symbol = graph_variable_of(item)
     if not isinstance(symbol, SymbolicTensor):
         raise InvalidTypeError(f"Passed in object {show_value(item)}, expected a symbolic tensor.")
@@ -273,6 +284,7 @@ def _as_symbol(item: object) -> SymbolicTensor:
 
 
 def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: object) -> list[object]:
+    """Return one weight per target, None for ones; raise InvalidArgumentError on other counts."""
     if grad_ys is None:
         return [None] * len(targets)
     weights = list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]
@@ -288,6 +300,7 @@ def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: object) -> list[obje
 
 
 def _as_unconnected(value: UnconnectedGradients | str) -> UnconnectedGradients:
+    """Return the member of `UnconnectedGradients`; raise InvalidArgumentError if unknown."""
     try:
         return UnconnectedGradients(value)
     except ValueError:

@@ -20,7 +20,7 @@ from thalweg._graph.unique_names import node_name_from
 
 @exported_from("thalweg.v1")
 class Graph(Nodes):
-    """A set of operations, to be run by sessions.
+    """Set of operations, executed by sessions.
 
     Example:
         >>> from thalweg.v1 import Session, constant
@@ -36,7 +36,10 @@ class Graph(Nodes):
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:
-        """Build this graph in the `with` block, in this thread, also inside of `eagerly`."""
+        """Return a context manager that makes this graph the default one of the thread.
+
+        Inside it calls build this graph, also within `eagerly`.
+        """
         lend_for_good()
         previous_graph, thread.eager_blocks = thread.eager_blocks, 0
         thread.graphs.append(self)
@@ -48,7 +51,7 @@ class Graph(Nodes):
             thread.eager_blocks = previous_graph
 
     def get_name_scope(self) -> str:
-        """Return the current name scope, without the "/" at its end."""
+        """Return the current name scope, without a final "/"."""
         return self.scope[:-1]
 
     def call(
@@ -59,9 +62,9 @@ class Graph(Nodes):
         name: str | None = None,
         sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     ) -> Any:
-        """Add an operation that calls `function`; see `recording.record`.
+        """Add an operation that calls `function`; return its outputs, see `recording.record`.
 
-        Inside of a node that runs, symbols stand for their values, and the function is called.
+        Inside of a node that runs, call `function` at once, with values in place of symbols.
         """
         if thread.frames:
             parameters = mapped(resolve, (tuple(args), dict(kwargs or {})))

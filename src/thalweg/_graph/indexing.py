@@ -1,4 +1,4 @@
-"""Indexing of symbolic tensors: slices whose ends, and places, that may be symbolic themselves."""
+"""Indexing of symbolic tensors, with indices and slice bounds that may be symbolic."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from thalweg._base.static_shape import UNKNOWN
 
 
 class Span(NamedTuple):
-    """A slice as a nest, so that a run finds the symbols in it."""
+    """Slice as a nest, so that a run finds symbolic bounds."""
 
     start: Any
     stop: Any
     step: Any
 
     def as_slice(self) -> slice:
-        """Return the slice, once its ends are numbers."""
+        """Return the slice; all bounds are numbers."""
         return slice(*(None if end is None else int(end) for end in self))
 
     def size(self, length: int | None) -> int | None:
-        """Return the number of elements that it takes of `length`, None if that is not known."""
+        """Return the number of elements taken from `length`; None if unknown."""
         if self == (None, None, None):
             return length
         if length is None or any(map(is_symbolic, self)):
@@ -29,14 +29,14 @@ class Span(NamedTuple):
 
 
 def to_spans(index: object) -> Any:
-    """Return an index with spans in place of slices."""
+    """Return an index with a `Span` in place of each slice."""
     if isinstance(index, tuple):
         return tuple(to_spans(part) for part in index)
     return Span(index.start, index.stop, index.step) if isinstance(index, slice) else index
 
 
 def item(source: Any, index: Any) -> Any:
-    """Return `source[index]`, with slices in place of spans."""
+    """Return `source[index]`, after spans in `index` were converted to slices."""
     if isinstance(index, Span):
         return source[index.as_slice()]
     if isinstance(index, tuple):
@@ -45,10 +45,9 @@ def item(source: Any, index: Any) -> Any:
 
 
 def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
-    """Return the sizes of `whole[index]`, as far as they are known.
+    """Return the sizes of `whole[index]`, None for unknown ones.
 
-    Returns:
-        None if the index has more than slices and places, or nothing is known.
+    Return None if the index has more than slices and integers, or if the shape is unknown.
     """
     parts = index if isinstance(index, tuple) and not isinstance(index, Span) else (index,)
     if shape is UNKNOWN or not all(_is_plain(part) for part in parts):
@@ -70,5 +69,6 @@ def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
 
 
 def _is_plain(part: object) -> bool:
+    """Return True for None, Ellipsis, integers, spans and scalar symbols."""
     is_place = is_symbolic(part) and getattr(part, "shape", None) == ()
     return part is None or part is ... or isinstance(part, int | Span) or is_place

@@ -20,21 +20,20 @@ Draw = Callable[[torch.Tensor, torch.Generator | None], torch.Tensor]
 
 
 def set_random_seed(seed: int | None) -> None:
-    """Let random operations made from now on in the default graph depend on `seed`.
+    """Set the seed of the default graph, which new random operations depend on.
 
-    Those of eager mode that have a seed of their own begin anew.
+    Also restart the sequences of eager operations with a seed.
     """
     get_default_graph().seed = seed
     _of_eager_mode.clear()
 
 
 def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
-    """Return the random numbers of an operation that is made now.
+    """Return a function that a run calls for the generator of a new random operation.
 
-    Returns:
-        A function that a run calls for its generator, None for torch's own; with a seed, of the
-        operation or of the default graph, each session has the same sequence, and in eager mode
-        each process: the numbers of a seed go on from call to call.
+    The function returns None for torch's default generator. With a seed, of the operation or of the
+    default graph, each session has the same sequence; in eager mode the sequence of a seed
+    continues from call to call.
     """
     graph = graph_of()
     if seed is None and graph is not None and graph.seed is not None:
@@ -76,7 +75,7 @@ def random_normal(
     seed: int | None = None,
     name: str | None = "random_normal",
 ) -> Any:
-    """Numbers from a normal distribution."""
+    """Return random numbers of a normal distribution."""
     name = name or "random_normal"
     return _random_node(lambda t, g: t.normal_(mean, stddev, generator=g), shape, dtype, seed, name)
 
@@ -89,7 +88,7 @@ def truncated_normal(
     seed: int | None = None,
     name: str | None = "truncated_normal",
 ) -> Any:
-    """Numbers from a normal distribution, none further than two `stddev` from `mean`."""
+    """Return normal random numbers, redrawn beyond two `stddev` from `mean`."""
     name = name or "truncated_normal"
 
     def draw_truncated(tensor: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
@@ -107,7 +106,7 @@ def random_uniform(
     seed: int | None = None,
     name: str | None = "random_uniform",
 ) -> Any:
-    """Numbers from [minval, maxval); `maxval` is 1 by default, and required for integers.
+    """Return random numbers in [minval, maxval); `maxval` is 1 by default, required for integers.
 
     Raises:
         InvalidArgumentError: An integer dtype without `maxval`.
@@ -125,9 +124,9 @@ def random_uniform(
 
 
 class Initializer:
-    """Makes a tensor of a given shape. Subclasses override `__call__`.
+    """Function that creates a tensor of a given shape; subclasses override `__call__`.
 
-    A subclass keeps a `dtype`, which applies where the call gives none.
+    The attribute `dtype` of a subclass applies if the call passes none.
     """
 
     dtype: Any = torch.float32
@@ -135,7 +134,7 @@ class Initializer:
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
     ) -> Any:
-        """The initial value; `partition_info` is ignored."""
+        """Return the initial value; `partition_info` is ignored."""
         raise NotImplementedError
 
 
@@ -156,21 +155,21 @@ class Constant(Initializer):
 
 
 class Zeros(Constant):
-    """Zeros."""
+    """Initializer of zeros."""
 
     def __init__(self, dtype: object = torch.float32) -> None:
         super().__init__(0, dtype)
 
 
 class Ones(Constant):
-    """Ones."""
+    """Initializer of ones."""
 
     def __init__(self, dtype: object = torch.float32) -> None:
         super().__init__(1, dtype)
 
 
 class RandomNormal(Initializer):
-    """A normal distribution."""
+    """Initializer with normal random numbers."""
 
     _draw = staticmethod(random_normal)
 
@@ -190,13 +189,13 @@ class RandomNormal(Initializer):
 
 
 class TruncatedNormal(RandomNormal):
-    """A normal distribution without what is further than two `stddev` from `mean`."""
+    """Initializer with normal random numbers, redrawn beyond two `stddev` from `mean`."""
 
     _draw = staticmethod(truncated_normal)
 
 
 class RandomUniform(Initializer):
-    """A uniform distribution over [minval, maxval)."""
+    """Initializer with uniform random numbers in [minval, maxval)."""
 
     def __init__(
         self,
@@ -214,9 +213,10 @@ class RandomUniform(Initializer):
 
 
 class GlorotUniform(Initializer):
-    """Uniform over [-r, r) with r = sqrt(6 / (inputs + outputs)) (Glorot & Bengio 2010).
+    """Initializer with uniform numbers in [-r, r), r = sqrt(6 / (inputs + outputs)).
 
-    The last two dimensions count inputs and outputs, those before them multiply both.
+    (Glorot & Bengio 2010.) The last two dimensions count inputs and outputs; those before them
+    multiply both.
     """
 
     def __init__(self, seed: int | None = None, dtype: object = torch.float32) -> None:
@@ -232,6 +232,7 @@ class GlorotUniform(Initializer):
 
 
 def _fan_in_and_out(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return (inputs, outputs) of a layer whose weight has this shape."""
     if len(shape) < 2:
         return math.prod(shape), math.prod(shape)
     field = math.prod(shape[:-2])

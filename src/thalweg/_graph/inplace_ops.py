@@ -15,17 +15,17 @@ import torch
 from thalweg._core.nest import mapped
 from thalweg._graph.add_operation import add
 from thalweg._graph.arguments import Reference, densify
-from thalweg._graph.recording import prepare_nest, symbol_in
+from thalweg._graph.recording import prepare_nest, unwrap_gradient
 from thalweg._graph.shapes import infer_outputs
 
 
 def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str, Any]) -> None:
-    """Add the node that calls a method of torch's which writes to a variable.
+    """Add the node that calls an in-place tensor method on a variable.
 
     Args:
         variable: The variable, in the unit that its graph is in.
         name: One of `IN_PLACE`.
-        args, kwargs: What the method is given.
+        args, kwargs: Arguments of the method.
 
     Raises:
         InvalidArgumentError: Shapes do not fit together.
@@ -33,7 +33,7 @@ def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str,
     graph, unit = variable.graph, variable.graph.unit
     call_args = mapped(densify, prepare_nest(graph, (tuple(args), dict(kwargs))))
     call = partial(_call_method, getattr(torch.Tensor, name))
-    infer_outputs(call, (Reference(variable), *mapped(symbol_in, call_args)), name)
+    infer_outputs(call, (Reference(variable), *mapped(unwrap_gradient, call_args)), name)
     op = add(graph, name.rstrip("_"), call, (Reference(variable), *call_args), kind="update")
     unit.note_write(variable, op)
 
@@ -44,4 +44,5 @@ def _call_method(
     args: Sequence[object],
     kwargs: dict[str, object],
 ) -> object:
+    """Call an in-place method on the session's tensor of a variable; return the result."""
     return method(variable, *args, **kwargs)

@@ -1,7 +1,7 @@
 """Calls of torch modules on symbolic tensors become one operation while a graph is being built.
 
 Why `torch.nn.Module.__call__` is replaced for that time: left alone, the module's own `forward`
-would run while the graph is built. It would settle there and then what each run has to decide
+would run while the graph is built. It would settle there and then decisions of each run
 (training or evaluation, any branch on data), write to the module's buffers, and leave its
 parameters without their names. Nothing of torch's stands between a call and `forward` that an
 argument or one thread could answer instead: `__torch_function__` and its modes see functions only,
@@ -9,7 +9,7 @@ and hooks of modules, which are the whole process's as well, cannot skip `forwar
 replaces `__call__` for the same reason.)
 
 The replacement acts in a thread that is building a graph, on calls that receive a symbolic tensor.
-Every other call goes straight on to what was there before.
+Every other call goes straight on to the previous function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from thalweg._graph.nodes import SymbolicTensor
 
 
 class _Interception:
-    """Number of graphs that are being built, and the replacement of torch's call meanwhile."""
+    """Count of graphs under construction, and the replacement of `Module.__call__` meanwhile."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -41,7 +41,7 @@ _state = _Interception()
 
 
 def start_intercepting() -> None:
-    """Catch calls of modules until as many calls of `stop_intercepting`."""
+    """Replace `Module.__call__` by an interceptor, until as many calls of `stop_intercepting`."""
     with _state.lock:
         _state.builders += 1
         if _state.builders == 1:
@@ -62,7 +62,7 @@ def stop_intercepting() -> None:
 
 @contextlib.contextmanager
 def intercept_modules() -> Iterator[None]:
-    """Catch calls of modules in the `with` block."""
+    """Return a context manager that intercepts calls of modules."""
     start_intercepting()
     try:
         yield
@@ -71,6 +71,8 @@ def intercept_modules() -> Iterator[None]:
 
 
 def _intercepting_call(original: Callable[..., object]) -> Callable[..., object]:
+    """Return a `Module.__call__` that records calls on symbols and passes on all others."""
+
     def call(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
         if not executing_eagerly():
             symbols = (x for x in leaves_of((args, kwargs)) if isinstance(x, SymbolicTensor))

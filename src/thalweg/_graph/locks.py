@@ -1,4 +1,4 @@
-"""A lock that many readers or one writer may hold.
+"""Lock that many readers or one writer may hold.
 
 What a thread holds is noted in a `Holder` by the very statements that count it, between which
 Python lets no interruption in. So whoever gives back what its holder notes leaves nothing locked,
@@ -24,7 +24,7 @@ class Holder(Protocol):
 
 
 class ReadWriteLock:
-    """Readers and writers take turns where both wait, so that none waits forever."""
+    """Lock of many readers or one writer; both kinds take turns, so that none waits forever."""
 
     def __init__(self) -> None:
         self._guard = threading.RLock()  # taken in C, as Condition's own methods are not
@@ -37,9 +37,9 @@ class ReadWriteLock:
         self._admitted = 0  # readers that go before the next writer
 
     def acquire(self, mode: str, holder: Holder) -> None:
-        """Wait for the lock: `SHARED` or `EXCLUSIVE`.
+        """Wait for the lock in mode `SHARED` or `EXCLUSIVE`, and record the mode in `holder`.
 
-        `release` follows also if this is interrupted.
+        Call `release` even if this call is interrupted.
         """
         with self._guard:
             if mode == SHARED:
@@ -48,6 +48,7 @@ class ReadWriteLock:
                 self._acquire_exclusive(holder)
 
     def _acquire_shared(self, holder: Holder) -> None:
+        """Wait until no writer holds the lock or has the turn; record the hold."""
         self._waiting_readers += 1
         try:
             while self._writing or (self._waiting_writers and not self._admitted):
@@ -63,6 +64,7 @@ class ReadWriteLock:
                 self._condition.notify_all()
 
     def _acquire_exclusive(self, holder: Holder) -> None:
+        """Wait until nobody holds the lock and no reader has the turn; record the hold."""
         thread = threading.get_ident()
         self._waiting_writers += 1
         try:
@@ -75,9 +77,9 @@ class ReadWriteLock:
             self._condition.notify_all()  # had the wait failed, readers would wait on
 
     def release(self, holder: Holder) -> None:
-        """Give back what `holder` has; an interruption that comes meanwhile is raised after that.
+        """Release the hold of `holder`; an interruption meanwhile is raised at the end.
 
-        One that comes before the first statement leaves it held: call it again.
+        An interruption before the first statement leaves the lock held: call again.
         """
         interruption: BaseException | None = None
         notified = False
@@ -99,13 +101,13 @@ class ReadWriteLock:
             raise interruption
 
     def renew(self, mode: str | None) -> int:
-        """Release, in a forked child, the holds of other threads and forget those who waited.
+        """Reset the lock in a forked child to the hold of the thread that forked.
 
         Args:
-            mode: The mode in which the thread that forked holds it; None if it does not.
+            mode: The mode of the forking thread's hold; None without one.
 
         Returns:
-            The thread that held it exclusively, if another did; otherwise 0.
+            The id of another thread that held the lock exclusively, else 0.
         """
         lost_writer = self._writer if self._writing and mode != EXCLUSIVE else 0
         self.__init__()

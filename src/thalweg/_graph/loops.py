@@ -15,7 +15,13 @@ from thalweg._graph.default_graph import get_default_graph
 from thalweg._graph.nodes import Subgraph, SymbolicTensor
 from thalweg._graph.ops import convert_to_tensor, identity
 from thalweg._graph.shapes import Output
-from thalweg._graph.subgraphs import check_alike, flows_of, merged_output, run_by, trace_block
+from thalweg._graph.subgraphs import (
+    check_same_structure,
+    flows_of,
+    merged_output,
+    run_by,
+    trace_block,
+)
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 Step = Callable[..., Any]
@@ -34,22 +40,22 @@ def while_loop(
     maximum_iterations: object = None,
     return_same_structure: bool | None = None,
 ) -> Any:
-    """`while cond(*loop_vars): loop_vars = body(*loop_vars)`.
+    """Run `loop_vars = body(*loop_vars)` while `cond(*loop_vars)` holds; return the last values.
 
-    In graph mode both functions are called once, to build their parts of the graph, and these run
-    again and again in each run, with the updates in them.
+    In graph mode both functions are called once to build their parts of the graph, and each run
+    executes these repeatedly, with their updates.
 
     Args:
-        cond: Returns whether to go on.
+        cond: Returns True to continue.
         body: Returns the new values, in the structure and of the dtypes of the old ones.
         loop_vars: A list or tuple of nests of tensors.
         shape_invariants: Optional. Shapes in the structure of `loop_vars`, with None for sizes that
             differ from one time to the next.
-        back_prop: Whether gradients flow through it, in graph mode.
+        back_prop: True if gradients flow through it, in graph mode.
         parallel_iterations, swap_memory: Ignored.
         name: Optional. The name scope.
         maximum_iterations: Optional. Ends the loop after so many times.
-        return_same_structure: Whether the only variable is returned in a list; by default in eager
+        return_same_structure: True if the only variable is returned in a list; by default in eager
             mode, as in TensorFlow 2, and not in graph mode, as in TensorFlow 1.
 
     Raises:
@@ -78,12 +84,13 @@ def while_loop(
 
 
 def _as_list(returned: object, count: int) -> Any:
-    """Return the result of `body` as a list, also if it is the only variable itself."""
+    """Return the result of `body` as a list of `count` variables; one may be returned bare."""
     is_single = count == 1 and not (isinstance(returned, list | tuple) and len(returned) == 1)
     return [returned] if is_single else returned
 
 
 def _count_to(limit: Any) -> Iterator[int]:
+    """Yield 0 to `limit` - 1, or without end if `limit` is None."""
     return itertools.count() if limit is None else iter(range(int(limit)))
 
 
@@ -95,6 +102,7 @@ def _add_loop(
     back_prop: bool,
     limit: object,
 ) -> Any:
+    """Add the operation of a loop; return the final loop variables in their structure."""
     graph = get_default_graph()
     start = mapped(lambda leaf: identity(convert_to_tensor(leaf)), loop_vars)
     first = list(leaves_of(start))
@@ -104,7 +112,7 @@ def _add_loop(
     step = trace_block(
         graph, lambda *given: _as_list(body(*packed(start, iter(given))), len(start)), specs
     )
-    check_alike([*start], [*step.nest], "loop_vars and what body returns")
+    check_same_structure([*start], [*step.nest], "loop_vars and what body returns")
     flows = _find_flows(first, step) if back_prop else []
     outputs = []
     for parameter, new_output, shape in zip(step.parameters, step.results, declared, strict=True):
@@ -119,12 +127,13 @@ def _add_loop(
 
 
 def _as_invariants(shapes: Any) -> list[Any]:
-    """Return the shapes in a nest, which are sequences themselves."""
+    """Return the shapes of a nest as a list; shapes are sequences themselves."""
     is_shape = isinstance(shapes, Shape) or all(isinstance(x, int | None) for x in shapes)
     return [Shape(shapes)] if is_shape else [shape for x in shapes for shape in _as_invariants(x)]
 
 
 def _run_loop(proceed: Step, step: Step, values: Any, limit: object, back_prop: bool) -> Any:
+    """Run the two parts of a loop in a session; return the final values as a list."""
     for _ in _count_to(limit):
         if not proceed(*values)[0]:
             break
@@ -133,6 +142,7 @@ def _run_loop(proceed: Step, step: Step, values: Any, limit: object, back_prop: 
 
 
 def _find_flows(inputs: Iterable[SymbolicTensor], step: Subgraph) -> list[SymbolicTensor]:
+    """Return the outer tensors that a gradient of the loop's results reaches."""
     return [*(x for x in inputs if x.is_differentiable()), *flows_of(step, step.results)]
 
 
@@ -154,7 +164,7 @@ def map_fn(
         elems: A tensor, or a nest of tensors with the same number of rows.
         name: Optional. The name scope.
         dtype: Ignored, as are `parallel_iterations`, `back_prop`, `swap_memory`, `infer_shape` and
-            `fn_output_signature`: the dtypes are those of what `fn` returns.
+            `fn_output_signature`: the dtypes are those of the results of `fn`.
 
     Raises:
         InvalidArgumentError: There are no rows; in graph mode when it runs.
@@ -183,9 +193,9 @@ def scan(
     reverse: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Return all intermediate values of `foldl`, stacked.
+    """Return all intermediate values of `foldl`, stacked along a new first dimension.
 
-    `reverse` begins with the last row, whose value is then the last of the result, too.
+    `reverse` starts with the last row, whose value is then the last of the result.
     """
     return _add_fold(fn, elems, initializer, True, reverse, name or "scan")
 
@@ -199,7 +209,7 @@ def foldl(
     swap_memory: bool = False,
     name: str | None = None,
 ) -> Any:
-    """`value = fn(value, row)` for each row of `elems`, from the first to the last.
+    """Return the final `value` after `value = fn(value, row)` for each row of `elems` in order.
 
     Args:
         fn: Takes a value and a nest like `elems`, of single rows, and returns the next value.
@@ -224,13 +234,14 @@ def foldr(
     swap_memory: bool = False,
     name: str | None = None,
 ) -> Any:
-    """`foldl` from the last row to the first."""
+    """Return the result of `foldl` from the last row to the first."""
     return _add_fold(fn, elems, initializer, False, True, name or "foldr")
 
 
 def _add_fold(
     fn: Step, elems: object, initializer: object, stacks: bool, backwards: bool, name: str
 ) -> object:
+    """Return the result of a fold, or its stacked values, eager or as an operation."""
     elems = mapped(convert_to_tensor, elems)
     start = None if initializer is None else mapped(convert_to_tensor, initializer)
     if executing_eagerly():
@@ -242,11 +253,12 @@ def _add_fold(
         first = _row_of(elems) if start is None else [_output_like(x) for x in leaves_of(state)]
 
         def apply_once(*given: object) -> object:
+            """Return the next value for the leaves of a value and a row."""
             leaves = iter(given)
             return fn(packed(state, leaves), packed(elems, leaves))
 
         body = trace_block(graph, apply_once, [*first, *_row_of(elems)])
-        check_alike(state, body.nest, "initializer and what fn returns")
+        check_same_structure(state, body.nest, "initializer and what fn returns")
         flows = _find_flows([*leaves_of(elems), *leaves_of(state)], body)
         pairs = zip(body.parameters[: len(first)], body.results, strict=True)
         outputs = [merged_output(pair, flows) for pair in pairs]
@@ -266,10 +278,12 @@ def _add_fold(
 
 
 def _map_rows(step: Step, elems: object) -> Any:
+    """Return the results of `step` for each row, stacked."""
     return _stack_nests([step(row) for row in _split_rows(elems)])
 
 
 def _fold_rows(step: Step, elems: object, start: object, stacks: bool, backwards: bool) -> Any:
+    """Return the last value of a fold over rows, or all values stacked, in row order."""
     rows = _split_rows(elems)
     if backwards:
         rows.reverse()
@@ -288,12 +302,13 @@ def _fold_rows(step: Step, elems: object, start: object, stacks: bool, backwards
 
 
 def _split_rows(elems: object) -> list[object]:
-    """Return the rows of tensors, each in the structure of the tensors."""
+    """Return one nest per row of the tensors in `elems`."""
     columns = (column.unbind() for column in leaves_of(elems))
     return [packed(elems, iter(row)) for row in zip(*columns, strict=True)]
 
 
 def _stack_nests(nests: Sequence[object]) -> object:
+    """Return a nest of tensors stacked from equal nests."""
     if not nests:
         raise InvalidArgumentError("There are no rows, so what is made of each is not known.")
     columns = zip(*(leaves_of(nest) for nest in nests), strict=True)
@@ -301,21 +316,22 @@ def _stack_nests(nests: Sequence[object]) -> object:
 
 
 def _as_step(body: Subgraph, part: Step) -> Step:
-    """Return a part of a run as a function of nests."""
+    """Return a part of a run as a function that takes and returns nests."""
     return lambda *nests: packed(body.nest, iter(part(*leaves_of(nests))))
 
 
 def _output_like(tensor: SymbolicTensor) -> Output:
+    """Return the static description of a tensor."""
     return Output(tensor.dtype, tensor.shape)
 
 
 def _row_of(elems: object) -> list[Output]:
-    """Return the static description of one row."""
+    """Return the static descriptions of the leaves of one row."""
     return [Output(x.dtype, x.shape[1:]) for x in leaves_of(elems)]
 
 
 def _output_column(dtype: Any, shape: Any, elems: Any, flows: Sequence[SymbolicTensor]) -> Output:
-    """Return the static description of one value for each row."""
+    """Return the static description of one value per row, stacked."""
     counts = [x.shape[0] for x in leaves_of(elems) if x.shape]
     count = next((size for size in counts if size is not None), None)
     # An `Output` has None in place of `UNKNOWN`.

@@ -1,8 +1,7 @@
-"""Calls of modules: one at a time, and each module gets its own tensors back afterwards.
+"""Serialization of functional module calls, with repair of modules in forked children.
 
-`functional_call` puts a run's tensors into the module itself, where other threads would see them. A
-child that is forked meanwhile has the module as it was then, and not the thread that would end the
-call.
+`functional_call` puts tensors of a run into the module, where other threads would see them. A child
+that is forked meanwhile has the module in this state, without the thread that would end the call.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from thalweg._base.locks import Lock, on_fork
 
 
 class Calls(Lock):
-    """Held while modules are called with tensors that are not their own."""
+    """Lock that is held while modules are called with tensors of a session."""
 
     def __init__(self) -> None:
         super().__init__()
         self._pending_calls: list[list[tuple[dict[str, Any], str, Any]]] = []  # the innermost last
-        on_fork(self, Calls._put_back)
+        on_fork(self, Calls._restore_modules)
 
     def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
-        """Remember a module's own tensors; the lock is held by now."""
+        """Record the tensors that a module has; the lock must be held."""
         if is_outermost:
             self._pending_calls.clear()  # of calls that failed
         self._pending_calls.append(
@@ -36,11 +35,11 @@ class Calls(Lock):
         )
 
     def end_call(self) -> None:
-        """Forget the innermost call: its module has its own tensors again."""
+        """Drop the record of the innermost call, whose module has its tensors back."""
         self._pending_calls.pop()
 
-    def _put_back(self) -> None:
-        """Put back, in a forked child, the tensors of modules that another thread was calling."""
+    def _restore_modules(self) -> None:
+        """Restore, in a forked child, tensors of modules that another thread was calling."""
         if not self.is_abandoned():
             return
         while self._pending_calls:

@@ -21,11 +21,11 @@ from thalweg._graph.variables import GraphVariable, variable_of
 def call_module(
     graph: Nodes, module: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Any:
-    """Add one operation that calls `module`, and return its outputs as the module does.
+    """Add one operation that calls `module`; return its outputs in the module's structure.
 
-    Parameters are variables as `graph_variable_of` makes them, named after the module's class if
-    they have no name. Buffers are variables that are not trained; the run writes to them as the
-    module does. Whether the module trains or evaluates is asked in each run.
+    Parameters are variables of `graph_variable_of`, named after the module's class if they have no
+    name. Buffers are variables that are not trained, and that a run updates as the module does.
+    Each run reads the training mode of the module.
 
     Raises:
         InvalidArgumentError: All shapes are known and do not fit the module.
@@ -50,7 +50,7 @@ def call_module(
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
     call = functools.partial(
-        _call_apart if _writes_to_inputs(module) else _call_functionally, module
+        _call_on_copies if _writes_to_inputs(module) else _call_functionally, module
     )
     arguments = (weights, buffers, tuple(args), dict(kwargs))
     sparse = frozenset(_row_gradients(module, weights))
@@ -64,6 +64,7 @@ def _call_functionally(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> object:
+    """Call a module with given parameters and buffers; update the buffers in place."""
     tensors = {**weights, **buffers}
     is_outermost = not calls.is_mine()
     with calls:
@@ -80,21 +81,26 @@ def _call_functionally(
     return result
 
 
-def _call_apart(module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
-    """Call a module that may write to its inputs, which other operations need as they are."""
+def _call_on_copies(
+    module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any
+) -> Any:
+    """Call a module on copies of its inputs, which it may write to and others need unchanged."""
     args, kwargs = mapped(_clone_tensor, (tuple(args), dict(kwargs)))
     return _call_functionally(module, weights, buffers, args, kwargs)
 
 
 def _clone_tensor(leaf: object) -> object:
+    """Return a copy of a tensor; return any other leaf unchanged."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _writes_to_inputs(module: torch.nn.Module) -> bool:
+    """Return True if a layer of the module has `inplace` set."""
     return any(getattr(layer, "inplace", False) is True for layer in module.modules())
 
 
 def _scope_path(name: str) -> str:
+    """Return a dotted module name as a name scope."""
     return name.replace(".", "/")
 
 

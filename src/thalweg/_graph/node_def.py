@@ -1,4 +1,4 @@
-"""Value of TensorFlow's `Operation.node_def`."""
+"""Value of `Operation.node_def` in TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass
 class NodeDef:
-    """An operation in words, to be changed without any effect on it.
+    """Description of an operation; changes to it have no effect on the operation.
 
     Attributes:
-        name: That of the operation.
-        op: What it does.
+        name: Name of the operation.
+        op: Kind of operation.
         input: The names of its inputs, "name:1" for an output that is not the first one; then
             those of its control inputs, "^name".
         device: Where it is expected to run.

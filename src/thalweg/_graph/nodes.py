@@ -88,7 +88,7 @@ class Operation:
         return tuple(tensor for tensor in self.inputs if tensor.is_differentiable())
 
     def run(self, feed_dict: object = None, session: object = None) -> None:
-        """Run it and what it needs, in `session` or the default one.
+        """Run the operation and its inputs in `session` or the default one.
 
         Raises:
             InvalidArgumentError: There is no session.
@@ -120,8 +120,8 @@ class Subgraph:
     Attributes:
         block: The block of the operations.
         parameters: The tensors that a run gives values, as to the arguments of a function.
-        results: The tensors whose values it returns; they are computed in the block.
-        nest: The results, in the structure in which the function returned them.
+        results: The returned tensors, which are computed in the block.
+        nest: The results, in the structure of the function's result.
     """
 
     block: Block
@@ -173,24 +173,24 @@ class SymbolicTensor(Operators):
         return self.op.device
 
     def _is_hook(self) -> bool:
+        """Return True while a hook of an optimizer builds the graph."""
         return self.graph.unit is not None
 
-    def _why_not(self) -> str:
+    def _explain_restriction(self) -> str:
+        """Return advice for an error about a use that a symbolic tensor does not support."""
         if not self._is_hook():
-            return super()._why_not()
+            return super()._explain_restriction()
         return (
             "These methods can write to variables and slots in a hook, outside of branches:"
             f" {_IN_PLACE_NAMES}."
         )
 
     def get_shape(self) -> Shape | UnknownShape:
-        """Return the static shape, of sizes that have a `value`; one without `ndims` where not even
-        their number is known.
-        """
+        """Return the static shape, of sizes with a `value`; `ndims` is None for unknown rank."""
         return UNKNOWN if self.shape is UNKNOWN else DimensionShape(self.shape)
 
     def set_shape(self, shape: Sequence[int | None] | UnknownShape | None) -> None:
-        """Add what is known of the shape.
+        """Restrict the static shape in place by further known sizes.
 
         Raises:
             InvalidArgumentError: It contradicts what is known already.
@@ -208,17 +208,17 @@ class SymbolicTensor(Operators):
         self.shape = Shape(new if old is None else old for old, new in pairs)
 
     def ref(self) -> TensorReference:
-        """Return the tensor as a key that no `==` of elements gets at."""
+        """Return a hashable key that compares by identity."""
         return TensorReference(self)
 
     experimental_ref = ref
 
     def is_differentiable(self) -> bool:
-        """Return True if a gradient may flow through the tensor, by its dtype."""
+        """Return True if the dtype allows a gradient."""
         return self.dtype is None or self.dtype.is_floating_point or self.dtype.is_complex
 
     def eval(self, feed_dict: object = None, session: object = None) -> Any:
-        """Return the value in `session` or the default one, as `Session.run` gives it.
+        """Return the value in `session` or the default one, as `Session.run` returns it.
 
         Raises:
             InvalidArgumentError: There is no session.
@@ -230,20 +230,21 @@ class SymbolicTensor(Operators):
         if size is None:
             raise InvalidTypeError(
                 f"'{self.name}' {_NEEDS_A_RUN}, nor a first dimension to iterate over it."
-                f" {self._way_out()}"
+                f" {self._explain_evaluation()}"
             )
         return iter([self[index] for index in range(size)])
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise InvalidTypeError(f"'{self.name}' {_NEEDS_A_RUN}. {self._way_out()}")
+        raise InvalidTypeError(f"'{self.name}' {_NEEDS_A_RUN}. {self._explain_evaluation()}")
 
     def __array_function__(self, function: object, *_: object) -> Any:
-        """Return the result of two NumPy functions that read no element; raise for others."""
+        """Return the result of `np.shape` or `np.ndim`, which read no element; raise for others."""
         if function is np.shape:
             return self.shape
         return self.ndim if function is np.ndim else self._refuse()
 
-    def _way_out(self) -> str:
+    def _explain_evaluation(self) -> str:
+        """Return the sentence of an error that tells how to get a value."""
         if self.op.type != "Placeholder":
             return f"{_RUN_IT}."
         return f"{_RUN_IT} on what is made of it, and feed it: feed_dict={{placeholder: value}}."
@@ -251,7 +252,7 @@ class SymbolicTensor(Operators):
     def __bool__(self) -> bool:
         raise InvalidTypeError(
             f"'{self.name}' {_NEEDS_A_RUN}: no `if` can ask for it while a graph is built."
-            f" {self._way_out()} tf.cond and tf.where choose inside of a graph."
+            f" {self._explain_evaluation()} tf.cond and tf.where choose inside of a graph."
         )
 
     def __format__(self, spec: str) -> str:
@@ -300,7 +301,7 @@ class Nodes(Scopes, Collections, ABC):
 
     @abstractmethod
     def as_default(self) -> contextlib.AbstractContextManager[Nodes]:
-        """Build this graph in the `with` block, in this thread."""
+        """Return a context manager that makes this graph the default one of the thread."""
 
     @abstractmethod
     def call(
@@ -311,13 +312,13 @@ class Nodes(Scopes, Collections, ABC):
         name: str | None = None,
         sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     ) -> Any:
-        """Add an operation that calls `function`, and return its outputs as the function does."""
+        """Add an operation that calls `function`; return its outputs in the result's structure."""
 
     @abstractmethod
     def write(
         self, variable: object, name: str, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
-        """Add an operation that calls a method of torch's which writes to a variable in place."""
+        """Add an operation that calls an in-place tensor method on a variable."""
 
     @property
     def _graph_key(self) -> str:
@@ -328,11 +329,11 @@ class Nodes(Scopes, Collections, ABC):
         return self  # as its tensors and operations are their own copies
 
     def finalize(self) -> None:
-        """Make `add` raise for new operations from now on."""
+        """Make `add` raise FailedPreconditionError for new operations."""
         self._finalized = True
 
     def _unsafe_unfinalize(self) -> None:
-        """Allow new operations again, as `MonitoredSession` does when it ends."""
+        """Accept new operations again; called by `MonitoredSession` at its end."""
         self._finalized = False
 
     @property
@@ -345,13 +346,13 @@ class Nodes(Scopes, Collections, ABC):
         return list(self.operations.values())
 
     def get_operation_by_name(self, name: str) -> Operation:
-        """Return the operation of that name; NotFoundError, a KeyError, if there is none."""
+        """Return the operation of that name; raise NotFoundError, a KeyError, if missing."""
         if name not in self.operations:
             raise NotFoundError(f"The name '{name}' refers to an Operation not in the graph.")
         return self.operations[name]
 
     def get_tensor_by_name(self, name: str) -> SymbolicTensor:
-        """Return the tensor called like "add:0"; NotFoundError, a KeyError, if there is none."""
+        """Return the tensor of a name like "add:0"; raise NotFoundError (KeyError) if missing."""
         op_name, _, index = str(name).rpartition(":")
         if not op_name or not index.isdigit():
             raise InvalidTypeError(f"{name!r} is no name of a tensor; expected one like 'add:0'.")
@@ -366,8 +367,9 @@ class Nodes(Scopes, Collections, ABC):
         return element if isinstance(element, Operation) else element.op
 
     def symbol_of(self, item: object) -> Any:
-        """Return the symbol of an object whose class has TensorFlow's method `_as_graph_element`,
-        which is asked once in each graph; anything else as it is.
+        """Return the symbol of an object with TensorFlow's method `_as_graph_element`.
+
+        The method is called once per graph. Other objects are returned unchanged.
         """
         find = getattr(type(item), "_as_graph_element", None)
         if find is None:

@@ -29,18 +29,17 @@ def operation(
 
     Args:
         function: Any Python function.
-        inputs: Nested lists, tuples and dicts. A variable wrapped in `by_reference` arrives as
-            the session's own leaf tensor, any other symbolic input as its value: a tensor,
-            `IndexedSlices`, or None for a gradient that the run does not find. Plain objects
-            arrive as they are.
+        inputs: Nested lists, tuples and dicts. A variable wrapped in `by_reference` arrives as the
+            session's writable leaf tensor, any other symbolic input as its value: a tensor,
+            `IndexedSlices`, or None for a gradient that the run does not find. Plain objects arrive
+            as they are.
         name: Made unique, below the current name scope.
         kind: "pure" if it has no effect but its value, "update" if it writes to variables,
             "blocking" if it waits for other threads. In one run all that is pure comes first,
             unless it needs the others or control dependencies say otherwise.
-        outputs: None if the function returns nothing of use; otherwise what is known of its
-            result, as an `Output` or anything else with `dtype` and `shape`, or a list of these
-            for a function that returns as many.
-        control_inputs: Operations, or what comes from them, that run before it.
+        outputs: None to ignore the result; otherwise its static description: an `Output` or any
+            object with `dtype` and `shape`, or a list of these for a function that returns as many.
+        control_inputs: Operations, or their outputs, that run before it.
 
     Returns:
         The `Operation`, or its output or list of outputs if there are `outputs`.
@@ -76,5 +75,5 @@ def operation(
 
 
 def _read_variable(leaf: object) -> object:
-    """Return a read of a variable, which runs before the updates; other leaves as they are."""
+    """Return a read of a variable, computed before the updates of a run; other leaves unchanged."""
     return leaf.read_value() if isinstance(leaf, GraphVariable) else leaf

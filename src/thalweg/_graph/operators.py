@@ -38,11 +38,11 @@ class OperatorRecorder(Protocol):
         kwargs: Mapping[str, object] | None = None,
         name: str | None = None,
     ) -> Any:
-        """Add a node that calls `function`, and return its outputs."""
+        """Add a node that calls `function`; return its outputs."""
 
 
 def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
-    """Return the methods of an operator and of its reflection."""
+    """Return the methods (`x + y`, reflected `y + x`) of a binary function."""
 
     def forward(self: Operators, operand: object) -> Any:
         return self.graph.call(function, (self, self.operand(operand)))
@@ -54,18 +54,20 @@ def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]
 
 
 def truediv(x: Any, y: Any) -> Any:
-    """Return `x / y`, where torch would multiply a number `x` by the reciprocal."""
+    """Return `x / y` by division; torch would multiply a number `x` by the reciprocal."""
     if isinstance(x, int | float) and (y.is_floating_point() or y.is_complex()):
         x = torch.tensor(x, dtype=y.dtype, device=y.device)
     return torch.true_divide(x, y)
 
 
 def _has_dtype(value: object) -> bool:
-    """Return whether a value is an array or a scalar of NumPy."""
+    """Return True for NumPy arrays and scalars."""
     return isinstance(value, np.ndarray | np.generic)
 
 
 def _unary_operator(function: Callable[[Any], object]) -> Any:
+    """Return the method of a unary function."""
+
     def apply(self: Operators) -> Any:
         return self.graph.call(function, (self,))
 
@@ -73,7 +75,7 @@ def _unary_operator(function: Callable[[Any], object]) -> Any:
 
 
 class Operators(Symbolic):
-    """The part of a symbolic tensor that records."""
+    """Arithmetic operators and tensor methods of symbolic tensors, recorded as nodes."""
 
     __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
     name: Any
@@ -86,7 +88,7 @@ class Operators(Symbolic):
         raise NotImplementedError
 
     def operand(self, other: object) -> Any:
-        """Return the other operand of an operator; arrays and lists take this tensor's dtype."""
+        """Return the second operand; arrays and lists are converted to the dtype of this tensor."""
         if isinstance(other, (np.ndarray, np.generic, list)):
             return as_operand(other, self.dtype)
         return other
@@ -125,7 +127,7 @@ class Operators(Symbolic):
         return rows
 
     def __getattr__(self, name: str) -> Any:
-        """A method that records, or a node for an attribute such as `T`.
+        """Return a recording method, or a node for an attribute such as `T`.
 
         Raises:
             AttributeError: `torch.Tensor` has no such attribute, or no node can stand for it.
@@ -139,7 +141,7 @@ class Operators(Symbolic):
         if name.endswith("_"):
             if self._writes(name):
                 return partial(self._write, name)
-            self._raise_no_attribute(name, f"{self._why_not()} {_ASSIGN_HINT}")
+            self._raise_no_attribute(name, f"{self._explain_restriction()} {_ASSIGN_HINT}")
         attribute = getattr(torch.Tensor, name, None)
         if attribute is None:
             self._raise_no_attribute(name, "Nor has torch.Tensor.")
@@ -152,29 +154,30 @@ class Operators(Symbolic):
         return method
 
     def _is_hook(self) -> bool:
-        """Return whether a hook of an optimizer is called, which may be written for torch's
-        tensors.
-        """
+        """Return True while a hook of an optimizer runs, which may be written for torch tensors."""
         return False
 
     def _writes(self, name: str) -> bool:
-        """Return whether a method of torch's, here and now, becomes a node that writes in place."""
+        """Return True if an in-place method may become a node in the current block."""
         return False
 
     def _write(self, name: str, *args: object, **kwargs: object) -> object:
-        """Add that node; the tensor itself."""
+        """Add the node of an in-place method; return this tensor."""
         raise NotImplementedError
 
-    def _why_not(self) -> str:
+    def _explain_restriction(self) -> str:
+        """Return advice for an error about an unsupported in-place method."""
         return "No node writes in place."
 
     def _raise_no_attribute(self, name: str, reason: str) -> NoReturn:
+        """Raise AttributeError with a reason."""
         raise AttributeError(f"Tensor '{self.name}' has no attribute {name!r}. {reason}")
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        """Record a torch function as a node; raise InvalidTypeError for unsupported writes."""
         kwargs = kwargs or {}
         title = getattr(function, "__name__", type(function).__name__)
         is_inplace = title.startswith("__i") and title not in ("__invert__", "__index__")
@@ -191,7 +194,7 @@ class Operators(Symbolic):
 
 
 def _record_write(title: str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """Record an in-place function of torch as nodes; raise InvalidTypeError if impossible."""
+    """Record an in-place torch function as nodes; raise InvalidTypeError if impossible."""
     target = args[0] if args else None
     name = title.removeprefix("_foreach")
     if isinstance(target, Operators) and target._writes(title):
@@ -203,5 +206,7 @@ def _record_write(title: str, args: Sequence[object], kwargs: Mapping[str, objec
                 parts = [part[place] if isinstance(part, list | tuple) else part for part in args]
                 node._write(name[1:], *parts[1:], **kwargs)
             return None
-    reason = next((x._why_not() for x in leaves_of(target) if isinstance(x, Operators)), "")
+    reason = next(
+        (x._explain_restriction() for x in leaves_of(target) if isinstance(x, Operators)), ""
+    )
     raise InvalidTypeError(f"{title} writes in place. {reason} {_ASSIGN_HINT}")

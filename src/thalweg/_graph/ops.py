@@ -27,7 +27,7 @@ from thalweg.variable import as_asked, as_dtype, check_held, dtype_name
 def placeholder(
     dtype: object, shape: Sequence[int | None] | None = None, name: str | None = None
 ) -> SymbolicTensor:
-    """Return a tensor whose value is given in `feed_dict` in each run.
+    """Return a tensor whose value is passed in `feed_dict` to each run.
 
     Args:
         dtype: Values that are fed are converted to it.
@@ -82,12 +82,12 @@ def constant(
     """Return a tensor that always has the same value; in eager mode a torch tensor.
 
     Args:
-        value: What `thalweg.variable.to_tensor` takes.
+        value: Any argument of `thalweg.variable.to_tensor`.
         dtype: Optional; converts the value, see `thalweg.variable.as_asked`.
         shape: Optional; a single number fills it, other values are laid out in it. In a graph the
             last of too few is repeated.
         name: Optional.
-        verify_shape: Whether the value must have the shape itself.
+        verify_shape: True if the value must have the shape itself.
 
     Raises:
         InvalidTypeError: The value is not numeric, or in eager mode does not fit the shape.
@@ -106,7 +106,7 @@ def constant(
                 f"Expected a value with shape {tuple(shape)}, but got shape {tuple(tensor.shape)}."
             )
         if count not in (1, room):
-            tensor = _filled_up(tensor, room, shape)
+            tensor = _pad_elements(tensor, room, shape)
         tensor = tensor.reshape(() if count == 1 else shape).expand(shape)
     if executing_eagerly():
         return tensor
@@ -116,8 +116,11 @@ def constant(
     return op.outputs[0]
 
 
-def _filled_up(tensor: torch.Tensor, room: int, shape: Sequence[int]) -> torch.Tensor:
-    """Return the elements in one dimension, filled up with the last one, or with zeros."""
+def _pad_elements(tensor: torch.Tensor, room: int, shape: Sequence[int]) -> torch.Tensor:
+    """Return the elements in one dimension, padded to `room` with the last one, or with zeros.
+
+    Raise in eager mode, and for more than `room` elements.
+    """
     count = tensor.numel()
     message = f"{count} values do not fit shape {tuple(shape)}, which holds {room}."
     if executing_eagerly():
@@ -129,10 +132,10 @@ def _filled_up(tensor: torch.Tensor, room: int, shape: Sequence[int]) -> torch.T
 
 
 def convert_to_tensor(value: object, dtype: object = None, name: str | None = None) -> Any:
-    """`value` as a symbolic tensor, or in eager mode as a torch tensor.
+    """Return `value` as a symbolic tensor, or in eager mode as a torch tensor.
 
     Args:
-        value: A symbolic tensor, slices, what stands for one as a parameter does, what
+        value: A symbolic tensor, slices, a torch parameter or other object with a symbol, what
             `to_tensor` takes, or a list in which some elements are symbolic tensors of one shape.
         dtype: Optional.
         name: Optional.
@@ -163,11 +166,12 @@ def convert_to_tensor(value: object, dtype: object = None, name: str | None = No
 
 
 def _is_symbol(leaf: object) -> bool:
+    """Return True for symbolic tensors."""
     return isinstance(leaf, SymbolicTensor)
 
 
 def identity(input: object, name: str | None = None) -> Any:
-    """Return the value of a tensor, computed where control dependencies put it."""
+    """Return a copy of a tensor, computed after the current control dependencies."""
     value = convert_to_tensor(input)
     if not isinstance(value, SymbolicTensor):
         return value
@@ -183,7 +187,7 @@ def stop_gradient(input: object, name: str | None = None) -> Any:
 
 
 def embedding_lookup(params: object, ids: object, name: str | None = None) -> Any:
-    """Return the rows of `params` that `ids` names; the gradient of a variable is then slices.
+    """Return the rows of `params` at `ids`; the gradient of a variable is then slices.
 
     Args:
         params: A tensor of shape (rows, *row shape), or a list of one.
@@ -206,12 +210,12 @@ def embedding_lookup(params: object, ids: object, name: str | None = None) -> An
 def gather(
     params: object, indices: object, validate_indices: object = None, name: str | None = None
 ) -> Any:
-    """`embedding_lookup` under the name it has in TensorFlow; `validate_indices` is ignored."""
+    """Return `embedding_lookup(params, indices)`; `validate_indices` is ignored."""
     return embedding_lookup(convert_to_tensor(params), indices, name or "Gather")
 
 
 def cast(x: object, dtype: object, name: str | None = None) -> Any:
-    """`x` converted to a dtype."""
+    """Return `x` converted to a dtype."""
     kind = as_dtype(dtype)
     value = convert_to_tensor(x)
     if not isinstance(value, SymbolicTensor):
@@ -223,7 +227,7 @@ def assign(
     ref: GraphVariable, value: object, validate_shape: object = None, use_locking: object = None,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """`ref.assign(value)`; where `validate_shape` is False the variable may change its shape."""
+    """Return `ref.assign(value)`; `validate_shape=False` lets the variable change its shape."""
     if validate_shape is False and isinstance(ref, GraphVariable):
         ref.shape = UNKNOWN
     return ref.assign(value, name=name)
@@ -232,23 +236,23 @@ def assign(
 def assign_add(
     ref: GraphVariable, value: object, use_locking: object = None, name: str | None = None
 ) -> SymbolicTensor:
-    """`ref.assign_add(value)`."""
+    """Return `ref.assign_add(value)`."""
     return ref.assign_add(value, name=name)
 
 
 def assign_sub(
     ref: GraphVariable, value: object, use_locking: object = None, name: str | None = None
 ) -> SymbolicTensor:
-    """`ref.assign_sub(value)`."""
+    """Return `ref.assign_sub(value)`."""
     return ref.assign_sub(value, name=name)
 
 
 def creation_node(
     function: Callable[..., torch.Tensor], shape: object, dtype: object, name: str
 ) -> Any:
-    """Return a node that makes a tensor of `shape` and `dtype`; in eager mode the tensor itself.
+    """Return a node that creates a tensor of `shape` and `dtype`; in eager mode the tensor.
 
-    `shape` is what `sizes_of` takes, and `function` gets a tuple of ints.
+    `shape` is an argument of `sizes_of`; `function` is called with a tuple of ints and the dtype.
     """
     kind, sizes = as_dtype(dtype), sizes_of(shape)
     if executing_eagerly():
@@ -286,6 +290,8 @@ def ones(
 
 
 def _scatter_function(update: str) -> Callable[..., Any]:
+    """Return the function `scatter_<update>(ref, indices, updates, use_locking, name)`."""
+
     def apply(
         ref: Any, indices: Any, updates: Any, use_locking: bool = False, name: str | None = None
     ) -> object:

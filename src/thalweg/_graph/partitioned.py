@@ -1,4 +1,4 @@
-"""Partitioned variables of TensorFlow 1: one variable whose rows or columns are several variables.
+"""Partitioned variables of TensorFlow 1: several variables hold the rows or columns of one.
 
 A partitioner is a function of a shape and a dtype that returns the number of parts along each axis.
 """
@@ -26,7 +26,7 @@ from thalweg.variable import as_dtype, dtype_name
 
 
 class PartitionedVariable:
-    """A variable whose value is the concatenation of other variables, its parts.
+    """Variable that is the concatenation of other variables, its parts.
 
     Iteration yields the parts. `trainable_variables` and optimizers have the parts.
 
@@ -61,12 +61,15 @@ class PartitionedVariable:
         return self.shape
 
     def _get_variable_list(self) -> list[Any]:
+        """Return the parts."""
         return self._parts
 
     def _get_partitions(self) -> list[int]:
+        """Return the number of parts along each axis."""
         return self._partitions
 
     def _assign(self, method: str, value: Any) -> list[Any]:
+        """Return the operations of `method`, called on each part with its slice of `value`."""
         tensor = convert_to_tensor(value, self.dtype)
         return [getattr(var, method)(var._save_slice_info.cut(tensor)) for var in self._parts]
 
@@ -96,7 +99,7 @@ class PartitionedVariable:
 
 
 def _delegate(name: str) -> Callable[..., Any]:
-    """Return a method that calls the operator `name` of the whole tensor."""
+    """Return a method that applies the operator `name` to the concatenation of the parts."""
     return lambda self, *args: getattr(self.as_tensor(), name)(*args)
 
 
@@ -117,7 +120,7 @@ def get_partitioned(
     reuse: Any,
     **options: Any,
 ) -> PartitionedVariable:
-    """Find or create the partitioned variable `name` of the default graph.
+    """Return the partitioned variable `name` of the default graph, existing or created.
 
     Args:
         get_part: `get_variable` of a whole name, which finds or creates one part.
@@ -174,7 +177,7 @@ def _check_partitionable(name: str) -> None:
 def _get_part(
     get_part: Callable[..., Any], info: SaveSliceInfo, initializer: Any, kind: torch.dtype
 ) -> Any:
-    """Find or create one part, with its share of the initializer or value of the whole variable."""
+    """Return one part, existing or created, with its slice of the initial value."""
     if initializer is None or callable(initializer):
         start = (info.var_shape, kind, _initializer_of_part(initializer, info, kind))
     else:
@@ -185,7 +188,7 @@ def _get_part(
 
 
 def _convert_value(value: Any, name: str, shape: Any, dtype: Any) -> Any:
-    """Return the initial value of a whole variable as a tensor.
+    """Return the initial value of a full variable as a tensor.
 
     Raises:
         InvalidArgumentError: The value does not have the shape.
@@ -202,7 +205,7 @@ def _convert_value(value: Any, name: str, shape: Any, dtype: Any) -> Any:
 def _check_reuse(
     var: PartitionedVariable, reuse: Any, shape: Any, kind: torch.dtype | None, partitions: Any
 ) -> None:
-    """Raise InvalidArgumentError unless a variable may be reused and is the requested one."""
+    """Raise InvalidArgumentError unless a variable may be reused and has the requested form."""
     if not reuse:
         raise InvalidArgumentError(
             f"Partitioned variable with name {var.name} already exists. Did you mean to set"
@@ -258,7 +261,7 @@ def _call_partitioner(partitioner: Any, name: str, shape: Any, dtype: Any) -> li
 
 
 def _slices(name: str, shape: list[int], counts: list[int]) -> Iterator[SaveSliceInfo]:
-    """Yield the positions of the parts, the first ones longer by one if lengths differ."""
+    """Yield the position of each part; the first parts are longer by one if lengths differ."""
     axis = next((place for place, count in enumerate(counts) if count > 1), 0)
     length, remainder = divmod(shape[axis], counts[axis])
     start = 0
@@ -271,7 +274,7 @@ def _slices(name: str, shape: list[int], counts: list[int]) -> Iterator[SaveSlic
 
 
 def _initializer_of_part(initializer: Any, info: SaveSliceInfo, kind: torch.dtype) -> Any:
-    """Return an initializer that is given the position of the part, if it takes that."""
+    """Return an initializer that passes on the position of the part, if accepted."""
     if isinstance(initializer, type):
         initializer = initializer()
     if initializer is None:

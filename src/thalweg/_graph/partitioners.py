@@ -1,4 +1,4 @@
-"""Partitioners: functions that return the number of parts of a variable; see `get_variable`."""
+"""Partitioners: functions that return the number of parts along each axis; see `get_variable`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _single_parts(shape: Sequence[int], axis: int) -> list[int]:
 
 
 def fixed_size_partitioner(num_shards: int, axis: int = 0) -> Partitioner:
-    """Return a partitioner that makes `num_shards` parts along an axis, or one per index.
+    """Return a partitioner into `num_shards` parts along an axis, at most one per index.
 
     Args:
         num_shards: Number of parts.
@@ -33,6 +33,7 @@ def fixed_size_partitioner(num_shards: int, axis: int = 0) -> Partitioner:
     """
 
     def partition(shape: Sequence[int], **unused: object) -> list[int]:
+        """Return the number of parts along each axis."""
         counts = _single_parts(shape, axis)
         counts[axis] = min(num_shards, shape[axis])
         return counts
@@ -62,6 +63,7 @@ def variable_axis_size_partitioner(
             raise InvalidArgumentError(f"{name} must be positive, but is {number}.")
 
     def partition(shape: Sequence[int], dtype: Any) -> list[int]:
+        """Return the number of parts along each axis."""
         counts = _single_parts(shape, axis)
         row = math.prod(size for place, size in enumerate(shape) if place != axis) * dtype.itemsize
         if row:
@@ -79,7 +81,7 @@ def min_max_variable_partitioner(
     min_slice_size: int = 256 << 10,
     bytes_per_string_element: int = 16,
 ) -> Partitioner:
-    """Return a partitioner that makes as many parts as have at least `min_slice_size` bytes.
+    """Return a partitioner into as many parts as have at least `min_slice_size` bytes.
 
     Args:
         max_partitions: Number of parts that is not exceeded, at least 1.
@@ -94,6 +96,7 @@ def min_max_variable_partitioner(
         raise InvalidArgumentError(f"max_partitions must be positive, but is {max_partitions}.")
 
     def partition(shape: Sequence[int], dtype: Any) -> list[int]:
+        """Return the number of parts along each axis."""
         counts = _single_parts(shape, axis)
         count = max(1, math.prod(shape) * dtype.itemsize // min_slice_size)
         counts[axis] = min(max_partitions, count, shape[axis])

@@ -1,4 +1,4 @@
-"""`RunPlan`: which operations a run needs, in which order, and what becomes of their values."""
+"""`RunPlan`: the operations of a run, their order, and the uses of their values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Result:
 
 @dataclass
 class Step:
-    """Operation of a plan."""
+    """Operation of a plan, with its arguments, lock and results."""
 
     operation: Operation
     function: Callable[..., Any]
@@ -61,7 +61,7 @@ class Step:
     argument: SymbolicTensor | None = None  # the one argument, where that is all of them
     plain: SymbolicTensor | None = None  # the one output, where it is just stored
     dead_tensors: tuple[SymbolicTensor, ...] = ()  # what no later step needs
-    grad: bool = False  # whether torch's autograd records
+    grad: bool = False  # autograd records
 
     @lazy
     def is_closed(self) -> bool:
@@ -81,7 +81,7 @@ class RunPlan:
         given: Fetches that are fed: their places, and the tensors.
         watched_feeds: Fed tensors by which a step differentiates.
         count: The number of fetches.
-        overwrites: Whether a variable is written to before a gradient needs the value it had.
+        overwrites: True if a variable is written to before a gradient needs the value it had.
     """
 
     segments: list[tuple[str | None, list[Step]]]
@@ -101,11 +101,13 @@ class RunPlan:
         return any(lock != SHARED for lock, _ in self.segments)
 
     def abandon_waiting(self, failed: Step | None, error: BaseException) -> None:
-        """Pass an error to those who wait for what has not run, unless it was `failed` itself.
+        """Call the `abandoned` callback of the first operation after the failure, if it has one.
+
+        Threads that wait for such an operation get `error`; the failed operation itself is skipped.
 
         Args:
             failed: The step that failed; None if the run has not begun.
-            error: What it raised.
+            error: The error of the step.
         """
         is_unreached = failed is None
         for step in (member for _, segment in self.segments for member in segment):
@@ -117,10 +119,9 @@ class RunPlan:
 
 
 class SubgraphRun:
-    """A subgraph that a step has run, as a function of the values of its parameters.
+    """Subgraph of a running step, as a function of the values of its parameters.
 
-    Its steps are those of the run that is under way: they find in its frame what was computed
-    before them.
+    Its steps share the frame of the run under way, and find earlier results there.
     """
 
     def __init__(self, subgraph: Subgraph, plan: RunPlan) -> None:
@@ -128,6 +129,7 @@ class SubgraphRun:
         self.plan = plan
 
     def __call__(self, *values: object) -> list[Any]:
+        """Return the values of the subgraph's results."""
         frame = thread.frames[-1]
         frame.update(zip(self.parameters, values, strict=True))
         with grad_kept():
@@ -135,11 +137,11 @@ class SubgraphRun:
 
 
 def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPlan:
-    """Plan the run of `fetches` when `fed` are fed.
+    """Return the plan of a run of `fetches` in which `fed` tensors have given values.
 
-    Operations that only read come before all that update, unless data or control dependencies say
-    otherwise. Fetches of reference variables come last, and assignments that count steps in one
-    come first (see `early_counters`). Apart from that operations keep the order of their creation.
+    Operations that only read come before all updates, unless data or control dependencies order
+    them. Fetches of reference variables come last, and assignments that count steps in one come
+    first (see `early_counters`). Otherwise operations keep the order of their creation.
 
     Raises:
         InvalidArgumentError: A placeholder that is needed is not fed.
@@ -162,8 +164,8 @@ class _Derivatives:
     """Gradient operations of a whole run, and their sources.
 
     Attributes:
-        operations: Those that do, in order.
-        watched: The tensors by which they do.
+        operations: The gradient operations, in order.
+        watched: The tensors with respect to which they differentiate.
     """
 
     operations: list[Operation]
@@ -203,9 +205,9 @@ def _plan_block(
 
 
 def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
-    """Return the steps, with steps around each unit that undo its updates if one fails.
+    """Return the steps, with added steps around each unit that undo its updates on failure.
 
-    From the first that reads for it on, a unit runs under one lock.
+    From the first member that reads, a unit runs under one lock.
     """
     members: dict[Unit, list[int]] = {}
     for place, step in enumerate(steps):
@@ -227,7 +229,9 @@ def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
                 continue
             for step in steps[places[0] : places[-1] + 1]:
                 step.lock = EXCLUSIVE
-            nested = chain.from_iterable(_ops_in(steps[place].operation, fed) for place in updates)
+            nested = chain.from_iterable(
+                _nested_operations(steps[place].operation, fed) for place in updates
+            )
             variables = tuple(dict.fromkeys(x for op in nested for x in op.written))
             begin = partial(_begin_unit, unit=unit, written=variables)
             if places[0] < updates[0]:  # what fails here has written nothing yet, and says so
@@ -243,22 +247,25 @@ def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
 
 
 def _make_unit_step(step: Step, function: Callable[[Any], None]) -> Step:
+    """Return a step that calls `function(frame)` at the place of another step."""
     return Step(step.operation, function, lambda frame: (frame,), EXCLUSIVE)
 
 
 def _begin_unit(frame: Any, unit: Unit, written: Sequence[SymbolicTensor]) -> None:
+    """Make the frame record the values of variables that the unit writes to."""
     frame.begin_unit(unit, written)
 
 
 def _end_unit(frame: Any, unit: Unit) -> None:
+    """Make the frame keep the writes of the unit."""
     frame.end_unit(unit)
 
 
 def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
-    """Return whether an update overwrites the input of a later gradient; see `RunPlan`."""
+    """Return True if an update overwrites the input of a later gradient."""
     variables: set[SymbolicTensor] = set()
     for step in steps:
-        inner_ops = _ops_in(step.operation, fed)
+        inner_ops = _nested_operations(step.operation, fed)
         if step.operation.subgraphs:  # may be a loop, in which an update comes before, too
             variables.update(x for op in inner_ops for x in op.written)
         read = (op.function.read for op in inner_ops if isinstance(op.function, GradientsOfRun))
@@ -268,19 +275,22 @@ def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
     return False
 
 
-def _ops_in(op: Operation, fed: Fed) -> list[Operation]:
+def _nested_operations(op: Operation, fed: Fed) -> list[Operation]:
     """Return an operation and all operations of its subgraphs."""
     operations = [op]
     for subgraph in op.subgraphs:
         for inner in _find_needed(subgraph.results, fed):
-            operations += _ops_in(inner, fed)
+            operations += _nested_operations(inner, fed)
     return operations
 
 
 def _find_needed(
     fetches: Iterable[Operation | SymbolicTensor], fed: Fed, nested: bool = False
 ) -> set[Operation]:
-    """Return the operations that `fetches` need in their block, and if `nested` in subgraphs."""
+    """Return the operations that `fetches` need in their block; `nested` adds subgraphs.
+
+    Raise InvalidArgumentError for a needed placeholder that is not fed.
+    """
     stack = [x if isinstance(x, Operation) else x.op for x in fetches if x not in fed]
     operations: set[Operation] = set()
     while stack:
@@ -297,7 +307,7 @@ def _find_needed(
 
 
 def _all_operations(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Iterator[Operation]:
-    """Yield all operations of a run in order, those of subgraphs before their operation."""
+    """Yield all operations of a run in order; subgraphs come before their operation."""
     for op in _sort_operations(_find_needed(fetches, fed), fed):
         for subgraph in op.subgraphs:
             yield from _all_operations(subgraph.results, fed)
@@ -310,10 +320,12 @@ def _predecessors_of(op: Operation, fed: Fed) -> list[Operation]:
 
 
 def _sort_operations(operations: set[Operation], fed: Fed) -> list[Operation]:
+    """Return operations in run order: counters, reads, updates; otherwise by creation."""
     waits = {op: operations.intersection(_predecessors_of(op, fed)) for op in operations}
     early = find_early_operations(operations, partial(_predecessors_of, fed=fed))
 
     def priority(op: Operation) -> int:
+        """Return -1 for early counters, 0 for reads, 1 for updates."""
         return -1 if op in early else int(op.kind in ("update", "blocking"))
 
     followers: dict[Operation, list[Operation]] = {op: [] for op in operations}
@@ -335,6 +347,7 @@ def _sort_operations(operations: set[Operation], fed: Fed) -> list[Operation]:
 
 
 def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
+    """Return the step of an operation, with plans for its subgraphs."""
     lock = {"update": EXCLUSIVE, "blocking": None}.get(op.kind, SHARED)
     function, backward = op.function, derivatives.operations
     differentiates = isinstance(function, GradientsOfRun)
@@ -360,16 +373,18 @@ def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
 
 
 def _read_var(variable: GraphVariable) -> Step:
-    """Fetch a variable."""
+    """Return a step that fetches a variable."""
     return _pseudo_step(variable, lambda leaf: leaf, is_live=False)
 
 
 def _watch_var(variable: GraphVariable) -> Step:
-    """Let a run differentiate by a variable that is not trained."""
+    """Return a step that makes a run differentiable by a variable that is not trained."""
     return _pseudo_step(variable, as_differentiable, is_live=True)
 
 
 def _pseudo_step(variable: GraphVariable, function: Callable[..., object], is_live: bool) -> Step:
+    """Return a step that passes a variable's leaf tensor to `function`."""
+
     def fill_variable(frame: Any) -> Sequence[object]:
         return (frame.session.leaf(variable),)
 
@@ -378,6 +393,7 @@ def _pseudo_step(variable: GraphVariable, function: Callable[..., object], is_li
 
 
 def _needs_watching(x: SymbolicTensor, fed: Fed) -> bool:
+    """Return True for a variable that is neither fed nor trained."""
     return isinstance(x, GraphVariable) and x not in fed and not x.trainable
 
 
@@ -387,14 +403,14 @@ def _place_results(
     fed: Fed,
     sources: set[SymbolicTensor],
 ) -> None:
-    """Record in each `Result` of the steps what uses it, and drop unused results, in place.
+    """Record the uses of each result in the steps, in place, and drop unused results.
 
     Set `results`, `dead_tensors` and `plain` of each step, and the fields of its results.
 
     Args:
         steps: All steps, in the order of the run.
         fetches: The operations and tensors to fetch; the place of a tensor goes to `fetched`.
-        fed: Tensors whose values are given to the run, and are no results of a step.
+        fed: Tensors with values from the caller, which are not results of a step.
         sources: Tensors with respect to which a step computes gradients.
     """
     barriers = list(accumulate(int(step.lock != SHARED) for step in steps))
@@ -421,10 +437,10 @@ def _place_results(
 
 
 def _split_by_lock(steps: Sequence[Step]) -> list[tuple[str | None, list[Step]]]:
-    """Return successive steps in groups that run under one lock.
+    """Return (lock mode or None, steps) of successive steps that run under one lock.
 
-    Where a gradient cannot follow its forward pass under one shared lock, all up to the gradient
-    runs under one exclusive lock, so that no other thread writes to what autograd has saved.
+    Where a gradient cannot follow its forward pass under one shared lock, everything up to the
+    gradient runs under one exclusive lock: no other thread may write to tensors saved by autograd.
     """
     locks = [step.lock for step in steps]
     gradients = [i for i, step in enumerate(steps) if step.differentiates]

@@ -1,4 +1,4 @@
-"""Recording: what is called on symbolic tensors becomes a node, and nothing is computed."""
+"""Recording: calls on symbolic tensors become nodes, and nothing is computed."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def record(
     sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     stateful: bool = False,
 ) -> Any:
-    """Add a node that calls `function`, and return its outputs in the structure it returns.
+    """Add a node that calls `function`; return its outputs in the structure of its result.
 
-    What the function returns besides tensors, such as a number of dimensions, is returned at once
-    if static shapes tell it; no node is added then if there are no tensors.
+    Results other than tensors, such as a number of dimensions, are returned at once if static
+    shapes determine them; no node is added if there are no tensors.
 
     Raises:
         InvalidArgumentError: Shapes do not fit together, or a tensor is of another graph.
         InvalidTypeError: The result is no tensor and only a run knows it.
     """
     arguments, keywords = prepare_nest(graph, tuple(args)), prepare_nest(graph, dict(kwargs))
-    looked_up_tables = _looked_up(function, arguments, keywords)
+    looked_up_tables = _find_sparse_table(function, arguments, keywords)
     if keywords and inputs_of(keywords, graph):
         call, arguments = functools.partial(_call_with, function), (arguments, keywords)
     else:
         call = functools.partial(function, **keywords) if keywords else function
     arguments = mapped(densify, arguments)
     inputs_of(arguments, graph)  # refuses what is of another graph before it is tried
-    nest = infer_outputs(call, mapped(symbol_in, arguments), name)
+    nest = infer_outputs(call, mapped(unwrap_gradient, arguments), name)
     outputs = [leaf for leaf in leaves_of(nest) if isinstance(leaf, Output)]
     if not outputs:
         return nest
@@ -69,10 +69,10 @@ def record(
     )
 
 
-def _looked_up(
+def _find_sparse_table(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> frozenset[SymbolicTensor]:
-    """Return the table of torch's embedding if its gradient is to be sparse, in a set."""
+    """Return a set of the table of an embedding lookup with sparse gradients; empty otherwise."""
     if function is not torch.nn.functional.embedding or not kwargs.get("sparse"):
         return frozenset()
     table = args[1] if len(args) > 1 else kwargs["weight"]
@@ -80,11 +80,12 @@ def _looked_up(
 
 
 def prepare_nest(graph: Nodes, nest: object) -> Any:
-    """Return the nest as a node keeps it: slices and parameters are symbols, arrays are copies."""
+    """Return a nest for a node: slices and parameters replaced by symbols, arrays by tensors."""
     return mapped(functools.partial(_prepare_leaf, graph), nest)
 
 
 def _prepare_leaf(graph: Nodes, leaf: object) -> Any:
+    """Return a leaf for a node; see `prepare_nest`."""
     if isinstance(leaf, SymbolicSlices):
         leaf = leaf.source
     if isinstance(leaf, torch.nn.Parameter):
@@ -94,12 +95,13 @@ def _prepare_leaf(graph: Nodes, leaf: object) -> Any:
     return graph.symbol_of(leaf)
 
 
-def symbol_in(leaf: object) -> Any:
-    """Return the symbol, as shapes are found by it."""
+def unwrap_gradient(leaf: object) -> Any:
+    """Return the symbol inside a `DenseGradient`; other leaves unchanged."""
     return leaf.symbol if isinstance(leaf, DenseGradient) else leaf
 
 
 def _call_with(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> object:
+    """Return `function(*args, **kwargs)`."""
     return function(*args, **kwargs)

@@ -26,7 +26,7 @@ from thalweg.variable import VariableAggregation, to_tensor
 def all_reduce(
     strategy: Replicas, op: ReduceOp, leaves: Sequence[object], axis: int | None
 ) -> list[Any]:
-    """See `GraphMode`."""
+    """Return symbolic sums or means of leaves over all replicas."""
     present = [place for place, leaf in enumerate(leaves) if leaf is not None]
     present_leaves = [_as_value(leaves[place]) for place in present]
     nodes = operation(
@@ -48,6 +48,7 @@ def all_reduce(
 
 
 def _as_value(leaf: object) -> object:
+    """Return a leaf as a symbolic tensor or slices; None stays None."""
     has_form = is_symbolic(leaf) or isinstance(leaf, IndexedSlices)
     return leaf if has_form else to_tensor(leaf)
 
@@ -71,6 +72,7 @@ class AggregatedGraphVariable(GraphVariable):
     _aggregation: VariableAggregation
 
     def _operand(self, value: object) -> object:
+        """Return the value to assign, aggregated over replicas inside of `Strategy.run`."""
         operand, strategy = super()._operand(value), in_replicas()
         if strategy is None:
             return operand
@@ -86,6 +88,6 @@ class AggregatedGraphVariable(GraphVariable):
 
 
 def aggregate(variable: GraphVariable, aggregation: VariableAggregation) -> None:
-    """See `GraphMode`."""
+    """Make later assignments of a variable in replicas aggregate, by changing its class."""
     variable.__class__ = AggregatedGraphVariable
     variable._aggregation = aggregation  # pyright: ignore[reportAttributeAccessIssue]

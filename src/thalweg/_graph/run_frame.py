@@ -41,19 +41,17 @@ class RunFrame(Protocol):
         ...
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
-        """Return the value of a tensor that the run of `frame` has not computed, or has
-        released.
-        """
+        """Return the value of a tensor that the run of `frame` lacks or has released."""
 
     def copy_if_shared(self, value: object) -> Any:
-        """`value`, or a copy of it if an update of a variable would change it."""
+        """Return a value, copied if it shares memory with a variable."""
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
         """Return calls of C functions that restore the present values of variables."""
         ...
 
     def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
-        """Run a plan in `frame`; the values of its fetches."""
+        """Run a plan in `frame`; return the exported values of its fetches."""
         ...
 
 
@@ -72,6 +70,7 @@ class Frame(dict[SymbolicTensor, Any]):
         self.undo: dict[Unit, Iterator[object]] = {}  # what puts back the units under way, in C
 
     def __missing__(self, tensor: SymbolicTensor) -> SessionVariable | None:
+        """Return the session's tensor of a variable, or compute a tensor; cache both."""
         if isinstance(tensor, GraphVariable):
             leaf = self.session.values.found.get(tensor)
             if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:
@@ -84,7 +83,7 @@ class Frame(dict[SymbolicTensor, Any]):
         return value
 
     def resolve(self, x: object) -> Any:
-        """Return the value of `x` in this run; see `running.resolve`."""
+        """Return the value of `x` in this run; objects that are no symbols are unchanged."""
         if isinstance(x, GraphVariable):
             return self.session.leaf(x)
         if isinstance(x, SymbolicSlices):
@@ -94,10 +93,10 @@ class Frame(dict[SymbolicTensor, Any]):
     def run(
         self, steps: Sequence[Step], results: list[object], export: Callable[[Any], object]
     ) -> None:
-        """Run steps in order; what is fetched is exported into its places among the results.
+        """Run steps in order; store the exported values of fetches at their places in `results`.
 
-        An error gets a note that names the operation, and nothing after it runs. What was written
-        of a unit that is not complete is put back.
+        An error gets a note that names the operation, ends the run, and undoes the writes of
+        incomplete units.
         """
         records = None
         step = steps[0]
@@ -111,7 +110,7 @@ class Frame(dict[SymbolicTensor, Any]):
                 else:
                     value = step.function(*step.fill(self))
                 if self.read and not step.is_closed:
-                    self._forget_read()
+                    self._drop_variables()
                 if step.plain is not None:
                     self[step.plain] = value
                 elif step.results:
@@ -119,28 +118,29 @@ class Frame(dict[SymbolicTensor, Any]):
                 for tensor in step.dead_tensors:
                     self.pop(tensor, None)
         except BaseException as error:
-            self._forget_read()
+            self._drop_variables()
             if self.undo:
-                self._put_back(error)
+                self._undo_units(error)
             if isinstance(error, Exception):
                 self.failed, op = step, step.operation
                 error.add_note(f"In operation '{op.name}' ({op.type}), made at {op.origin}.")
             raise
 
-    def _forget_read(self) -> None:
-        """Look for variables anew: one may have been cut, or have other memory."""
+    def _drop_variables(self) -> None:
+        """Drop cached variables: their storage may have been freed or replaced."""
         while self.read:
             self.pop(self.read.pop(), None)
 
     def begin_unit(self, unit: Unit, variables: Sequence[GraphVariable]) -> None:
-        """Keep what variables have, until `end_unit`."""
+        """Record the present values of variables, for `_undo_units` until `end_unit`."""
         self.undo[unit] = calls(self.session.putting_back(variables))
 
     def end_unit(self, unit: Unit) -> None:
-        """Keep everything that was written since `begin_unit`."""
+        """Keep everything written since `begin_unit`."""
         del self.undo[unit]
 
-    def _put_back(self, error: BaseException) -> None:
+    def _undo_units(self, error: BaseException) -> None:
+        """Undo the writes of incomplete units; add a note to the error."""
         while self.undo:
             drain(self.undo[next(reversed(self.undo))])
             self.undo.popitem()
@@ -149,7 +149,7 @@ class Frame(dict[SymbolicTensor, Any]):
     def _store_results(
         self, step: Step, value: Any, results: list[object], export: Callable[[Any], object]
     ) -> None:
-        """Store the outputs of a step that later steps need, and export what is fetched."""
+        """Store outputs of a step for later steps; export the outputs that are fetched."""
         values: Sequence[Any] = [value]
         if not step.is_whole:
             is_flat = type(value) is list and _LEAVES.issuperset(map(type, value))

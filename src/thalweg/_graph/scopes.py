@@ -22,7 +22,7 @@ class _NameScope(threading.local):
 
 
 class Block:
-    """Operations that run only where another one has them run: a branch, or the body of a loop.
+    """Operations inside of a branch or loop body, which another operation runs.
 
     Attributes:
         outer: The block that this one is made in; None outside of all.
@@ -32,7 +32,7 @@ class Block:
         self.outer = outer
 
     def can_use(self, source: Block | None) -> bool:
-        """Return True if operations of this block may use results of those of another one."""
+        """Return True if operations of this block may use results of `source`, itself or outer."""
         block: Block | None = self
         while block is not None and block is not source:
             block = block.outer
@@ -40,7 +40,7 @@ class Block:
 
 
 class Unit:
-    """Operations that are one update: where one of them fails, a run puts back what they wrote.
+    """Operations that form one update: if one fails, a run undoes the writes of all.
 
     Attributes:
         block: The block in which it begins; None outside of all.
@@ -55,19 +55,19 @@ class Unit:
         self._views: dict[object, object] = {}  # the variables whose memory they look into
 
     def note_views(self, inputs: Iterable[object], outputs: Iterable[object]) -> None:
-        """Note that outputs may be views of the first of these inputs."""
+        """Record that outputs may be views of the first of these inputs."""
         first = next(iter(inputs), None)
         base = self._views.get(first, first)
         self._views |= dict.fromkeys(outputs, base)
 
     def note_write(self, variable: Any, op: Any) -> None:
-        """Note that an operation writes to a variable in place."""
+        """Record that an operation writes to a variable in place; its views become stale."""
         self.last_writes = (op,)
         self.stale |= {view: op.name for view, base in self._views.items() if base is variable}
 
 
 class Scopes:
-    """The part of a graph that names new operations and says what they wait for."""
+    """Part of a graph that assigns names and control dependencies to new operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,26 +86,26 @@ class Scopes:
 
     @property
     def control(self) -> tuple[Any, ...]:
-        """The operations that those made now wait for."""
+        """Control dependencies of new operations."""
         unit = self._place.unit
         return self._place.control if unit is None else (*self._place.control, *unit.last_writes)
 
     @property
     def block(self) -> Block | None:
-        """The block that operations made now are in; None outside of all."""
+        """The block of new operations; None outside of all."""
         return self._place.block
 
     @property
     def unit(self) -> Unit | None:
-        """The unit that operations made now are of; None outside of all."""
+        """The unit of new operations; None outside of all."""
         return self._place.unit
 
     def unique_name(self, name: str, mark_as_used: bool = True, absolute: bool = False) -> str:
-        """Return the name that an operation called `name` would get now.
+        """Return the unique name for a new operation called `name`.
 
         Args:
             name: The name inside the current scope, or the whole name if `absolute`.
-            mark_as_used: Whether it then counts as given away.
+            mark_as_used: True to reserve the name.
 
         Raises:
             InvalidArgumentError: It may not name an operation.
@@ -115,16 +115,16 @@ class Scopes:
             return self._names.make_unique(scope + check_name(name, scope), mark_as_used)
 
     def claim_name(self, name: str) -> None:
-        """Mark a whole name as used."""
+        """Reserve a full name."""
         with self.lock:
             self._names.mark_used(check_name(name))
 
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:
-        """Put the names made in the `with` block below `name`, made unique.
+        """Return a context manager that puts new names below `name`, made unique; yields the scope.
 
-        A name that ends with "/" is a scope to enter again as it is. None or "" leads out of all
-        scopes. The block is given the scope, which ends with "/" unless it is empty.
+        A name that ends with "/" is entered unchanged. None or "" leaves all scopes. The yielded
+        scope ends with "/" unless it is empty.
         """
         outer_scope = self._place.scope
         scope = name or ""
@@ -138,10 +138,10 @@ class Scopes:
 
     @contextlib.contextmanager
     def control_dependencies(self, control_inputs: Sequence[object] | None) -> Iterator[None]:
-        """Let operations made in the `with` block run after all of `control_inputs`.
+        """Return a context manager: new operations run after all of `control_inputs`.
 
-        They add to those of outer blocks; None leaves all of them out, and leads out of the
-        functions of conditions and loops.
+        They are added to those of outer blocks; None removes all, and leaves the functions of
+        conditions and loops.
 
         Raises:
             InvalidTypeError: An input is neither an operation nor symbolic.
@@ -157,11 +157,12 @@ class Scopes:
 
     @contextlib.contextmanager
     def as_one(self, is_one: bool = True) -> Iterator[None]:
-        """Let operations made in the `with` block be one update, or part of that around it, which
-        in a branch or loop is one for itself.
+        """Return a context manager: new operations form one update, or join the enclosing one.
+
+        In a branch or loop they form a separate update.
 
         Args:
-            is_one: Whether they are; False leads out of all units.
+            is_one: False leaves all units.
         """
         outer_unit = self._place.unit
         joins = outer_unit is not None and outer_unit.block is self.block
@@ -172,14 +173,12 @@ class Scopes:
             self._place.unit = outer_unit
 
     def build_inside(self, block: Block) -> contextlib.AbstractContextManager[None]:
-        """Let operations made in the `with` block be those of `block`.
-
-        They wait for no others: the operation that has them run does.
-        """
+        """Return a context manager: new operations belong to `block`, without dependencies."""
         return self._build_at(block, ())
 
     @contextlib.contextmanager
     def _build_at(self, block: Block | None, control: tuple[object, ...]) -> Iterator[None]:
+        """Set the block and control dependencies of new operations in the `with` block."""
         outer_place = self._place.block, self._place.control  # without what a unit waits for
         self._place.block, self._place.control = block, control
         try:

@@ -43,7 +43,7 @@ class Session:
     In one run everything that reads variables comes before everything that updates them, unless
     control dependencies or data order them: a variable fetched beside a training operation has
     the value from before the step, or, if it is no resource variable, from after it. Several
-    threads may call `run` at once: what only computes runs at the same time, and updates run alone.
+    threads may call `run` at once: pure operations run at the same time, and updates run alone.
 
     Attributes:
         graph: The graph.
@@ -65,7 +65,7 @@ class Session:
         on_fork(self, Session._forget_after_fork)
 
     def _forget_after_fork(self) -> None:
-        """Forget, in a forked child, all values if another thread was writing some at the fork."""
+        """Drop all values in a forked child if another thread was writing some at the fork."""
         lost_writer = self._lock.renew(self._held_lock())
         if lost_writer:
             excuse(lost_writer)  # optimizers in its run: all that they wrote is forgotten
@@ -90,7 +90,7 @@ class Session:
         options: object = None,
         run_metadata: object = None,
     ) -> Any:
-        """Compute `fetches`, and what they need, each operation once.
+        """Compute `fetches` and all operations they need, each once.
 
         Args:
             fetches: An operation, tensor, variable, `SymbolicSlices`, their name, or nested
@@ -114,7 +114,7 @@ class Session:
             feeds = convert_feeds(self.graph, feed_dict) if feed_dict else {}
             plan = self._plan_for(requests, frozenset(feeds))
         except Exception as error:
-            self._tell_abandoned(requests, error)
+            self._abandon_waiting(requests, error)
             raise
         results = self._execute_plan(plan, feeds)
         return results[0] if is_single else packed(fetches, iter(results))
@@ -122,11 +122,11 @@ class Session:
     def make_callable(
         self, fetches: object, feed_list: Sequence[object] = ()
     ) -> Callable[..., Any]:
-        """Return a function that runs `fetches`, given the values of `feed_list` in order."""
+        """Return a function that runs `fetches` with the values of `feed_list` as arguments."""
         return lambda *values: self.run(fetches, dict(zip(feed_list, values, strict=True)))
 
-    def _tell_abandoned(self, requests: tuple[object, ...], error: BaseException) -> None:
-        """Tell of a run that cannot begin those who wait for a part of it."""
+    def _abandon_waiting(self, requests: tuple[object, ...], error: BaseException) -> None:
+        """Pass the error of a run that cannot begin to threads that wait for its operations."""
         operations = self.graph.get_operations()
         if any(op.abandoned is not None for op in operations):
             keys = frozenset(x for op in operations if op.kind == "placeholder" for x in op.outputs)
@@ -134,6 +134,7 @@ class Session:
             make_plan(fetches, keys).abandon_waiting(None, error)
 
     def _plan_for(self, requests: tuple[object, ...], feeds: frozenset[SymbolicTensor]) -> RunPlan:
+        """Return the cached or new plan for fetches and fed tensors."""
         key = (requests, feeds)
         try:
             return self._plans[key]
@@ -151,6 +152,7 @@ class Session:
         feeds: Mapping[SymbolicTensor, object],
         export: Callable[[Any], object] = exported,
     ) -> list[Any]:
+        """Run a plan in a new frame; return the exported values of its fetches, in order."""
         frame, frames = Frame(self, feeds), thread.frames
         records = partial(_C._set_grad_enabled, torch.is_grad_enabled())
         with ContextSetting(lambda: ([partial(frames.append, frame)], [records, frames.pop])):
@@ -162,9 +164,9 @@ class Session:
                 raise
 
     def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
-        """Run a plan, with what a run has been fed and has computed; the values of its fetches.
+        """Run a plan in `frame`; return the exported values of its fetches, in order.
 
-        Whether torch records is another question afterwards.
+        The gradient mode of torch may differ afterwards.
         """
         if not plan.overwrites:
             return self._carry_out(plan, frame, export)
@@ -176,6 +178,7 @@ class Session:
     def _carry_out(
         self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]
     ) -> list[object]:
+        """Run the segments of a plan under their locks; see `carry_out`."""
         for tensor in plan.watched_feeds:
             frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count
@@ -191,9 +194,7 @@ class Session:
         return results
 
     def _joins_outer_run(self, plan: RunPlan) -> bool:
-        """Return whether a node that runs in this thread started this run, under a lock it
-        holds.
-        """
+        """Return True if an operation of this thread, under a held lock, started this run."""
         held_mode = self._held_lock()
         if held_mode == SHARED and plan.writes:
             raise FailedPreconditionError(
@@ -202,20 +203,16 @@ class Session:
         return held_mode is not None
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
-        """Return the value of a tensor that the run of `frame` has not computed, or has
-        released.
-        """
+        """Return the value of a tensor that the run of `frame` lacks or has released."""
         plan = self._plan_for((tensor,), frozenset(frame.feeds))
         return self._execute_plan(plan, frame.feeds, lambda value: value)[0]
 
     def kept_in(self) -> list[dict[Any, Any]]:
-        """Return the dictionaries that hold the values of variables; `leaf` reads nothing else in
-        them.
-        """
+        """Return the dictionaries that hold variable values, for direct lookup by `leaf`."""
         return self.values.kept_in()
 
     def leaf(self, variable: GraphVariable) -> SessionVariable:
-        """Return the tensor that holds the variable's value here, to be written in place only.
+        """Return the tensor that holds the variable's value here; only write to it in place.
 
         Raises:
             FailedPreconditionError: The variable is not initialized.
@@ -227,7 +224,7 @@ class Session:
             raise
 
     def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
-        """Return the session's variables for several graph variables; see `leaf`."""
+        """Return the tensors of several variables, in order; see `leaf`."""
         try:
             return self.values.all_of(variables)
         except FailedPreconditionError:
@@ -243,28 +240,26 @@ class Session:
         return variable in self.values
 
     def initialize(self, variable: GraphVariable, value: object) -> None:
-        """Give the variable its first value; called by the operation `variable.initializer`."""
+        """Set the first value of a variable; called by the operation `variable.initializer`."""
         self.values.put(variable, value)
 
     def copy_if_shared(self, value: object) -> Any:
-        """`value`, or a copy of it if an update of a variable would change it."""
+        """Return a value, copied if it shares memory with a variable."""
         return self.values.copy_if_shared(value)
 
     def generator(self, key: object, seed: int) -> torch.Generator:
-        """Return the random numbers of one operation in this session."""
+        """Return the random generator of the operation with this key, created with `seed`."""
         if key not in self._generators:
             self._generators[key] = torch.Generator(device="cpu").manual_seed(seed)
         return self._generators[key]
 
     def load(self, variable: GraphVariable, value: object) -> None:
-        """Give the variable a value outside of a run."""
+        """Set the value of a variable outside of a run."""
         self._run_exclusively(lambda: self.values.put(variable, value))
 
     @untraced
     def snapshot(self, variables: Sequence[GraphVariable]) -> list[torch.Tensor]:
-        """Copies of the values of variables, in the CPU's memory, all of one moment.
-
-        No update of any thread comes between two of them.
+        """Return copies of the values of variables in CPU memory, all from the same moment.
 
         Raises:
             FailedPreconditionError: The session is closed, or a variable is not initialized.
@@ -276,7 +271,7 @@ class Session:
 
     @untraced
     def load_all(self, values: Mapping[GraphVariable, torch.Tensor]) -> None:
-        """Give variables values outside of a run: all of them, or none if that fails.
+        """Set the values of variables outside of a run: all, or none if that fails.
 
         Raises:
             FailedPreconditionError: The session is closed, or an operation that is declared as
@@ -297,9 +292,9 @@ class Session:
         self._run_exclusively(load_values)
 
     def resource(self, key: object, make: Callable[[], object]) -> Any:
-        """Return the resource of this session for `key`; the first call makes it with `make()`.
+        """Return the resource for `key`; the first call creates it with `make()`.
 
-        It has a method `close`, called when the session is closed: that must end all waits.
+        The session calls its method `close` at the end, which must end all waits.
         """
         with self._opening:
             self._check_open()
@@ -313,11 +308,12 @@ class Session:
         return self._is_closed
 
     def _check_open(self) -> None:
+        """Raise FailedPreconditionError if the session is closed."""
         if self._is_closed:
             raise FailedPreconditionError("Attempted to use a closed Session.")
 
     def _run_exclusively(self, write: Callable[[], None]) -> None:
-        """Call a function while nobody else reads or writes values."""
+        """Call a function while no other thread reads or writes values."""
         held_mode = self._held_lock()
         if held_mode == SHARED:
             raise FailedPreconditionError(
@@ -329,7 +325,7 @@ class Session:
         self._run_locked(EXCLUSIVE, Frame(self, {}), write)
 
     def _run_locked(self, lock: str, frame: Frame, work: Callable[[], None]) -> None:
-        """Call a function under the lock; an interruption of giving it back is raised after it."""
+        """Call a function under the lock; raise an interruption of the release afterwards."""
         interruption: BaseException | None = None
         try:
             self._lock.acquire(lock, frame)
@@ -344,7 +340,7 @@ class Session:
                 raise interruption
 
     def close(self) -> None:
-        """Forget the values of all variables; the session cannot run any more.
+        """Drop the values of all variables and end the session.
 
         Operations that wait in other threads end with CancelledError.
         """
@@ -359,7 +355,7 @@ class Session:
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Session]:
-        """Let `eval` and `run` of tensors and operations use this session, in this thread."""
+        """Return a context manager that makes `eval` and `run` use this session, in this thread."""
         thread.sessions.append(self)
         try:
             yield self
@@ -387,7 +383,7 @@ class InteractiveSession(Session):
         self.__enter__()
 
     def close(self) -> None:
-        """Stop being the default session, and forget the values of all variables."""
+        """Stop being the default session; drop the values of all variables."""
         context, self._context = self._context, None
         if context is not None:
             context.close()

@@ -1,4 +1,4 @@
-"""Shapes that are given as arguments: of numbers, or of tensors that a run computes."""
+"""Shapes that are arguments: numbers, or tensors that a run computes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sizes_of(shape: object) -> Any:
 
 
 def ints(shape: Any) -> tuple[int, ...]:
-    """Numbers, in a nest of tensors, arrays and numbers, as ints."""
+    """Return the numbers in a nest of tensors, arrays and numbers as a flat tuple of ints."""
     if isinstance(shape, torch.Tensor | np.ndarray):
         return tuple(int(size) for size in shape.reshape(-1).tolist())
     if isinstance(shape, Iterable):
@@ -47,12 +47,9 @@ def ints(shape: Any) -> tuple[int, ...]:
 
 
 def known_sizes(shape: object) -> list[int | None] | None:
-    """Return the numbers in a nest as far as they are known before a run.
+    """Return the numbers in a nest, None for each that is unknown before a run.
 
-    Arithmetic on sizes of tensors is known where these are.
-
-    Returns:
-        None for each unknown number, and in place of the list if their count is unknown.
+    Arithmetic on known tensor sizes is known. Return None if the count of numbers is unknown.
     """
     with eagerly(), no_grad():
         try:
@@ -72,18 +69,20 @@ def known_size(number: object) -> int | None:
 
 
 def _trial_sizes(nest: object, trial: _Trial) -> list[int]:
+    """Return the numbers in a nest, with the trial's values for symbols."""
     leaves = [trial[x] if isinstance(x, SymbolicTensor) else x for x in leaves_of(nest)]
     return [number for leaf in leaves for number in ints(leaf)]
 
 
 class _Trial(dict[SymbolicTensor, Any]):
-    """Values of tensors of sizes, where all that is not known is `size`."""
+    """Values of integer tensors in a trial, in which each unknown number is `size`."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
     def __missing__(self, tensor: SymbolicTensor) -> torch.Tensor:
+        """Return the trial value of a tensor; raise InvalidArgumentError if unknown."""
         op = tensor.op
         if op.type == "Shape":
             tensor_value = torch.tensor(
@@ -109,6 +108,7 @@ class _Trial(dict[SymbolicTensor, Any]):
         return tensor_value
 
     def _trial_shape(self, tensor: SymbolicTensor) -> list[int]:
+        """Return the static shape of a tensor with `size` for unknown sizes."""
         if tensor.shape is UNKNOWN:
             raise InvalidArgumentError(f"The shape of '{tensor.name}' is not known.")
         return [self.size if size is None else size for size in tensor.shape]

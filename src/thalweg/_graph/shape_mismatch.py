@@ -1,8 +1,8 @@
-"""Shapes that cannot fit together, though some of their sizes are not known yet.
+"""Detection of shapes that cannot fit together although some sizes are unknown.
 
-A trial with sizes made up for the unknown ones may fail because of them. Where all trials, small
-sizes among them, fail in the same of a few well-known functions, and sizes that are the same in all
-contradict each other, no run can do better.
+A trial with invented sizes for the unknown ones may fail because of these sizes. If all trials,
+small sizes among them, fail in the same of a few well-known functions, and the sizes that all
+trials share contradict each other, every run fails.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _REFLECTED = frozenset(("radd", "rsub", "rmul", "rdiv", "rtruediv", "rfloordiv",
 
 
 class TorchCall(NamedTuple):
-    """A call of one of torch's functions: its name, and the shapes of its tensors in order."""
+    """Call of a torch function: its name, and the shapes of its tensors in order."""
 
     name: str
     shapes: Sequence[Sizes]
 
 
 class Failure(TorchFunctionMode):
-    """Notes which of torch's functions raised an error in the block.
+    """Mode that records the torch function that raised an error in the block.
 
     Attributes:
         error: The last error.
@@ -51,6 +51,7 @@ class Failure(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
+        """Call a torch function; record the call if it raises."""
         try:
             return func(*args, **(kwargs or {}))
         except Exception as error:
@@ -63,9 +64,7 @@ class Failure(TorchFunctionMode):
 
 
 def describe_misfit(calls: Sequence[TorchCall]) -> str:
-    """Return the reason why a call that failed in several trials fails in every run, "" if
-    unknown.
-    """
+    """Return why a call that failed in several trials fails in every run; "" if unknown."""
     first = calls[0]
     ranks = [[len(shape) for shape in call.shapes] for call in calls]
     if any(call.name != first.name for call in calls) or any(rank != ranks[0] for rank in ranks):
@@ -75,17 +74,18 @@ def describe_misfit(calls: Sequence[TorchCall]) -> str:
         for group in zip(*(call.shapes for call in calls), strict=True)
     ]
     if first.name in _ELEMENTWISE or first.name in _REFLECTED:
-        return _not_broadcast(shapes)
+        return _explain_broadcast_error(shapes)
     if len(shapes) < 2:
         return ""
     if first.name == "linear":
         return _describe_unequal_sizes(shapes[0], -1, shapes[1], -1)
     if first.name in ("matmul", "mm", "bmm", "mv"):
-        return _no_product(shapes[0], shapes[1])
-    return _no_product(shapes[1], shapes[0]) if first.name == "rmatmul" else ""
+        return _explain_product_error(shapes[0], shapes[1])
+    return _explain_product_error(shapes[1], shapes[0]) if first.name == "rmatmul" else ""
 
 
-def _not_broadcast(shapes: Sequence[Sizes]) -> str:
+def _explain_broadcast_error(shapes: Sequence[Sizes]) -> str:
+    """Return why shapes do not broadcast; "" if they may."""
     columns = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
     for place, sizes in enumerate(columns, 1):
         distinct = sorted({size for size in sizes if size not in (None, 1)})
@@ -96,15 +96,17 @@ def _not_broadcast(shapes: Sequence[Sizes]) -> str:
     return ""
 
 
-def _no_product(left: Sizes, right: Sizes) -> str:
+def _explain_product_error(left: Sizes, right: Sizes) -> str:
+    """Return why shapes have no matrix product; "" if they may."""
     if not left or not right:
         return ""
-    return _describe_unequal_sizes(left, -1, right, -2 if len(right) > 1 else -1) or _not_broadcast(
-        [left[:-2], right[:-2]]
-    )
+    return _describe_unequal_sizes(
+        left, -1, right, -2 if len(right) > 1 else -1
+    ) or _explain_broadcast_error([left[:-2], right[:-2]])
 
 
 def _describe_unequal_sizes(left: Sizes, i: int, right: Sizes, j: int) -> str:
+    """Return a text about `left[i]` and `right[j]` if both are known and differ, else ""."""
     if not left or not right or None in (left[i], right[j]) or left[i] == right[j]:
         return ""
     return f"{left} and {right} do not fit together: {left[i]} is not {right[j]}."

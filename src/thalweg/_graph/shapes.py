@@ -49,29 +49,29 @@ class Output:
 
 
 def infer_outputs(function: Callable[..., object], arguments: Sequence[object], name: str) -> Any:
-    """Return the nest that `function(*arguments)` will return, with an `Output` for each tensor.
+    """Return the nest that `function(*arguments)` will return, with `Output` in place of tensors.
 
-    Numbers and other Python objects come back as they are. A single `Output` that knows at most
-    a dtype is returned if the function cannot be run without data.
+    Numbers and other objects are returned unchanged. A single `Output`, with at most a dtype, is
+    returned if the function cannot be run without data.
 
     Raises:
-        InvalidArgumentError: All shapes are known and do not fit together, or what is known of
-            them does not.
+        InvalidArgumentError: All shapes are known and do not fit together, or the known sizes of
+            partly known ones do not.
         InvalidTypeError: The function returns something that only a run knows.
         TypeError: The function does not take such arguments.
     """
     inputs = [leaf for leaf in leaves_of(arguments) if isinstance(leaf, SymbolicTensor)]
-    unknown = _without_shape(inputs)
+    unknown = _unknown_output(inputs)
     if any(tensor.dtype is None for tensor in inputs):
         return unknown
     if any(tensor.shape is UNKNOWN for tensor in inputs):
-        return _without_ranks(function, arguments, inputs) or unknown
+        return _infer_dtypes(function, arguments, inputs) or unknown
     has_full_shapes = all(None not in (tensor.shape or ()) for tensor in inputs)
     try:
         sizes = _SIZES[:1] if has_full_shapes else _SIZES
         results = [_run_trial(function, arguments, inputs, size) for size in sizes]
     except Exception as error:
-        if _asks_for_data(error):
+        if _needs_data(error):
             return unknown
         if isinstance(error, TypeError):
             raise
@@ -80,27 +80,30 @@ def infer_outputs(function: Callable[..., object], arguments: Sequence[object], 
             return _infer_broadcast(function, arguments, inputs, name) or unknown
         raise InvalidArgumentError(f"{name}: {reason} {_describe_inputs(arguments)}") from error
     merged = _merge_trials(results, name)
-    return merged if has_full_shapes else _with_small(merged, function, arguments, inputs)
+    return (
+        merged if has_full_shapes else _refine_by_small_trial(merged, function, arguments, inputs)
+    )
 
 
-def _without_shape(inputs: Sequence[SymbolicTensor]) -> Output:
+def _unknown_output(inputs: Sequence[SymbolicTensor]) -> Output:
+    """Return a description with the dtype of the first differentiable input, or nothing known."""
     return Output(next((x.dtype for x in inputs if x.is_differentiable()), None))
 
 
-def _asks_for_data(error: Exception) -> bool:
-    """Return whether a function failed because it was given no data, as far as one can tell."""
+def _needs_data(error: Exception) -> bool:
+    """Return True if an error probably means that a function needs element values."""
     if "meta" in str(error) or isinstance(error, NotImplementedError):
         return True
     return not isinstance(error, (TypeError, RuntimeError, IndexError, ValueError))
 
 
-def _with_small(
+def _refine_by_small_trial(
     merged: object,
     function: Callable[..., object],
     arguments: Sequence[object],
     inputs: Sequence[SymbolicTensor],
 ) -> object:
-    """Return the outputs, after a trial with small inputs."""
+    """Return the outputs without sizes that differ in a trial with small inputs."""
     try:
         small = _run_trial(function, arguments, inputs, _SMALL)
     except Exception:  # not every function takes so little
@@ -114,7 +117,7 @@ def _infer_broadcast(
     inputs: Sequence[SymbolicTensor],
     name: str,
 ) -> object:
-    """Return the outputs if unknown sizes equal those of other inputs, or 1; None if unknown."""
+    """Return the outputs, assuming that unknown sizes are 1 or a known one; None if unknown."""
     results, fitting = [], []
     for size in _known_sizes(inputs):
         try:
@@ -138,32 +141,36 @@ def _infer_broadcast(
 
 
 def _known_sizes(inputs: Sequence[SymbolicTensor]) -> list[int]:
+    """Return the known sizes of all inputs and the small trial size, ascending."""
     sizes = {size for tensor in inputs for size in tensor.shape or () if size is not None}
     return sorted(sizes | {_SMALL})
 
 
 def _without_size(output: Output, size: int) -> Output:
+    """Return a description in which every dimension of this size is unknown."""
     shape = None if output.shape is None else tuple(None if n == size else n for n in output.shape)
     return Output(output.dtype, shape, output.flows)
 
 
 def _forget_unequal_sizes(merged: object, small: object) -> object:
-    """Return the outputs, without the sizes that differ in a trial with small inputs."""
+    """Return the outputs without the sizes that differ in a trial with small inputs."""
     large, leaves = list(leaves_of(merged)), list(leaves_of(small))
     if len(large) != len(leaves):
         return merged
     return packed(
-        merged, (_sizes_in_common(leaf, trial) for leaf, trial in zip(large, leaves, strict=True))
+        merged,
+        (_without_unequal_sizes(leaf, trial) for leaf, trial in zip(large, leaves, strict=True)),
     )
 
 
-def _sizes_in_common(output: object, trial: object) -> object:
+def _without_unequal_sizes(output: object, trial: object) -> object:
+    """Return a description without the sizes that differ in a trial."""
     if not (isinstance(output, Output) and isinstance(trial, Output)):
         return output
     shape, trial_shape = output.shape, tuple(trial.shape or ())
     if shape is None or len(shape) != len(trial_shape):
         return output
-    return Output(output.dtype, _in_common(shape, trial_shape), output.flows)
+    return Output(output.dtype, _common_sizes(shape, trial_shape), output.flows)
 
 
 def _run_trial(
@@ -174,10 +181,14 @@ def _run_trial(
     rank: int = 0,
     watch: contextlib.AbstractContextManager[object] | None = None,
 ) -> object:
-    """Run one trial inside of `watch`; each tensor of the result becomes an `Output`."""
+    """Return the result of a function on meta tensors, with an `Output` for each tensor.
+
+    Unknown sizes are `size`, unknown ranks `rank`; the call runs inside of `watch`.
+    """
     trials = {tensor: _meta_tensor(tensor, size, rank) for tensor in inputs}
 
     def trial_value(leaf: object) -> object:
+        """Return the meta tensor for an argument."""
         if isinstance(leaf, SymbolicTensor):
             return trials[leaf].clone()  # what is no leaf may be written in place
         if isinstance(leaf, Reference):
@@ -210,7 +221,7 @@ def _describe_misfit(
 
 
 def _describe_inputs(arguments: Sequence[object]) -> str:
-    """Return the tensors among the arguments and their shapes, for a message."""
+    """Return a sentence about the tensors among the arguments and their shapes."""
     leaves = [x.symbol if isinstance(x, Reference) else x for x in leaves_of(arguments)]
     tensors = [x for x in leaves if isinstance(x, SymbolicTensor | torch.Tensor)]
     names = [f"'{x.name}'" if isinstance(x, SymbolicTensor) else "a constant" for x in tensors]
@@ -219,6 +230,7 @@ def _describe_inputs(arguments: Sequence[object]) -> str:
 
 
 def _meta_tensor(tensor: SymbolicTensor, size: int, rank: int) -> torch.Tensor:
+    """Return a meta tensor with `size` for each unknown size of a symbolic tensor."""
     shape = (None,) * rank if tensor.shape is UNKNOWN else tensor.shape
     sizes = [size if static_size is None else static_size for static_size in shape]
     requires_grad = tensor.is_differentiable()
@@ -226,6 +238,7 @@ def _meta_tensor(tensor: SymbolicTensor, size: int, rank: int) -> torch.Tensor:
 
 
 def _output_of(leaf: object, symbols: dict[int, SymbolicTensor]) -> object:
+    """Return the description of a trial's tensor; other leaves unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     sources = variables_of(leaf) if leaf.requires_grad else []
@@ -234,6 +247,7 @@ def _output_of(leaf: object, symbols: dict[int, SymbolicTensor]) -> object:
 
 
 def _merge_trials(results: Sequence[object], name: str) -> object:
+    """Return the first trial's nest with the descriptions that all trials share."""
     pairs = zip(*(leaves_of(result) for result in results), strict=True)
     return packed(results[0], (_merge_outputs(pair[0], pair[-1], name) for pair in pairs))
 
@@ -249,17 +263,23 @@ def _merge_outputs(first: object, trial: object, name: str) -> object:
     shape, varied = tuple(first.shape or ()), tuple(trial.shape or ())
     if len(shape) != len(varied):
         return Output(first.dtype, None, first.flows)
-    return Output(first.dtype, _in_common(shape, varied), first.flows)
+    return Output(first.dtype, _common_sizes(shape, varied), first.flows)
 
 
-def _in_common(first: Sequence[int | None], second: Sequence[int | None]) -> tuple[int | None, ...]:
+def _common_sizes(
+    first: Sequence[int | None], second: Sequence[int | None]
+) -> tuple[int | None, ...]:
+    """Return the sizes of two shapes of equal rank, None where they differ."""
     return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
 
 
-def _without_ranks(
+def _infer_dtypes(
     function: Callable[..., object], arguments: Sequence[object], inputs: Sequence[SymbolicTensor]
 ) -> object:
-    """The dtypes alone, or None; a scalar for each rank that works is taken for a scalar."""
+    """Return the outputs with dtypes only, for inputs of unknown rank; None if no rank works.
+
+    An output that is scalar in all trials is described as a scalar.
+    """
     results = []
     for size in (_SIZES[0], *_known_sizes(inputs)):
         for rank in _RANKS:

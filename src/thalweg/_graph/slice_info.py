@@ -37,13 +37,13 @@ class SaveSliceInfo:
         return f"{sizes} " + ":".join(f"{start},{size}" for start, size in pairs)
 
     def cut(self, tensor: Any) -> Any:
-        """Return the elements of `tensor`, a tensor, that belong to the part."""
+        """Return the elements of the full tensor that belong to the part."""
         pairs = zip(self.var_offset, self.var_shape, strict=True)
         return tensor[tuple(slice(start, start + size) for start, size in pairs)]
 
 
 def mark_slice_like(slot: Any, primary: Any) -> None:
-    """Set the position of a slot, if `primary` is a part and the slot has its shape."""
+    """Set the position of a slot, in place, if `primary` is a part of the same shape."""
     info = getattr(primary, "_save_slice_info", None)
     if info is None or slot.shape != primary.shape:
         return

@@ -14,7 +14,7 @@ from thalweg._graph.symbolic_slices import SymbolicSlices
 
 
 def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
-    """Return the sums of rows that are named more than once, and the indices, each once.
+    """Return (sums of the rows of each index, distinct indices).
 
     Args:
         values: The rows.
@@ -29,5 +29,6 @@ def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
 
 
 def _sum_rows(slices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (values, indices) of slices with equal indices added."""
     summed = slices.deduplicated()
     return summed.values, summed.indices

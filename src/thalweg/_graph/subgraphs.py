@@ -1,13 +1,13 @@
-"""Branches and loops: operations that have parts of their graph run, or not, or again and again.
+"""Branches and loops: operations that execute parts of their graph once, repeatedly or not.
 
-A `Subgraph` is what a function adds to the graph while it is called once, as the graph is built.
-Its operations are in a block of their own: they are ordinary nodes, but no run reaches them from
-outside. The one operation that has the subgraph is their way in. It takes as inputs what they use
-of the outside, so that all of that is there when it runs, and its function is given the subgraph as
-a Python function (`plan.Part`), which runs the steps and returns the values. So a conditional is
-`then() if pred else otherwise()`, a loop is `while`, and torch's autograd sees what has run.
+A `Subgraph` holds the operations that a function adds while it is called once, when the graph is
+built. They are ordinary nodes of a separate block, which runs reach only through the one operation
+that has the subgraph. This operation takes outer tensors used in the block as inputs, so that they
+are computed first; its function receives the subgraph as a Python function (`plan.SubgraphRun`),
+which runs the steps and returns the values. A conditional is then `then() if pred else
+otherwise()`, a loop is `while`, and autograd records the executed steps.
 
-Variables that a function makes are outside of its block, since all runs share them.
+Variables that a function creates are outside of its block, since all runs share them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from thalweg.errors import InvalidTypeError
 def trace_block(
     graph: Nodes, function: Callable[..., object], parameters: Iterable[Output] = ()
 ) -> Subgraph:
-    """Call `function` with new tensors, one for each of `parameters`, and keep what it adds.
+    """Call `function` with a new tensor per element of `parameters`; return the traced block.
 
-    What it returns may be a nest of numbers, tensors, slices and operations; that of an operation
-    becomes a tensor that is true when the operation is done.
+    The function may return a nest of numbers, tensors, slices and operations; an operation becomes
+    a tensor that is True when the operation is done.
 
     Raises:
-        InvalidTypeError: It returns None, or what no tensor can be made of.
+        InvalidTypeError: The function returns None, or an object that is not convertible.
     """
     block = Block(graph.block)
     with graph.build_inside(block):
@@ -54,7 +54,7 @@ def trace_block(
 
 
 def _block_result(graph: Nodes, leaf: object) -> object:
-    """Return a leaf of a function's result as a result of the block; add its operation there.
+    """Add an operation for one leaf of a function's result to its block; return it.
 
     Args:
         graph: The graph that is being built inside the block.
@@ -79,14 +79,14 @@ def run_by(
     outputs: Sequence[Output],
     name: str,
 ) -> list[SymbolicTensor]:
-    """Add the operation that has subgraphs run.
+    """Add the operation that executes subgraphs; return its outputs.
 
     Args:
         function: Called with the subgraphs as functions, and then with the values of the arguments;
             returns the value of each output.
-        subgraphs: Those of functions that were called in this block.
+        subgraphs: Traced functions of this block.
         arguments: Nests of symbolic tensors and plain objects.
-        outputs: What is known of each output.
+        outputs: Static description of each output.
         name: The name of the operation.
     """
     graph = subgraphs[0].results[0].graph
@@ -109,12 +109,12 @@ def run_by(
 
 
 def _is_outside(tensor: SymbolicTensor, op: Operation) -> bool:
-    """Return whether a tensor must be there before the block of `op` runs; variables always are."""
+    """Return True for an input that must be computed before the block of `op`: no variable."""
     return tensor.op.block is not op.block and not isinstance(tensor, GraphVariable)
 
 
 def operations_of(subgraph: Subgraph) -> list[Operation]:
-    """Return the operations of its block that its results need."""
+    """Return the operations in the subgraph's block that its results need."""
     needed_ops: dict[Operation, None] = {}
     pending = [x.op for x in subgraph.results]
     while pending:
@@ -126,7 +126,7 @@ def operations_of(subgraph: Subgraph) -> list[Operation]:
 
 
 def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[SymbolicTensor]:
-    """Return the tensors outside of its block that a gradient of `results` reaches."""
+    """Return the tensors outside of the subgraph's block that a gradient of `results` reaches."""
     reachable: dict[SymbolicTensor, None] = {}
     pending = list(results)
     while pending:
@@ -139,7 +139,7 @@ def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[Symb
 
 
 def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTensor]) -> Output:
-    """Return the description of a tensor that is one of several.
+    """Return the static description of a tensor that equals one of several tensors.
 
     Raises:
         InvalidTypeError: Their dtypes differ.
@@ -149,10 +149,10 @@ def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTen
         descriptions = " and ".join(f"'{x.name}' is {x.dtype}" for x in tensors)
         raise InvalidTypeError(f"All must have the same type, but {descriptions}.")
     shapes = [x.shape for x in tensors]
-    return Output(next(iter(kinds), None), in_common(shapes), tuple(dict.fromkeys(flows)))
+    return Output(next(iter(kinds), None), common_shape(shapes), tuple(dict.fromkeys(flows)))
 
 
-def in_common(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
+def common_shape(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
     """Return the shape that several shapes have in common; None for each size that differs.
 
     Return None if the shapes have different numbers of dimensions, or if one is unknown.
@@ -164,12 +164,13 @@ def in_common(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
 
 
 def wrap_outputs(nest: object, outputs: Iterable[SymbolicTensor]) -> Any:
-    """Return outputs in the structure of results, as slices where the results are."""
+    """Return outputs in the structure of `nest`, as slices where `nest` has slices."""
     kinds = leaves_of(nest)
     return packed(nest, (_sparse_like(kind, x) for kind, x in zip(kinds, outputs, strict=True)))
 
 
 def _sparse_like(result: Any, output: SymbolicTensor) -> SymbolicSlices | SymbolicTensor:
+    """Return the output, as slices if `result` is slices."""
     if isinstance(result, SymbolicSlices):
         output.may_be_sparse = True
         return SymbolicSlices.of(output)
@@ -177,7 +178,7 @@ def _sparse_like(result: Any, output: SymbolicTensor) -> SymbolicSlices | Symbol
     return output
 
 
-def check_alike(first: object, second: object, title: str) -> None:
+def check_same_structure(first: object, second: object, title: str) -> None:
     """Raise InvalidTypeError for nests of different structures."""
     shapes = [repr(mapped(lambda _: "*", nest)).replace("'*'", "*") for nest in (first, second)]
     if shapes[0] != shapes[1]:

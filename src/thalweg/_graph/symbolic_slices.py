@@ -48,29 +48,29 @@ class SymbolicSlices(SymbolicRows):
 
     @classmethod
     def of(cls, source: SymbolicTensor) -> SymbolicSlices:
-        """Return the slices that `source` will be in a run."""
+        """Return the slices of a tensor whose value in a run is an `IndexedSlices`."""
         slices = cls.__new__(cls)
         slices.source = source
         rows = None if source.shape is UNKNOWN else (None, *source.shape[1:])
         rank = None if source.shape is UNKNOWN else (len(source.shape),)
-        slices.values = _add_part(source, "values", Output(source.dtype, rows))
-        slices.indices = _add_part(source, "indices", Output(torch.int64, (None,)))
-        slices.dense_shape = _add_part(source, "dense_shape", Output(torch.int64, rank))
+        slices.values = _add_field(source, "values", Output(source.dtype, rows))
+        slices.indices = _add_field(source, "indices", Output(torch.int64, (None,)))
+        slices.dense_shape = _add_field(source, "dense_shape", Output(torch.int64, rank))
         return slices
 
     @property
     def op(self) -> Operation:
-        """The operation that gives them."""
+        """Operation that computes the slices."""
         return self.source.op
 
     @property
     def name(self) -> str:
-        """The name of that operation's output."""
+        """Name of the output of `op`."""
         return self.source.name
 
     @property
     def graph(self) -> Nodes:
-        """The graph they belong to."""
+        """Graph of the slices."""
         return self.source.graph
 
     @property
@@ -91,6 +91,7 @@ class SymbolicSlices(SymbolicRows):
     def _scale_values(
         self, function: Callable[[Any, Any], object], factor: object
     ) -> SymbolicSlices:
+        """Return slices whose values are `function(values, factor)`."""
         if getattr(factor, "shape", UNKNOWN) not in ((), UNKNOWN):
             raise InvalidArgumentError("IndexedSlices can be scaled by a scalar only.")
         return SymbolicSlices(function(self.values, factor), self.indices, self.dense_shape)
@@ -117,7 +118,9 @@ class SymbolicSlices(SymbolicRows):
         return self
 
 
-def _add_part(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
+def _add_field(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
+    """Return a new node for one field, values or indices, of `source`."""
+
     def part_of(slices: IndexedSlices) -> object:
         value = getattr(slices, name)
         if name != "dense_shape":

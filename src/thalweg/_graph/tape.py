@@ -12,10 +12,10 @@ from thalweg.autodiff import UnconnectedGradients
 
 
 class GradientTape(autodiff.GradientTape):
-    """Records what is computed, for `gradient`; see `thalweg.GradientTape`.
+    """Recorder of computations for `gradient`; see `thalweg.GradientTape`.
 
-    In graph mode the gradient of symbolic tensors is that of `gradients`: operations, which a
-    session runs. There is no need to watch such tensors.
+    In graph mode the gradients of symbolic tensors are those of `gradients`: operations, which a
+    session runs. Such tensors need no `watch`.
 
     Args:
         persistent, watch_accessed_variables: As in `thalweg.GradientTape`.
@@ -34,7 +34,7 @@ class GradientTape(autodiff.GradientTape):
         output_gradients: object = None,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
     ) -> Any:
-        """Compute gradients as in eager mode, but those of symbolic targets as `gradients` does."""
+        """Return gradients as in eager mode; for symbolic targets those of `gradients`."""
         targets = list(leaves_of(target))
         is_of_graph = not executing_eagerly() and any(map(is_symbolic, targets))
         if not is_of_graph or self._used:

@@ -1,7 +1,6 @@
-"""Hooks of optimizers that are called once, as a graph is built, as TensorFlow calls them.
+"""Hooks of optimizers that are called once, while a graph is built, as in TensorFlow.
 
-What they record are operations like any other, which sessions run as one update: a `Unit` of the
-graph.
+They record ordinary operations, which sessions run as one update: a `Unit` of the graph.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
 def gradient_symbol(grad: object) -> Any:
-    """Return a gradient as a tensor or slices of the graph."""
+    """Return a gradient as a tensor or slices of the graph; eager ones become constants."""
     if is_symbolic(grad):
         return grad.read_value() if isinstance(grad, GraphVariable) else grad
     if isinstance(grad, Tensor) and grad.is_sparse:
@@ -41,7 +40,7 @@ def gradient_symbol(grad: object) -> Any:
 
 
 def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> Any:
-    """Return a hook's update of a variable, or the variable's constraint after it.
+    """Return the operation of a hook's update of a variable, followed by its constraint.
 
     Args:
         owner: The optimizer whose hook it is.
@@ -63,7 +62,7 @@ def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> 
 
 
 def apply_constraint(var: GraphVariable, update: object) -> Any:
-    """Return a variable's constraint applied, after an update."""
+    """Return the operation that applies the constraint of a variable after `update`."""
     constraint: Any = var.constraint
     with var.graph.control_dependencies([] if update is None else [update]):
         return var.assign(constraint(var.read_value()))
@@ -71,7 +70,10 @@ def apply_constraint(var: GraphVariable, update: object) -> Any:
 
 @contextlib.contextmanager
 def explain_errors(owner: object, hook: str) -> Iterator[None]:
-    """Tell of what a hook cannot do where it was called from, and how it can."""
+    """Return a context manager that adds the user's line and advice to errors of a hook.
+
+    TypeError and AttributeError are raised again as InvalidTypeError.
+    """
     try:
         yield
     except Exception as error:
@@ -89,7 +91,7 @@ def explain_errors(owner: object, hook: str) -> Iterator[None]:
 
 
 def _message_of(error: BaseException) -> str:
-    """The message; Python's own, where torch's method was called as a function, in our words."""
+    """Return the message of an error; a better one if a tensor method was called as a function."""
     unbound = re.match(r"descriptor '(\w+)' for 'torch\._C\.\w+' objects doesn't apply", str(error))
     if unbound is None:
         return str(error).rstrip(".")
@@ -98,7 +100,7 @@ def _message_of(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    """Return the last line of the user's own code that led to an error."""
+    """Return "file:line" of the innermost frame outside of the library and torch."""
     frames = traceback.extract_tb(error.__traceback__)
     user_frames = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     frame = (user_frames or frames)[-1]

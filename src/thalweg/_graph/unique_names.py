@@ -11,7 +11,7 @@ _LATER = re.compile(r"[A-Za-z0-9_.\\/>-]*")
 
 
 class UniqueNames:
-    """The names in use. Names that differ in case alone count as the same."""
+    """Set of used names, compared without case."""
 
     def __init__(self) -> None:
         self._uses: dict[str, int] = {}
@@ -30,12 +30,12 @@ class UniqueNames:
         return unique_name
 
     def mark_used(self, name: str) -> None:
-        """Mark a name as used."""
+        """Reserve a name."""
         self._uses.setdefault(name.lower(), 1)
 
 
 def check_name(name: str, scope: str = "") -> str:
-    """`name`, if it may name a node inside `scope`.
+    """Return `name` if it is valid for a node inside `scope`.
 
     Raises:
         InvalidArgumentError: It may not.
@@ -50,5 +50,5 @@ def check_name(name: str, scope: str = "") -> str:
 
 
 def node_name_from(name: str) -> str:
-    """Return the name of a function or class as it may stand in the name of a node."""
+    """Return the name of a function or class with characters that node names allow."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_") or "node"

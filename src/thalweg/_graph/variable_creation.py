@@ -39,7 +39,7 @@ def Variable(
     Args:
         initial_value: A number, nested list, array, tensor, symbolic tensor, a callable without
             arguments that returns one, or an initializer, which needs `shape`.
-        trainable: Whether `minimize` without a list of variables includes it. None counts as True,
+        trainable: True if `minimize` without a list of variables includes it. None counts as True,
             but with `VariableSynchronization.ON_READ` as False.
         collections: By default GLOBAL_VARIABLES; trainable variables are in TRAINABLE_VARIABLES
             besides.
@@ -47,9 +47,9 @@ def Variable(
         name: Optional; made unique, below the current name scope.
         dtype: Optional; converts the initial value.
         constraint: Optional; a function that an optimizer applies after each update.
-        shape: For an initializer; otherwise what the variable's shape is to be, None for sizes
-            that `assign`, or a session, may change. `tf.TensorShape(None)` leaves all open.
-        use_resource: Whether it is a resource variable of a graph, which is read before the
+        shape: For an initializer; otherwise the declared shape, None for sizes that `assign`, or a
+            session, may change. `tf.TensorShape(None)` leaves all open.
+        use_resource: True if it is a resource variable of a graph, which is read before the
             updates of the run that fetches it, and any other after them. By default that is so
             unless `tf.compat.v1` was told otherwise, as by `disable_v2_behavior`.
         caching_device: Ignored.
@@ -98,14 +98,14 @@ def make_variable(
     collections: Iterable[str] | None = None,
     dtype: object = None,
 ) -> GraphVariable:
-    """Return a variable for an optimizer's own use, such as a slot.
+    """Return a variable for internal use of an optimizer, such as a slot.
 
     Args:
         initial_value: As in `Variable`; a callable without arguments is called when a session
             initializes the variable, and may then use `resolve`.
         name: The whole name, outside of all name scopes; made unique.
         like: Optional. Gives the graph, and the shape and dtype that are not known otherwise.
-        trainable: Whether it is in TRAINABLE_VARIABLES.
+        trainable: True if it is in TRAINABLE_VARIABLES.
         collections: By default GLOBAL_VARIABLES.
         dtype: Optional; converts the initial value.
     """

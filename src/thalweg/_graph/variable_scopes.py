@@ -25,7 +25,7 @@ Getter = Callable[..., Any]
 
 
 class Reuse(enum.Enum):
-    """Mode of `get_variable` besides making (None, False) and finding (True)."""
+    """Mode of `get_variable` in addition to creating (None, False) and finding (True)."""
 
     AUTO = 1
 
@@ -75,7 +75,7 @@ class VariableScope:
         self.regularizer = regularizer
 
     def set_custom_getter(self, custom_getter: Getter | None) -> None:
-        """Have `get_variable` call this, from now on."""
+        """Set the custom getter that `get_variable` calls."""
         self.custom_getter = custom_getter
 
     def set_partitioner(self, partitioner: object) -> None:
@@ -88,7 +88,7 @@ class VariableScope:
         self.dtype = dtype
 
     def set_use_resource(self, use_resource: bool | None) -> None:
-        """Set whether variables made from now on are resource variables by default."""
+        """Set the default of `use_resource` for new variables."""
         self.use_resource = use_resource
 
     def get_collection(self, name: str) -> list[Any]:
@@ -96,7 +96,7 @@ class VariableScope:
         return get_default_graph().get_collection(name, f"{self.name}/" if self.name else None)
 
     def global_variables(self) -> list[Any]:
-        """Return the variables below this scope that all users of the graph share."""
+        """Return the variables below this scope in GLOBAL_VARIABLES."""
         return self.get_collection(GraphKeys.GLOBAL_VARIABLES)
 
     def local_variables(self) -> list[Any]:
@@ -104,7 +104,7 @@ class VariableScope:
         return self.get_collection(GraphKeys.LOCAL_VARIABLES)
 
     def trainable_variables(self) -> list[Any]:
-        """Return the variables below this scope that `minimize` trains by default."""
+        """Return the variables below this scope in TRAINABLE_VARIABLES."""
         return self.get_collection(GraphKeys.TRAINABLE_VARIABLES)
 
 
@@ -114,8 +114,8 @@ class _ScopeState:
 
     Attributes:
         scope: The innermost scope.
-        opened: How often scopes of each full name were opened since the scope around them was,
-            so that what has no name of its own is named alike each time that scope is opened.
+        opened: Number of scopes opened per full name since the enclosing scope was opened: default
+            names repeat each time the enclosing scope is opened.
     """
 
     scope: VariableScope = field(default_factory=VariableScope)
@@ -123,12 +123,13 @@ class _ScopeState:
 
 
 class _Current(threading.local):
-    """The places of this thread."""
+    """Variable scopes of this thread."""
 
     def __init__(self) -> None:
         self._places: weakref.WeakKeyDictionary[Graph, _ScopeState] = weakref.WeakKeyDictionary()
 
-    def place_in(self, graph: Graph) -> _ScopeState:
+    def state_in(self, graph: Graph) -> _ScopeState:
+        """Return the state of this thread in a graph."""
         return self._places.setdefault(graph, _ScopeState())
 
 
@@ -137,7 +138,7 @@ _current = _Current()
 
 def get_variable_scope() -> VariableScope:
     """Return the innermost scope of the default graph."""
-    return _current.place_in(get_default_graph()).scope
+    return _current.state_in(get_default_graph()).scope
 
 
 @contextlib.contextmanager
@@ -156,7 +157,7 @@ def variable_scope(
     constraint: Constraint | None = None,
     auxiliary_name_scope: bool = True,
 ) -> Iterator[VariableScope]:
-    """Let the names of variables begin with a name, in the `with` block.
+    """Return a context manager: names of variables begin with a name; yields the scope.
 
     Args:
         name_or_scope: A name below the current scope, a scope to enter again, or None.
@@ -166,11 +167,11 @@ def variable_scope(
             `use_resource` and `constraint`.
         caching_device: Ignored.
         partitioner: Optional; the default of `get_variable`.
-        custom_getter: Optional. What `get_variable` calls as `custom_getter(getter, name, ...)`,
-            where `getter(name, ...)` does what it would do otherwise; around that of the scope
-            outside.
+        custom_getter: Optional. `get_variable` calls it as `custom_getter(getter, name, ...)`,
+            where `getter(name, ...)` is the default behaviour; it wraps the getter of the outer
+            scope.
         reuse: True, AUTO_REUSE, or None to inherit it.
-        auxiliary_name_scope: Whether a name scope is opened with it.
+        auxiliary_name_scope: True if a name scope is opened with it.
 
     Raises:
         InvalidArgumentError: There is neither a name nor a default.
@@ -179,7 +180,7 @@ def variable_scope(
     """
     _check_scope_arguments(name_or_scope, default_name, partitioner, custom_getter)
     graph = get_default_graph()
-    place = _current.place_in(graph)
+    place = _current.state_in(graph)
     outer = place.scope
     is_reentered = isinstance(name_or_scope, VariableScope)
     scope, title = _copy_scope(place, name_or_scope, default_name)
@@ -204,7 +205,7 @@ def variable_scope(
 
 
 def _nest_getters(custom: Getter | None, outer: Getter | None) -> Getter | None:
-    """Return a getter that calls `custom` around `outer`; one of them may be None."""
+    """Return a getter that calls `custom` around `outer`; either may be None."""
     if custom is None or outer is None:
         return custom or outer
     return lambda getter, *args, **kwargs: custom(partial(outer, getter), *args, **kwargs)
@@ -221,7 +222,7 @@ def check_callable(function: object, argument: str) -> None:
 def _check_scope_arguments(
     name_or_scope: object, default_name: object, partitioner: object, custom_getter: object
 ) -> None:
-    """Raise if an argument of `variable_scope` has the wrong type or is missing."""
+    """Raise if an argument of `variable_scope` is missing or has the wrong type."""
     if not isinstance(name_or_scope, str | VariableScope | None):
         raise InvalidTypeError(
             f"name_or_scope must be a string or a VariableScope, not {show_value(name_or_scope)}."
@@ -233,7 +234,7 @@ def _check_scope_arguments(
 
 
 def _counts_outside(place: _ScopeState, name: str) -> dict[str, int]:
-    """Return how often each scope was opened, without those inside of a scope."""
+    """Return the number of times each scope was opened, without scopes inside of `name`."""
     prefix = f"{name}/"
     return {title: count for title, count in place.opened.items() if not title.startswith(prefix)}
 
@@ -241,7 +242,7 @@ def _counts_outside(place: _ScopeState, name: str) -> dict[str, int]:
 def _copy_scope(
     place: _ScopeState, name_or_scope: str | VariableScope | None, default_name: str | None
 ) -> tuple[VariableScope, str]:
-    """Return a copy of the scope to enter, and the last part of its name."""
+    """Return (copy of the scope to enter, last part of its name)."""
     if isinstance(name_or_scope, VariableScope):
         return replace(name_or_scope), name_or_scope.name.rpartition("/")[2]
     outer = place.scope
@@ -250,6 +251,7 @@ def _copy_scope(
 
 
 def _unused_name(place: _ScopeState, name: str) -> str:
+    """Return `name`, with a number added if a scope of this name was opened."""
     prefix = f"{place.scope.name}/" if place.scope.name else ""
     candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
     return next(title for title in candidates if prefix + title not in place.opened)

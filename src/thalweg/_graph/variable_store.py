@@ -1,4 +1,4 @@
-"""The tensors in which a session keeps its variables."""
+"""Tensors that hold the variables of a session."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from thalweg.variable import check_held, to_tensor
 
 
 class Leaves:
-    """The variables of one session that have a value.
+    """Values of the variables of one session.
 
     Attributes:
-        found: The leaves by variable.
-        memory: The addresses of their memory.
+        found: The leaf tensors by variable.
+        memory: The addresses of their storages.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class Leaves:
         return variable in self.found
 
     def kept_in(self) -> list[dict[Any, Any]]:
-        """Return the dictionaries of which one holds the leaves."""
+        """Return the dictionaries that hold the leaves, for direct lookup."""
         return [vars(self), self.found]
 
     def get(self, variable: GraphVariable) -> SessionVariable:
-        """Return the leaf.
+        """Return the leaf tensor of a variable.
 
         Raises:
             FailedPreconditionError: The variable is not initialized.
@@ -58,7 +58,7 @@ class Leaves:
         return leaf
 
     def all_of(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
-        """Return the leaves; see `get`."""
+        """Return the leaf tensors of variables, in order; see `get`."""
         leaves_by_variable, leaves = self.found, []
         for variable in variables:
             leaf = leaves_by_variable.get(variable)
@@ -68,7 +68,7 @@ class Leaves:
         return leaves
 
     def put(self, variable: GraphVariable, value: object) -> None:
-        """Give a variable a value; a leaf of the same shape and dtype is written in place.
+        """Set the value of a variable; a leaf of the same shape and dtype is written in place.
 
         Raises:
             InvalidArgumentError: The variable's static shape is another.
@@ -87,8 +87,7 @@ class Leaves:
             self._call_to_set({**self.found, variable: new_leaf})()
 
     def calls_to_load(self, values: Mapping[GraphVariable, torch.Tensor]) -> list[Call]:
-        """Return the calls, in C alone, that give variables these values; all that may fail is done
-        now.
+        """Return calls of C functions that set all variables; checks and conversions are done now.
 
         As in `put`, a leaf of the same shape and dtype is written in place.
 
@@ -104,21 +103,19 @@ class Leaves:
             if leaf is not None:
                 check_held(leaf)
             tensor = tensor.to(variable.op.device if leaf is None else leaf.device)
-            if leaf is not None and _is_alike(leaf, tensor):
+            if leaf is not None and _can_copy(leaf, tensor):
                 calls.append(partial(leaf.detach().copy_, tensor))
             else:
                 leaves[variable] = _make_leaf(variable, tensor)
         return [*calls, self._call_to_set(leaves)]
 
     def _call_to_set(self, leaves: dict[GraphVariable, SessionVariable]) -> Call:
-        """Return the call, in C alone, that sets all leaves."""
+        """Return a call of a C function that replaces all leaves."""
         attributes = {"found": leaves, "memory": _addresses_of(leaves.values())}
         return partial(vars(self).update, attributes)
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
-        """Return the calls, in C alone, that give variables again what they have now, if
-        anything.
-        """
+        """Return calls of C functions that restore the present state of variables."""
         leaves = [leaf for leaf in map(self.found.get, variables) if leaf is not None]
         with no_grad():
             values = putting_back(leaves)
@@ -127,13 +124,13 @@ class Leaves:
         return [*values, self._call_to_set(dict(self.found))]  # an assignment may make a leaf
 
     def clear(self, reason: str = "") -> None:
-        """Forget all values; those who look for one later are given the reason."""
+        """Drop all values; `reason` ends the message of later reads."""
         self._lost = reason
         self.found.clear()
         self.memory.clear()
 
     def copy_if_shared(self, value: object) -> Any:
-        """`value`, or a copy of it if an update of a variable would change it."""
+        """Return a value, copied if it shares memory with a leaf."""
         if isinstance(value, torch.Tensor):
             shares = value.layout == torch.strided and self._shares_memory(value)
             return value.clone() if shares else value
@@ -142,10 +139,12 @@ class Leaves:
         return value
 
     def _shares_memory(self, tensor: torch.Tensor) -> bool:
+        """Return True if a tensor is in the storage of a leaf."""
         return tensor.untyped_storage().data_ptr() in self.memory
 
 
 def _check_fits(variable: GraphVariable, value: object) -> torch.Tensor:
+    """Return the value as a tensor of the variable's dtype; raise if dtype or shape do not fit."""
     if isinstance(value, torch.Tensor):
         value = readable(value, f"The value for '{variable.name}'")
     tensor = to_tensor(value, variable.dtype).detach()
@@ -158,16 +157,18 @@ def _check_fits(variable: GraphVariable, value: object) -> torch.Tensor:
 
 
 def _make_leaf(variable: GraphVariable, value: torch.Tensor) -> SessionVariable:
+    """Return a new leaf tensor that refers to its variable."""
     leaf: Any = SessionVariable(value, variable.name, variable.trainable, variable.constraint)
     leaf._handle = variable
     return leaf
 
 
-def _is_alike(leaf: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return whether `copy_` can write the value."""
+def _can_copy(leaf: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return True if `copy_` can write the value to the leaf."""
     has_form = leaf.shape == value.shape and leaf.dtype == value.dtype
     return has_form and not leaf.is_inference()
 
 
 def _addresses_of(leaves: Iterable[torch.Tensor]) -> set[int]:
+    """Return the storage addresses of leaves, without 0."""
     return {leaf.untyped_storage().data_ptr() for leaf in leaves} - {0}

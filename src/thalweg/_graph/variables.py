@@ -1,4 +1,4 @@
-"""`GraphVariable`: a symbolic tensor whose value a session keeps from run to run."""
+"""`GraphVariable`: symbolic tensor with a value that a session keeps from run to run."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from thalweg.variable import Variable as EagerVariable
 
 
 class GraphVariable(SymbolicTensor, SymbolicVariable):
-    """A variable of a graph. Each session that initializes it has a value of its own.
+    """Variable of a graph; each session that initializes it has a separate value.
 
-    Where an operation takes it, it is read when that operation runs. Made by `Variable`,
+    An operation that takes the variable reads it when it runs. Created by `Variable`,
     `get_variable` and `make_variable`.
 
     Attributes:
-        trainable: Whether it is in the collection of variables that `minimize` trains.
+        trainable: True if it is in the collection of variables that `minimize` trains.
         constraint: A function that an optimizer applies after each update, or None.
         initial_value: A symbolic tensor.
         initializer: The operation that gives the variable its initial value.
-        is_resource: Whether it is what TensorFlow calls a resource variable: fetched beside an
+        is_resource: True if it is what TensorFlow calls a resource variable: fetched beside an
             update it has the value from before that; any other has the one after it.
     """
 
@@ -68,15 +68,13 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     _save_slice_info: Any = None  # where a part is in a partitioned variable
 
     def read_value(self) -> SymbolicTensor:
-        """Return a tensor that is read where control dependencies put it."""
+        """Return a tensor with the value, read after the current control dependencies."""
         return alias_node(self, "Identity")
 
     value = read_value
 
     def initialized_value(self) -> SymbolicTensor:
-        """Return the value, or the initial value in a session that has not initialized the
-        variable.
-        """
+        """Return the value, or the initial value in a session without one."""
 
         def current_or_initial(initial: torch.Tensor) -> torch.Tensor:
             session = current_session()
@@ -99,13 +97,13 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     ) -> SymbolicTensor:
         """Return an operation that replaces all elements; its value is the new value.
 
-        In a session that has not initialized the variable, it does.
+        It also initializes the variable in a session.
 
         Args:
-            value: A symbolic tensor of the same shape and dtype, or what `to_tensor` takes.
+            value: A symbolic tensor of the same shape and dtype, or an argument of `to_tensor`.
             use_locking: Ignored; all updates lock.
             name: Optional.
-            read_value: Ignored; the value is read if it is asked for.
+            read_value: Ignored; the value is read on demand.
 
         Raises:
             InvalidArgumentError: The shapes differ.
@@ -171,6 +169,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         use_locking: object = None,
         name: str | None = None,
     ) -> SymbolicTensor:
+        """Return the operation that changes rows by `update`, such as "add"."""
         title = name or f"Scatter{update.capitalize()}"
         return scatter_node(self, sparse_delta.indices, sparse_delta.values, update, title)
 
@@ -190,6 +189,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         kind: str,
         target: Reference | None = None,
     ) -> SymbolicTensor:
+        """Add an update of this variable by `method`; run at once inside of a node."""
         if current_session() is not None:  # a node that runs updates at once
             return method(resolve(self), resolve(value))
         output = Output(self.dtype, self.shape, ())
@@ -200,6 +200,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return op.outputs[0]
 
     def _operand(self, value: object) -> torch.Tensor | SymbolicTensor:
+        """Return a value to assign as a tensor; raise if its known dtype or shape does not fit."""
         if isinstance(value, SymbolicSlices):
             value = value.source
         if not isinstance(value, SymbolicTensor):
@@ -217,19 +218,23 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return value
 
     def _writes(self, name: str) -> bool:
+        """Return True if the in-place method may become a node in the current unit."""
         unit = self.graph.unit
         return unit is not None and name in IN_PLACE and self.graph.block is unit.block
 
     def _write(self, name: str, *args: object, **kwargs: object) -> GraphVariable:
+        """Add the node of an in-place method; return this variable."""
         self.graph.write(self, name, args, kwargs)
         return self
 
     def _refuse_augmented(self, operand: object) -> object:
+        """Raise InvalidTypeError in hooks, where `+=` is ambiguous; otherwise NotImplemented."""
         # In torch it is an update, in TensorFlow 1 another tensor.
         if not self._is_hook():
             return NotImplemented
         raise InvalidTypeError(
-            f"'{self.name}' cannot be written by +=, -= and the like in a hook. {self._why_not()}"
+            f"'{self.name}' cannot be written by +=, -= and the like in a hook."
+            f" {self._explain_restriction()}"
         )
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = (
@@ -244,6 +249,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         dtype: torch.dtype | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> GraphVariable:
+        """Return a new slot of this variable; `initial` is called when a session initializes it."""
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
         slot = create_variable(
             self.graph,
@@ -258,15 +264,13 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return slot
 
     def eval(self, session: object = None, feed_dict: object = None) -> Any:
-        """Return the value in `session` or the default one; a variable's takes the session
-        first.
-        """
+        """Return the value in `session` or the default one; `session` is the first argument."""
         if isinstance(session, Mapping):  # in the order of any other tensor's
             session, feed_dict = feed_dict, session
         return super().eval(feed_dict, session)
 
     def count_up_to(self, limit: int) -> SymbolicTensor:
-        """Return an operation that adds 1; its value is the one before.
+        """Return an operation that adds 1; its value is the previous value.
 
         Raises:
             OutOfRangeError: In a run, if the variable has reached `limit`.
@@ -279,7 +283,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return op.outputs[0]
 
     def load(self, value: object, session: object = None) -> None:
-        """Give the variable a value in `session` or the default one, outside of a run."""
+        """Set the value in `session` or the default one, outside of a run."""
         session_for(session, f"load '{self.name}'").load(self, value)
 
     def __repr__(self) -> str:
@@ -287,6 +291,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
 
 
 def _assign_value(variable: GraphVariable, leaf: Any, value: Any) -> object:
+    """Write a value to a leaf; create the leaf, or change its shape, if needed."""
     if leaf is not None and variable.shape.is_fully_defined():
         return leaf.assign(value)
     _initialize_in_session(variable, value)  # one without a static shape takes any that fits
@@ -294,6 +299,7 @@ def _assign_value(variable: GraphVariable, leaf: Any, value: Any) -> object:
 
 
 def _count_up_to(name: str, limit: int, leaf: Any) -> torch.Tensor:
+    """Add 1 to a leaf in place; return the previous value."""
     previous_count = leaf.detach().clone()
     if previous_count.item() >= limit:
         raise OutOfRangeError(f"'{name}' reached limit of {limit}")
@@ -302,14 +308,16 @@ def _count_up_to(name: str, limit: int, leaf: Any) -> torch.Tensor:
 
 
 def _gather_rows(table: torch.Tensor, indices: object) -> torch.Tensor:
+    """Return the rows of a table at indices."""
     return table[to_tensor(indices).long()]
 
 
 def scatter_node(
     var: GraphVariable, indices: object, updates: object, update: str, name: str
 ) -> Any:
-    """Return an operation that changes the rows `indices` of `var`, as `ground.scattering.scatter`
-    does; its value is the new value.
+    """Return an operation that changes rows of `var`; its value is the new value of `var`.
+
+    `update` is an operation of `_base.scattering.scatter`, such as "add".
     """
     if current_session() is not None:  # a node that runs updates at once
         leaf = resolve(var)
@@ -326,7 +334,7 @@ def scatter_node(
 
 
 def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Raise for pairs of gradient and variable that no operation can apply.
+    """Raise for (gradient, variable) pairs that no operation can apply.
 
     Raises:
         NotImplementedError: It is no variable.
@@ -363,7 +371,7 @@ def _check_known(grad: object, var: GraphVariable) -> None:
 
 
 def alias_node(tensor: SymbolicTensor, name: str) -> Any:
-    """Return a tensor with the value that `tensor` has where control dependencies put this one."""
+    """Return a tensor with the value of `tensor`, computed after the control dependencies."""
     if current_session() is not None:  # a node that runs
         value = resolve(tensor)
         return value.read_value() if isinstance(value, EagerVariable) else value
@@ -374,6 +382,7 @@ def alias_node(tensor: SymbolicTensor, name: str) -> Any:
 
 
 def _alias_value(value: object) -> object:
+    """Return the value unchanged."""
     # Not view_as(), through which no sparse gradient flows.
     return value[...] if isinstance(value, torch.Tensor) else value
 
@@ -393,9 +402,10 @@ def create_variable(
     absolute: bool = False,
     use_resource: bool | None = None,
 ) -> GraphVariable:
-    """Create a variable for `Variable` and `make_variable`.
+    """Return a new variable of a graph; used by `Variable` and `make_variable`.
 
-    `deferred` describes the value of a callable that is called in the run that initializes.
+    `deferred` describes the result of a callable initial value, which is called in the run that
+    initializes.
     """
     variable_dtype = None if dtype is None else as_dtype(dtype)
     check_constraint(constraint)
@@ -428,7 +438,7 @@ def _symbolic_start(
     shape: Sequence[int] | None,
     dtype: torch.dtype | None,
 ) -> tuple[SymbolicTensor, Sequence[int] | None]:
-    """Return a symbolic initial value and its declared shape, None if an initializer took it.
+    """Return (symbolic initial value, declared shape); the shape is None if an initializer used it.
 
     Functions are called, with the shape and the dtype if they need arguments.
     """
@@ -455,10 +465,10 @@ def _collect_variable(
 
 
 def declared_shape(shape: object, value_shape: Any) -> Shape | UnknownShape:
-    """Return the shape that a variable is to have.
+    """Return the static shape for a variable with a declared shape and a value.
 
     Raises:
-        InvalidArgumentError: What is known of its value has another.
+        InvalidArgumentError: The known shape of the value differs.
     """
     declared = Shape(shape)
     if not declared.accepts(value_shape):
@@ -480,7 +490,7 @@ def needs_arguments(function: Callable[..., object]) -> bool:
 
 
 def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
-    """Set a variable's initial value; initializers that were built before stay as they are."""
+    """Set the initial value of a variable; initializers created earlier do not change."""
     variable.initializer = add(
         variable.graph,
         f"{variable.op.name}/Assign",
@@ -494,6 +504,7 @@ def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
 
 
 def _constant_copy(value: object, dtype: object, name: str) -> torch.Tensor:
+    """Return a copy of an initial value as a tensor; raise InvalidTypeError if not numeric."""
     if isinstance(value, torch.Tensor):
         check_held(value, f"The initial value of '{name}'")
     tensor = as_asked(value, dtype).detach()
@@ -502,6 +513,7 @@ def _constant_copy(value: object, dtype: object, name: str) -> torch.Tensor:
 
 
 def _initial_tensor(graph: Nodes, value: Any, name: str, deferred: Output | None) -> SymbolicTensor:
+    """Return an initial value as a tensor of the graph, computed when a session initializes."""
     if isinstance(value, SymbolicTensor):
         source = value.op.inputs[0] if value.op.function is _alias_value else value
         # One that begins as another does not depend on which of them is initialized first.
@@ -516,15 +528,16 @@ def _initial_tensor(graph: Nodes, value: Any, name: str, deferred: Output | None
 
 
 def _initialize_in_session(variable: GraphVariable, value: object) -> None:
+    """Set the first value of a variable in the running session."""
     session = current_session()
     if session is not None:
         session.initialize(variable, value)
 
 
 def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> GraphVariable:
-    """Return the variable that stands for a parameter or buffer in `graph`, made when first asked.
+    """Return the variable of a parameter or buffer in `graph`, created at the first call.
 
-    It starts as a copy. `name` is for a tensor that has no name of its own.
+    The initial value is a copy of the tensor; `name` is for a tensor without a name.
     """
     with graph.lock:
         if id(tensor) not in graph.stand_ins:

@@ -58,14 +58,15 @@ class Saving:
             raise error
 
     def is_there(self) -> bool:
-        """Return True if the file has been written without an error, here or in the parent."""
+        """Return True if the file was written without an error, here or by the parent process."""
         return self._is_finished and self._error is None
 
     def is_elsewhere(self) -> bool:
-        """Return True if the parent process was writing the file when it forked this one."""
+        """Return True if the parent process was writing the file when it forked this process."""
         return self._process != os.getpid() and not self._is_finished
 
     def _check_process(self) -> None:
+        """Raise FailedPreconditionError in a child process that was forked during the save."""
         if self.is_elsewhere():
             raise FailedPreconditionError(
                 f"{self.path} was being written when process {self._process} forked this one: only"

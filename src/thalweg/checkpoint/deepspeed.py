@@ -43,11 +43,11 @@ class ZeroFiles:
     clip: object
 
     def fail(self, problem: str) -> InvalidArgumentError:
-        """Return the error about a checkpoint."""
+        """Return the InvalidArgumentError about a problem of this checkpoint; raise nothing."""
         return InvalidArgumentError(f"{self.folder}: {problem}.")
 
     def base(self, rank: int) -> Mapping[str, Any]:
-        """Return the state dict of the wrapped optimizer on a rank."""
+        """Return the state dict of the wrapped optimizer on a rank; raise if malformed."""
         state = self.ranks[rank]
         name = "base_optimizer_state" if self.stage < 3 else "optimizer_state_dict"
         base = state.get(name)
@@ -59,7 +59,7 @@ class ZeroFiles:
         return cast("Mapping[str, Any]", base)
 
     def row(self, candidate: object, title: str) -> Tensor:
-        """Return a tensor of one dimension of floating-point numbers."""
+        """Return `candidate` if it is a one-dimensional floating-point tensor; raise otherwise."""
         problem = flaw(candidate)
         if problem or not isinstance(candidate, Tensor) or not candidate.is_floating_point():
             raise self.fail(f"{title} is {problem or show_value(candidate)}, not a row of numbers")
@@ -147,7 +147,7 @@ def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
 
 
 def _item(contents: object, name: str, kind: type) -> Any:
-    """Return an entry of a file's dict."""
+    """Return the entry `name` of a file's dict; raise InvalidArgumentError unless it has a type."""
     entry = contents.get(name) if isinstance(contents, Mapping) else None
     if not isinstance(entry, kind):
         raise InvalidArgumentError(
@@ -157,7 +157,7 @@ def _item(contents: object, name: str, kind: type) -> Any:
 
 
 def _checked_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
-    """Return the shapes of parameters for each group."""
+    """Return {parameter name: shape} for each group; raise for impossible shapes."""
     shapes: Shapes = []
     for group in groups:
         checked: dict[str, tuple[int, ...]] = {}
@@ -199,7 +199,7 @@ def _groups(files: ZeroFiles) -> list[dict[str, Any]]:
 
 
 def _masters(files: ZeroFiles) -> list[list[Tensor]]:
-    """Return the partitions of the float32 parameters, by rank and group."""
+    """Return the partitions of the float32 parameters, as a list of groups per rank."""
     name = "single_partition_of_fp32_groups" if files.stage < 3 else "fp32_flat_groups"
     rows: list[list[Tensor]] = []
     for rank, state in enumerate(files.ranks):
@@ -209,7 +209,7 @@ def _masters(files: ZeroFiles) -> list[list[Tensor]]:
 
 
 def _slot_names(files: ZeroFiles) -> list[str]:
-    """Return the names of the slots, which have more than one element."""
+    """Return the names of the slots: state entries with more than one element."""
     states = files.base(0)["state"]
     if not isinstance(states, Mapping):
         raise files.fail(f"'state' is {show_value(states)}, not a dict")
@@ -220,7 +220,7 @@ def _slot_names(files: ZeroFiles) -> list[str]:
 
 
 def _rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
-    """Return the partitions of a slot on a rank, in the order of groups."""
+    """Return the partitions of a slot on a rank, one tensor per group."""
     states = files.base(rank)["state"]
     if not isinstance(states, Mapping):
         raise files.fail(f"'state' of rank {rank} is {show_value(states)}, not a dict")
@@ -234,7 +234,7 @@ def _rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
 
 
 def _steps(files: ZeroFiles) -> list[Any]:
-    """Return the step count of each parameter."""
+    """Return one step count per parameter."""
     states = files.base(0)["state"]
     if not isinstance(states, Mapping):
         raise files.fail(f"'state' is {show_value(states)}, not a dict")
@@ -252,7 +252,7 @@ def _steps(files: ZeroFiles) -> list[Any]:
 
 
 def _joined_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
-    """Return parameters of stages 1 and 2: each group is one row, cut into equal parts."""
+    """Return parameters by name for stages 1 and 2: each group is one row, cut into equal parts."""
     values: dict[str, Tensor] = {}
     if any(len(rows) != len(files.shapes) for rows in ranks):
         counts = [len(rows) for rows in ranks]
@@ -272,7 +272,7 @@ def _joined_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) ->
 
 
 def _joined_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
-    """Return parameters of stage 3: each one is cut into equal parts."""
+    """Return parameters by name for stage 3: each parameter is cut into equal parts."""
     no_values = torch.zeros(0, dtype=torch.float32, device="cpu")
     rows = [torch.cat(parts) if parts else no_values for parts in ranks]
     values: dict[str, Tensor] = {}

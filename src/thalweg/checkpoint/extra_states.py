@@ -29,7 +29,7 @@ def extra_states(module: Module | None) -> dict[str, Any]:
 
 @contextmanager
 def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Generator[None]:
-    """Set extra states before the block; set the previous ones again if the block fails.
+    """Set extra states; restore the previous ones if the `with` block fails.
 
     Args:
         module: The module.

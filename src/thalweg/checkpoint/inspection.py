@@ -199,11 +199,13 @@ def read_tensors(path: Path, progress: Progress | None = None) -> dict[str, Stor
 
 
 def _of_keras(path: Path, progress: Progress | None = None) -> dict[str, StoredTensor]:
+    """Return all arrays of a Keras file by name, variables and optimizer."""
     keras_file = keras_files.read(path, progress)
     return {**keras_file.variables, **keras_file.optimizer}
 
 
 def _list_tensors(stored_tensors: Mapping[str, StoredTensor]) -> list[TensorInfo]:
+    """Return the descriptions of tensors, in order."""
     return [
         TensorInfo(name, tensor.dtype, tensor.shape, tensor.data.nbytes)
         for name, tensor in stored_tensors.items()
@@ -243,8 +245,10 @@ def _max_difference(values_a: torch.Tensor, values_b: torch.Tensor) -> float:
 
 
 def _bytes_of(stored_tensor: StoredTensor) -> np.ndarray:
+    """Return the tensor's bytes as a one-dimensional uint8 array."""
     return np.frombuffer(stored_tensor.data, np.uint8)
 
 
 def _hash_of(stored_tensor: StoredTensor) -> str:
+    """Return a hash of the tensor's bytes as 8 hexadecimal digits."""
     return hashlib.blake2b(stored_tensor.data, digest_size=4).hexdigest()

@@ -35,7 +35,7 @@ class Writer:
     Args:
         special: Optional. Called first, with a value and its name. Returns JSON, or NotImplemented
             to have this class encode the value.
-        copies: Whether tensors are copied; otherwise they must not change before they are written.
+        copies: True if tensors are copied; otherwise they must not change before they are written.
 
     Attributes:
         tensors: The tensors so far, by name.
@@ -79,12 +79,14 @@ class Writer:
         )
 
     def _write_mapping(self, mapping: Mapping[object, object], name: str) -> object:
+        """Return a mapping as JSON; keys that are not plain strings are encoded as pairs."""
         json_values = {key: self(entry, f"{name}/{key}") for key, entry in mapping.items()}
         if all(type(key) is str and not key.startswith("$") for key in json_values):
             return json_values
         return {DICT: [[self(key, name), encoded] for key, encoded in json_values.items()]}
 
     def _add_tensor(self, array: Any, name: str) -> str:
+        """Add a tensor to `tensors`; return its name there, made unique by "#1", "#2"."""
         tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.array(array))  # pyright: ignore[reportUnknownMemberType]
         problem = flaw(tensor)
         if problem is not None:
@@ -104,7 +106,7 @@ class JsonReader:
         tensors: The tensors by name.
         special: Optional. Called first, with the mark of a dict, such as "$schedule", and its
             content. Returns the decoded value, or NotImplemented to have this class decode it.
-        copies: Whether tensors are copied.
+        copies: True if tensors are copied.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class JsonReader:
             raise InvalidConfigError(f"{mark} of {str(fields[mark])[:80]} is nothing.") from error
 
     def _read_marked(self, mark: str, content: Any) -> object:
-        """Decode the content of a dict whose only key is `mark`."""
+        """Return the object of a dict whose only key is `mark`."""
         replacement = NotImplemented if self._special is None else self._special(mark, content)
         if replacement is not NotImplemented:
             return replacement

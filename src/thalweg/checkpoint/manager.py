@@ -77,7 +77,7 @@ class CheckpointManager:
         best: Optional. The name of a metric: the checkpoint with its best value is retained.
         mode: "min" if the lowest value is the best, "max" if the highest is.
         name: The beginning of the files' names: "checkpoint" in "checkpoint-12.safetensors".
-        asynchronous: Whether a thread writes the files while the training goes on.
+        asynchronous: True if a thread writes the files while the training goes on.
         clock: Returns the time in seconds since 1970.
 
     Raises:
@@ -230,8 +230,8 @@ class CheckpointManager:
                 describes one. False ignores the file's optimizer.
             variables, module: The variables and the module that were saved, with the same names.
                 `variables=False` without a module restores no variables.
-            check_arguments: Whether the arguments of `optimizer` must equal the saved ones.
-            convert: Whether state of `thalweg.optim` is converted to the form that `optimizer` has.
+            check_arguments: True if the arguments of `optimizer` must equal the saved ones.
+            convert: True if state of `thalweg.optim` is converted to the form that `optimizer` has.
             progress: Optional. Called with the bytes read and their total.
 
         Returns:
@@ -264,9 +264,7 @@ class CheckpointManager:
         convert: bool = False,
         progress: Progress | None = None,
     ) -> Restored | None:
-        """Continue from the latest checkpoint; return None and change nothing if there is none.
-
-        The arguments are those of `restore`.
+        """Restore the latest checkpoint; return None and change nothing if there is none.
 
         Returns:
             The results of `restore`, or None.
@@ -337,6 +335,7 @@ class CheckpointManager:
         return _list_checkpoints(self.directory, self._name)
 
     def _best_of(self, checkpoints: list[Kept]) -> Kept | None:
+        """Return the checkpoint with the best metric; None if no checkpoint has it."""
         sign = 1 if self._mode == "min" else -1
         metrics = [sign * kept.metrics.get(self._best or "", math.nan) for kept in checkpoints]
         pairs = [pair for pair in zip(metrics, checkpoints) if not math.isnan(pair[0])]
@@ -362,6 +361,7 @@ class CheckpointManager:
 
 
 def _spaced_time(saved_time: float, mark: float, span: float) -> float | None:
+    """Return `saved_time` if it is at least `span` seconds after `mark`, else None."""
     return saved_time if saved_time - mark >= span else None
 
 
@@ -383,6 +383,7 @@ class _UnreadableFile:
             return False
 
     def warn_unreadable(self) -> None:
+        """Warn that the file is ignored, with the error."""
         warn(f"{self.path} is left alone: {self.error}", CheckpointWarning)
 
 
@@ -417,7 +418,7 @@ def _scan_directory(directory: Path, name: str) -> tuple[list[Kept], list[_Unrea
 
 
 def _step_number(step: Any) -> int:
-    """Return a step as an int; raise InvalidArgumentError unless it is an integer in range."""
+    """Return `step` as an int; raise InvalidArgumentError unless it is an integer from 0 on."""
     try:
         number = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
@@ -430,7 +431,7 @@ def _step_number(step: Any) -> int:
 
 
 def _files_by_step(directory: Path, name: str) -> dict[int, Path]:
-    """Return the files of a directory that are named like checkpoints, by their number."""
+    """Return {number: path} of the files of a directory that are named like checkpoints."""
     pattern = re.compile(re.escape(name) + r"-(\d{1,18})" + re.escape(SUFFIX))
     if not directory.is_dir():
         return {}

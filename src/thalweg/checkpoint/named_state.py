@@ -67,7 +67,7 @@ def _tensors_of_module(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _by_name(variables: Variables) -> dict[str, Tensor]:
-    """Return variables by key or by name; raise if a name is missing or ambiguous."""
+    """Return tensors by key or by name; raise if a name is missing or used twice."""
     if isinstance(variables, Mapping):
         mapping = cast(Mapping[Any, Tensor], variables)
         return {str(name): tensor for name, tensor in mapping.items()}
@@ -211,7 +211,7 @@ class _FileNames:
 
     Args:
         named_tensors: Variables by name.
-        requires_all: Whether a variable that is not in `named_tensors` raises InvalidArgumentError.
+        requires_all: True if a variable that is not in `named_tensors` raises InvalidArgumentError.
     """
 
     def __init__(self, named_tensors: Mapping[str, Tensor], requires_all: bool = False) -> None:
@@ -221,6 +221,7 @@ class _FileNames:
         self._requires_all = requires_all
 
     def __call__(self, variables: Sequence[Tensor]) -> list[str]:
+        """Return the file name of each variable, in order; raise if one is required and missing."""
         keys = keys_of(variables)
         file_names = [self._names_by_id.get(id(var)) for var in variables]
         missing = [key for key, name in zip(keys, file_names, strict=True) if name is None]

@@ -54,6 +54,7 @@ def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> di
 
 
 def _name_of_class(cls: type[object]) -> str:
+    """Return the registered name of an optimizer class, or "mine:" and its name."""
     return OPTIMIZERS.name_of(cls) or f"mine:{cls.__name__}"
 
 
@@ -179,6 +180,7 @@ class _ConfigEncoder:
         return NotImplemented
 
     def _describe_argument(self, argument: Any, kind: Names, maker: Any) -> object:
+        """Return an optimizer, rule or factory argument as a marked dict."""
         if kind is OPTIMIZERS:
             return {OPTIMIZER: self.class_and_arguments(argument)}
         name = kind.name_of(maker)
@@ -190,6 +192,7 @@ class _ConfigEncoder:
         return {RATE: {"function": name, "arguments": arguments}}
 
     def _describe_tensor(self, tensor: Tensor) -> object:
+        """Return a marked dict: the name of a variable, or the number of a scalar tensor."""
         variable_name = name_of(tensor, "").split(":")[0] if is_variable(tensor) else ""
         name = self._names.get(id(tensor), variable_name)
         if name:
@@ -199,6 +202,7 @@ class _ConfigEncoder:
         return {NUMBER: [dtype_name(tensor.dtype), Writer()(tensor.item(), "")]}
 
     def _describe_schedule(self, schedule: LearningRateSchedule) -> object:
+        """Return a schedule as a marked dict with its class and arguments."""
         with suppress(NotImplementedError, TypeError, ValueError):
             config = schedules.serialize(schedule)
             if type(schedules.deserialize(config)) is type(schedule):
@@ -245,6 +249,7 @@ class _ConfigDecoder:
 
 
 def _all_rules() -> Sequence[Rule]:
+    """Return all rules of the library; imported late, since that is slow."""
     # Importing all rules is slow, and only optimizers with a rule need them.
     from thalweg.rules import RULES
 
@@ -252,7 +257,7 @@ def _all_rules() -> Sequence[Rule]:
 
 
 def _find_user_part(encoded: object) -> str:
-    """Return the first text in a description that is marked as `YOURS`; "" if there is none."""
+    """Return the first text in a description that stands for user code; "" if there is none."""
     fields, elements = as_object(encoded), list[Any]()
     if isinstance(encoded, list):
         elements = cast(list[Any], encoded)
@@ -261,10 +266,12 @@ def _find_user_part(encoded: object) -> str:
 
 
 def _is_number(encoded: object) -> bool:
+    """Return True for JSON numbers and encoded scalar tensors."""
     return type(encoded) in (int, float) or SCALAR in as_object(encoded)
 
 
 def _short_repr(encoded: object) -> str:
+    """Return the representation of a JSON value for messages, shortened."""
     for content in as_object(encoded).values() if len(as_object(encoded)) == 1 else ():
         return str(content) if len(str(content)) < 80 else f"{str(content)[:77]}..."
     return repr(encoded)

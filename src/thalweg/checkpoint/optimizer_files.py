@@ -62,7 +62,7 @@ def load_file(path: str | PathLike[str]) -> Any:
     """Return the contents of a file of `torch.save`, read with `weights_only=True`.
 
     Raises:
-        InvalidArgumentError: It is damaged, or holds other objects than tensors and Python's own.
+        InvalidArgumentError: It is damaged, or holds other objects than tensors and built-in types.
         OSError: It cannot be read.
     """
     with open(path, "rb"):
@@ -119,4 +119,5 @@ def read_state(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def _item(contents: object, name: str) -> object:
+    """Return the entry `name` of a dict; None if missing or not a dict."""
     return contents.get(name) if isinstance(contents, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

@@ -26,7 +26,7 @@ _SHAPED = ("exp_avg_sq", "z", "momentum_buffer", "state1", "exp_avg")
 
 
 def is_package_file(path: str | PathLike[str]) -> bool:
-    """Return whether a path is a file of `torch.save`, or a folder of DeepSpeed."""
+    """Return True if a path is a file of `torch.save`, or a folder of DeepSpeed."""
     if Path(path).is_dir():
         return find_folder(Path(path)) is not None
     try:
@@ -51,7 +51,7 @@ def convert_file(
         path: A file of `torch.save`, or a folder of DeepSpeed.
         target_path: The file, in the format of `save`.
         optimizer: Optional. The name of the class of `thalweg.optim`.
-        allow_loss: Whether parts without a counterpart are left out; otherwise they raise.
+        allow_loss: True if parts without a counterpart are left out; otherwise they raise.
         arguments: Arguments of the class.
 
     Returns:
@@ -88,7 +88,7 @@ def _make_optimizer(
     name: str | None,
     arguments: Mapping[str, Any],
 ) -> Any:
-    """Return an optimizer of parameters with the shapes of a state."""
+    """Return a `thalweg.optim` optimizer over new parameters with the shapes of a state."""
     dtype = torch.bfloat16 if arguments.get("masters") else torch.float32
     names = [name or package.into[0] for package in packages]
     is_mixed = len(set(names)) > 1

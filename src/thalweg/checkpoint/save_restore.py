@@ -73,7 +73,7 @@ class Snapshot:
 
         Args:
             path, progress: As in `save`.
-            waits: Whether all ranks wait until rank 0 has written.
+            waits: True if all ranks wait until rank 0 has written.
         """
         write = partial(self._write_file, path, progress)
         if self.ranks is not None and waits:
@@ -92,6 +92,7 @@ class Snapshot:
         return {name: of_tensor(tensor) for name, tensor in self.tensors.items()}
 
     def _write_file(self, path: Path, progress: Progress | None) -> None:
+        """Write the file in this process."""
         container.write(path, self.stored_tensors(), self.document, progress)
 
 
@@ -257,17 +258,17 @@ def restore(
             the same shape and dtype, and there must be no others. Without both, the file's
             variables are not read, with a `CheckpointWarning`; `variables=False` suppresses the
             warning.
-        check_arguments: Whether the given optimizer must have been made with the arguments of the
+        check_arguments: True if the given optimizer must have been made with the arguments of the
             saved one. Hyperparameters of Keras' optimizers are part of the state, and are set.
-        convert: Whether the state of an optimizer of `thalweg.optim` is converted to the form that
+        convert: True if the state of an optimizer of `thalweg.optim` is converted to the form that
             the given one has, as `load_state_dict(state, convert=True)` does; otherwise a different
             form raises. Then `state_storage`, `weights`, `round` and `seed` may differ, and
             `masters` instead of split weights. State of options that the file lacks is initialized
             from the parameters, with a warning.
         progress: Optional. Called with the bytes read and their total.
 
-    Returns:
-        The optimizer, the value saved as `extra`, and the names of what was not restored.
+    Returns: The optimizer, the value saved as `extra`, and the names of all parts that were not
+    restored.
 
     Raises:
         MissingFileError: The file does not exist.
@@ -329,7 +330,7 @@ def _describe_restored(
     copying_reader: JsonReader,
     names: tuple[str, ...],
 ) -> Restored:
-    """Return the result of `restore`; `names` are those of the parts that are not restored."""
+    """Return the result of `restore`; `names` are the parts that were not restored."""
     is_adapter = isinstance(optimizer, TorchOptimizerAdapter)
     return Restored(
         optimizer.optimizer if is_adapter else optimizer,

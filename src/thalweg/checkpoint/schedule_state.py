@@ -13,7 +13,7 @@ from thalweg.schedules import LearningRateSchedule
 
 
 def states_of(optimizer: object) -> dict[str, dict[str, Any]]:
-    """Return the states of an optimizer's learning rates, by the paths of their arguments."""
+    """Return the state dict of each learning-rate schedule, by the path of its argument."""
     return {name: rate.state_dict() for name, rate in _rates_by_path(optimizer).items()}
 
 
@@ -23,7 +23,7 @@ def prepare_rates(optimizer: object, states: Mapping[str, object], must_match: b
     Args:
         optimizer: The optimizer.
         states: The states from `states_of`.
-        must_match: Whether a missing or superfluous state raises.
+        must_match: True if a missing or superfluous state raises.
 
     Raises:
         CheckpointMismatchError: A state is missing, or belongs to no rate.
@@ -43,14 +43,15 @@ def prepare_rates(optimizer: object, states: Mapping[str, object], must_match: b
     return Loading(then=calls)
 
 
-def _rates_by_path(optimizer: Any, path: str = "") -> dict[str, Any]:
+def _rates_by_path(optimizer: Any, prefix: str = "") -> dict[str, Any]:
+    """Return schedules that have a state by path: "learning_rate", "inner.learning_rate"."""
     rates: dict[str, Any] = {}
     for name, argument in optimizer._arguments().items():
         if isinstance(argument, Configurable):
-            rates |= _rates_by_path(argument, f"{path}{name}.")
+            rates |= _rates_by_path(argument, f"{prefix}{name}.")
         elif is_argument(argument):
             inner_rates = enumerate(cast(Any, argument)._keeps())
-            rates |= {f"{path}{name}#{index}": rate for index, rate in inner_rates}
+            rates |= {f"{prefix}{name}#{index}": rate for index, rate in inner_rates}
         elif isinstance(argument, LearningRateSchedule) and hasattr(argument, "load_state_dict"):
-            rates[path + name] = argument
+            rates[prefix + name] = argument
     return rates

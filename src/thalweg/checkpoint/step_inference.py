@@ -59,7 +59,7 @@ def power_blocks(beta: Any) -> Iterator[np.ndarray]:
 
 
 def power_after(beta: Any, steps: int) -> Any:
-    """Return the power of beta after a number of steps."""
+    """Return the power of `beta` after a number of steps, in the dtype of `beta`."""
     for block in power_blocks(beta):
         if steps < len(block):
             return block[steps]
@@ -87,7 +87,7 @@ def steps_of(power: Any, beta: Any) -> int | None:
 
 
 def beta_of(power: Any, steps: int) -> Any:
-    """Return the shortest decimal whose power has this value after so many steps, or None."""
+    """Return the shortest decimal beta with this power after so many steps, or None."""
     if not 0 < power < 1 or steps < 0:
         return None
     dtype = power.dtype.type
@@ -145,6 +145,7 @@ def _likely_steps(powers: Mapping[str, Any]) -> Iterable[int]:
 
 
 def _are_usual(betas: Mapping[str, object]) -> bool:
+    """Return True if all betas are common default values."""
     return all(beta in _USUAL_BETAS.get(name, ()) for name, beta in betas.items())
 
 
@@ -164,6 +165,7 @@ def _other_counters(count: int, counters: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _describe_several(candidates: Mapping[int, Mapping[str, object]]) -> tuple[str, ...]:
+    """Return a note about several pairs of step count and betas that explain the powers."""
     ways = [
         f"{' and '.join(f'{name}={beta}' for name, beta in betas.items())} after {count} steps"
         for count, betas in list(candidates.items())[:_MAX_EXPLANATIONS]
@@ -172,5 +174,6 @@ def _describe_several(candidates: Mapping[int, Mapping[str, object]]) -> tuple[s
 
 
 def _describe_unexplained(powers: Mapping[str, object]) -> tuple[str, ...]:
+    """Return a note about powers that no step count explains."""
     power_list = ", ".join(f"{name}_power={power}" for name, power in powers.items())
     return (f"{power_list} are no powers of usual betas after the same number of steps",)

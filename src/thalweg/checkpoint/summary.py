@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from thalweg._formats import container
+from thalweg._formats.container import Path
 from thalweg._formats.header import Description
 from thalweg._formats.json_text import as_object
 from thalweg._formats.stored_tensor import StoredTensor
@@ -23,7 +23,7 @@ _POWERS = {"beta2_power": "beta2", "beta1_power": "beta1"}
 _COUNTERS = ("iterations", "global_step")
 
 
-def step_of(path: str | os.PathLike[str], description: Description) -> int | None:
+def step_of(path: Path, description: Description) -> int | None:
     """Return the step count of a file, or None.
 
     Looked up in this order: the step of a `CheckpointManager`; a Keras optimizer's `iterations`;
@@ -63,7 +63,10 @@ def _first_count(stored_tensors: Mapping[str, StoredTensor], counters: Sequence[
 def _steps_from_powers(
     document: Mapping[str, object], scalars: Mapping[str, StoredTensor], powers: Mapping[str, str]
 ) -> int | None:
-    """Return the step count that a power implies for the optimizer's beta, or None."""
+    """Return the step count that a beta power implies, or None.
+
+    `powers` maps the argument of each beta to the name of its power.
+    """
     arguments = as_object(as_object(document.get("optimizer")).get("arguments"))
     for name, beta in powers.items():
         dtype = _POWER_DTYPES.get(scalars[name].dtype) if name in scalars else None

@@ -30,7 +30,7 @@ from thalweg.optim import RuleOptimizer
 from thalweg.optim.class_lookup import class_named, is_named
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.group_options import STEP_FLAGS, hypers_of
-from thalweg.optim.load_state import fit_slots, fitted, setting, taken_apart, warn_of
+from thalweg.optim.load_state import drop_unused, fit_slots, fit_state, setting, warn_of
 from thalweg.optim.state_mismatch import is_before_steps, is_number, unmatched
 from thalweg.optim.step_options import KEYWORDS
 
@@ -74,7 +74,7 @@ class TorchOptimizerAdapter:
     def title(self) -> str:
         """Name of the optimizer's class in checkpoints, such as "torch.optim.Adam".
 
-        A class of `thalweg.optim` that replaces one of torch has the name of torch's class; a class
+        A class of `thalweg.optim` that replaces a torch class has the name of that class; a class
         of the user is "mine:" and its name without a package.
         """
         cls: type[Any] = self.optimizer.__class__
@@ -91,7 +91,7 @@ class TorchOptimizerAdapter:
         return ".".join([*cls.__module__.split(".")[:depth], cls.__name__])
 
     def convert_to_fit(self, values: Mapping[str, Any]) -> None:
-        """Have later loadings convert state that has another form than this optimizer's.
+        """Make later loadings convert state of another form to this optimizer's form.
 
         Args:
             values: Parameters by their names in the file, with which split weights are decoded.
@@ -105,6 +105,7 @@ class TorchOptimizerAdapter:
         return any_on_mesh(params_of(self.optimizer.param_groups))
 
     def _locked(self) -> AbstractContextManager[Any]:
+        """Return the lock that blocks steps; raise FailedPreconditionError within a step."""
         if not self._is_fused:
             return nullcontext()
         cache = self.optimizer.step_cache
@@ -160,9 +161,9 @@ class TorchOptimizerAdapter:
             groups = self._reorder_params(saved_state["groups"], param_names)
             state_dict = {"state": saved_state["state"], "param_groups": groups}
             if self._is_fused:
-                state_dict, warnings = taken_apart(self.optimizer, state_dict)
+                state_dict, warnings = drop_unused(self.optimizer, state_dict)
                 values = {p: self._file_values.get(name, p) for p, name in param_names.items()}
-                state_dict = fitted(self.optimizer, state_dict, warnings, self._converts, values)
+                state_dict = fit_state(self.optimizer, state_dict, warnings, self._converts, values)
             states, groups = state_dict["state"], state_dict["param_groups"]
             updates = self._prepare_updates(states, groups, param_names, errors, missing)
             if errors:
@@ -172,6 +173,7 @@ class TorchOptimizerAdapter:
             yield state.Loading(*updates, type(self.optimizer).__name__)
 
     def _names_by_param(self, names: Names) -> dict[Tensor, str]:
+        """Return {parameter: name}; `names` maps a list of parameters to their names."""
         params = params_of(self.optimizer.param_groups)
         return dict(zip(params, names(params), strict=True))
 
@@ -238,7 +240,7 @@ class TorchOptimizerAdapter:
     def _record_format(
         self, groups: list[Group], states: Mapping[Tensor, Any], errors: list[str]
     ) -> None:
-        """Append what is wrong with groups to `errors`, or write the form of states to them."""
+        """Write the form of states to groups, or append reasons against it to `errors`."""
         errors += self.optimizer._unfit_groups(groups)
         if not errors:
             self.optimizer.record_format(groups, states)
@@ -336,7 +338,7 @@ class TorchOptimizerAdapter:
 def _have_equal_counts(
     groups: Sequence[Group], saved_groups: Sequence[Group], errors: list[str]
 ) -> bool:
-    """Return whether a file has as many groups as an optimizer; append an error if it has not."""
+    """Return True if a file has as many groups as an optimizer; append an error if it has not."""
     if len(groups) == len(saved_groups):
         return True
     count = len(saved_groups)
@@ -355,7 +357,7 @@ def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
 
 
 def _rule_options_differ(group: Group, saved_group: Group) -> bool:
-    """Return whether flags that select a rule differ, so that a file may lack slots."""
+    """Return True if flags that select a rule differ, so that a file may lack slots."""
     return any(
         isinstance(option, bool) and name in saved_group and saved_group[name] != option
         for name, option in group.items()
@@ -387,6 +389,7 @@ def _narrow_slots(param_state: dict[str, Any], slots: Iterable[Slot], param: Ten
 
 
 def _is_number(option: object) -> bool:
+    """Return True for a number or tensor, or a tuple or list of these."""
     if isinstance(option, tuple | list):
         return all(map(_is_number, cast("list[Any]", option)))
     return isinstance(option, int | float | Tensor) and not isinstance(option, bool)
@@ -404,7 +407,7 @@ def _copy_value(entry: object, name: str) -> Any:
 
 
 def _map_tensors(nested: object, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested lists, tuples and dicts with each tensor replaced by `change(tensor)`."""
+    """Return a copy of nested lists, tuples and dicts with `change(tensor)` for each tensor."""
     if isinstance(nested, Tensor):
         return change(nested)
     if isinstance(nested, dict):

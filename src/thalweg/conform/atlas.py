@@ -167,6 +167,7 @@ def survey(atlas: Atlas, steps: int, progress: Progress = lambda share, text: No
 
 
 def _read_row(entry: dict[str, Any], columns: list[Column]) -> AtlasRow:
+    """Return the row of one entry of the list."""
     classes = dict(entry["classes"])
     cells = [_read_cell(classes.pop(column.name, ""), column) for column in columns]
     if classes:
@@ -175,6 +176,7 @@ def _read_row(entry: dict[str, Any], columns: list[Column]) -> AtlasRow:
 
 
 def _read_cell(entry: str | dict[str, object], column: Column) -> Cell:
+    """Return the cell of one entry of a row."""
     fields: dict[str, Any] = {"class": entry} if isinstance(entry, str) else entry
     name = fields["class"]
     name = name if not name or ":" in name else f"{column.module}:{name}"
@@ -221,6 +223,7 @@ def _run_in_time(command: list[str], seconds: float) -> tuple[str, str]:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its group, and wait for its end."""
     if hasattr(os, "killpg"):
         # The group may have ended already.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -236,5 +239,6 @@ def _find_reason(text: str, status: int) -> str:
 
 
 def _version_of(package: str) -> str | None:
+    """Return the installed version of a package, or None."""
     distributions = packages_distributions().get(package)
     return version(distributions[0]) if distributions else None

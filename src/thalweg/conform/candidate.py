@@ -84,6 +84,7 @@ class Candidate:
         return first in ("model", "module", "net", "network")
 
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        """Return the parameters of the constructor after the first, by name."""
         try:
             return inspect.signature(self.make).parameters
         except (TypeError, ValueError):
@@ -91,6 +92,7 @@ class Candidate:
             return {}
 
     def _list_arguments(self) -> str:
+        """Return a sentence that names the arguments of the constructor."""
         names = [name for name in self.defaults() if name not in MACHINERY]
         return f"It takes {', '.join(names)}."
 
@@ -116,6 +118,7 @@ def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
 
 
 def _is_like(argument: object, default: object) -> bool:
+    """Return True if a default is of a type that fits an argument: bool, number or tuple."""
     if isinstance(argument, bool) or isinstance(default, bool):
         return type(argument) is type(default)
     if isinstance(argument, int | float):

@@ -87,7 +87,7 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
         ours: The same for this library's optimizer; unset arguments that `theirs` also has get its
             values.
         steps: The number of steps.
-        search: Whether to try argument changes if the optimizers differ.
+        search: True if to try argument changes if the optimizers differ.
 
     Raises:
         ConformError: An optimizer cannot be constructed or stepped, moves no parameter, or differs
@@ -187,6 +187,7 @@ def _check_finite(snapshots: Steps, name: str) -> None:
 
 
 def _last_difference(external: Steps, native: Steps, movements: list[float]) -> float:
+    """Return the largest difference of a parameter after the last step, as share of movement."""
     gaps = [
         float(_difference_of(param, native_param).norm())
         for param, native_param in zip(external[-1], native[-1], strict=True)
@@ -215,12 +216,14 @@ def _allowed_gap(param: Tensor, movement: float) -> float:
 
 
 def _has_same_bits(first: Tensor, second: Tensor) -> bool:
+    """Return True if all bits of two tensors are equal."""
     return torch.equal(first.view(torch.int32), second.view(torch.int32))
 
 
 def _find_divergence(
     step: int, param_index: int, param: Tensor, native_param: Tensor
 ) -> Divergence:
+    """Return the divergence of a parameter at its element that differs most."""
     flat_index = int(_difference_of(param, native_param).argmax())
     position = torch.tensor(flat_index, dtype=torch.int64, device="cpu")
     coordinates = tuple(map(int, torch.unravel_index(position, param.shape)))

@@ -87,7 +87,7 @@ def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) ->
         side: The constructor of the optimizer and its arguments.
         protocol: The protocol of construction and steps.
         steps: The number of steps.
-        seed: The seed of torch's generator, whose state is restored afterwards.
+        seed: The seed of the default generator; the previous state is restored afterwards.
 
     Raises:
         ConformError: The constructor or a step fails.
@@ -124,6 +124,7 @@ def _drive(side: Candidate, protocol: StepProtocol, steps: int) -> list[list[Ten
         grads = gradients_of(step, protocol.shapes)
 
         def loss(grads: list[Tensor] = grads) -> Tensor:
+            """Set the gradients and return a loss: the closure of `step`."""
             _set_gradients(params, grads)
             pairs = zip(params, grads, strict=True)
             return torch.stack([(param.detach() * grad).sum() for param, grad in pairs]).sum()
@@ -140,11 +141,13 @@ def _drive(side: Candidate, protocol: StepProtocol, steps: int) -> list[list[Ten
 
 
 def _set_gradients(params: list[Tensor], grads: list[Tensor]) -> None:
+    """Set `grad` of each parameter to a copy."""
     for param, grad in zip(params, grads, strict=True):
         # A copy, since some optimizers write into gradients.
         param.grad = grad.clone()
 
 
 def _describe(error: BaseException) -> str:
+    """Return the class and message of an error in one line."""
     text = " ".join(str(error).split()).rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

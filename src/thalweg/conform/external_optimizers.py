@@ -72,10 +72,12 @@ def _import_module(package: str) -> tuple[ModuleType, str]:
 
 
 def _is_within(missing: str, package: str) -> bool:
+    """Return True if the missing module is a package or one of its parents."""
     return package == missing or package.startswith(f"{missing}.")
 
 
 def _describe_failure(package: str, error: BaseException) -> str:
+    """Return a message about a failed import."""
     return f"'{package}' failed while it was imported: {type(error).__name__}: {error}"
 
 
@@ -107,6 +109,7 @@ def _import_alone(package: str, top: str) -> ModuleType:
 
 
 def _as_optimizer(candidate: object, name: str) -> Candidate:
+    """Return the candidate of a class; raise ConformError unless it is an optimizer."""
     class_name = name.rpartition(":")[2]
     if not inspect.isclass(candidate):
         raise ConformError(f"'{name}' is {_with_article(type(candidate).__name__)}, not a class.")
@@ -116,8 +119,10 @@ def _as_optimizer(candidate: object, name: str) -> Candidate:
 
 
 def _with_article(word: str) -> str:
+    """Return a word with "a" or "an"."""
     return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
 
 
 def _list_classes(module: ModuleType) -> list[str]:
+    """Return the names of optimizer classes in a module."""
     return [name for name, attribute in vars(module).items() if inspect.isclass(attribute)]

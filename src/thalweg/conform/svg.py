@@ -45,6 +45,7 @@ def draw(atlas: Atlas, command: str) -> str:
 
 
 def _draw_legend() -> Iterator[str]:
+    """Yield the SVG elements of the legend."""
     x = 12
     for verdict, words in LEGEND:
         yield f'<rect x="{x}" y="69" width="12" height="12" fill="{COLORS[verdict]}"/>'
@@ -53,6 +54,7 @@ def _draw_legend() -> Iterator[str]:
 
 
 def _draw_heads(atlas: Atlas) -> Iterator[str]:
+    """Yield the SVG elements of the column titles."""
     for index, column in enumerate(atlas.columns):
         x = LABEL_WIDTH + CELL_WIDTH * index + CELL_WIDTH / 2
         yield _draw_text(x, HEADER_HEIGHT - 20, column.name, 12, weight="bold", anchor="middle")
@@ -61,6 +63,7 @@ def _draw_heads(atlas: Atlas) -> Iterator[str]:
 
 
 def _draw_row(row: AtlasRow, y: float) -> Iterator[str]:
+    """Yield the SVG elements of a row at height `y`, in pixels."""
     yield f"<g><title>{escape(_list_values(row.arguments) or 'defaults')}</title>"
     yield _draw_text(12, y + 16, row.optimizer, 12, weight="bold")
     yield _draw_text(12, y + 29, _cut_short(row.rule), 9, "#555555") + "</g>"
@@ -72,6 +75,7 @@ def _draw_row(row: AtlasRow, y: float) -> Iterator[str]:
 
 
 def _draw_cell(cell: Cell, x: float, y: float) -> Iterator[str]:
+    """Yield the SVG elements of a cell; `x` and `y` are pixels."""
     yield f"<g><title>{escape(_title_of(cell))}</title>"
     yield (
         f'<rect x="{x}" y="{y}" width="{CELL_WIDTH - GAP}" height="{CELL_HEIGHT - GAP}" rx="3"'
@@ -102,6 +106,7 @@ def _words_of(cell: Cell) -> tuple[str, str]:
 
 
 def _title_of(cell: Cell) -> str:
+    """Return the tooltip of a cell."""
     parts = [cell.name, cell.verdict, cell.way]
     if cell.closed_by:
         parts.append(f"closed by: {'; or '.join(cell.closed_by)}")
@@ -122,10 +127,12 @@ def _draw_notes(atlas: Atlas) -> Iterator[str]:
 
 
 def _list_values(values: dict[str, object]) -> str:
+    """Return arguments as text: "lr=0.1"."""
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 def _cut_short(text: str) -> str:
+    """Return a text, shortened to the width of a cell."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
@@ -133,6 +140,7 @@ def _draw_text(
     x: float, y: float, text: str, size: int, fill: str = "#111111", *, weight: str = "normal",
     anchor: str = "start",
 ) -> str:  # fmt: skip
+    """Return an SVG text element; `x`, `y` and `size` are pixels."""
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}" font-weight="{weight}"'
         f' text-anchor="{anchor}">{escape(text)}</text>'

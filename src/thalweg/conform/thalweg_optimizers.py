@@ -81,6 +81,7 @@ def _load_rule(name: str) -> Candidate:
         raise ConformError(f"'{name}' is a {type(rule).__name__}, not a thalweg.Rule.")
 
     def make(params: Any, **options: Any) -> object:
+        """Return an optimizer of the rule."""
         return RuleOptimizer(params, rule, **options)
 
     return Candidate(_with_signature(make, as_options(defaults_of(rule))), rule.name)
@@ -90,6 +91,7 @@ def _adapt(make: Callable[..., object], defaults: Mapping[str, object]) -> Calla
     """Return a constructor of a torch-style optimizer around one that applies gradient pairs."""
 
     def make_optimizer(params: Iterable[Tensor], *, lr: float, **options: object) -> Any:
+        """Return a torch-style optimizer around the one that `make` returns."""
         return PairsOptimizer(make(lr, **options), list(params))
 
     torch_defaults = {_NAMES.get(key, key): default for key, default in defaults.items()}

@@ -1,4 +1,4 @@
-"""Per-variable numbers of some steps, the sinks that get them, and warnings of what is unusual.
+"""Per-variable numbers of some steps, the sinks that get them, and warnings about unusual events.
 
 from thalweg import diagnostics, keras
 from thalweg.diagnostics import JsonLines

@@ -89,7 +89,7 @@ def detach(optimizer: Any) -> None:
 
 
 def to(optimizer: Any, *sinks: SinkLike) -> Diagnostics:
-    """Add sinks to an optimizer whose steps are measured.
+    """Add sinks to an optimizer with measured steps.
 
     Args:
         optimizer: An optimizer of `thalweg.optim` with `diagnostics=`, or as for `attach`.
@@ -118,11 +118,12 @@ _MAKE = "make it with diagnostics=10"
 
 
 def _title(optimizer: object) -> str:
+    """Return the name of an optimizer for messages."""
     return type(optimizer).__name__
 
 
 def _graph_error(optimizer: object) -> NotImplementedError:
-    """Return the error for an optimizer whose hooks are called once, when a graph is built."""
+    """Return the error for an optimizer with hooks that are called once, when a graph is built."""
     return NotImplementedError(
         f"diagnostics of {_title(optimizer)} are not defined in a graph, which calls functions of a"
         " subclass once, when it is built. Set HOOKS_AT_EACH_RUN = True in the class, or"
@@ -154,6 +155,7 @@ class _Watch(StepWatch):
     """Measurements of a step that list low-precision copies in place of their masters."""
 
     def owners_of(self, hooks: Any, request: StepRequest) -> list[Tensor]:
+        """Return the parameters of variables; copies stand for their masters."""
         copies = request.copies or [None] * len(request.variables)
         pairs = zip(request.variables, copies, strict=True)
         return [var if copy is None else copy for var, copy in pairs]
@@ -176,6 +178,7 @@ class Attached(TableRecorder):
         self._sizes: dict[str, int] = {}
 
     def next_step(self) -> int:
+        """Return the number of the next step."""
         count = self._optimizer._steps_taken()
         if count is not None:
             self._count = count
@@ -186,10 +189,12 @@ class Attached(TableRecorder):
         self._count += steps
 
     def known_parameters(self) -> Parameters:
+        """Return the parameters of the last table, or of the first table."""
         names, sizes = list(self._sizes), list(self._sizes.values())
         return Parameters(self.config.every, names, sizes, [0] * len(names))
 
     def _rows(self, watch: _Watch) -> tuple[Parameters, Mapping[int, int]]:
+        """Return the parameters of the table, and {id(parameter): row}."""
         variables = distinct(watch.params)
         names = make_distinct(titles_of(variables))
         self._sizes |= {name: var.numel() for name, var in zip(names, variables, strict=True)}
@@ -265,7 +270,7 @@ class Between:
 
     @property
     def read(self) -> Any:
-        """Results of the user's functions if the step was then not replayed; else None."""
+        """Results of user functions if the step was then not replayed; else None."""
         return getattr(self._step, "read", None)
 
     def is_over(self, pairs: list[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""`Spikes` with an action for optimizers of Keras and TensorFlow 1, which have no option for it."""
+"""`Spikes` with an action for optimizers of Keras and TensorFlow 1, which lack the option."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def attach_judge(judge: SpikeJudge, optimizer: Any) -> None:
-    """Have the steps of an optimizer be judged; see `Spikes.attach`."""
+    """Connect a judge to the steps of an optimizer; see `Spikes.attach`."""
     innermost = find_optimizer(optimizer)
     title = type(innermost).__name__
     if judge.keep and not hasattr(innermost, "weights"):
@@ -67,9 +67,9 @@ class _SlotSource:
         return lambda: [partial(memory.copy_, copied_tensor) for memory, copied_tensor in copies]
 
     def leave_out(self, reason: str) -> list[Call]:
-        """Return the calls that record a step that is left out: none."""
+        """Return no calls: nothing records a step that is left out."""
         return []
 
     def mean_over_ranks(self, loss: float) -> float:
-        """Return the loss, which all ranks and replicas have alike."""
+        """Return the loss unchanged: it is equal on all ranks and replicas."""
         return loss

@@ -182,6 +182,7 @@ class Diagnostics:
                 self._warn_once(sink, error)
 
     def _warn_once(self, sink: SinkLike, error: Exception) -> None:
+        """Warn of the error of a sink, unless the sink has failed before."""
         if id(sink) in self._failed:
             return
         self._failed.add(id(sink))
@@ -213,6 +214,7 @@ def as_loss(loss: Any) -> float:
 
 
 def _format_sink(sink: SinkLike) -> str:
+    """Return the name of a sink for messages."""
     try:
         return getattr(sink, "__qualname__", None) or repr(sink)
     # A user's `__repr__` may raise any exception.

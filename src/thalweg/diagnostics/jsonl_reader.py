@@ -136,6 +136,7 @@ class JsonLinesReader:
             raise self._format_error("no line of it is a header")
 
     def _open(self) -> BinaryIO:
+        """Return the open file; raise MissingFileError or DataLossError."""
         try:
             return open(self.path, "rb")
         except FileNotFoundError:
@@ -195,11 +196,12 @@ class JsonLinesReader:
         return LogHeader(every, tuple(names), tuple(sizes), tuple(groups), tuple(fields["columns"]))
 
     def _format_error(self, reason: str) -> DataLossError:
+        """Return the error about a file in another format."""
         return DataLossError(f"'{self.path}' is no file of diagnostics: {reason}.")
 
 
 class _NumberCache(dict[bytes, float]):
-    """Cache from JSON tokens to numbers, whose lookup takes a fifth of the time of parsing."""
+    """Cache from JSON tokens to numbers: a lookup takes a fifth of the time of parsing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,6 +254,7 @@ class _NumberCache(dict[bytes, float]):
 def _read_record(
     fields: dict[str, Any], header: LogHeader, selected: frozenset[str] | None
 ) -> Record:
+    """Return the record of decoded JSON fields, with the selected columns."""
     rows: dict[str, np.ndarray] = {}
     for column in header.columns:
         if (selected is None or column in selected) and column in fields:
@@ -260,6 +263,7 @@ def _read_record(
 
 
 def _make_record(fields: dict[str, Any], header: LogHeader, rows: dict[str, np.ndarray]) -> Record:
+    """Return the record of decoded JSON fields with these rows."""
     step, loss = fields["step"], fields.get("loss")
     if not isinstance(step, int) or isinstance(step, bool):
         raise TypeError("a step that is no whole number")
@@ -269,6 +273,7 @@ def _make_record(fields: dict[str, Any], header: LogHeader, rows: dict[str, np.n
 
 
 def _read_row(values: list[Any], count: int) -> np.ndarray:
+    """Return a row of `count` numbers as an array; raise ValueError if malformed."""
     if not isinstance(values, list) or len(values) != count:
         raise ValueError("a column of another length")
     if None in values:

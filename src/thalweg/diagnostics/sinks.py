@@ -64,6 +64,7 @@ class JsonLines(Sink):
         self._end: int | None = None
 
     def table(self, table: Table, loss: float | None) -> None:
+        """Append the table and the loss of its step."""
         record: dict[str, object] = {"step": table.step, "time": time.time()}
         if loss is not None:
             record["loss"] = json_number(loss)
@@ -73,6 +74,7 @@ class JsonLines(Sink):
         self._write(table.parameters, record)
 
     def loss(self, parameters: Parameters, step: int, loss: float) -> None:
+        """Append a loss without a table."""
         self._write(parameters, {"step": step, "loss": json_number(loss)})
 
     def _write(self, parameters: Parameters, record: dict[str, object]) -> None:
@@ -115,10 +117,12 @@ class JsonLines(Sink):
 
 
 def _line(record: dict[str, object]) -> str:
+    """Return a record as a line of JSON."""
     return f"{json.dumps(record, ensure_ascii=False)}\n"
 
 
 def _header(parameters: Parameters) -> dict[str, object]:
+    """Return the fields of a header line."""
     prefix = {"thalweg": "diagnostics", "version": _VERSION}
     return {**prefix, **parameters._asdict(), "columns": [*COLUMNS]}
 
@@ -155,6 +159,7 @@ class TensorBoard(Sink):
         self._writer: Any = None if isinstance(target, str | os.PathLike) else writer
 
     def table(self, table: Table, loss: float | None) -> None:
+        """Write all numbers of a table, and the loss of its step."""
         writer = self._events()
         if loss is not None:
             writer.add_scalar("loss", loss, table.step)
@@ -162,9 +167,11 @@ class TensorBoard(Sink):
             writer.add_scalar(name, value, table.step)
 
     def loss(self, parameters: Parameters, step: int, loss: float) -> None:
+        """Write a loss without a table."""
         self._events().add_scalar("loss", loss, step)
 
     def close(self) -> None:
+        """Flush the events; close the writer if this sink opened it."""
         if self._writer is not None and self._writer is not self._argument:
             writer, self._writer = self._writer, None
             writer.close()

@@ -1,4 +1,4 @@
-"""Decisions about steps whose loss or gradient norm leaves its band: skip, or go back."""
+"""Decisions about steps with unusual loss or gradient norm: skip, or roll back."""
 
 from __future__ import annotations
 
@@ -55,11 +55,12 @@ class SpikeAction(NamedTuple):
 
 
 class StepSource(Protocol):
-    """Interface to the optimizer whose steps are judged."""
+    """Interface to the optimizer with judged steps."""
 
     def keep(self) -> Callable[[], list[Call]]:
-        """Copy the parameters and the state; return a function that returns calls which restore
-        them, or none if they cannot be restored.
+        """Copy parameters and state; return a function that returns the calls that restore them.
+
+        It returns [] if they cannot be restored.
         """
         ...
 
@@ -133,9 +134,11 @@ class SpikeJudge:
         return partial(vars(self).update, {"_copies": ()})
 
     def is_usual(self, stats: GradientStats) -> bool:
+        """Return True if no step with these statistics would be left out."""
         return self._departure(float(stats.global_norm)) is None
 
     def decide(self, stats: GradientStats) -> Decision:
+        """Return the decision about a step: True to take it, and calls to run with its writes."""
         norm, step = float(stats.global_norm), self.step + 1
         warning = self._departure(norm)
         calls: list[Call] = [partial(vars(self).update, {"step": step, "_loss": None})]
@@ -154,7 +157,7 @@ class SpikeJudge:
         return [partial(vars(self).update, {"step": self.step + 1, "_loss": None})]
 
     def _departure(self, norm: float) -> Warned | None:
-        """Return why the next step leaves its band; None if it does not."""
+        """Return the warning that the next step leaves its band; None if it does not."""
         step = self.step + 1
         if self._loss is not None:
             middle, deviation = _measure(self._losses)
@@ -191,8 +194,9 @@ class SpikeJudge:
         return [partial(vars(self).update, {"_copies": copies})]
 
     def _acting(self, warning: Warned, action: str) -> list[Call]:
-        """Return the calls that leave out a step and, with "rollback", restore the oldest copy
-        within `keep` steps.
+        """Return calls that leave out a step; with "rollback" they also restore a copy.
+
+        The oldest copy within `keep` steps is restored.
         """
         first = warning.step
         copies = [copy for copy in self._copies if warning.step - copy[0] <= self.keep]

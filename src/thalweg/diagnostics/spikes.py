@@ -57,7 +57,7 @@ class Spikes:
     """Detector of unusual events, fed with one step at a time, or with a file by `read`.
 
     With an action, it is also the option `spikes` of an optimizer, which then leaves out each step
-    whose gradient norm, or loss, leaves its band. All ranks decide alike.
+    with a gradient norm, or loss, outside of its band. All ranks decide alike.
 
     Args:
         action: Optional. "skip" leaves the step out. "rollback" also restores the parameters and
@@ -68,7 +68,7 @@ class Spikes:
             parameters and state are kept for it. Of a function that may return "rollback", needed.
 
     Attributes:
-        judge: What decides on steps; None without an action.
+        judge: The judge of steps; None without an action.
 
     Raises:
         InvalidTypeError, InvalidArgumentError: An argument is invalid.
@@ -105,7 +105,7 @@ class Spikes:
         return _make, (keywords,)
 
     def attach(self, optimizer: Any) -> None:
-        """Judge the steps of an optimizer of Keras or TensorFlow 1.
+        """Start to judge the steps of an optimizer of Keras or TensorFlow 1.
 
         Args:
             optimizer: As for `thalweg.diagnostics.attach`.
@@ -212,6 +212,7 @@ class Spikes:
 
 
 def _make(keywords: dict[str, Any]) -> Spikes:
+    """Return a `Spikes` from keywords, for copies and pickles."""
     return Spikes(**keywords)
 
 
@@ -327,7 +328,7 @@ class _Layers:
         ]
 
     def _judge_moments(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return one departure if most layers lost their momentum, whose cosine is then NaN."""
+        """Return one departure if most layers lost their momentum: its cosine is then NaN."""
         if "cosine" not in rows:
             return []
         cosine, running_median = rows["cosine"], self._cosine

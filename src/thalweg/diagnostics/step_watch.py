@@ -185,18 +185,21 @@ def _combine_all(measurements: Sequence[VariableDiagnostics]) -> tuple[Any, Flag
 
 
 def _fetch(value: Any) -> Fetch:
+    """Return a function that returns a value in host memory; start the copy of a tensor."""
     return fetched(value) if isinstance(value, Tensor) else partial(_same, value)
 
 
 def _same(value: Any) -> Any:
+    """Return the value unchanged."""
     return value
 
 
 def fetched(tensor: Tensor) -> Callable[[], Any]:
-    """Start a copy to the host, and return a function that waits and returns a NumPy array."""
+    """Start a copy to the host; return a function that waits and returns a NumPy array."""
     (array,), wait = brought([tensor])
 
     def read() -> Any:
+        """Wait for the copy and return the NumPy array."""
         wait()
         return array
 

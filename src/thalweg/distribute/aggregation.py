@@ -34,7 +34,7 @@ _strategies_by_group: WeakKeyDictionary[object, Strategy] = WeakKeyDictionary()
 def strategy_of(strategy_or_group: object) -> Strategy:
     """Return the strategy itself, or the cached strategy of a process group.
 
-    None stands for the default group, or for this process alone where there is none.
+    None selects the default group, or this process alone if there is no default group.
     """
     if isinstance(strategy_or_group, Strategy):
         return strategy_or_group
@@ -55,7 +55,7 @@ def current_strategy() -> Strategy:
 def sum_gradients(
     owner: object, strategy: Strategy, pairs: Pairs, fingerprint: StepFingerprint
 ) -> Pairs:
-    """Return the pairs with a gradient on any rank, each gradient summed over all ranks.
+    """Return (gradient sum, variable) pairs, without those that are None on all ranks.
 
     Args:
         owner: The optimizer.
@@ -83,7 +83,11 @@ def sum_concrete_gradients(
     variables: Sequence[Any],
     fingerprint: StepFingerprint,
 ) -> Pairs:
-    """Sum the pairs that `make_pairs` returns; a gradient that is None on all ranks stays None."""
+    """Return all (gradient, variable) pairs of `make_pairs`, summed over the ranks.
+
+    A gradient that is None on all ranks stays None. The sums are recorded for `commit_sums`;
+    `make_pairs` is called once, and an error in it is reported to the other ranks.
+    """
     reducer = strategy.reducer_of(owner)
     sums = reducer.sum_gradients(make_pairs, variables, fingerprint)
     note_sums(owner, reducer)
@@ -91,7 +95,7 @@ def sum_concrete_gradients(
 
 
 def convert_pairs(pairs: Pairs) -> Pairs:
-    """Return the pairs with gradients as tensors or `IndexedSlices` of their variables' shapes.
+    """Return (gradient, variable) pairs, validated; gradients are tensors, `IndexedSlices` or None.
 
     Raises:
         TypeError, ValueError: A gradient or variable has another type or shape.
@@ -117,7 +121,7 @@ def convert_pairs(pairs: Pairs) -> Pairs:
 
 
 def _sum_in_graph(strategy: Strategy, grads_and_vars: Pairs, fingerprint: StepFingerprint) -> Pairs:
-    """Return the sums as graph nodes; all ranks must build the same graph."""
+    """Return (symbolic gradient sum, variable) pairs; all ranks must build the same graph."""
     variables = [var for _, var in grads_and_vars]
     Agreement(strategy.ranks, values=False).check(variables, StepFingerprint(fingerprint.words))
     filled_pairs = fill_missing(grads_and_vars, strategy.ranks)
@@ -127,7 +131,8 @@ def _sum_in_graph(strategy: Strategy, grads_and_vars: Pairs, fingerprint: StepFi
 
 
 def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractContextManager[None]:
-    """Return a context manager that reports errors before the sum of gradients to other ranks.
+    """Return a context manager for the code before `sum_gradients`; it reports errors to other
+    ranks.
 
     Args:
         owner: The optimizer.
@@ -141,7 +146,7 @@ def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractCo
 
 
 def fill_missing_gradients(pairs: Pairs) -> Pairs:
-    """Return the pairs with zeros for each None that is a gradient on another replica."""
+    """Return the pairs with zeros in place of each None that is a gradient on another rank."""
     return match_kinds(convert_pairs(pairs), get_strategy().ranks)
 
 

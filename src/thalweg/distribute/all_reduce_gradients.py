@@ -1,6 +1,6 @@
 """All-reduce of gradients.
 
-Every rank issues the same collectives in the same order, whatever gradients it has: the ranks first
+Every rank issues the same collectives in the same order for any gradients: the ranks first
 exchange which variables have a gradient, and of which kind. No tensor is written before all
 messages have arrived.
 """
@@ -30,8 +30,8 @@ MaybePair = tuple[Gradient, Any]
 def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
     """Return the pairs with zeros, or no rows, for each None that is a gradient on another rank.
 
-    All ranks give as many. While a graph is built, gradients and variables may be symbolic; see
-    `sum_pairs`.
+    All ranks pass the same number of (gradient, variable) pairs. While a graph is built, gradients
+    and variables may be symbolic; see `sum_pairs`.
     """
     pairs = list(pairs)
     if not pairs or ranks.is_alone:
@@ -46,7 +46,7 @@ def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
 
 
 def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
-    """Return the result of `fill_missing`, after a comparison of counts and shapes."""
+    """Check that counts and shapes agree on all ranks, then return the pairs of `fill_missing`."""
     local_kinds = [None if grad is None else (kind_of(grad), _shape_of(grad)) for grad, _ in pairs]
     if (
         RankMessage(ranks, PendingCollective.VALUES, [hash_bytes(repr(local_kinds).encode())])
@@ -62,12 +62,12 @@ def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
 
 
 def _shape_of(grad: Tensor | IndexedSlices) -> tuple[int, ...]:
-    """Return the shape of a tensor, or of one row of slices."""
+    """Return the shape of a dense gradient, or of one row of sparse rows."""
     return tuple(grad.values.shape[1:] if isinstance(grad, IndexedSlices) else grad.shape)
 
 
 def _names_of(pairs: Sequence[Any]) -> list[str]:
-    """Return names for error messages: of the variables, or numbered values without any."""
+    """Return one name per pair for messages: "the gradient of 'w'", or "value 0" if nameless."""
     variables = [var for _, var in pairs]
     if any(var is None for var in variables):
         return [f"value {index}" for index in range(len(variables))]
@@ -105,7 +105,7 @@ def sum_pairs(
 def sum_matched_pairs(
     pairs: Sequence[MaybePair], sender: Sender, early_sums: Mapping[int, Tensor]
 ) -> list[MaybePair]:
-    """Return the sums of gradients that have the same kind on all ranks.
+    """Return (gradient sum, variable) pairs; each gradient has the same kind on all ranks.
 
     Args:
         pairs: As in `sum_pairs`.

@@ -24,7 +24,7 @@ class Sender:
     Args:
         ranks: The ranks.
         sending: The settings of the transfer.
-        compresses: Whether gradients are compressed to 16 bits if `sending` enables it.
+        compresses: True if gradients are compressed to 16 bits if `sending` enables it.
         shards: The assignment of elements to ranks if each rank receives only its part of a sum;
             these are not compressed.
     """
@@ -47,7 +47,8 @@ class Sender:
     def buckets_for(
         self, templates: Sequence[tuple[int, Tensor]], variables: Sequence[Tensor]
     ) -> Sequence[Sent]:
-        """Return buckets for tensors, the last tensor first, as the backward pass computes them.
+        """Return buckets for dense gradients, the last index first, in the order of the backward
+        pass.
 
         Args:
             templates: Index and tensor of each gradient; only shapes, dtypes and devices matter.
@@ -76,22 +77,26 @@ class Sender:
         return self._buckets
 
     def send_bucket(self, bucket: Sent, variables: Sequence[Tensor]) -> None:
-        """Begin to sum a bucket over all ranks; its indices are those of `variables`."""
+        """Start the sum of a bucket over all ranks; first compress its gradients in place, if
+        enabled.
+
+        `bucket.places` are indices of `variables`.
+        """
         if self._compression is not None and isinstance(bucket, Bucket):
             self._compression.compress(bucket, variables)
         bucket.send(self.ranks, self._sending.ordered)
 
     def begin_step(self) -> None:
-        """Begin a step, and drop the rounding errors of an unfinished one."""
+        """Start a step; drop the rounding errors of an unfinished one."""
         if self._compression is not None:
             self._compression.begin_step()
 
-    def keep_wanted(self, variables: Iterable[Tensor]) -> None:
-        """Keep new rounding errors of these variables only."""
+    def keep_errors_of(self, variables: Iterable[Tensor]) -> None:
+        """Drop new rounding errors of all variables but these."""
         if self._compression is not None:
-            self._compression.keep_wanted(variables)
+            self._compression.keep_errors_of(variables)
 
     def commit_step(self) -> None:
-        """Commit the rounding errors after the sums were applied."""
+        """Keep the new rounding errors for the next step; called after the sums were applied."""
         if self._compression is not None:
             self._compression.commit_step()

@@ -24,7 +24,7 @@ class Sending:
 
     Attributes:
         bucket_size: Bytes per bucket.
-        ordered: Whether gradients are added in the order of a tree over the ranks.
+        ordered: True if gradients are added in the order of a tree over the ranks.
         compression: The dtype that optimizers send in place of 32 and 64 bits; None for those.
         micro_batches: The number of micro-batches of all ranks, from the last call of
             `Strategy.gradients`, if it was given.
@@ -36,7 +36,7 @@ class Sending:
     micro_batches: int | None = None
 
     def describe(self) -> list[str]:
-        """Return one line per setting, and the number of threads if sums must be reproducible."""
+        """Return one line per setting, and torch's thread count if sums must be reproducible."""
         names = [
             field.name for field in fields(self) if self.ordered or field.name != "micro_batches"
         ]
@@ -46,7 +46,7 @@ class Sending:
 
 
 class Sent(Protocol):
-    """Interface of tensors that are sent together and return as sums.
+    """Interface of buckets: tensors that are sent together and return as sums over the ranks.
 
     Attributes:
         places: The indices of the tensors.
@@ -55,15 +55,17 @@ class Sent(Protocol):
     places: list[int]
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Copy tensors into the send buffer."""
+        """Copy tensors into the send buffer, at the indices `places`."""
         ...
 
     def clear(self, index: int) -> None:
-        """Set the send buffer of a tensor to zeros."""
+        """Set the send buffer of the tensor with this index to zeros."""
         ...
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
-        """Begin to sum the buffer over all ranks."""
+        """Start the sum of the buffer over all ranks; `ordered` adds in the order of a tree of
+        ranks.
+        """
         ...
 
     def wait(self) -> None:
@@ -71,11 +73,11 @@ class Sent(Protocol):
         ...
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """Wait for the sums and return them by index."""
+        """Wait for the sums; return them by the index of their tensor."""
         ...
 
     def count_holders(self) -> int:
-        """Return the number of tensors in the buffer, which grows if a caller holds a sum."""
+        """Return the number of references to the buffer, which grows if a caller holds a sum."""
         ...
 
 
@@ -109,18 +111,18 @@ class Bucket:
         self._pending: Pending | None = None
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """See `Sent`."""
+        """Copy tensors into the send buffer, at the indices `places`."""
         copy_all([self.parts[index] for index in places], tensors)
 
     def clear(self, index: int) -> None:
-        """See `Sent`."""
+        """Set the send buffer of the tensor with this index to zeros."""
         self.parts[index].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
-        """Send the tensors in 16 bits and return their rounding errors, 0 where not finite.
+        """Convert the buffer to 16 bits in place; return the rounding errors, 0 where not finite.
 
-        The tensors are divided by the number of ranks, so that their sum does not overflow.
-        Elements that are not finite, or too large, are infinite or NaN in the sum, too.
+        Elements are divided by the number of ranks, so that the sum does not overflow. Infinite,
+        NaN or too large elements make the sum infinite or NaN.
 
         Args:
             dtype: The dtype of 16 bits.
@@ -141,7 +143,7 @@ class Bucket:
         ]
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
-        """See `Sent`."""
+        """Start the sum over all ranks; `ordered` adds in the order of a tree of ranks."""
         if ordered:
             self._flat.copy_(over_ranks(self._flat, ranks))
         else:
@@ -149,7 +151,7 @@ class Bucket:
             self._pending = ranks.begin_adding(message)
 
     def wait(self) -> None:
-        """See `Sent`."""
+        """Wait for the pending transfer, if any."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -157,18 +159,18 @@ class Bucket:
                 self._flat.copy_(self._low_precision).mul_(self._divisor)
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """See `Sent`; the sums have the shapes of the tensors and share the bucket's memory."""
+        """Wait; return the sums by index, in the tensors' shapes, as views of the buffer."""
         self.wait()
         # Each time new tensors: `count_holders` sees those that somebody keeps.
         return {index: part.detach() for index, part in self.parts.items()}
 
     def count_holders(self) -> int:
-        """See `Sent`."""
+        """Return the number of references to the buffer, which grows if a caller holds a sum."""
         return holders_of(self._flat)
 
 
 def holders_of(tensor: Tensor) -> int:
-    """Return the number of tensors that share the memory of a tensor."""
+    """Return the number of tensors that share the storage of a tensor."""
     return count_holders(tensor.untyped_storage())
 
 
@@ -177,7 +179,7 @@ def plan_buckets(
     size: int,
     make_bucket: Callable[[Sequence[int], Sequence[Tensor]], BucketT],
 ) -> list[BucketT]:
-    """Return buckets for tensors; a bucket holds tensors of one dtype and device, in order.
+    """Return buckets for tensors; a bucket holds consecutive tensors of one dtype and device.
 
     Args:
         numbered_templates: Indices and tensors. Shapes and dtypes must be equal on all ranks, so
@@ -199,7 +201,7 @@ def plan_buckets(
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors to targets of the same shapes."""
+    """Copy each source into the target at the same position, in place."""
     if targets:
         torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 

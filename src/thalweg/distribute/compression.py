@@ -23,9 +23,9 @@ _WIDE = (torch.float32, torch.float64)
 
 
 class Compression:
-    """Rounding errors of the 16-bit gradients of each variable on this rank.
+    """Rounding errors of 16-bit gradients, per variable of this rank.
 
-    A step that is not taken leaves them unchanged.
+    An unfinished step leaves the errors of earlier steps unchanged.
 
     Args:
         dtype: The 16-bit dtype.
@@ -39,11 +39,12 @@ class Compression:
         self._next_residuals: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin_step(self) -> None:
-        """Begin a step, and drop the rounding errors of an unfinished one."""
+        """Start a step; drop the rounding errors of an unfinished one."""
         self._next_residuals = {}
 
     def compress(self, bucket: Bucket, variables: Sequence[Tensor]) -> None:
-        """Add the last rounding errors to a bucket of gradients, and send it in 16 bits.
+        """Add the last rounding errors to a bucket of gradients, then convert the bucket to 16
+        bits.
 
         Args:
             bucket: The bucket.
@@ -62,15 +63,15 @@ class Compression:
         for var, residual in zip(bucket_vars, residuals, strict=True):
             self._next_residuals.setdefault(id(var), (var, residual))
 
-    def keep_wanted(self, variables: Iterable[Tensor]) -> None:
-        """Keep new rounding errors of these variables only."""
+    def keep_errors_of(self, variables: Iterable[Tensor]) -> None:
+        """Drop new rounding errors of all variables but these."""
         variable_ids = set(map(id, variables))
         self._next_residuals = {
             key: residual for key, residual in self._next_residuals.items() if key in variable_ids
         }
 
     def commit_step(self) -> None:
-        """Commit the rounding errors after the sums were applied."""
+        """Keep the new rounding errors for the next step; called after the sums were applied."""
         for var, residual in self._next_residuals.values():
             self._residuals[var] = residual
         self._next_residuals = {}

@@ -38,11 +38,11 @@ class StepFingerprint(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """Result of a check of all ranks.
+    """Result of `Agreement.check`, equal on all ranks.
 
     Attributes:
-        is_doubted: Whether a rank has reported doubt.
-        has_equal_kinds: Whether the gradients have the same kinds on all ranks.
+        is_doubted: True if a rank has reported doubt.
+        has_equal_kinds: True if the gradients have the same kinds on all ranks.
     """
 
     is_doubted: bool
@@ -57,7 +57,7 @@ class Agreement:
 
     Args:
         ranks: The ranks.
-        values: Whether the values of variables are compared.
+        values: True if the values of variables are compared.
     """
 
     def __init__(self, ranks: Ranks, values: bool = True) -> None:
@@ -75,7 +75,7 @@ class Agreement:
         extra_digest: int = 0,
         collective: PendingCollective = PendingCollective.STEP,
     ) -> Agreed:
-        """Raise on all ranks if they differ, or if one of them failed to compute gradients.
+        """Compare the ranks; return their common result, or raise on all ranks if they differ.
 
         Args:
             variables: The variables of the step.
@@ -107,15 +107,16 @@ class Agreement:
         return Agreed(bool(is_doubted), has_equal_kinds)
 
     def compare_all_next(self) -> None:
-        """Make the next check compare all facts."""
+        """Make the next `check` compare all facts in place of digests."""
         self._steps = 0
 
-    def ask_all(self, variables: Sequence[Tensor], declines: bool) -> Meeting:
-        """Begin a vote: do all ranks have the same variables, and does none decline?"""
+    def start_vote(self, variables: Sequence[Tensor], declines: bool) -> Vote:
+        """Start a vote: all agree if they have the same variables and none passes `declines`."""
         digests, flags = (self._hash_variables(variables),), (declines,)
-        return Meeting(RankMessage(self._ranks, PendingCollective.BACKWARD, digests, flags))
+        return Vote(RankMessage(self._ranks, PendingCollective.BACKWARD, digests, flags))
 
     def _hash_variables(self, variables: Sequence[Tensor]) -> int:
+        """Return a hash of names, dtypes, shapes and strides; cached for unchanged variables."""
         last_variables, last_formats, digest = self._hashed_variables
         formats = [(var.shape, var.dtype) for var in variables]
         pairs = zip(last_variables, variables, strict=True)
@@ -125,6 +126,7 @@ class Agreement:
         return digest
 
     def _compare_all(self, variables: Sequence[Tensor], fingerprint: StepFingerprint) -> None:
+        """Raise ReplicaMismatchError on all ranks about the first fact that differs."""
         trouble: Exception | None = None
         lines: list[str] = []
         try:
@@ -135,15 +137,15 @@ class Agreement:
         compare_lines(self._ranks, lines, _HINTS)
 
 
-class Meeting:
+class Vote:
     """Vote of all ranks that does not block until its result is needed."""
 
     def __init__(self, message: RankMessage) -> None:
         self._message = message
         self._answer: bool | None = None
 
-    def reach_agreement(self) -> bool:
-        """Wait for the vote and return whether all agree; the result is equal on all ranks."""
+    def is_unanimous(self) -> bool:
+        """Wait for the vote; return True, on every rank, if all ranks agree."""
         if self._answer is None:
             are_equal, (is_declined, _) = self._message.receive()
             self._answer = are_equal[0] and not is_declined
@@ -151,11 +153,12 @@ class Meeting:
 
 
 def hash_bytes(text: bytes) -> int:
-    """Return a hash of 56 bits that does not depend on the process."""
+    """Return a hash of 56 bits, equal in all processes."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
 def _hash_numbers(step: int, numbers: Sequence[float]) -> int:
+    """Return a hash of the step number and of hyperparameters rounded to float32."""
     # Steps compute in float32, where large numbers are infinite.
     with np.errstate(over="ignore"):
         float32_numbers = np.array(numbers, np.float32)
@@ -163,6 +166,10 @@ def _hash_numbers(step: int, numbers: Sequence[float]) -> int:
 
 
 def _describe_variables(variables: Sequence[Any], values: bool) -> list[str]:
+    """Return lines about the count, names, dtypes, shapes and strides of variables.
+
+    With `values`, add a checksum of each variable.
+    """
     names = titles_of(variables)
     lines = [f"the number of variables: {len(variables)}"]
     lines += [
@@ -176,7 +183,7 @@ def _describe_variables(variables: Sequence[Any], values: bool) -> list[str]:
 
 
 def _sum_bits(var: Tensor) -> int:
-    """Return the sum of the bits of all elements as integers, which is independent of order."""
+    """Return the sum modulo 2**64 of the elements' bits, which is independent of their order."""
     real_view = var.detach()
     real_view = torch.view_as_real(real_view) if real_view.is_complex() else real_view
     return int(real_view.view(_BITS[real_view.element_size()]).sum(dtype=torch.int64)) % 2**64
@@ -189,7 +196,7 @@ def _shape_of(var: Tensor) -> Any:
 
 
 def _strides_of(var: object) -> str:
-    """Return a text about the strides of a tensor; empty if it is contiguous."""
+    """Return " with strides (...)", or "" if a tensor is contiguous."""
     if not isinstance(var, Tensor) or var.is_contiguous():
         return ""
     return f" with strides {var.stride()}"

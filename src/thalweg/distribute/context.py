@@ -21,7 +21,7 @@ class Replicas(Protocol):
     Attributes:
         ranks: The ranks.
         sending: The settings of the transfer of gradients.
-        is_default: Whether it is the default, used where the user made no strategy.
+        is_default: True if it is the default, used where the user made no strategy.
     """
 
     ranks: Ranks
@@ -36,8 +36,8 @@ class Replica(Protocol):
     def strategy(self) -> Replicas: ...
 
 
-class Entered(NamedTuple):
-    """Context that a thread has entered.
+class StrategyContext(NamedTuple):
+    """Strategy context that a thread has entered.
 
     Attributes:
         strategy: The strategy.
@@ -49,36 +49,36 @@ class Entered(NamedTuple):
 
 
 def enter_cross_replica(strategy: Replicas) -> ContextSetting:
-    """Return a context manager that enters the cross-replica context and yields the strategy."""
-    return _enter_scope(Entered(strategy, None), strategy)
+    """Return a context manager that enters cross-replica context and yields the strategy."""
+    return _enter_scope(StrategyContext(strategy, None), strategy)
 
 
 def enter_replica(replica: Replica) -> ContextSetting:
     """Return a context manager that enters the context of a replica."""
-    return _enter_scope(Entered(replica.strategy, replica))
+    return _enter_scope(StrategyContext(replica.strategy, replica))
 
 
-def _enter_scope(context: Entered, target: object = None) -> ContextSetting:
+def _enter_scope(context: StrategyContext, target: object = None) -> ContextSetting:
     def enter_section() -> Sections:
         return [partial(thread.strategies.append, context)], [thread.strategies.pop]
 
     return ContextSetting(enter_section, target)
 
 
-def innermost_context() -> Entered | None:
+def innermost_context() -> StrategyContext | None:
     """Return the innermost context of this thread, or None."""
     return thread.strategies[-1] if thread.strategies else None
 
 
 def enter_update() -> AbstractContextManager[Any]:
-    """Return a context manager for updates by hooks: cross-replica if there are several."""
+    """Return a context manager for updates by hooks: the cross-replica context of several ranks."""
     if replicas() == 1:
         return contextlib.nullcontext()
     return enter_cross_replica(thread.strategies[-1].strategy)
 
 
 def has_strategy() -> bool:
-    """Return whether this thread is in the scope of a user's strategy."""
+    """Return True if this thread is in the scope of a strategy that the user made."""
     context = innermost_context()
     return context is not None and not (context.replica is None and context.strategy.is_default)
 

@@ -52,7 +52,7 @@ class Extended:
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Call a function as this rank's replica, as `Strategy.run` does, and return its result."""
+        """Call `fn(*args, **kwargs)` as `Strategy.run` does; return the result."""
         with enter_replica(ReplicaContext(self._strategy)):
             return fn(*args, **(kwargs or {}))
 
@@ -88,7 +88,7 @@ class Extended:
             var: The variable, passed as the first argument.
             fn: The function.
             args, kwargs: Further arguments.
-            group: Whether to return the function's result itself, or a tuple of it.
+            group: True if to return the function's result itself, or a tuple of it.
         """
         with enter_cross_replica(self._strategy):
             output = fn(var, *args, **(kwargs or {}))
@@ -102,7 +102,10 @@ class Extended:
         kwargs: Mapping[str, object] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call a function that updates state without a variable, once in each process."""
+        """Call `fn(*args, **kwargs)` once per process to update state that belongs to no variable.
+
+        Return the result, in a tuple unless `group`.
+        """
         with enter_cross_replica(self._strategy):
             output = fn(*args, **(kwargs or {}))
         return output if group else (output,)
@@ -120,7 +123,7 @@ class Extended:
         return value
 
     def broadcast(self, variables: torch.nn.Module | Iterable[Tensor]) -> None:
-        """See `Strategy.broadcast`."""
+        """Set variables in place to the values of rank 0; see `Strategy.broadcast`."""
         ranks = self._strategy.ranks
         if ranks.is_alone:
             return

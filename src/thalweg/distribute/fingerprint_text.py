@@ -11,15 +11,16 @@ from thalweg.formula import Rule
 
 
 def in_words(arguments: Mapping[str, object]) -> list[str]:
-    """Return one line per argument; floats are rounded to float32, in which steps compute.
+    """Return one line "name: value" per argument, for comparison between ranks.
 
-    Functions count by their names, and what has a `get_config` by that.
+    Floats are rounded to float32, in which steps compute. Functions are described by name, objects
+    with `get_config` by their configuration.
     """
     return [f"{name}: {_describe_value(value)}" for name, value in arguments.items()]
 
 
 def _describe_value(argument: object) -> str:
-    """Return an argument as text: functions by name, objects with `get_config` by their config."""
+    """Return an argument as text: functions by name, objects with `get_config` by that."""
     if isinstance(argument, float | np.floating):
         return repr(float(np.float32(argument)))
     if argument is None or isinstance(argument, bool | int | str | np.integer):

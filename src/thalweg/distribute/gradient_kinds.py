@@ -20,11 +20,11 @@ class GradientKind(NamedTuple):
     """Kind of a gradient over all ranks; all flags are False if it is None on all ranks.
 
     Attributes:
-        dense: Whether it is a tensor on some rank.
-        sparse: Whether it has rows on some rank.
-        wide: Whether its row indices are int64 on some rank.
-        missing: Whether it is None on some rank and has no variable to make zeros for.
-        dtypes: For each of `_DTYPES` whether some rank has it.
+        dense: True if it is a tensor on some rank.
+        sparse: True if it has rows on some rank.
+        wide: True if its row indices are int64 on some rank.
+        missing: True if it is None on some rank and has no variable to make zeros for.
+        dtypes: For each of `_DTYPES`, True if some rank has it.
     """
 
     dense: bool = False
@@ -35,7 +35,7 @@ class GradientKind(NamedTuple):
 
     @classmethod
     def of(cls, grad: Any, var: object) -> GradientKind:
-        """Return the kind of a gradient, symbolic or not; `var` is None for other values."""
+        """Return the kind of a gradient of this rank; `var` is None for values without any."""
         if grad is None:
             return cls(missing=var is None)
         is_sparse = isinstance(grad, _ROWS)
@@ -45,12 +45,12 @@ class GradientKind(NamedTuple):
 
     @classmethod
     def from_marks(cls, marks: Sequence[int]) -> GradientKind:
-        """Return the kind from the numbers of `to_marks`."""
+        """Return the kind encoded by the numbers of `to_marks`."""
         dense, sparse, wide, missing, *dtypes = map(bool, marks)
         return cls(dense, sparse, wide, missing, tuple(dtypes))
 
     def to_marks(self) -> list[int]:
-        """Return the kind as numbers; their maxima over all ranks are the kind over all ranks."""
+        """Return the flags as 0 or 1; maxima over the ranks are the marks of the common kind."""
         return [self.dense, self.sparse, self.wide, self.missing, *self.dtypes]
 
     def check_same(self, name: str) -> None:
@@ -67,7 +67,7 @@ class GradientKind(NamedTuple):
             )
 
     def fill(self, grad: object, var: Any) -> Any:
-        """Return the gradient; zeros or no rows if it is None on this rank only."""
+        """Return the gradient, or zeros or no rows if it is None on this rank only."""
         if isinstance(grad, IndexedSlices) and self.wide:
             return IndexedSlices(grad.values, grad.indices.long(), grad.dense_shape)
         if grad is not None or not (self.dense or self.sparse):
@@ -96,7 +96,7 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 
 def signature(gradients: Sequence[object]) -> bytes:
-    """Return one byte per gradient that encodes its kind."""
+    """Return one byte per gradient, equal for gradients of equal kind and dtype."""
     return bytes(map(kind_of, gradients))
 
 

@@ -54,10 +54,10 @@ _WORDS = {
 
 
 class Received(NamedTuple):
-    """Numbers of all ranks after a `RankMessage`.
+    """Numbers of all ranks after the exchange of a `RankMessage`.
 
     Attributes:
-        are_equal: For each digest whether it is equal on all ranks.
+        are_equal: For each digest, True if equal on all ranks.
         maxima: The maximum of each flag over all ranks.
     """
 
@@ -118,7 +118,7 @@ class RankMessage:
         return Received(are_equal, maxima)
 
     def compare(self, lines: Sequence[str]) -> None:
-        """Raise `ReplicaMismatchError` on all ranks; `lines` differ between some of them."""
+        """Raise ReplicaMismatchError on all ranks; `lines` differ between some of them."""
         if not self._other_groups:
             compare_lines(self._ranks, lines)
             return
@@ -133,7 +133,7 @@ class RankMessage:
         raise ReplicaMismatchError(text)
 
     def _raise_trouble(self) -> None:
-        """Raise the error of this rank, or one that quotes the failed rank's error."""
+        """Raise the error of this rank, or ReplicaMismatchError that quotes another one's."""
         trouble, text = self._trouble, ""
         if trouble is not None:
             rank = distributed.get_rank() if self._other_groups else self._ranks.rank
@@ -149,7 +149,7 @@ class RankMessage:
 
 @contextlib.contextmanager
 def report_error(ranks: Ranks, collective: PendingCollective) -> Iterator[None]:
-    """Return a context manager that reports an error in the block to the waiting ranks."""
+    """Return a context manager that reports an error in the block to the ranks that wait."""
     try:
         yield
     except Exception as error:
@@ -158,7 +158,10 @@ def report_error(ranks: Ranks, collective: PendingCollective) -> Iterator[None]:
 
 
 def raise_on_all(ranks: Ranks, collective: PendingCollective, trouble: BaseException) -> None:
-    """Report an error to the other ranks and raise it; return if all ranks have raised it.
+    """Report an error to the ranks that wait for this one, then raise it.
+
+    Return without effect if there are no other ranks or if they know of the error already: the
+    caller raises.
 
     Raises:
         BaseException: `trouble`.

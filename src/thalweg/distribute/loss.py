@@ -11,7 +11,7 @@ from thalweg.distribute.strategy import get_strategy
 
 
 class _Record(threading.local):
-    """Loss reduction of this thread: that of the last loss, and whether losses are scaled."""
+    """Reduction of the last loss of this thread, and a flag that enables the scaling of losses."""
 
     def __init__(self) -> None:
         self.reduce_op: ReduceOp | None = None
@@ -45,7 +45,7 @@ def scale_loss_for_estimator() -> Iterator[None]:
 
 
 def loss_factor() -> float | None:
-    """Return the factor of a loss before differentiation; None if it is not scaled."""
+    """Return 1 / number of ranks, the factor of a loss before differentiation; None for 1."""
     if not _record.scales or _record.reduce_op is ReduceOp.SUM:
         return None
     count = get_strategy().num_replicas_in_sync

@@ -21,7 +21,7 @@ from thalweg.variable import check_held, to_tensor
 
 
 def all_reduce(strategy: Replicas, reduce_op: object, nest: object, axis: int | None = None) -> Any:
-    """Return a nest of sums or means over all replicas, and over a dimension if `axis` is set.
+    """Return a nest of sums or means over all ranks, and along dimension `axis` if set.
 
     See `ReplicaContext.all_reduce` and `Strategy.reduce`.
     """
@@ -35,7 +35,7 @@ def all_reduce(strategy: Replicas, reduce_op: object, nest: object, axis: int | 
 def reduce_leaves(
     strategy: Replicas, op: ReduceOp, leaves: Sequence[object], axis: int | None
 ) -> list[Any]:
-    """Return the sums or means of a list of concrete values over all replicas."""
+    """Return the sums or means over all ranks of a list of concrete values, in order."""
     if axis is None:
         return _reduce_concrete(strategy, op, leaves)
     with report_error(strategy.ranks, PendingCollective.VALUES):
@@ -55,6 +55,10 @@ def reduce_leaves(
 
 
 def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[object]) -> list[Any]:
+    """Return the sum or mean of each leaf over the ranks; None where it is None on all ranks.
+
+    An invalid leaf is reported to the other ranks.
+    """
     with report_error(strategy.ranks, PendingCollective.VALUES):
         gradients = [_as_concrete(leaf) for leaf in leaves]
     if strategy.ranks.is_alone and op is ReduceOp.SUM:
@@ -68,6 +72,7 @@ def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[object])
 
 
 def _as_concrete(leaf: object) -> Tensor | IndexedSlices | None:
+    """Return a leaf as tensor, `IndexedSlices` or None; raise for dtypes ranks cannot add."""
     if leaf is not None and not isinstance(leaf, IndexedSlices):
         leaf = as_gradient(to_tensor(leaf))
     if leaf is None:
@@ -80,5 +85,6 @@ def _as_concrete(leaf: object) -> Tensor | IndexedSlices | None:
 
 
 def _check_memory(tensor: Tensor) -> Tensor:
+    """Return the tensor; raise LayoutError if its memory was freed."""
     check_held(tensor, f"A value of shape {tuple(tensor.shape)}")
     return tensor

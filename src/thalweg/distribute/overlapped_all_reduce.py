@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from thalweg.distribute.bucketed_all_reduce import Sender
-from thalweg.distribute.consistency_check import Meeting
+from thalweg.distribute.consistency_check import Vote
 from thalweg.indexed_slices import Gradient
 
 
 class InFlightAllReduce:
     """All-reduce of one backward pass; all ranks send the buckets in the same order.
 
-    The last variables' gradients are computed first, so their bucket is the first. A gradient that
-    is missing or sparse counts as zeros.
+    The gradients of the last variables are computed first, so their bucket is the first. A gradient
+    that is missing or sparse counts as zeros.
 
     Args:
         variables: All variables of the pass.
         dense: Indices of the variables with a dense gradient in the last step, equal on all ranks.
         sender: The sender.
-        meeting: The vote of all ranks; no bucket is sent before it is decided.
+        vote: The vote of all ranks; no bucket is sent before it is decided.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class InFlightAllReduce:
         variables: Sequence[Tensor],
         dense: Sequence[int],
         sender: Sender,
-        meeting: Meeting,
+        vote: Vote,
     ) -> None:
-        self._variables, self._sender, self._meeting = list(variables), sender, meeting
+        self._variables, self._sender, self._vote = list(variables), sender, vote
         templates = [(index, variables[index].detach()) for index in dense]
         self._buckets = sender.buckets_for(templates, self._variables)
         self._buckets_by_index = {
@@ -45,7 +45,7 @@ class InFlightAllReduce:
         self._num_sent = 0
 
     def take_gradient(self, var: Tensor) -> None:
-        """Copy the complete gradient `var.grad` into its bucket, and send buckets that are full."""
+        """Copy the complete gradient `var.grad` into its bucket; send buckets that are full."""
         index, grad = self._indices.get(id(var), -1), var.grad
         bucket = self._buckets_by_index.get(index)
         if bucket is None or grad is None or not _is_dense(grad, var) or index in self._sent_grads:
@@ -62,7 +62,10 @@ class InFlightAllReduce:
             self._send_next()
 
     def finish_sending(self) -> bool:
-        """Send the remaining buckets, missing gradients as zeros; return whether all ranks do."""
+        """Send the remaining buckets, zeros for missing gradients.
+
+        Return False, and send nothing, if the ranks have voted against early sending.
+        """
         if not self._is_agreed():
             return False
         for index, bucket in self._buckets_by_index.items():
@@ -73,7 +76,9 @@ class InFlightAllReduce:
         return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
-        """Return whether the sent gradients are the dense ones of these, unchanged."""
+        """Return True if all dense gradients of these variables were sent and have not changed
+        since.
+        """
         return len(variables) == len(self._variables) and all(
             var is expected_var and self._has_sent(index, grad)
             for index, (var, expected_var, grad) in enumerate(
@@ -82,6 +87,7 @@ class InFlightAllReduce:
         )
 
     def _has_sent(self, index: int, grad: Gradient) -> bool:
+        """Return True if the gradient needs no transfer or was sent with its present value."""
         if index not in self._buckets_by_index:
             return True
         if index not in self._sent_grads:
@@ -91,7 +97,7 @@ class InFlightAllReduce:
         return grad is sent_grad and sent_grad._version == version
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """Wait for the sums and return them by the index of their variable."""
+        """Wait for the sums; return them by the index of their variable."""
         return {
             index: grad_sum
             for bucket in self._buckets
@@ -99,7 +105,8 @@ class InFlightAllReduce:
         }
 
     def _is_agreed(self) -> bool:
-        return self._meeting.reach_agreement()
+        """Wait for the vote; return True if all ranks send during the backward pass."""
+        return self._vote.is_unanimous()
 
     def _send_next(self) -> None:
         self._sender.send_bucket(self._buckets[self._num_sent], self._variables)

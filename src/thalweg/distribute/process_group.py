@@ -62,7 +62,7 @@ class Ranks:
 
     @classmethod
     def none(cls) -> Ranks:
-        """Return this process alone, even if there are process groups."""
+        """Return a group of this process alone, even if process groups exist."""
         ranks = cls.__new__(cls)
         ranks._group, ranks._timeout, ranks._loss_message = None, None, None
         ranks.rank, ranks.size = 0, 1
@@ -75,40 +75,40 @@ class Ranks:
         return self.size == 1
 
     def global_numbers(self) -> list[int]:
-        """Return the numbers of these ranks in the default group."""
+        """Return the numbers of these ranks in the default group, by rank."""
         return distributed.get_process_group_ranks(self._group)
 
     def take_maximum(self, tensor: Tensor) -> None:
-        """Set each element to its maximum over all ranks."""
+        """Replace each element by its maximum over all ranks, in place."""
         self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)
 
     def add(self, tensor: Tensor) -> None:
-        """Set each element to its sum over all ranks."""
+        """Replace each element by its sum over all ranks, in place."""
         self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.SUM)
 
     def begin_adding(self, tensor: Tensor) -> Pending:
-        """Begin to add a tensor over all ranks in place, as `add` does."""
+        """Start to replace each element by its sum over all ranks, in place."""
         return Pending(self, [self._begin_collective(distributed.all_reduce, tensor)])
 
     def begin_maximum(self, tensor: Tensor) -> Pending:
-        """Begin to set a tensor to the maximum over all ranks, as `take_maximum` does."""
+        """Start to replace each element by its maximum over all ranks, in place."""
         return Pending(
             self, [self._begin_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)]
         )
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, which have the same shape."""
+        """Return the tensors of all ranks, by rank; all have the same shape."""
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
         self._run_collective(distributed.all_gather, tensors, tensor)
         return tensors
 
     def begin_exchanging(self, parts: Sequence[Tensor], outputs: Sequence[Tensor]) -> Pending:
-        """Begin to send each rank its part, and to receive this rank's parts from the others.
+        """Start to send a tensor to each other rank, and to receive one from each.
 
         Args:
-            parts: One tensor per rank to send; this rank's own is not sent. All ranks have the same
-                lengths.
-            outputs: One tensor per rank to receive into; this rank's own is not written.
+            parts: One tensor per rank to send; `parts[self.rank]` is ignored. All ranks have the
+                same lengths.
+            outputs: One tensor per rank to receive into; `outputs[self.rank]` is not written.
         """
         if not outputs[self.rank].is_cpu:
             destinations = list(outputs)
@@ -132,7 +132,8 @@ class Ranks:
         return Pending(self, works)
 
     def begin_sharing(self, tensors: Sequence[Tensor]) -> Pending:
-        """Begin to send this rank's tensor to all ranks, and to receive the others in place.
+        """Start to send `tensors[self.rank]` to all ranks, and to receive the other entries in
+        place.
 
         Args:
             tensors: One for each rank; shapes are equal on all ranks.
@@ -149,7 +150,7 @@ class Ranks:
         return Pending(self, [self._begin_collective(distributed.all_gather, list(tensors), local)])
 
     def collect(self, tensors: Sequence[Tensor]) -> None:
-        """Send this rank's tensor to rank 0, which receives into its other tensors.
+        """Send `tensors[self.rank]` to rank 0, which receives the other entries in place; block.
 
         Args:
             tensors: One for each rank; shapes are equal on all ranks.
@@ -165,7 +166,7 @@ class Ranks:
         Pending(self, works).wait()
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """Set tensors to those of the rank `source`."""
+        """Replace tensors, in place, by those of the rank `source`."""
         for tensor in tensors:
             contiguous = tensor.detach().contiguous()
             # All backends support bytes.
@@ -176,7 +177,7 @@ class Ranks:
                     tensor.copy_(contiguous)
 
     def gather_texts(self, text: str) -> list[str]:
-        """Return the texts of all ranks."""
+        """Return the texts of all ranks, by rank."""
         buffer = bytearray(text.encode() or b" ")
         encoded = torch.frombuffer(buffer, dtype=torch.uint8).to(self.device)
         size = torch.tensor([len(encoded)], dtype=torch.int64, device=self.device)
@@ -212,6 +213,7 @@ class Ranks:
             raise CheckpointWriteError(f"Rank 0 has not written {path}. {errors[0]}")
 
     def _run_collective(self, function: object, *args: object, **kwargs: object) -> None:
+        """Run a collective of torch.distributed and wait for its end."""
         work = self._begin_collective(function, *args, **kwargs)
         with self._detect_loss():
             self._finish_work(work)
@@ -226,6 +228,7 @@ class Ranks:
             return function(*args, group=self._group, async_op=True, **kwargs)
 
     def _finish_work(self, work: Any) -> None:
+        """Wait for a collective; raise ReplicaLostError if a rank is lost."""
         if self._timeout is None:
             work.wait()
         else:
@@ -233,7 +236,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def _detect_loss(self) -> Iterator[None]:
-        """Turn an error of torch.distributed into ReplicaLostError, now and in every later call."""
+        """Convert errors of torch.distributed into ReplicaLostError; later calls raise it, too."""
         if self._loss_message is not None:
             raise ReplicaLostError(self._loss_message)
         try:
@@ -247,7 +250,7 @@ class Ranks:
             raise
 
     def give_up(self, reason: str) -> None:
-        """Make every later call fail, with a sentence as the reason."""
+        """Make every later call raise ReplicaLostError; `reason` is a sentence."""
         self._loss_message = self._loss_message or reason
 
     def _describe_silence(self) -> str:
@@ -318,7 +321,7 @@ def ranks_of(numbers: Sequence[int]) -> Ranks:
 
 
 def _join_torchrun(timeout: timedelta | None) -> None:
-    """Join the process group of `torchrun`, if its environment variables are set."""
+    """Join the process group of `torchrun` if its environment variables are set."""
     if distributed.is_available() and all(name in os.environ for name in _UNDER_TORCHRUN):
         device = os.environ.get("LOCAL_RANK", "0")
         if torch.cuda.is_available():
@@ -341,11 +344,11 @@ def _leave_group(group_ref: weakref.ref[object], process: int) -> None:
 
 
 def _rendezvous_options() -> dict[str, Any]:
-    """Return arguments of `init_process_group` that separate restarts of `torchrun`; else none.
+    """Return arguments of `init_process_group` that separate restarts of `torchrun`; {} otherwise.
 
-    `torchrun` keeps one store over all restarts, with the addresses of ranks that are no more in it
-    (https://github.com/pytorch/pytorch/issues/135712). All ranks of one machine know how many
-    restarts there were; those of several may not.
+    `torchrun` keeps one store over all restarts, with the addresses of ended ranks
+    (https://github.com/pytorch/pytorch/issues/135712). All ranks of one machine know the number of
+    restarts; ranks of several machines may not.
     """
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     if restarts is None or os.environ.get("GROUP_WORLD_SIZE") != "1":
@@ -358,5 +361,6 @@ def _rendezvous_options() -> dict[str, Any]:
 
 
 def _first_line(error: BaseException) -> str:
+    """Return the first line of an error message."""
     line = str(error).strip().partition("\n")[0]
     return textwrap.shorten(line, 300, placeholder=" ...").rstrip(".")

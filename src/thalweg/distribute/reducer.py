@@ -11,7 +11,7 @@ from thalweg.autodiff import watching
 from thalweg.distribute.all_reduce_gradients import MaybePair, fill_missing, sum_matched_pairs
 from thalweg.distribute.bucketed_all_reduce import Sender
 from thalweg.distribute.buckets import Sending
-from thalweg.distribute.consistency_check import Agreement, Meeting, StepFingerprint
+from thalweg.distribute.consistency_check import Agreement, StepFingerprint, Vote
 from thalweg.distribute.gradient_kinds import signature
 from thalweg.distribute.handshake import PendingCollective, raise_on_all
 from thalweg.distribute.overlapped_all_reduce import InFlightAllReduce
@@ -22,11 +22,11 @@ from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 
 
 class Reducer:
-    """Reducer of one optimizer's gradients over all ranks.
+    """Reducer of the gradients of one optimizer over all ranks.
 
-    From its second step on, `minimize` sends gradients while the backward pass computes others:
+    From the second step on, `minimize` sends gradients while the backward pass computes others:
     those of the variables with a dense gradient in the last step. All ranks must do so or none, so
-    they vote while the pass begins.
+    they vote when the pass begins.
 
     Args:
         ranks: The ranks.
@@ -44,7 +44,7 @@ class Reducer:
         self._variables: list[Tensor] = []
         self._dense: list[int] = []
         self._underway: InFlightAllReduce | None = None
-        self._declined_meeting: Meeting | None = None
+        self._declined_vote: Vote | None = None
         self._has_backward_begun = False
         self._expects_sums = False
         # Whether the last step failed on this rank, but perhaps not on others.
@@ -57,17 +57,19 @@ class Reducer:
         variables: Sequence[Tensor],
         fingerprint: StepFingerprint,
     ) -> list[MaybePair]:
-        """Sum gradients as `sum_pairs` does, after the ranks have compared their next actions.
+        """Return (gradient sum, variable) pairs; a gradient that is None on all ranks stays None.
+
+        The ranks first compare `fingerprint`, the variables and their next actions.
 
         Args:
             make_pairs: Returns the pairs; its error is reported to the other ranks.
             variables: The variables of the pairs; ignored if `make_pairs` raises.
             fingerprint: The description that must be equal on all ranks.
         """
-        with self._in_a_step():
+        with self._explain_loss():
             all_pairs, early_sums = self._reach_agreement(make_pairs, variables, fingerprint)
             sums = sum_matched_pairs(all_pairs, self._sender, early_sums)
-            self._sender.keep_wanted(variables[index] for index in self._dense)
+            self._sender.keep_errors_of(variables[index] for index in self._dense)
         self._steps += 1
         self._is_in_doubt = True
         return sums
@@ -83,18 +85,18 @@ class Reducer:
 
         Args:
             make_pairs, variables, fingerprint: As for `sum_gradients`.
-            scatters: Whether each rank receives only its parts of the sums.
+            scatters: True if each rank receives only its parts of the sums.
 
         Returns:
             The pairs, dense gradients as they were given if `scatters`, and the step.
         """
-        shards = self._shards_here()
+        shards = self._require_shards()
 
         def check_and_reduce() -> Sequence[MaybePair]:
             shards.check_sizes(variables)
             return make_pairs()
 
-        with self._in_a_step():
+        with self._explain_loss():
             all_pairs, early_sums = self._reach_agreement(
                 check_and_reduce, variables, fingerprint, scatters
             )
@@ -110,18 +112,19 @@ class Reducer:
         return sums, SharedStep(shards, parts, self._steps, self._sending.bucket_size)
 
     def step_of_sums(self) -> SharedStep:
-        """Return a step with sharded slots whose gradients are already sums."""
+        """Count a step with sharded slots and return it; its gradients are already sums."""
         self._steps += 1
-        return SharedStep(self._shards_here(), {}, self._steps, self._sending.bucket_size)
+        return SharedStep(self._require_shards(), {}, self._steps, self._sending.bucket_size)
 
-    def _shards_here(self) -> Shards:
+    def _require_shards(self) -> Shards:
+        """Return the assignment of slots to ranks; raise RuntimeError if slots are not sharded."""
         if self.shards is None:
             raise RuntimeError("the strategy does not share out slots")
         return self.shards
 
     @contextlib.contextmanager
-    def _in_a_step(self) -> Iterator[None]:
-        """Add the step and the state of the variables to errors about lost ranks."""
+    def _explain_loss(self) -> Iterator[None]:
+        """Add the step number and the state of the variables to errors about lost ranks."""
         try:
             yield
         except ReplicaLostError as error:
@@ -140,7 +143,9 @@ class Reducer:
         fingerprint: StepFingerprint,
         scatters: bool = False,
     ) -> tuple[list[MaybePair], dict[int, Tensor]]:
-        """Compare the ranks; return pairs of equal kinds, and the sums that have arrived."""
+        """Compare the ranks; return pairs of equal kinds, and early sums by the index of their
+        pair.
+        """
         self._expects_sums = False
         if self._is_in_doubt:
             self._agreement.compare_all_next()
@@ -151,7 +156,7 @@ class Reducer:
         grads = [grad for grad, _ in pairs]
         is_changed = underway is None or not underway.carries(own_vars, grads)
         is_changed = is_changed or scatters != self._sender.scatters
-        extra_digest, all_facts = self._with_shards(fingerprint, scatters)
+        extra_digest, all_facts = self._add_shards(fingerprint, scatters)
         agreement = self._agreement.check(
             own_vars, all_facts, trouble, is_changed, signature(grads), extra_digest
         )
@@ -171,13 +176,14 @@ class Reducer:
         return all_pairs, {index: sums[index] for index in self._dense if index in sums}
 
     def _make_sender(self, scatters: bool) -> Sender:
+        """Return a new sender, which scatters sums to the ranks of their shards if `scatters`."""
         parts = self.shards if scatters else None
         return Sender(self._ranks, self._sending, compresses=True, shards=parts)
 
-    def _with_shards(
+    def _add_shards(
         self, fingerprint: StepFingerprint, scatters: bool
     ) -> tuple[int, StepFingerprint]:
-        """Return the digest of the shards, and the fingerprint with their lines."""
+        """Return a digest of the shards (0 without), and the fingerprint with lines about them."""
         if self.shards is None:
             return 0, fingerprint._replace(
                 words=lambda: [*fingerprint.words(), *self._sending.describe()]
@@ -191,17 +197,19 @@ class Reducer:
         return cut ^ scatters, fingerprint._replace(words=describe)
 
     def commit_sums(self, failed: bool) -> None:
-        """Commit the last sums as applied: an error before this call leaves the state unchanged.
+        """Mark the last sums as applied; an error before this call leaves all state unchanged.
 
         Args:
-            failed: Whether an error occurred after the step was applied.
+            failed: True if an error occurred after the step was applied.
         """
         self._sender.commit_step()
         self._is_in_doubt = failed
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Return a context manager that reports errors before `sum_gradients` to other ranks."""
+        """Return a context manager for code before `sum_gradients`; it reports errors to other
+        ranks.
+        """
         self._expects_sums = True
         try:
             yield
@@ -209,16 +217,19 @@ class Reducer:
             raise
         except Exception as error:
             if self._expects_sums:
-                with self._in_a_step():
+                with self._explain_loss():
                     raise_on_all(self._ranks, PendingCollective.STEP, error)
             raise
 
     @contextlib.contextmanager
     def guard_backward(self) -> Iterator[None]:
-        """Return a context manager for the backward pass before `sum_gradients`."""
+        """Return a context manager for the backward pass before `sum_gradients`.
+
+        Gradients are sent inside the block, and errors are reported to the other ranks.
+        """
         self._underway, self._has_backward_begun = None, False
         self._sender.begin_step()
-        with self._in_a_step():
+        with self._explain_loss():
             yield from self._watch_backward()
 
     def _watch_backward(self) -> Iterator[None]:
@@ -240,22 +251,22 @@ class Reducer:
             self._end_backward()
 
     def _end_backward(self) -> None:
-        """Finish the transfer of gradients, and vote if no backward pass has done so."""
+        """Finish the transfer of gradients; decline the vote if no backward pass has voted."""
         self._begin_backward((), declines=True)
-        if self._declined_meeting is not None:
-            meeting, self._declined_meeting = self._declined_meeting, None
+        if self._declined_vote is not None:
+            vote, self._declined_vote = self._declined_vote, None
             # Detects ranks that take another action.
-            meeting.reach_agreement()
+            vote.is_unanimous()
         if self._underway is not None and not self._underway.finish_sending():
             self._underway = None
 
     def _begin_backward(
         self, leaves: Sequence[Tensor], *, declines: bool = False
     ) -> Callable[[Tensor], None] | None:
-        """Vote about sending during the backward pass.
+        """Take part in the vote about early sending, once per step.
 
         Returns:
-            A callback for each leaf whose gradient is complete, or None.
+            Function to call with each leaf whose gradient is complete, or None to send later.
         """
         # Only one backward pass per step sends gradients while it runs.
         if self._has_backward_begun:
@@ -268,18 +279,18 @@ class Reducer:
         if self.shards is not None and not self.shards.fits(self._variables):
             # The step will raise the error.
             declines = True
-        meeting = self._agreement.ask_all(self._variables, declines)
+        vote = self._agreement.start_vote(self._variables, declines)
         if declines:
-            self._declined_meeting = meeting
+            self._declined_vote = vote
             return None
-        self._underway = InFlightAllReduce(self._variables, self._dense, self._sender, meeting)
+        self._underway = InFlightAllReduce(self._variables, self._dense, self._sender, vote)
         return self._underway.take_gradient
 
 
 def _pairs_or_error(
     make_pairs: Callable[[], Sequence[MaybePair]],
 ) -> tuple[Sequence[MaybePair], Exception | None]:
-    """Return the pairs and None, or no pairs and the error of the function."""
+    """Return (pairs, None), or ((), error) if `make_pairs` raises."""
     try:
         return make_pairs(), None
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Registry of the reducer whose sums an optimizer is about to apply."""
+"""Registry that maps an optimizer to the reducer of its unapplied gradient sums."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _reducers: WeakKeyDictionary[object, Reducer] = WeakKeyDictionary()
 
 
 def note_sums(owner: object, reducer: Reducer) -> None:
-    """Record the reducer of an optimizer's last sums, for `commit_sums`."""
+    """Record the reducer of the last sums of an optimizer, for `commit_sums`."""
     _reducers[owner] = reducer
 
 
 def commit_sums(owner: object, failed: bool = False) -> None:
-    """Commit the last sums of an optimizer as applied, if there are any.
+    """Mark the last sums of an optimizer as applied; do nothing if there are none.
 
     Args:
         owner: The optimizer.
-        failed: Whether this rank has failed since, such as in a constraint.
+        failed: True if this rank has failed since, such as in a constraint.
     """
     if _reducers:
         reducer = _reducers.pop(owner, None)

@@ -60,14 +60,14 @@ class ReplicaContext:
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> Any:
-        """Call a function across replicas.
+        """Call `merge_fn(strategy, *args, **kwargs)` across replicas; return its result.
 
         Args:
             merge_fn: Called with the strategy and the arguments of this rank.
             args, kwargs: The arguments.
 
         Returns:
-            What it returns.
+            The result of `merge_fn`.
         """
         with enter_cross_replica(self.strategy):
             return merge_fn(self.strategy, *args, **(kwargs or {}))

@@ -38,7 +38,7 @@ Step = SharedStep | LocalStep
 
 
 def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
-    """Return the shards of an optimizer's slots, or None if they are not sharded by a strategy.
+    """Return the shards of the slots of an optimizer, or None if no strategy shards them.
 
     Args:
         owner: The optimizer.
@@ -67,12 +67,12 @@ def sum_for_shards(
     hooks: StepAdapter,
     scatters: bool = True,
 ) -> tuple[Pairs, SharedStep]:
-    """Return the pairs and the step of an optimizer whose slots are sharded; shard its slots first.
+    """Shard the slots of an optimizer if new; return (gradient, variable) pairs and the step.
 
     Args:
         owner, strategy, grads_and_vars, fingerprint: As for `sum_gradients`.
         hooks: The adapter of the optimizer.
-        scatters: Whether full sums are not needed: gradients are then local, and the step holds
+        scatters: True if full sums are not needed: gradients are then local, and the step holds
             this rank's parts of the sums.
 
     Raises:
@@ -99,7 +99,7 @@ def share_summed_step(
     transforms: GradientTransforms = NOTHING,
     fingerprint: StepFingerprint | None = None,
 ) -> tuple[Any, Step | None]:
-    """Return the pairs, and the sharded step or None, for gradients that are already sums.
+    """Return (gradient, variable) pairs, and the sharded step or None, for complete gradient sums.
 
     Args:
         owner: The optimizer.
@@ -139,7 +139,7 @@ def _make_matrix_group(
     transforms: GradientTransforms,
     fingerprint: StepFingerprint | None,
 ) -> MatrixProcessGroup | None:
-    """Return the group of ranks that must exchange messages about DTensors, or None."""
+    """Return the group of ranks that exchange messages about DTensors, or None if not needed."""
     on_mesh = [(grad, var) for grad, var in pairs if is_on_mesh(var)]
     rule = hooks.step_rule()
     sends = transforms or hooks.selection.check_numerics or are_misplaced(on_mesh)
@@ -147,6 +147,7 @@ def _make_matrix_group(
         return None
 
     def describe() -> list[str]:
+        """Return the fingerprint lines and lines about DTensors, for comparison between ranks."""
         variables = [var for _, var in on_mesh]
         lines = [] if fingerprint is None else fingerprint.words()
         gradients = [grad for grad, _ in on_mesh]
@@ -156,7 +157,7 @@ def _make_matrix_group(
 
 
 def _shared_slots(owner: Any, pairs: Pairs, hooks: StepAdapter) -> Sequence[Slot]:
-    """Return the slots that are sharded: those with the shapes of their variables.
+    """Return the slots to shard: those with the shapes of their variables.
 
     Raises:
         FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
@@ -178,5 +179,5 @@ def _shared_slots(owner: Any, pairs: Pairs, hooks: StepAdapter) -> Sequence[Slot
 
 
 def enter_shared_step(step: Step | None) -> AbstractContextManager[None]:
-    """Return the context manager for the execution of a step."""
+    """Return a context manager that reports errors of a step to other ranks; None does nothing."""
     return contextlib.nullcontext() if step is None else step.report_errors()

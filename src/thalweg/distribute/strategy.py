@@ -58,7 +58,7 @@ class Strategy:
             optimizer sums in eager mode are sent in 16. What rounding leaves out is kept by the
             rank, and added to the variable's next gradient. Not with `reduction="ordered"`, nor
             with `shard_slots`.
-        shard_slots: Whether the slots of an optimizer are shared out over the ranks from its next
+        shard_slots: True if the slots of an optimizer are shared out over the ranks from its next
             step on: each rank keeps, and updates, a part of each variable, and sends it to the
             others. Its state is then read by all ranks together, see `state_dict`.
 
@@ -106,6 +106,7 @@ class Strategy:
         )
 
     def _set_up(self, ranks: Ranks, sending: Sending, shard_slots: bool = False) -> None:
+        """Set all attributes; called by the constructor and by `alone`."""
         self.ranks, self.sending, self.is_default = ranks, sending, False
         self._shard_slots = shard_slots and not ranks.is_alone
         self.extended = Extended(self)
@@ -149,7 +150,7 @@ class Strategy:
         kwargs: Mapping[str, object] | None = None,
         options: object = None,
     ) -> Any:
-        """Call a function as this rank's replica.
+        """Call `fn(*args, **kwargs)` as the replica of this rank; return its result.
 
         Args:
             fn: The function.
@@ -157,7 +158,7 @@ class Strategy:
             options: Accepted for compatibility.
 
         Returns:
-            What it returns on this rank.
+            The result of `fn` on this rank.
 
         Raises:
             RuntimeError: The call is in the scope of another strategy.
@@ -169,7 +170,7 @@ class Strategy:
     experimental_run_v2 = run
 
     def experimental_run(self, fn: Callable[..., object], input_iterator: Any = None) -> Any:
-        """Call `run`, with the next element of an iterator, if any, as the argument of `fn`."""
+        """Call `run(fn)`, with the next element of `input_iterator`, if any, as the argument."""
         if input_iterator is None:
             return self.run(fn)
         is_of_tensorflow = hasattr(input_iterator, "get_next")
@@ -177,7 +178,7 @@ class Strategy:
         return self.run(fn, (batch,))
 
     def reduce(self, reduce_op: object, value: object, axis: int | None = None) -> Any:
-        """Return sums or means over all ranks of what `run` returned.
+        """Return sums or means, over all ranks, of values that `run` returned.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
@@ -233,6 +234,7 @@ class Strategy:
         check_variables(params)
 
         def of_one(number: int) -> list[Gradient]:
+            """Return the gradients of one micro-batch, in the order of the variables."""
             tape = GradientTape()
             with tape:
                 tape.watch(params)
@@ -259,6 +261,7 @@ class Strategy:
         return (value,)
 
     def _check_alone(self) -> None:
+        """Raise RuntimeError in the scope of another strategy."""
         context = innermost_context()
         if context is not None and context.strategy is not self:
             raise RuntimeError(
@@ -312,6 +315,7 @@ def _check_settings(
 
 
 def _check_above_0(name: str, number: object) -> None:
+    """Raise unless a number is above 0: InvalidTypeError or InvalidArgumentError."""
     if not is_number(number) or isinstance(number, bool):
         raise InvalidTypeError(f"{name} must be a number, not {show_value(number)}.")
     if not number > 0:
@@ -324,18 +328,18 @@ def enter_single_replica() -> AbstractContextManager[None]:
 
 
 def get_strategy() -> Strategy:
-    """Return the strategy of this thread; the default one outside of strategies."""
+    """Return the strategy of this thread, or the default one outside of all scopes."""
     context = innermost_context()
     return _DEFAULT if context is None else cast(Strategy, context.strategy)
 
 
 def current_replica() -> ReplicaContext:
-    """Return the context of this thread's replica; across replicas that of its strategy."""
+    """Return the replica context of this thread, or in cross-replica context its strategy's."""
     context = innermost_context()
     replica = None if context is None else context.replica
     return cast(ReplicaContext, replica) if replica else ReplicaContext(get_strategy())
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Return the context of this thread's replica; None across replicas."""
+    """Return the replica context of this thread, or None in cross-replica context."""
     return None if in_cross_replica_context() else current_replica()

@@ -20,9 +20,9 @@ Sums = list[Gradient]
 
 
 def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
-    """Return the sums over the micro-batches from `low` to `high` - 1, in the order of the tree.
+    """Return the sums over micro-batches `low` to `high` - 1, added in tree order.
 
-    At most as many gradients live at the same time as the tree is deep, plus one.
+    At most one more gradient list than the depth of the tree is alive at a time.
 
     Args:
         low, high: Numbers of micro-batches; `high` is above `low`.
@@ -35,7 +35,7 @@ def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
 
 
 def add_sums(left_sums: Sums, right_sums: Sums) -> Sums:
-    """Return the sums of two lists; sparse rows are concatenated, and None counts as zeros."""
+    """Return the sums of two lists, by position; sparse rows are concatenated, None counts as 0."""
     return [
         _add_pair(left_sum, right_sum)
         for left_sum, right_sum in zip(left_sums, right_sums, strict=True)
@@ -54,7 +54,7 @@ def _add_pair(left_sum: Gradient, right_sum: Gradient) -> Gradient:
 
 
 def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
-    """Return the sum of the vectors of all ranks in tree order; their number is a power of 2."""
+    """Return the sum of the flat tensors of all ranks in tree order; 2**n ranks."""
     size = -(-flat.numel() // ranks.size)
     padded = flat.new_zeros(size * ranks.size)
     padded[: flat.numel()] = flat
@@ -62,15 +62,15 @@ def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
     rank_shards = [*flat.new_empty(ranks.size, size).unbind()]
     rank_shards[ranks.rank] = shards[ranks.rank]
     ranks.begin_exchanging(shards, rank_shards).wait()
-    total = in_pairs(rank_shards)
+    total = tree_sum(rank_shards)
     if total is not shards[ranks.rank]:
         shards[ranks.rank].copy_(total)
     ranks.begin_sharing(shards).wait()
     return padded[: flat.numel()]
 
 
-def in_pairs(vectors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of vectors in tree order, computed in place in the first one."""
+def tree_sum(vectors: Sequence[Tensor]) -> Tensor:
+    """Return the sum of vectors in tree order, computed in place in the first vector."""
     partial_sums = list(vectors)
     while len(partial_sums) > 1:
         for left_sum, right_sum in zip(partial_sums[::2], partial_sums[1::2], strict=False):

@@ -30,6 +30,7 @@ class AggregatedVariable(Variable):
     _aggregation: VariableAggregation
 
     def _operand(self, value: Any, takes: Any = None) -> Tensor:
+        """Return the value to assign: the aggregate over all replicas inside `Strategy.run`."""
         strategy = in_replicas()
         if strategy is None:
             return super()._operand(value, takes)
@@ -37,7 +38,7 @@ class AggregatedVariable(Variable):
 
 
 def in_replicas() -> Strategy | None:
-    """Return this thread's strategy if it is in one of several replicas, else None."""
+    """Return the strategy of this thread inside `run` of several replicas, else None."""
     strategy = get_strategy()
     return None if strategy.ranks.is_alone or in_cross_replica_context() else strategy
 

@@ -16,7 +16,7 @@ Mode = TypeVar("Mode", VariableAggregation, VariableSynchronization)
 
 
 def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any) -> Any:
-    """Return the variable with the modes set; assignments in replicas are aggregated from now on.
+    """Set the modes of a variable in place and return it; later assignments are aggregated.
 
     Args:
         variable: A new variable, eager or of a graph.
@@ -45,10 +45,9 @@ def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any)
 
 
 def as_mode(mode_class: type[Mode], mode: object) -> Mode:
-    """Return the mode with a number; None is the first mode.
+    """Return the member of `mode_class` with this value; None selects the first member.
 
-    Raises:
-        ValueError: There is no such mode.
+    Raise ValueError for other values.
     """
     try:
         return mode_class(0 if mode is None else mode)
@@ -61,7 +60,7 @@ def as_mode(mode_class: type[Mode], mode: object) -> Mode:
 
 
 def with_aggregation(make: Callable[Params, object]) -> Callable[Params, Any]:
-    """Return `make` wrapped to apply its `synchronization` and `aggregation` arguments."""
+    """Return `make` with the arguments `synchronization` and `aggregation` applied."""
 
     @functools.wraps(make)
     def make_aggregated(*args: Params.args, **kwargs: Params.kwargs) -> object:

@@ -1,4 +1,4 @@
-"""Diagnostics of optimizers in Lightning, logged by the module's own `log_dict`."""
+"""Diagnostics of optimizers in Lightning, logged by `log_dict` of the module."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lightning.pytorch import Callback  # noqa: E402
 
 
 class LogDiagnostics(Callback):
-    """Logs the diagnostics of all optimizers of a trainer wherever that logs.
+    """Callback that logs the diagnostics of all optimizers with the logger of the trainer.
 
-    The numbers are `gradient_norm/layer.weight` and so on, of several optimizers those of the
-    second begin with `1/`. An optimizer is measured if it was made with `diagnostics=`.
+    The numbers are `gradient_norm/layer.weight` and so on; those of the second of several
+    optimizers begin with `1/`. An optimizer is measured if it was made with `diagnostics=`.
 
     Args:
-        columns: Those that are logged.
+        columns: The names of the logged columns.
 
     Raises:
-        InvalidArgumentError: One is not known.
+        InvalidArgumentError: A column is unknown.
     """
 
     def __init__(self, columns: Iterable[str] = COLUMNS) -> None:
@@ -31,7 +31,7 @@ class LogDiagnostics(Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log what is new."""
+        """Log the numbers of new tables."""
         for number, optimizer in enumerate(trainer.optimizers):
             numbers = self._tables.numbers_of(optimizer, f"{number}/" if number else "")
             if numbers:

@@ -1,4 +1,4 @@
-"""Optimizers by name in Hugging Face's Trainer, and diagnostics logged by its own `log`."""
+"""Optimizers by name in Hugging Face's Trainer, and diagnostics logged by `Trainer.log`."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ def _class_in_context(name: str, context: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _handlers() -> Any:
-    """Return the functions of transformers that choose a class, by the name of an optimizer.
+    """Return {optimizer name: function} of transformers' table of optimizers.
 
     Raises:
-        FailedPreconditionError: There are none.
+        FailedPreconditionError: This version of transformers has no such table.
     """
     try:
         from transformers.trainer_optimizer import (
@@ -113,7 +113,7 @@ def _handlers() -> Any:
 
 
 def _added_member(name: str) -> Any:
-    """Return the member of `OptimizerNames` with a value; add it if there is none."""
+    """Return the member of `OptimizerNames` with a value; add the member if missing."""
     members: Any = OptimizerNames
     if name not in members._value2member_map_:
         member = str.__new__(members, name)
@@ -152,17 +152,17 @@ def _read(text: str) -> Any:
 
 
 class LogDiagnostics(TrainerCallback):
-    """Logs the diagnostics of a trainer's optimizer wherever that logs.
+    """Callback that logs the diagnostics of a trainer's optimizer with `trainer.log`.
 
     `trainer.add_callback(LogDiagnostics(trainer))`; the numbers are `gradient_norm/layer.weight`
     and so on. The optimizer is measured if it was made with `diagnostics=`.
 
     Args:
         trainer: The trainer.
-        columns: Those that are logged.
+        columns: The names of the logged columns.
 
     Raises:
-        InvalidTypeError: The first is no trainer.
+        InvalidTypeError: `trainer` is not a `Trainer`.
         InvalidArgumentError: A column is not known.
     """
 
@@ -172,7 +172,7 @@ class LogDiagnostics(TrainerCallback):
         self._trainer, self._tables = trainer, NewTables(columns)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log what is new."""
+        """Log the numbers of a new table."""
         optimizer = kwargs.get("optimizer")
         numbers = self._tables.numbers_of(getattr(optimizer, "optimizer", optimizer))
         if numbers:

@@ -1,13 +1,13 @@
-"""`torch.optim`, whose steps are one pass over memory: `from thalweg import optim`.
+"""`torch.optim`, with steps in one pass over memory: `from thalweg import optim`.
 
-What `torch.optim` has is here under its names. Twelve of its classes take their steps in one pass,
-and `Adafactor` in three, with torch's numbers; all others (`LBFGS`, `lr_scheduler`, ...) are
-torch's own. `Lion`, `Adan`, `LAMB` and others, which torch lacks, are in the same form. `Mixed`
-runs several of them in one step, each on groups of its own, which `groups` and `hidden_matrices`
-choose. `tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` any rule.
+All names of `torch.optim` are here. Twelve classes take their steps in one pass, and `Adafactor` in
+three, with torch's numbers; all others (`LBFGS`, `lr_scheduler`, ...) come from torch. `Lion`,
+`Adan`, `LAMB` and others, which torch lacks, are in the same form. `Mixed` runs several of them in
+one step, each on separate groups, which `groups` and `hidden_matrices` choose. `tensorflow` has
+TensorFlow's optimizers in the same form, and `RuleOptimizer` any rule.
 
 Modules are here, too: `thalweg.optim.adamw` has the class of this package, and
-`thalweg.optim.lr_scheduler`, `swa_utils`, `optimizer` and `lbfgs` are torch's own.
+`thalweg.optim.lr_scheduler`, `swa_utils`, `optimizer` and `lbfgs` are those of torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plan of a step whose parameters may lack gradients, for sets that change from step to step.
+"""Plan of a step with absent gradients, for sets of gradients that change from step to step.
 
 Mixtures of experts, LayerDrop and GANs with one optimizer give gradients to other parameters in
 each step. A plan for one set would be made anew each time. This plan has all parameters with state;
@@ -28,7 +28,7 @@ _PARAM_CLASSES = (Tensor, torch.nn.Parameter)
 
 
 def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep | None:
-    """Return a step that may lack gradients, or None if it cannot be replayed so.
+    """Return a replayable step in which gradients may be absent, or None if impossible.
 
     Args:
         optimizer: The optimizer; its plans change, nothing else.
@@ -46,7 +46,7 @@ def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep |
 
 
 def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
-    """Return tensors like the gradients that parameters with state lack, by `id` of these.
+    """Return {id(param): zeros like the gradient} for parameters with state but without gradient.
 
     Empty if there are none, or if a parameter has a first gradient or is not a plain CPU tensor.
     """
@@ -82,7 +82,7 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStep
     steps = [optimizer._sub_step(rule, share, parts) for rule, share in shares.items()]
     if not all(has_step_counts_alone(hooks.part) for hooks, _ in steps):
         return ()
-    if any(rule.passes or rule.is_whole for rule in shares) or not optimizer._are_ours(steps):
+    if any(rule.passes or rule.is_whole for rule in shares) or not optimizer._supports_step(steps):
         return ()
     for hooks, given_pairs in steps:
         arguments = optimizer.unscaling(), len(given_pairs), GradientReport()

@@ -1,4 +1,4 @@
-"""Adafactor of torch, whose steps see rows and columns."""
+"""`torch.optim.Adafactor` with row and column statistics in fused steps."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR, adafactor, kind_of
 
 
 class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
-    """`torch.optim.Adafactor`, whose steps are three sweeps over memory.
+    """`torch.optim.Adafactor`, with steps in three sweeps over memory.
 
     `state[p]` holds `step` and, of matrices, `row_var` and `col_var`, of the parameter's shape with
-    1 in place of the last dimension, or the last but one; of all others `variance`. What is on
-    neither the CPU nor a GPU, is a DTensor, or is float16 is left to torch.
+    1 in place of the last dimension, or the last but one; of all others `variance`. Parameters on
+    other devices than CPU and GPU, DTensors and float16 parameters are left to torch.
 
     Args:
         beta2_decay: The weight of a square in its mean is the number of the step to this power.
-        eps: The least root of a mean square, the dtype's own if None, and the least length of a
-            parameter.
+        eps: The least root of a mean square, the epsilon of the dtype if None, and the least length
+            of a parameter.
         d: How long the mean step may be, where the rate is 1.
 
     Source: Shazeer & Stern 2018, https://arxiv.org/abs/1804.04235; torch.optim.Adafactor
@@ -43,10 +43,12 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the default rule, that of matrices."""
         return TORCH_ADAFACTOR
 
     @staticmethod
     def _rule_by_shape(group: Group, param: Tensor) -> Rule:
+        """Return the rule for the options of a group and the shape of a parameter."""
         root_floor, of_variable = _read_eps(group["eps"])
         if root_floor is None:
             root_floor = torch.finfo(param.dtype).eps
@@ -54,6 +56,7 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+        """Return reasons why the options of a group choose no rule: an invalid `eps`."""
         try:
             _read_eps(group["eps"])
         except InvalidTypeError as error:
@@ -62,6 +65,7 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
     @staticmethod
     def _computes(param: Tensor) -> bool:
+        """Return True if the engines support the dtype and layout of a parameter."""
         return not is_on_mesh(param) and param.dtype in (
             torch.float32,
             torch.float64,
@@ -70,10 +74,10 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
 
 def _read_eps(eps: Any) -> tuple[float | None, float]:
-    """Return the least root of a mean square, or None, and the least parameter length.
+    """Return (least root of a mean square or None, least parameter length).
 
     Raises:
-        InvalidTypeError: It is something else.
+        InvalidTypeError: `eps` has another form.
     """
     try:
         root_floor, of_variable = eps

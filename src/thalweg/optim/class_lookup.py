@@ -1,4 +1,4 @@
-"""The classes of this package by name."""
+"""Optimizer classes of this package by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def kind_of(rule: object) -> Any:
     """Return the class of this package for the rule of a group.
 
     Args:
-        rule: The class, its name, or a rule of the user's own, for which a class is made.
+        rule: The class, its name, or a user-defined rule, for which a class is made.
 
     Raises:
         InvalidTypeError: It is none of them.
@@ -45,12 +45,12 @@ def kind_of(rule: object) -> Any:
 
 
 def is_named(name: str) -> bool:
-    """Return whether a class of this package has a name."""
+    """Return True if a class of this package has this name."""
     return name in KINDS
 
 
 @cache
 def class_named(name: str) -> Any:
-    """Return a class of this package."""
+    """Return the class of this package with this name."""
     module = importlib.import_module(f"thalweg.optim.{HOMES.get(name, 'classes')}")
     return getattr(module, name)

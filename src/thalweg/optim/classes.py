@@ -1,6 +1,7 @@
-"""The classes of `torch.optim`, whose steps are one pass over memory.
+"""The classes of `torch.optim` with steps in one pass over memory.
 
-Each is a subclass of torch's own: arguments, defaults, keys, errors, hooks and files are its.
+Each is a subclass of the torch class, with the same arguments, defaults, keys, errors, hooks and
+files.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from thalweg.rules import torch as rules
 
 
 class Adam(FusedTorchOptimizer, torch.optim.Adam):
-    """`torch.optim.Adam`, whose steps are one pass over memory.
+    """`torch.optim.Adam` in one pass over memory.
 
     Epsilon is added after bias correction, unlike in `thalweg.keras.optimizers.Adam`. Arguments,
     groups, errors and state are torch's: `state[p]` holds `step`, `exp_avg`, `exp_avg_sq` and, with
@@ -31,6 +32,7 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the rule for the options of a group."""
         return rules.TORCH_AMSGRAD if group["amsgrad"] else rules.TORCH_ADAM
 
 
@@ -53,8 +55,8 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
     """`torch.optim.SGD` in one pass; sparse gradients update their rows.
 
     With momentum `state[p]` holds `momentum_buffer`, which is the first gradient at first. Sparse
-    gradients with momentum are left to torch, whose steps move every row that a gradient has named
-    so far; with decay torch's step raises a RuntimeError.
+    gradients with momentum are left to torch, which moves every row that a gradient has named so
+    far; with decay torch's step raises a RuntimeError.
 
     Args:
         dampening: The share of a gradient that the momentum does not get.
@@ -68,13 +70,16 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the rule for the options of a group."""
         return rules.TORCH_SGD if group["momentum"] == 0 else rules.TORCH_MOMENTUM
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
+        """Return True if sparse gradients update rows only: without momentum."""
         return group["momentum"] == 0 and group["weight_decay"] == 0
 
     def _check_memories(self) -> None:
+        """Raise for memory that torch's step would corrupt; copy misplaced momentum."""
         super()._check_memories()
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
@@ -102,7 +107,7 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
     `state[p]` holds `step`, `square_avg` and, as needed, `momentum_buffer` and `grad_avg`.
 
     Args:
-        alpha: What the running mean of squares keeps in a step.
+        alpha: Share of the running mean of squares that a step keeps.
 
     Source: Hinton's lecture 6, Graves 2013; torch.optim.RMSprop
     """
@@ -112,6 +117,7 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the rule for the options of a group."""
         centered = group["centered"]
         if group["momentum"] > 0:
             if centered:
@@ -137,15 +143,18 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the rule for the options of a group."""
         return rules.TORCH_ADAGRAD
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
+        """Return True; raise RuntimeError for weight decay, which excludes sparse gradients."""
         if group["weight_decay"]:
             raise RuntimeError("weight_decay option is not compatible with sparse gradients")
         return True
 
-    def _starts_of(self, group: Group) -> dict[str, object]:
+    def _initials_of_group(self, group: Group) -> dict[str, object]:
+        """Return the initial accumulator of a group as the start of "sum"."""
         name = "initial_accumulator_value"
         return {"sum": self.defaults.get(name, group.get(name, 0.0))}
 
@@ -163,6 +172,7 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the rule for the options of a group."""
         return rules.TORCH_ADADELTA
 
 
@@ -179,6 +189,7 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the rule for the options of a group."""
         return rules.TORCH_ADAMAX
 
 
@@ -199,6 +210,7 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the rule for the options of a group."""
         return rules.TORCH_NADAM
 
 
@@ -215,13 +227,14 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the rule for the options of a group."""
         return rules.TORCH_RADAM
 
 
 class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
     """`torch.optim.SparseAdam` in one pass over the rows that are named, and no others.
 
-    `state[p]` holds `step`, a number of Python's, `exp_avg` and `exp_avg_sq`.
+    `state[p]` holds `step`, a Python number, `exp_avg` and `exp_avg_sq`.
 
     Source: Kingma & Ba 2015; torch.optim.SparseAdam
     """
@@ -241,6 +254,7 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the rule for the options of a group."""
         return rules.TORCH_SPARSE_ADAM
 
 
@@ -264,9 +278,11 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the rule for the options of a group."""
         return rules.TORCH_ASGD
 
-    def _starts_of(self, group: Group) -> dict[str, float]:
+    def _initials_of_group(self, group: Group) -> dict[str, float]:
+        """Return the starts of "eta" and "mu" for a group."""
         return {"eta": float(group["lr"])}
 
 
@@ -287,7 +303,9 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the rule for the options of a group."""
         return rules.TORCH_RPROP
 
-    def _starts_of(self, group: Group) -> dict[str, float]:
+    def _initials_of_group(self, group: Group) -> dict[str, float]:
+        """Return the start of "step_size" for a group."""
         return {"step_size": float(group["lr"])}

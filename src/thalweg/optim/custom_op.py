@@ -45,7 +45,7 @@ class Operands:
         parameters: The parameters of all groups.
         slots: The tensors of the state that a step writes element by element, or, where these are
             views, the blocks that they lie in.
-        is_stale: Whether a step has replaced one of them.
+        is_stale: True if a step has replaced one of them.
     """
 
     def __init__(self, optimizer: object) -> None:
@@ -57,39 +57,42 @@ class Operands:
         self._rebind_target: object = None
 
     def read(self, optimizer: Any) -> None:
-        """Read the parameters and slots of the optimizer again."""
-        self.parameters, self.slots = _found(optimizer)
+        """Store the present parameters and slots of the optimizer in this object."""
+        self.parameters, self.slots = _find_operands(optimizer)
         self.is_stale = False
 
     def read_again(self, optimizer: object) -> None:
-        """Read the operands again after a change, if they were read before."""
+        """Store the operands again after a change, unless they were never read."""
         if self.parameters:
             self.read(optimizer)
 
     def reading(self, optimizer: object, excluded_ids: Container[int] = ()) -> list[Call]:
-        """Return calls that replace the operands by those of an optimizer, none if never read.
+        """Return calls that replace the operands by those of an optimizer; [] if never read.
 
-        Slots whose `id` is in `excluded_ids` are left out.
+        Slots with an `id` in `excluded_ids` are left out.
         """
         if not self.parameters:
             return []
-        params, slots = _found(optimizer)
+        params, slots = _find_operands(optimizer)
         slots = [slot for slot in slots if id(slot) not in excluded_ids]
         updates = {"parameters": params, "slots": slots, "is_stale": False}
         return [partial(vars(self).update, updates)]
 
     def check(self, optimizer: Any) -> None:
-        """Mark the operands stale if the step replaced one of them."""
+        """Set `is_stale` if the step replaced one of the operands."""
         steady = optimizer.step_cache.rebind_target
         if steady is None or steady is not self._rebind_target:
             self._rebind_target = steady
-            operand_pairs = zip(_found(optimizer), (self.parameters, self.slots), strict=True)
+            operand_pairs = zip(
+                _find_operands(optimizer), (self.parameters, self.slots), strict=True
+            )
             self.is_stale = not all(
                 len(new) == len(old) and all(map(is_, new, old)) for new, old in operand_pairs
             )
 
 
-def _found(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
+def _find_operands(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Return (parameters, slots or their blocks, each once) of an optimizer."""
     params = params_of(optimizer.param_groups)
     names = {slot.name for rule in optimizer._rules() for slot in rule.element_slots} | {MASTER}
     slots: dict[int, Tensor] = {}
@@ -102,9 +105,9 @@ def _found(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def can_be_taken(handle: str) -> bool:
-    """Read the operands of an optimizer again and return True if its steps may be operations.
+    """Read the operands of an optimizer again; return True if its steps may be operations.
 
-    Dynamo calls this while it traces, and treats the result as a constant.
+    Dynamo calls this function while it traces, and treats the result as a constant.
     """
     optimizer = _optimizers[handle]
     operands, options = optimizer.step_cache.operands, optimizer.step_options
@@ -123,6 +126,7 @@ can_be_taken._dynamo_marked_constant = True
 
 
 def _is_plain(tensor: Tensor) -> bool:
+    """Return True for a dense CPU tensor of class `Tensor` or `Parameter`."""
     # Dynamo does not look at `grad` of a subclass.
     is_dense = tensor.device.type == "cpu" and tensor.layout == torch.strided
     return is_dense and type(tensor) in (Tensor, Parameter)
@@ -148,8 +152,9 @@ def put_in_graph(operands: Operands) -> bool:
 
 
 def forget_gradients(operands: Operands) -> None:
-    """Set the gradients to None unless the operands are stale; Dynamo traces this in place of
-    `zero_grad`.
+    """Set the gradients to None unless the operands are stale.
+
+    Dynamo traces this function in place of `zero_grad`.
     """
     can_be_taken(operands.handle)
     if not operands.is_stale:
@@ -164,13 +169,18 @@ def _step(
     slots: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
 ) -> None:
-    """Take a step of an optimizer with gradients, one or none for each of its parameters."""
+    """Take a step of the optimizer with this handle; a gradient of None skips its parameter."""
     taker = _optimizers[optimizer]
     operands = taker.step_cache.operands
     params = operands.parameters
     updated_params = [p for p, grad in zip(params, gradients, strict=True) if grad is not None]
     pairs = zip([*updated_params, *operands.slots], [*parameters, *slots], strict=True)
-    with _views_counted(), no_grad(), _in_place_of(list(pairs)), _having(params, gradients):
+    with (
+        _share_versions(),
+        no_grad(),
+        _copy_operands(list(pairs)),
+        _set_gradients(params, gradients),
+    ):
         taker._step()
         operands.check(taker)
 
@@ -181,18 +191,19 @@ def _(*given: object) -> None:
 
 
 @contextlib.contextmanager
-def _views_counted() -> Generator[None]:
-    """Have views share the counts of versions of what they are of, which graphs may turn off."""
+def _share_versions() -> Generator[None]:
+    """Return a context manager in which views share version counters, which graphs may disable."""
     excluded = _dispatch._dispatch_tls_local_exclude_set().remove(DispatchKey.ADInplaceOrView)
     included = _dispatch._dispatch_tls_local_include_set()
     with _dispatch._ForceDispatchKeyGuard(included, excluded):
         yield
 
 
-def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
-    """Have an optimizer's own tensors be those that a graph gave in their place.
+def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
+    """Return a context manager that copies a graph's tensors to the optimizer's and back.
 
-    A graph may give copies, and write them back, or not, in its own time.
+    `pairs` are (tensor of the optimizer, tensor of the graph). A graph may pass copies, and write
+    them back later, or not.
     """
     copies = [(var.detach(), copy) for var, copy in pairs if var.data_ptr() != copy.data_ptr()]
     backups = [target.clone() for target, _ in copies]
@@ -205,16 +216,20 @@ def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
     return ContextSetting(lambda: ([unwatched(enter_calls)], [unwatched(restore_calls)]))
 
 
-def _having(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> ContextSetting:
-    """Have parameters have these gradients."""
+def _set_gradients(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> ContextSetting:
+    """Return a context manager in which parameters have these gradients."""
     former_grads = [param.grad for param in params]
     if all(map(is_, former_grads, gradients)):
         return ContextSetting(lambda: ([], []))
-    enter_calls, restore_calls = _setting(params, gradients), _setting(params, former_grads)
+    enter_calls, restore_calls = (
+        _gradient_calls(params, gradients),
+        _gradient_calls(params, former_grads),
+    )
     return ContextSetting(lambda: ([unwatched(enter_calls)], [unwatched(restore_calls)]))
 
 
-def _setting(
+def _gradient_calls(
     params: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[Callable[[], object]]:
+    """Return calls that set `grad` of each parameter."""
     return [partial(setattr, p, "grad", grad) for p, grad in zip(params, gradients, strict=True)]

@@ -1,4 +1,4 @@
-"""Per-parameter numbers that only a device holds; see `param_scalars`."""
+"""Per-parameter numbers that exist on a device only; see `param_scalars`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from thalweg._core.atomic_section import Call
 
 
 class DeviceColumn:
-    """Per-parameter numbers on a device; the host never waits to read one.
+    """Per-parameter numbers of one state key on a device; the host never waits to read them.
 
     Args:
         name: The key.
         views: The state's tensors.
-        block: A tensor of one dimension, whose elements they are, in their order.
+        block: A tensor of one dimension with the views as elements, in order.
 
     Attributes:
         common: The numbers, one for each parameter.
@@ -32,25 +32,25 @@ class DeviceColumn:
         self._pointers = list(map(Tensor.data_ptr, views))
 
     def stands(self) -> bool:
-        """Return True if the state's tensors have the addresses that they had at construction."""
+        """Return True if the state tensors have the addresses that they had at construction."""
         return list(map(Tensor.data_ptr, self.views)) == self._pointers
 
     def read(self) -> None:
         """Do nothing: readers get the tensor on the device."""
 
     def counting(self, apply_flag: Tensor | None) -> Call:
-        """Return a call that adds 1 to each number, or `apply_flag` converted to its dtype."""
+        """Return a call that adds 1, or `apply_flag` as a number, to each number."""
         return partial(self.common.add_, 1 if apply_flag is None else apply_flag.to(self.dtype))
 
     def moving(self, values: Tensor, apply_flag: Tensor | None) -> Call:
-        """Return a call that writes one number per parameter if `apply_flag` is None or true."""
+        """Return a call that writes one number per parameter if `apply_flag` is None or True."""
         numbers = values.to(self.dtype)
         numbers = numbers if apply_flag is None else torch.where(apply_flag, numbers, self.common)
         return partial(self.common.copy_, numbers)
 
 
-class ForeignThere(DeviceColumn):
-    """Per-parameter numbers on a device, in state tensors of other code."""
+class ForeignDeviceColumn(DeviceColumn):
+    """Per-parameter numbers on a device, in state tensors that other code created."""
 
     def __init__(self, name: str, views: Sequence[Tensor]) -> None:
         flat_views = [view.detach().reshape(()) for view in views]
@@ -59,15 +59,17 @@ class ForeignThere(DeviceColumn):
         self._foreign_views = flat_views
 
     def read(self) -> None:
-        """Stack the present numbers, on the device."""
+        """Copy the present numbers into `common`, on the device."""
         self.common = torch.stack([view.to(self.dtype) for view in self._foreign_views])
 
     def counting(self, apply_flag: Tensor | None) -> Call:
+        """Return a call that adds 1 or `apply_flag` to each distinct state tensor."""
         add: Any = torch._foreach_add_  # pyright: ignore
         unique_views = [*dict(zip(self._pointers, self._foreign_views, strict=True)).values()]
         return partial(add, unique_views, 1 if apply_flag is None else apply_flag.to(self.dtype))
 
     def moving(self, values: Tensor, apply_flag: Tensor | None) -> Call:
+        """Return a call that writes one number per parameter if `apply_flag` is None or True."""
         numbers = values.to(self.dtype)
         numbers = numbers if apply_flag is None else torch.where(apply_flag, numbers, self.common)
         copy: Any = torch._foreach_copy_  # pyright: ignore

@@ -24,11 +24,11 @@ _SUMS = (
 def drop_option_state(
     optimizer: Any, saved_state: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a state without the entries of options that are off, and warnings about these.
+    """Return (state without the entries of options that are off, warnings about these).
 
-    What no step moves would still be there, as it was, when a later state is loaded with the
-    option. Of 16 bits is what has been with an optimizer that does not know it: torch's own make
-    the parameter's dtype of everything.
+    Kept entries would go stale, and be taken for current ones when a later state is loaded with the
+    option. Entries of 16 bits come from an optimizer without the option: torch casts everything to
+    the dtype of the parameter.
 
     Args:
         optimizer: The optimizer.
@@ -67,12 +67,13 @@ def drop_option_state(
             if not states[key]:
                 del states[key]
     messages = [_SUMS] if SUM in dropped_names else []
-    messages += [_left(name) for name in ENTRY_KEYWORDS if name in dropped_names]
-    messages += [_narrow(name) for name in ENTRY_KEYWORDS if name in narrow]
+    messages += [_dropped_note(name) for name in ENTRY_KEYWORDS if name in dropped_names]
+    messages += [_narrow_note(name) for name in ENTRY_KEYWORDS if name in narrow]
     return {**saved_state, "state": states, "param_groups": groups}, messages
 
 
-def _left(name: str) -> str:
+def _dropped_note(name: str) -> str:
+    """Return the warning about an entry of an option that is off."""
     if name == CORRECTION:
         return (
             f"the state that was loaded has the lower bits of weights, as {name!r}, which are left"
@@ -84,7 +85,8 @@ def _left(name: str) -> str:
     )
 
 
-def _narrow(name: str) -> str:
+def _narrow_note(name: str) -> str:
+    """Return the warning about an entry that an optimizer without its option cast to 16 bits."""
     return (
         f"{name!r} of the state that was loaded is of 16 bits, as an optimizer without"
         f" {ENTRY_KEYWORDS[name]}= has it, and is left behind."
@@ -92,9 +94,11 @@ def _narrow(name: str) -> str:
 
 
 def _is_narrow(candidate: object) -> bool:
+    """Return True for a tensor of 16 bits."""
     return isinstance(candidate, Tensor) and candidate.dtype in REDUCED
 
 
 def _storage(group: Mapping[str, Any]) -> Any:
+    """Return the codecs that a group names, or None."""
     storage = group.get("state_storage")
     return storage if isinstance(storage, Mapping) else None

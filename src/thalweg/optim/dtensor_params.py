@@ -1,6 +1,6 @@
-"""DTensor parameters, such as those of `fully_shard`.
+"""DTensor parameters, such as those of `fully_shard`; each rank updates its local parts.
 
-Their state is shared out as they are, and each rank updates what lies in its memory.
+Their state is sharded like the parameters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def locals_of(params: Sequence[Tensor]) -> LocalShards | None:
 
 
 def sharing_of(parts: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
-    """Return how a step over local parts is shared.
+    """Return the object that shares a step over local parts between ranks.
 
     Args:
         parts: The local parts.
@@ -46,7 +46,7 @@ def sharing_of(parts: LocalShards, team: MatrixProcessGroup | None) -> LocalStep
 
 @contextmanager
 def guard_ranks(optimizer: Any) -> Iterator[None]:
-    """Take a step in the block on all ranks or on none, if ranks send messages in it.
+    """Return a context manager: the step in it is taken by all ranks or by none.
 
     Args:
         optimizer: A `FusedOptimizer`. Its `step_cache.team` is set in the block.
@@ -88,9 +88,7 @@ def placed(
 
 
 def entry_of(name: str, tensor: Tensor) -> Entry:
-    """Return a tensor that a state sets; of a DTensor this rank's part, given the whole or a
-    DTensor.
-    """
+    """Return the `Entry` that sets a tensor from a loaded state; for a DTensor its local part."""
     parts = locals_of([tensor])
     if parts is None:
         return Entry(name, tensor)
@@ -98,14 +96,14 @@ def entry_of(name: str, tensor: Tensor) -> Entry:
 
 
 def has_positions(param: Any) -> bool:
-    """Return whether the elements of a DTensor's local part have known positions, in order."""
+    """Return True if the elements of a DTensor's local part have known positions, in order."""
     from thalweg.distribute.sharding.shard_index import are_known
 
     return param.is_contiguous() and param.to_local().is_contiguous() and are_known(param)
 
 
 def positions_of(param: Tensor) -> Positions:
-    """Return the positions of a parameter's local elements in the global tensor; 0 if unknown."""
+    """Return the positions of a parameter's local elements in the full tensor; 0 if unknown."""
     if not is_on_mesh(param) or not has_positions(param):
         return 0
     from thalweg.distribute.sharding.shard_index import element_runs, local_index
@@ -114,9 +112,9 @@ def positions_of(param: Tensor) -> Positions:
 
 
 def cuts_blocks(param: Any, block: int) -> bool:
-    """Return whether a rank's part of a DTensor begins or ends inside a block of a row.
+    """Return True if a rank's part of a DTensor begins or ends inside a block of a row.
 
-    Rows of the full parameter are whole blocks.
+    Rows of the full parameter are whole blocks; `block` is the number of elements of one.
     """
     from thalweg.distribute.sharding.shard_index import sharded_tensor
 

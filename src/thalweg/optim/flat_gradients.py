@@ -24,8 +24,8 @@ class FlatGradients:
     """The gradients of parameters, in a buffer for each dtype.
 
     Args:
-        params: Dense parameters on the CPU; what gradients they have are kept. Those that are
-            frozen have none here: one of 0 would have them decay.
+        params: Dense parameters on the CPU; existing gradients are kept. Frozen parameters get no
+            gradient, since a gradient of 0 would decay them.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -49,15 +49,15 @@ class FlatGradients:
         run(self._attach_calls)
 
     def lie(self) -> bool:
-        """Return True if the gradients of all parameters are the views of the buffers."""
+        """Return True if the gradients of all parameters are views of the buffers."""
         return all(map(is_, map(_grad, self.params), self.views))
 
     def stands(self) -> bool:
-        """Return True if the frozen parameters are those that were frozen at construction."""
+        """Return True if the same parameters are frozen as at construction."""
         return [param.requires_grad for param in self._all_params] == self._flags
 
     def clear(self) -> None:
-        """Set all gradients to 0; those that others gave a parameter are replaced.
+        """Set all gradients to 0 in place; replace those that other code assigned.
 
         Raises:
             LayoutError: A buffer has no memory that holds its elements.

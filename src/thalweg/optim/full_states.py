@@ -1,4 +1,4 @@
-"""States of full tensors for DTensor parameters: each rank takes its part, or gathers all parts."""
+"""States of full tensors for DTensor parameters: each rank takes or gathers parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
     """Return a state in which full tensors of DTensor parameters are DTensors of this rank's part.
 
     All ranks have the full tensors, so none of them sends anything. Entries that do not fit their
-    parameter stay as they are.
+    parameter stay unchanged.
 
     Args:
         optimizer: The optimizer.
@@ -47,12 +47,12 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
                 if slot_name in slots and _is_full(entry)
             }
             if full and not _are_known(param):
-                problems.append(_unknown(param, title))
+                problems.append(_describe_unknown(param, title))
                 continue
             states[key] = {
                 **entries,
                 **{
-                    slot_name: _cut(entry, param, slots[slot_name])
+                    slot_name: _cut_slot(entry, param, slots[slot_name])
                     for slot_name, entry in full.items()
                 },
             }
@@ -62,12 +62,13 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _are_known(param: Tensor) -> bool:
+    """Return True if placements determine the elements of the local part."""
     from thalweg.distribute.sharding.shard_index import are_known
 
     return are_known(param)
 
 
-def _unknown(param: Any, title: object) -> str:
+def _describe_unknown(param: Any, title: object) -> str:
     """Return why a full state cannot be cut like a parameter."""
     placements = ", ".join(map(str, param.placements))
     return (
@@ -78,22 +79,22 @@ def _unknown(param: Any, title: object) -> str:
 
 
 def _is_full(entry: object) -> bool:
-    """Return whether an entry is a tensor with dimensions and memory, and no DTensor."""
+    """Return True if an entry is a tensor with dimensions and memory, and no DTensor."""
     if not isinstance(entry, Tensor) or is_on_mesh(entry):
         return False
     return entry.dim() > 0 and flaw(entry) is None
 
 
 def _slots_of(optimizer: Any, group: Group, param: Tensor) -> dict[str, Slot]:
-    """Return the slots of a parameter by name, with its master."""
+    """Return the slots of a parameter by name, including its master."""
     has_rule = hasattr(optimizer, "rule")
     rule = optimizer.rule_of(group) if has_rule else optimizer.wrapped_rule(group, param)
     slots = {slot.name: slot for slot in rule.slots if not slot.scalar}
     return {MASTER: Slot(MASTER), **slots}
 
 
-def _cut(full: Tensor, param: Any, slot: Slot) -> Tensor:
-    """Return this rank's part of a full slot as a DTensor, or a tensor that does not fit."""
+def _cut_slot(full: Tensor, param: Any, slot: Slot) -> Tensor:
+    """Return this rank's part of a full slot as a DTensor; a misfit tensor stays unchanged."""
     codec = codec_of(slot, param)
     if slot.is_shaped:
         return _cut_shaped(full, param, slot)
@@ -123,7 +124,7 @@ def _part_of(full: Tensor, param: Any, template: Tensor) -> Tensor:
 
 
 def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
-    """Return this rank's part of a slot that has a shape of its own."""
+    """Return this rank's part of a slot that has another shape than the parameter."""
     from torch.distributed.tensor import DTensor
 
     from thalweg._engines.matrix_shapes import shape_beside

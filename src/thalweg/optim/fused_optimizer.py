@@ -61,7 +61,7 @@ from thalweg.errors import (
 from thalweg.formula import Rule
 from thalweg.optim.custom_op import Operands, forget_gradients, put_in_graph
 from thalweg.optim.dtensor_params import guard_ranks
-from thalweg.optim.grad_scaler import GradScalerMixin, said_once
+from thalweg.optim.grad_scaler import GradScalerMixin, annotate_errors
 from thalweg.optim.group_options import check_options_held, tensors_in
 from thalweg.optim.param_scalars import STEP, Blocks
 from thalweg.optim.param_state import ParamState
@@ -76,8 +76,8 @@ from thalweg.optim.step_options import (
     GradientReport,
     LastStep,
     StepOptions,
-    apart,
     gradient_transforms,
+    pop_options,
 )
 from thalweg.variable import check_held, name_of, titles_of
 
@@ -101,10 +101,10 @@ _WAITING = "The sums of gradients stay: the next call of step takes them."
 
 
 class SetChanges:
-    """Counter of steps with other gradients than before: decides when to plan for absent ones.
+    """Counter of steps with changed sets of gradients: decides when to plan for absent ones.
 
     Attributes:
-        needs_plan: Whether the next step is to be planned so.
+        needs_plan: True if the next step should be planned for absent gradients.
     """
 
     # The largest number of changes to wait for before the next plan.
@@ -117,7 +117,10 @@ class SetChanges:
         self._changes, self._patience = 0, 2
 
     def note_planned(self, gradients: int, trainable: int) -> None:
-        """Count a newly planned step by its numbers of gradients and of trainable parameters."""
+        """Count a newly planned step; set `needs_plan` after enough changes.
+
+        Arguments are the numbers of gradients and of trainable parameters.
+        """
         has_absent = gradients < trainable
         self._changes += has_absent or self._lacked
         self._lacked = has_absent
@@ -183,7 +186,7 @@ class StepCache:
         return self.count + (0 if self.replay is None else self.replay.taken - self.replay.reported)
 
     def settle(self) -> None:
-        """Count the steps that were taken in one call each."""
+        """Add the replayed steps to `count`, and update the reports of the last step."""
         with self._lock:
             if self.replay is not None and self.replay.reported < self.replay.taken:
                 self.last_step, self.last_apply_flag = LastStep(True, "", self.total), None
@@ -192,20 +195,20 @@ class StepCache:
                 self.count, self.replay.reported = self.total, self.replay.taken
 
     def forget_replay(self) -> None:
-        """Drop the step that is taken in one call, so that the next step checks everything."""
+        """Drop the replayed step, so that the next step runs all checks."""
         self.settle()
         if self.replay is not None:
             self.changes.note_end(self.replay.taken)
         self.replay, self.due_adapters = None, ()
 
     def _is_replayed(self, adapters: Sequence[ParamGroupAdapter]) -> bool:
-        """Return whether `replay` repeats exactly the plans that `adapters` ran last."""
+        """Return True if `replay` repeats exactly the plans that `adapters` ran last."""
         plans = [] if self.replay is None else [share.plan for share in self.replay.shares]
         current_plans = [adapter.part.plans.last for adapter in adapters]
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 
     def note_repeated(self, *adapters: ParamGroupAdapter) -> None:
-        """Record a repeated step: the next one may be taken in one call."""
+        """Record the adapters of a repeated step: the next one may be replayed."""
         if self.watch is not None and self._is_replayed(adapters):
             # The measured step was an exception; the next one can be replayed.
             return
@@ -250,7 +253,7 @@ class FusedOptimizer(GradScalerMixin):
     def __init__(self, *args: object, **keywords: object) -> None:
         arguments = {f"argument {place}": value for place, value in enumerate(args) if place}
         check_options_held({**arguments, **keywords})
-        options = apart(keywords)
+        options = pop_options(keywords)
         if options is not NO_OPTIONS:
             self.step_options = options
         # Adagrad's constructor makes `step`.
@@ -266,7 +269,7 @@ class FusedOptimizer(GradScalerMixin):
                 entries |= {key: x.to(options.kinds.device) for key, x in tensors.items()}
         if options.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
-        with self._dropping_hooks():
+        with self._drop_hooks_on_error():
             self.check_flat_buffers(self.param_groups)
         self.step_cache.is_constructed = True
 
@@ -297,7 +300,7 @@ class FusedOptimizer(GradScalerMixin):
         if isinstance(candidate, dict):
             check_options_held(param_group)
             self._check_options(param_group, len(self.param_groups), complete=False)
-        with self._added_whole():
+        with self._undo_on_error():
             without_dynamo(super().add_param_group)(param_group)  # pyright: ignore
             for name in KEYWORDS:
                 self.param_groups[-1].pop(name, None)
@@ -308,23 +311,24 @@ class FusedOptimizer(GradScalerMixin):
             self._begin()
 
     def _complete(self) -> None:
-        """Make what a group that was added needs before its first step."""
+        """Prepare the last group of `param_groups`, and validate it, before its first step."""
 
     def rule_of(self, group: Group) -> Rule:
         """Return the rule of a group with its wrapping options."""
         raise NotImplementedError
 
     def encodes_slots(self) -> bool:
-        """Return whether slots of some group are kept in 8 bits."""
+        """Return True if slots of some group are stored in 8 bits."""
         return any(map(self.encodes_group, self.param_groups))
 
     def encodes_group(self, group: Group) -> bool:
+        """Return True if slots of a group are stored in 8 bits."""
         # Built-in rules have no codecs, and with invalid options there may be no rule.
         defines_rule = hasattr(self, "rule") or hasattr(self._kind_of(group), "_prepared_rule")
         return bool((self.step_options.wrapping or defines_rule) and self.rule_of(group).codecs)
 
     def _check_kept(self, group: Group) -> None:
-        """Raise if parameters of a group do not support 8-bit slots or random bits of options."""
+        """Raise if parameters of a group do not support 8-bit slots or stochastic rounding."""
         if self.step_options.of(Rounding).round is not None:
             with importing:
                 from thalweg.optim.rounding_streams import check_group
@@ -335,19 +339,22 @@ class FusedOptimizer(GradScalerMixin):
             check_params(self, group)
 
     def _check_effect(self, rules: Mapping[str, Rule]) -> None:
-        """Raise if `state_storage` encodes slots, and none of these rules has any."""
+        """Raise if `state_storage` is on, but no slot of these rules can be encoded.
+
+        `rules` has the rules by the name for messages.
+        """
         storage = self.step_options.of(StateCodec).state_storage
         # None, or a mapping by slot.
         if not isinstance(storage, str):
             return
         with importing:
             from thalweg.optim.quantized_state import check_effect
-        with self._dropping_hooks():
+        with self._drop_hooks_on_error():
             check_effect(storage, rules)
 
     @contextmanager
-    def _dropping_hooks(self) -> Generator[None]:
-        """Remove the hooks of all parameters if the block fails, which ends a constructor."""
+    def _drop_hooks_on_error(self) -> Generator[None]:
+        """Return a context manager that removes hooks of all parameters if a constructor fails."""
         try:
             yield
         except BaseException:
@@ -414,8 +421,8 @@ class FusedOptimizer(GradScalerMixin):
         """Return the rules that update parameters of a group, with their options."""
         raise NotImplementedError
 
-    def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
-        """Warn of parameters that are 0 before their first step, if a rule then does less."""
+    def _warn_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
+        """Warn of parameters that are 0 before their first step, if a rule then has less effect."""
         kinds = map(self._kind_of, self.param_groups)
         zero_notes = [kind._zero_warning or self.step_options.zero_warning for kind in kinds]
         if any(zero_notes):
@@ -424,7 +431,7 @@ class FusedOptimizer(GradScalerMixin):
             warn_zero_params(self, zip(params, map(zero_notes.__getitem__, places), strict=True))
 
     @contextmanager
-    def _added_whole(self) -> Generator[None]:
+    def _undo_on_error(self) -> Generator[None]:
         """Return a context manager that removes groups added in the block if it fails."""
         cache, count, known_params = self.step_cache, len(self.param_groups), list(self.state)
         heard, flat = list(cache.heard), cache.flat
@@ -451,14 +458,14 @@ class FusedOptimizer(GradScalerMixin):
 
         Args:
             group: The group.
-            place: Its number.
-            complete: Whether it has all options, or is given defaults later.
+            place: The index of the group.
+            complete: True if it has all options, or is given defaults later.
 
         Raises:
-            InvalidArgumentError: It has one that is one for all groups; names it.
-            NotFoundError: It lacks one.
+            InvalidArgumentError: The group sets an option that is common to all groups; names it.
+            NotFoundError: An option is missing.
         """
-        problems = of_strange(group, self._strange_options(group), place)
+        problems = of_strange(group, self._invalid_options(group), place)
         if problems:
             raise InvalidArgumentError(f"{problems[0]}.")
         lacking = complete and [n for n in self._wanted_options(group) if n not in group]
@@ -466,7 +473,7 @@ class FusedOptimizer(GradScalerMixin):
             raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
 
     def _check_options_held(self) -> None:
-        """Raise if an option of a group is a tensor whose storage was cut.
+        """Raise if an option of a group is a tensor with freed storage.
 
         Raises:
             LayoutError: Names the first.
@@ -475,7 +482,7 @@ class FusedOptimizer(GradScalerMixin):
             check_options_held(group)
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Return the reasons why a step cannot be taken with the options of a group."""
+        """Return reasons why a step cannot be taken with the options of a group; [] if none."""
         if cut := [name for name, tensor in tensors_in(group) if is_cut(tensor)]:
             return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
@@ -485,25 +492,25 @@ class FusedOptimizer(GradScalerMixin):
             choices = [f"{error.args[0]!r} of group {place} is missing"]
         return [
             *of_options(group, self._wanted_options(group), kind._flags, place, kind._betas),
-            *of_strange(group, self._strange_options(group), place),
+            *of_strange(group, self._invalid_options(group), place),
             *choices,
         ]
 
     def _unfit_groups(self, groups: Sequence[Group]) -> list[str]:
-        """Return why no step could be taken with groups that are each fit by themselves."""
+        """Return reasons why no step could be taken with groups that are each valid; [] if none."""
         return []
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Return the reasons why the options of a group choose no rule.
+        """Return reasons why the options of a group choose no rule; [] if they do.
 
         Raises:
             KeyError: An option is missing; its name.
         """
         return []
 
-    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
-        """Return the reasons why options of a group are not allowed, by their name."""
+    def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+        """Return {option: reason} for options that a group may not have."""
         names = self.step_options.others(group)
         if isinstance(group.get("state_storage"), dict) and "state_storage" in names:
             with importing:
@@ -540,7 +547,10 @@ class FusedOptimizer(GradScalerMixin):
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self, is_copy: bool = False) -> None:
-        """Prepare new parameters as options need it before their first step."""
+        """Apply formats, hooks, buffers and recorders of options to new parameters.
+
+        With `is_copy`, all groups are new, else the last one.
+        """
         self.record_format(self.param_groups, self.state)
         self.step_cache.operands.read_again(self)
         groups = self.param_groups if is_copy else self.param_groups[-1:]
@@ -560,7 +570,7 @@ class FusedOptimizer(GradScalerMixin):
             spikes.judge.attach_to(self.step_cache.judged_steps)
 
     def record_format(self, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
-        """Write the entries that describe the form of a state to its groups and parameters."""
+        """Write the entries that describe the form of a state to groups and states, in place."""
         is_rounding = self.step_options.of(Rounding).round is not None
         if self.step_options.kinds.sums or is_rounding or any(map(self.encodes_group, groups)):
             with importing:
@@ -578,7 +588,7 @@ class FusedOptimizer(GradScalerMixin):
         """Raise if the parameters are their averages.
 
         Args:
-            message: The message of the error: what was called, its effect, and what to do instead.
+            message: The message of the error: the call, its effect, and the alternative.
 
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.
@@ -625,8 +635,7 @@ class FusedOptimizer(GradScalerMixin):
         Args:
             closure: Optional. Computes the loss again, and the gradients; called once.
 
-        Returns:
-            What the closure returned, or None.
+        Returns: The result of the closure, or None.
 
         Raises:
             FailedPreconditionError: The call is in a strategy of several replicas, or in a block of
@@ -647,11 +656,13 @@ class FusedOptimizer(GradScalerMixin):
     step.hooked = True  # pyright: ignore  # by `_told_step`
 
     def _plain_step(self, closure: Callable[[], object] | None = None) -> object:
+        """Take a step, in a traced function as one operation of the graph; return the loss."""
         if is_dynamo_compiling() and closure is None and put_in_graph(self.step_cache.operands):
             return None
         return self._eager_step(closure)
 
     def _eager_step(self, closure: Callable[[], object] | None = None) -> object:
+        """Take a step, replayed if possible; return the loss of the closure, or None."""
         replay = self.step_cache.replay if closure is None else None
         if replay is not None and replay.take(self):
             return None
@@ -661,9 +672,9 @@ class FusedOptimizer(GradScalerMixin):
     _told_step = Optimizer.profile_hook_step(_plain_step)
 
     @partial(untraced, reason=_NOT_IN_GRAPHS)
-    @said_once
+    @annotate_errors
     def _step(self, closure: Callable[[], object] | None = None) -> Any:
-        """Take a step: replay the one before in one call if possible, else run all checks."""
+        """Take a step, replayed if possible, else with all checks; return the loss or None."""
         self._opt_called = True
         self._check_alone()
         loss = None
@@ -687,7 +698,7 @@ class FusedOptimizer(GradScalerMixin):
         return loss
 
     def _note_loss(self, loss: object) -> None:
-        """Report what a closure returned to the diagnostics and to the judge of steps."""
+        """Report the loss of a closure to the diagnostics and to the judge of steps."""
         if self.step_cache.diagnosing is not None:
             self.step_cache.diagnosing.note_loss(loss)
         spikes: Any = self.step_options.of(SpikeActions).spikes
@@ -696,7 +707,7 @@ class FusedOptimizer(GradScalerMixin):
                 spikes.log_loss(loss)
 
     def _step_carefully(self) -> None:
-        """Take a step that is not the one before in one call; the lock is held."""
+        """Take a step with all checks; the caller holds the lock."""
         cache = self.step_cache
         self.check_not_swapped(_SWAPPED_STEP)
         self._listen()
@@ -704,14 +715,16 @@ class FusedOptimizer(GradScalerMixin):
         if cache.apply_flag is None and self._skip_overflowed_step():
             return
         is_allocating = not self.state and self._is_allocating()
-        with self._keeping_params() if is_allocating else nullcontext():
+        with self._restore_params() if is_allocating else nullcontext():
             if self._accumulate_gradients(is_allocating):
                 self._take_due_step()
 
     def _take_due_step(self) -> None:
-        """Take a step with the gradients or their sums, replayed if possible."""
+        """Take a step with the gradients or their sums: replayed, rebound or with all checks."""
         cache = self.step_cache
-        recording = nullcontext() if cache.diagnosing is None else cache.diagnosing.around(self)
+        recording = (
+            nullcontext() if cache.diagnosing is None else cache.diagnosing.measure_step(self)
+        )
         with recording:
             is_replayed = cache.sums is not None and self._try_replay(has_sums=True)
             if not (is_replayed or self._try_rebind()):
@@ -721,7 +734,7 @@ class FusedOptimizer(GradScalerMixin):
                 self._end_step()
 
     def _is_allocating(self) -> bool:
-        """Return whether all gradients and rates are 0.
+        """Return True if all gradients and rates are 0.
 
         `torch.distributed.checkpoint` takes such a step to allocate the state of an optimizer
         without one, and changes neither parameters nor sums of gradients.
@@ -733,8 +746,11 @@ class FusedOptimizer(GradScalerMixin):
         return are_zero([local(param.grad) for param in params if param.grad is not None])
 
     @contextmanager
-    def _keeping_params(self) -> Generator[None]:
-        """Restore all parameters after the block: some rules decay them at a rate of 0, too."""
+    def _restore_params(self) -> Generator[None]:
+        """Return a context manager that restores all parameters after the block.
+
+        Some rules decay parameters at a rate of 0, too.
+        """
         params = params_of(self.param_groups)
         values = [param.detach().clone() for param in params]
         yield
@@ -748,7 +764,7 @@ class FusedOptimizer(GradScalerMixin):
         With `gradients="flat"` gradients become 0 and stay in their buffers in both cases.
 
         Args:
-            set_to_none: Whether gradients become None.
+            set_to_none: True if gradients become None.
         """
         flat = self.step_cache.flat
         if flat is None and set_to_none and is_dynamo_compiling():
@@ -763,46 +779,47 @@ class FusedOptimizer(GradScalerMixin):
 
     @untraced
     def _clear(self, flat: FlatGradients) -> None:
+        """Set flat gradients to 0 in place, after a rebuild if other parameters are frozen."""
         if not flat.stands():
             self._flatten()
         cast("FlatGradients", self.step_cache.flat).clear()
 
     def _flatten(self) -> None:
-        """Move the gradients of all trainable parameters into a few buffers."""
+        """Move the gradients of all trainable parameters into new buffers, in place."""
         with importing:
             from thalweg.optim.flat_gradients import FlatGradients
         self.step_cache.flat = FlatGradients(params_of(self.param_groups))
         self.step_cache.rebind_target = None
 
     def _hooks_for(
-        self, part: ParamState, params: list[Tensor], places: list[int]
+        self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> ParamGroupAdapter:
         """Return the adapter of a step over all parameters."""
         raise NotImplementedError
 
     def _try_replay(self, has_sums: bool = False) -> bool:
-        """Take the step before again in one call, as soon as it is planned; False if it cannot."""
+        """Plan the replay if due, and replay the step in one call; return False if impossible."""
         cache = self.step_cache
         if cache.due_adapters or cache.changes.needs_plan:
             adapters, cache.due_adapters = cache.due_adapters, ()
             with importing:
                 from thalweg.optim.replay import ReplayedStep
-            kind = ReplayedStep if cache.diagnosing is None else cache.diagnosing.step_between()
+            kind = ReplayedStep if cache.diagnosing is None else cache.diagnosing.replay_class()
             replay = self._plan_with_absent(kind) if cache.changes.needs_plan else None
             cache.changes.needs_plan = False
             cache.replay = kind.of(self, adapters) if replay is None and adapters else replay
         return cache.replay is not None and cache.replay.take(self, has_sums)
 
     def is_torchs_group(self, group: Group) -> bool:
-        """Return whether options of a group leave the step to torch."""
+        """Return True if options of a group leave the step to torch."""
         return False
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
-        """Return a step that may lack the gradients of some parameters, or None."""
+        """Return a replayable step in which gradients may be absent, or None."""
         return None
 
     def _try_rebind(self) -> bool:
-        """Take the step before again, with other gradients or changed rates; False if it cannot."""
+        """Take the last step again with new gradients or rates; return False if impossible."""
         cache = self.step_cache
         if cache.rebind_target is None:
             return False
@@ -817,11 +834,13 @@ class FusedOptimizer(GradScalerMixin):
         if len(params) != len(places):
             return False
         gradients = [param.grad for param in params]
-        if any(map(is_, gradients, itertools.repeat(None))) or not self._is_of(part, gradients):
+        if any(map(is_, gradients, itertools.repeat(None))) or not self._updates_all(
+            part, gradients
+        ):
             return False
         hooks = self._hooks_for(part, params, places)
         report, unscaling = GradientReport(), self.unscaling()
-        hooks.ending = self._ending(report)
+        hooks.ending = self._end_calls(report)
         if not hooks.repeats:
             return False
         transforms = NOTHING
@@ -846,12 +865,12 @@ class FusedOptimizer(GradScalerMixin):
         """Return the rules of all groups."""
         raise NotImplementedError
 
-    def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Return whether a part still updates all groups, given these gradients."""
+    def _updates_all(self, part: ParamState, gradients: Sequence[object]) -> bool:
+        """Return True if a part still updates all groups, given these gradients."""
         return True
 
     def _keep_rebind_target(self, part: ParamState, places: Sequence[int]) -> None:
-        """Keep the part that updated all groups for `_try_rebind`; drop an earlier one."""
+        """Store the part that updated all groups for `_try_rebind`, or clear an earlier one."""
         cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)
         cache.rebind_target = None
@@ -860,6 +879,7 @@ class FusedOptimizer(GradScalerMixin):
             cache.rebind_target = (part, list(places))
 
     def _check_alone(self) -> None:
+        """Raise FailedPreconditionError in a strategy of several replicas."""
         count = replicas()
         if count > 1:
             raise FailedPreconditionError(
@@ -871,7 +891,7 @@ class FusedOptimizer(GradScalerMixin):
             )
 
     def _apply_alone(self, param: Tensor) -> None:
-        """Update a parameter in the course of the backward pass."""
+        """Update one parameter during the backward pass."""
         cache = self.step_cache
         cache.progress = ()
         try:
@@ -880,12 +900,12 @@ class FusedOptimizer(GradScalerMixin):
                 self.check_not_swapped(_SWAPPED_STEP)
                 self._take_step(cache.single_param_states.setdefault(id(param), {}), param)
         except BaseException as error:
-            self._say(error)
+            self._add_progress_note(error)
             raise
 
     def _end_step(self) -> None:
-        """Count a step whose gradients were applied as they came."""
-        run(self._ending(GradientReport()))
+        """Count a step after gradients were applied during the backward pass."""
+        run(self._end_calls(GradientReport()))
 
     @property
     def last_step(self) -> LastStep | None:
@@ -914,7 +934,7 @@ class FusedOptimizer(GradScalerMixin):
         return None if diagnosing is None else diagnosing.table()
 
     def swapped(self) -> AbstractContextManager[None]:
-        """Have parameters be their averages in a `with` block, to evaluate or to save a model.
+        """Return a context manager in which parameters are their averages, to evaluate or save.
 
         Raises:
             InvalidArgumentError: There are no averages: the constructor was given no `ema_decay`.
@@ -929,9 +949,9 @@ class FusedOptimizer(GradScalerMixin):
         return swapped(self)
 
     def _accumulate_gradients(self, is_allocating: bool) -> bool:
-        """Add gradients to their sums, where passes are summed up; True if a step is due.
+        """Add gradients to their sums in place; return True if a step is due.
 
-        A step that allocates the state is due.
+        Without accumulation, and to allocate the state, a step is always due.
         """
         cache, passes = self.step_cache, self.step_options.accumulate
         if passes == 1:
@@ -945,7 +965,7 @@ class FusedOptimizer(GradScalerMixin):
                 unscaling=cast("float | None", self.unscaling()),  # no device decides on sums
                 sum_in_float32=self.step_options.of(Accumulation).wide_sums
                 or self.step_options.kinds.masters,
-                report_count=self._waiting,
+                report_count=self._report_waiting,
             )
         if count < passes and not is_allocating:
             return False
@@ -954,14 +974,14 @@ class FusedOptimizer(GradScalerMixin):
             run(clearing_sums(self.param_groups, self.state))
         return bool(cache.sums)
 
-    def _waiting(self, count: int) -> Call:
-        """Return a call that records the number of gradients in the sums."""
+    def _report_waiting(self, count: int) -> Call:
+        """Return a call that records, as the last step, that `count` gradients are summed up."""
         reason = f"{count} of {self.step_options.accumulate} gradients are summed up"
         report = LastStep(False, reason, self.step_cache.count)
         return partial(vars(self.step_cache).update, {"last_step": report, "is_folded": True})
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradients or accumulated sums of parameters, None where there is none."""
+        """Return the gradient, or accumulated sum, of each parameter; None without one."""
         sums = self.step_cache.sums
         if sums is None:
             return [param.grad for param in params]
@@ -969,17 +989,17 @@ class FusedOptimizer(GradScalerMixin):
         if self.step_options.kinds.masters:
             return gradients
         pairs = zip(gradients, params, strict=True)
-        return [grad if grad is None else self._narrowed(grad, param) for grad, param in pairs]
+        return [grad if grad is None else self._round_sum(grad, param) for grad, param in pairs]
 
-    def _narrowed(self, grad: Tensor, param: Tensor) -> Tensor:
-        """Return a sum of gradients in the parameter's dtype."""
+    def _round_sum(self, grad: Tensor, param: Tensor) -> Tensor:
+        """Return an accumulated sum in the dtype of the parameter."""
         if self.step_options.clips and grad.is_sparse and grad.dtype != param.dtype:
             # Duplicates are summed before the rounding.
             grad = summed(grad, grad.dtype, *titles_of([param]))
         return grad.to(param.dtype)
 
-    def _say(self, error: BaseException) -> None:
-        """Add a note to an error of a step: what was done, and what stays in the state."""
+    def _add_progress_note(self, error: BaseException) -> None:
+        """Add a note to an error of a step: completed parts, and gradients left in the state."""
         cache = self.step_cache
         if cache.progress:
             add_note(error, cache.progress)
@@ -992,10 +1012,8 @@ class FusedOptimizer(GradScalerMixin):
             elif cache.is_folded:
                 error.add_note(_FOLDED)
 
-    def _ending(self, grad_report: GradientReport) -> list[Call]:
-        """Return calls that record, with a step, that it was taken or that a device has decided on
-        it.
-        """
+    def _end_calls(self, grad_report: GradientReport) -> list[Call]:
+        """Return calls, run with the writes, that record a step as taken or decided by a device."""
         cache = self.step_cache
         updates: dict[str, Any] = {"report": grad_report, "has_applied_grads": False}
         updates["last_apply_flag"] = cache.apply_flag
@@ -1019,17 +1037,17 @@ class FusedOptimizer(GradScalerMixin):
         return [*calls, partial(vars(cache).update, updates)]
 
     def clearing_sums(self) -> list[Call]:
-        """Return calls that clear the sums, with a step that uses them."""
+        """Return calls that clear the accumulated gradients."""
         calls = clearing_sums(self.param_groups, self.state)
         return [*calls, partial(vars(self.step_cache).update, {"sums": None})]
 
-    def _ending_alone(self, param: Tensor) -> list[Call]:
-        """Return calls that end the step of one parameter in the course of the backward pass."""
+    def _end_calls_of(self, param: Tensor) -> list[Call]:
+        """Return calls that end the update of one parameter during the backward pass."""
         mark_applied = partial(vars(self.step_cache).__setitem__, "has_applied_grads", True)
         return [mark_applied, partial(setattr, param, "grad", None)]
 
     def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
-        """Take a step with what is kept of the parameters, or with one of them alone."""
+        """Take a step of all parameters, or of one of them; `parts` has the state of each rule."""
         raise NotImplementedError
 
 
@@ -1037,7 +1055,7 @@ _COPIED_ATTRIBUTES = ("step_options", "_step_supports_amp_scaling")
 
 
 def _check_accumulation(flat: FlatBuffer, title: str) -> None:
-    """Raise an error if calls of `step` are counted that each update a part of the model.
+    """Raise InvalidArgumentError if each call of `step` updates another part of the model.
 
     Args:
         flat: The flat buffer.

@@ -45,7 +45,7 @@ from thalweg.optim.state_mismatch import (
     StateEntrySpec,
     are_numbers,
     state_mismatches,
-    sum_of,
+    sum_spec,
 )
 from thalweg.optim.step_adapter import TorchStepAdapter, UpdatePairs
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
@@ -57,7 +57,7 @@ NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class _Share(NamedTuple):
-    """Gradients and parameters that one rule updates in a step."""
+    """Update share of one rule: (gradient, parameter) pairs, and their group indices."""
 
     pairs: list[tuple[Tensor, Tensor]]
     places: list[int]
@@ -116,7 +116,7 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
-        """Return the signature of torch's class, without options."""
+        """Return the signature of the torch class, without options."""
         return inspect.signature(cls._torch, eval_str=True)
 
     def __init__(self, *args: Any, **keywords: object) -> None:
@@ -145,6 +145,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             self.state.clear()
 
     def _complete(self) -> None:
+        """Normalize and validate the last group; raise if options do not support it."""
         group, place = self.param_groups[-1], len(self.param_groups) - 1
         kind = self._kind_of(group)
         if group.get("layout") is not None:
@@ -175,24 +176,25 @@ class FusedTorchOptimizer(FusedOptimizer):
         self._check_kept(group)
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
+        """Raise if a group has options that a step would ignore, or lacks one."""
         check_options_held(group)
         super()._check_options(group, place, complete)
         if complete and (kind := self._kind_of(group))._common:
             self._check_common(kind, group, place)
 
     def _check_common(self, kind: type[FusedTorchOptimizer], group: Group, place: int) -> None:
-        """Raise if a group differs from others of its class in an option they have in common."""
+        """Raise if a group differs from others of its class in an option they must share."""
         for index, other_group in enumerate(self.param_groups):
             if self._kind_of(other_group) is not kind:
                 continue
             if kind._common:
                 check_options_held(other_group)
-            if problem := kind._uncommon(group, place, other_group, index):
+            if problem := kind._describe_difference(group, place, other_group, index):
                 raise InvalidArgumentError(f"{problem}.")
 
     @classmethod
-    def _uncommon(cls, group: Group, place: int, other_group: Group, index: int) -> str:
-        """Return how two groups differ in an option that groups of the class have in common."""
+    def _describe_difference(cls, group: Group, place: int, other_group: Group, index: int) -> str:
+        """Return how two groups differ in a shared option; "" if they agree."""
         for name in (name for name in cls._common if other_group.get(name) != group.get(name)):
             return (
                 f"{name} of group {place} is {show_value(group.get(name))}, and of group {index}"
@@ -201,10 +203,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         return ""
 
     def _unfit_groups(self, groups: Sequence[Group]) -> list[str]:
-        """Return how groups differ in options that those of their class have in common."""
+        """Return how groups differ in options that those of their class must share; [] if not."""
         firsts: dict[type[FusedTorchOptimizer], int] = {}
         problems = [
-            kind._uncommon(group, place, groups[first], first)
+            kind._describe_difference(group, place, groups[first], first)
             for place, group in enumerate(groups)
             if (kind := self._kind_of(group))._common
             and (first := firsts.setdefault(kind, place)) != place
@@ -217,51 +219,55 @@ class FusedTorchOptimizer(FusedOptimizer):
         raise NotImplementedError
 
     def base_rule(self, group: Group, param: Tensor) -> Rule:
-        """Return the rule that updates a parameter of a group."""
+        """Return the rule that updates a parameter of a group, without options."""
         choose = self._kind_of(group)._rule_by_shape
         return self._choose_rule(group) if choose is None else choose(group, param)
 
     def wrapped_rule(self, group: Group, param: Tensor) -> Rule:
-        """Return the rule of a parameter with the options around it."""
+        """Return the rule of a parameter, wrapped by the options around an update."""
         return self.step_options.rule(self.base_rule(group, param))
 
     def rule_of(self, group: Group) -> Rule:
+        """Return the rule of a group, wrapped by the options around an update."""
         return self.step_options.rule(self._choose_rule(group))
 
     def _rules_of(self, group: Group) -> set[Rule]:
-        """Return the rules that update parameters of a group."""
+        """Return the rules that update parameters of a group, without options."""
         if self._kind_of(group)._rule_by_shape is None or not group["params"]:
             return {self._choose_rule(group)}
         return {self.base_rule(group, param) for param in group["params"]}
 
     def rules_around(self, group: Group) -> set[Rule]:
-        """Return the rules of a group with the options around them."""
+        """Return the rules of a group, wrapped by the options around an update."""
         return set(map(self.step_options.rule, self._rules_of(group)))
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
         """Return the class that defines the options and state of a group."""
         return type(self)
 
-    def _starts_of(self, group: Group) -> Entries:
+    def _initials_of_group(self, group: Group) -> Entries:
         """Return the initial state of a group's parameters, where the rule cannot define it."""
         return {}
 
     @staticmethod
-    def _starts_beside(param: Tensor) -> Entries:
-        """Return the initial state of a single parameter, where it depends on its shape."""
+    def _initials_of_param(param: Tensor) -> Entries:
+        """Return the initial state of one parameter that depends on its shape."""
         return {}
 
-    def _starts(self, params: Sequence[Tensor], places: Sequence[int]) -> dict[int, Entries]:
-        """Return the initial states by `id` of parameters, each with the place of its group."""
-        self._tell_of_zeros(params, places)
-        starts = list(map(self._starts_of, self.param_groups))
+    def _initial_entries(
+        self, params: Sequence[Tensor], places: Sequence[int]
+    ) -> dict[int, Entries]:
+        """Return {id(param): initial state}; `places` are group indices of the parameters."""
+        self._warn_of_zeros(params, places)
+        starts = list(map(self._initials_of_group, self.param_groups))
         kinds = list(map(self._kind_of, self.param_groups))
         return {
-            id(param): {**starts[place], **kinds[place]._starts_beside(param)}
+            id(param): {**starts[place], **kinds[place]._initials_of_param(param)}
             for param, place in zip(params, places, strict=True)
         }
 
     def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
+        """Take a step of all parameters, or of one; leave it to torch if an option demands that."""
         if any(map(self.is_torchs_group, self.param_groups)):
             return self._step_of_torch()
         shares = self._shares() if single_param is None else self._share_of(single_param)
@@ -271,13 +277,13 @@ class FusedTorchOptimizer(FusedOptimizer):
         return self._take_sub_steps(steps, single_param)
 
     def _take_sub_steps(self, steps: Sequence[_SubStep], single_param: Tensor | None) -> None:
-        """Take the sub-steps of all rules at once, or leave the step to torch."""
-        if not self._are_ours(steps):
+        """Take the sub-steps of all rules as one step, or leave the step to torch."""
+        if not self._supports_step(steps):
             return self._step_of_torch()
         report, options = GradientReport(), self.step_options
         # The last sub-step commits the writes of all others.
         steps[-1][0].ending = (
-            self._ending(report) if single_param is None else self._ending_alone(single_param)
+            self._end_calls(report) if single_param is None else self._end_calls_of(single_param)
         )
         make_transforms = partial(
             gradient_transforms, options, self.unscaling(), grad_report=report, is_torchs=True
@@ -296,7 +302,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return None
 
     def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
-        """Prepare to take a step again that was taken."""
+        """Record a step that was taken, so that it may be repeated or rebound."""
         if len(steps) == 1:
             hooks = steps[0][0]
             self._keep_rebind_target(hooks.part, hooks.places)
@@ -308,13 +314,13 @@ class FusedTorchOptimizer(FusedOptimizer):
             self.step_cache.changes.note_planned(gradients, trainable)
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
-        """Return the sub-step of a rule."""
+        """Return the sub-step of a rule over a share of parameters."""
         part = self.part_of(rule, share.places[0], parts)
         params = [param for _, param in share.pairs]
         return TorchStepAdapter(self, part, params, share.places), share.pairs
 
     def part_of(self, rule: Rule, place: int, parts: dict[Rule, ParamState]) -> ParamState:
-        """Return the state of a rule, for the class of a group; create it in `parts` if missing."""
+        """Return the state of a rule for the class of a group; create it in `parts` if missing."""
         if rule not in parts:
             # Options may have chosen other rules since the last step.
             for stale_rule in parts.keys() - self._rules():
@@ -325,24 +331,23 @@ class FusedTorchOptimizer(FusedOptimizer):
             parts[rule] = ParamState(rule, numbers, kind._has_python_scalars, kinds, blocks)
         return parts[rule]
 
-    def _are_ours(self, steps: Sequence[_SubStep]) -> bool:
-        """Return whether the engines support the whole step."""
+    def _supports_step(self, steps: Sequence[_SubStep]) -> bool:
+        """Return True if the engines support the whole step."""
         new_steps = [step for step in steps if not step[0].repeats]
         if not new_steps:
             return True
-        return all(map(self._fits, new_steps)) and not self._counts_in_common(steps)
+        return all(map(self._supports_sub_step, new_steps)) and not self._shares_counts(steps)
 
     def _write(
         self, steps: Sequence[_SubStep], make_transforms: Callable[..., GradientTransforms]
     ) -> tuple[list[BaseException], bool, bool]:
         """Execute the sub-steps; several of them commit together.
 
-        Returns:
-            What was raised after the writes, whether the step is the one before with other
-            gradients, and whether it was taken.
+        Returns: (errors raised after the writes, True if the last step was repeated with new
+        gradients, True if the step was taken).
 
         Raises:
-            _LeftToTorch: The step is torch's after all; nothing was written.
+            _LeftToTorch: Torch must take the step; nothing was written.
         """
         with no_grad():
             targets = [hooks.aim(pairs) for hooks, pairs in steps]
@@ -380,7 +385,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             batch.release_gradients()
 
     def _has_common_norm(self) -> bool:
-        """Return whether gradients of several rules are clipped, or judged, together."""
+        """Return True if gradients of several rules are clipped, or judged, together."""
         options = self.step_options
         return options.base_transforms.global_clipnorm is not None or options.judges
 
@@ -402,7 +407,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         was_rebound = plan is not None
         if plan is None:
             # A step that is not the one before is validated as a first one is.
-            if hooks.repeats and not self._fits(step):
+            if hooks.repeats and not self._supports_sub_step(step):
                 raise _LeftToTorch
             plan = plan_step(*plan_args)
         if plan is not None and hooks.gathered is not None:
@@ -410,6 +415,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return plan, was_rebound
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
+        """Return a replayable step in which gradients may be absent, or None."""
         options = self.step_options
         if options.accumulate > 1 or options.in_backward or options.kinds.device is not None:
             return None
@@ -423,14 +429,17 @@ class FusedTorchOptimizer(FusedOptimizer):
         return plan_with_absent(self, kind)
 
     def _hooks_for(
-        self, part: ParamState, params: list[Tensor], places: list[int]
+        self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> TorchStepAdapter:
+        """Return the adapter of a step over parameters; `places` are their group indices."""
         return TorchStepAdapter(self, part, params, places)
 
     def _rules(self) -> set[Rule]:
+        """Return the wrapped rules of all groups."""
         return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
-    def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
+    def _updates_all(self, part: ParamState, gradients: Sequence[object]) -> bool:
+        """Return True if a part still updates all groups, given these gradients."""
         if part.hold(self.param_groups):
             return True
         self._check_options_held()
@@ -441,14 +450,15 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _may_repeat(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Return whether a plan for such gradients may be rebound: all dense, or options unchanged.
+        """Return True if gradients may be bound to the last plan: all dense, or equal options.
 
-        Options of groups decide on those with rows; all else that `_fits` looks at plans look at.
+        The options of groups decide about sparse gradients; plans check everything else that
+        `_supports_sub_step` does.
         """
         return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
     def is_torchs_group(self, group: Group) -> bool:
-        """Return whether the options of a group need torch's own step."""
+        """Return True if the options of a group require the step of torch."""
         if group.get("capturable"):
             params = params_of(self.param_groups)
             if self.step_options.kinds.device or device_of(params) is None:
@@ -458,25 +468,29 @@ class FusedTorchOptimizer(FusedOptimizer):
         has_tensors = bool(group.get("foreach")) and any(isinstance(x, Tensor) for x in scalars)
         return bool(group.get("differentiable")) or (has_tensors and not group.get("capturable"))
 
-    def _counts_there(self) -> bool:
+    def _counts_on_device(self) -> bool:
+        """Return True if per-parameter numbers are on the GPU only."""
         kinds = map(self._kind_of, self.param_groups)
         if self.step_options.kinds.device or any(kind._has_python_scalars for kind in kinds):
             return False
-        if self.step_options.of(Unscaling).fused_unscale or self._asks("capturable"):
+        if self.step_options.of(Unscaling).fused_unscale or self._is_option_on("capturable"):
             return True
-        return "found_inf" in vars(self) and self._asks("fused")
+        return "found_inf" in vars(self) and self._is_option_on("fused")
 
-    def _asks(self, option: str) -> bool:
+    def _is_option_on(self, option: str) -> bool:
+        """Return True if a group has this option on."""
         return any(group.get(option) for group in self.param_groups)
 
-    def homes_of(self, params: Sequence[Tensor]) -> Homes:
-        homes = super().homes_of(params)
+    def scalar_devices(self, params: Sequence[Tensor]) -> Homes:
+        """Return (device that alone holds the numbers or None, device of the numbers otherwise)."""
+        homes = super().scalar_devices(params)
         is_on_device = not (is_host(params) or self.step_options.kinds.device)
-        if homes[0] is None and is_on_device and self._asks("fused"):
+        if homes[0] is None and is_on_device and self._is_option_on("fused"):
             return None, device_of(params) or CPU
         return homes
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
+        """Return True if parameters of a group have all entries of their state."""
         if not params:
             return True
         step = {STEP} if self._keeps_step(self._kind_of(group)) else set[str]()
@@ -489,11 +503,11 @@ class FusedTorchOptimizer(FusedOptimizer):
             for param in params
         )
 
-    def _fits(self, step: _SubStep) -> bool:
-        """Return whether the engines support a sub-step.
+    def _supports_sub_step(self, step: _SubStep) -> bool:
+        """Return True if the engines support a sub-step.
 
         Raises:
-            RuntimeError: The class takes no such gradients.
+            RuntimeError: The class rejects sparse, or dense, gradients.
         """
         hooks, pairs = step
         options = self.step_options
@@ -506,7 +520,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 return False
             if not kind._computes(param):
                 return False
-            if options.keeps_as_torch and not self._has_kind(group, param):
+            if options.keeps_as_torch and not self._has_slot_dtypes(group, param):
                 return False
         wide = options.kinds.masters and self.step_cache.sums is not None
         is_offloaded = options.kinds.device is not None
@@ -519,7 +533,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return engines_support(pairs, self.state, names, wide, anywhere, coded)
 
     def _has_no_torch_step(self) -> bool:
-        """Return whether the engines take the step on every device, because torch cannot."""
+        """Return True if the engines take the step on every device, because torch has no step."""
         return (
             bool(self.step_options)
             or self._is_unscaling()
@@ -528,14 +542,13 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _is_unscaling(self) -> bool:
-        """Return whether the step divides gradients by a scale, which torch's may ignore."""
+        """Return True if the step divides gradients by a scale, which torch's step may ignore."""
         return self.step_options.of(Unscaling).fused_unscale and self.unscaling() is not None
 
-    def _counts_in_common(self, steps: Sequence[_SubStep]) -> bool:
-        """Return whether two parameters share a state tensor of one number.
+    def _shares_counts(self, steps: Sequence[_SubStep]) -> bool:
+        """Return True if two parameters share a state tensor of one number.
 
-        Raises:
-            NotImplementedError: They have, and options ask for what torch does not do.
+        Raise NotImplementedError if options then need more than torch does.
         """
         scalars = {slot.name for hooks, _ in steps for slot in hooks.part.rule.scalar_slots}
         params = [param for _, pairs in steps for _, param in pairs]
@@ -549,8 +562,8 @@ class FusedTorchOptimizer(FusedOptimizer):
             )
         return shared_scalar is not None
 
-    def _has_kind(self, group: Group, param: Tensor) -> bool:
-        """Return whether the slots of a parameter have its dtype, or that of the rule."""
+    def _has_slot_dtypes(self, group: Group, param: Tensor) -> bool:
+        """Return True if the slots of a parameter have its dtype, or that of the rule."""
         entries = self.state.get(param, {})
         slots = [slot for slot in self.base_rule(group, param).slots if slot.shape is None]
         dtypes = {slot.name: slot.dtype or param.dtype for slot in slots if not slot.scalar}
@@ -562,18 +575,18 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @staticmethod
     def _computes(param: Tensor) -> bool:
-        """Return whether the class's rules support a parameter that engines support."""
+        """Return True if the rules of the class support a parameter that engines support."""
         return True
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
-        """Return whether the engines support sparse gradients of a group."""
+        """Return True if the engines support sparse gradients of a group."""
         return True
 
     def _shares(self, absent: Mapping[int, Tensor] = NO_GRADIENTS) -> dict[Rule, _Share]:
-        """Return for each rule the gradients and parameters that it updates.
+        """Return {rule: share} of all parameters with a gradient.
 
-        Parameters without a gradient take the one that `absent` has for their `id`.
+        Parameters without a gradient use `absent[id(param)]`, if present.
         """
         shares: dict[Rule, _Share] = {}
         for place, group in enumerate(self.param_groups):
@@ -593,7 +606,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _by_rule(
         self, group: Group, pairs: list[tuple[Tensor, Tensor]]
     ) -> Iterable[tuple[Rule, list[tuple[Tensor, Tensor]]]]:
-        """Return pairs of a rule and those gradients and parameters of a group that it updates."""
+        """Return (rule, [(gradient, parameter)]) for each rule of parameters of a group."""
         if self._kind_of(group)._rule_by_shape is None:
             return [(self._choose_rule(group), pairs)] if pairs else []
         pairs_by_rule: dict[Rule, list[tuple[Tensor, Tensor]]] = {}
@@ -602,7 +615,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return pairs_by_rule.items()
 
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
-        """Return the share of one parameter, by its rule."""
+        """Return {rule: share} of one parameter."""
         with importing:
             from thalweg.optim.step_in_backward import place_of
         place = cast("int", place_of(self, param))
@@ -610,7 +623,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
     def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, ScalarSpec]:
-        """Return the per-parameter numbers of a rule, by key of the state."""
+        """Return {state key: ScalarSpec} of the per-parameter numbers of a rule."""
         specs = {
             slot.name: ScalarSpec(
                 slot.initial,
@@ -624,9 +637,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return {**step, **specs} if self._keeps_step(kind) else specs
 
     def _keeps_step(self, kind: type[FusedTorchOptimizer]) -> bool:
-        """Return whether parameters have a step number, for the class of their group or for an
-        option.
-        """
+        """Return True if parameters have a step count, for their class or an option."""
         return kind._counts or self.step_options.counts
 
     def load_state_dict(
@@ -640,7 +651,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         Args:
             state_dict: A dict from `state_dict`.
             convert: If True, slots in another codec than here, or stored as numbers, are converted,
-                and a state with other random bits continues with the optimizer's own; states of
+                and a state with other random bits continues with those of the optimizer; states of
                 other packages are converted, too (see docs/migrate-optimizers.md). If False, they
                 raise.
             allow_loss: If True, parts of other packages without a counterpart are left out, with a
@@ -656,8 +667,9 @@ class FusedTorchOptimizer(FusedOptimizer):
             torch_load = without_dynamo(torch_class.load_state_dict)
             load(self, state_dict, partial(as_torch, load=torch_load), convert, allow_loss)
 
-    def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
-        reasons, rule = super()._strange_options(group), group.get("rule")
+    def _invalid_options(self, group: Mapping[str, object]) -> dict[str, str]:
+        """Return {option: reason} for options that a group may not have."""
+        reasons, rule = super()._invalid_options(group), group.get("rule")
         class_names = {ancestor.__name__ for ancestor in type(self).__mro__}
         is_other_class = isinstance(rule, str) and rule in KINDS and rule not in class_names
         if isinstance(rule, Rule) or is_other_class:
@@ -665,9 +677,11 @@ class FusedTorchOptimizer(FusedOptimizer):
         return reasons
 
     def _wanted_options(self, group: Group) -> Sequence[str]:
+        """Return the options of a group that a step reads."""
         return self._kind_of(group).read_options
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
+        """Return reasons why a step cannot be taken with the options of a group; [] if none."""
         unfit = super()._unfit_options(group, place)
         kind = self._kind_of(group)
         if not unfit and kind._of_matrices:
@@ -680,11 +694,11 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _unfit_state(
         self, group: Group, entries: object, param: Tensor, title: object, may_lack: bool = False
     ) -> list[str]:
-        """Return why no step could be taken with the state of a parameter of a group.
+        """Return reasons why no step could be taken with the state of a parameter; [] if none.
 
         With `may_lack`, slots that the next step creates may be missing.
         """
-        specs = {SUM: sum_of(param)}
+        specs = {SUM: sum_spec(param)}
         if isinstance(entries, Mapping) and entries.keys() <= {SUM}:  # there was none
             return state_mismatches(entries, specs, title)
         kind, rule = self._kind_of(group), self.base_rule(group, param)
@@ -729,10 +743,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         title: object,
         checked_keys: set[object],
     ) -> list[str]:
-        """Return why no step can be made of a group's options and a parameter's numbers.
+        """Return reasons why options and numbers of a parameter give no step; [] if none.
 
-        Functions of users are not called. Combinations in `checked_keys` were checked before; new
-        ones are added.
+        Functions of users are not called. Combinations in `checked_keys` are skipped; new ones are
+        added.
         """
         rule = self.wrapped_rule(group, param)
         numbers = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}
@@ -754,13 +768,13 @@ class FusedTorchOptimizer(FusedOptimizer):
         return []
 
     def show_numbers(self, group: Group) -> str:
-        """Return the numbers among a group's options, for messages."""
+        """Return the numbers among a group's options as text for messages."""
         flags = self._kind_of(group)._flags
         names = [name for name in self._wanted_options(group) if name not in flags]
         return ", ".join(f"{name}={show_value(group.get(name))}" for name in names)
 
     def _step_of_torch(self) -> None:
-        """Take the step with torch's own code; raise if options forbid it."""
+        """Take the step with the code of torch; raise if options forbid it."""
         self.check_flat_buffers(self.param_groups)
         if self.step_options or self._is_unscaling():
             self._raise_unsupported()
@@ -778,7 +792,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             from thalweg.optim.torch_fallback import whole
         with whole(self), host_allocations():
             step(self)
-        run(self._ending(GradientReport()))
+        run(self._end_calls(GradientReport()))
 
     def _raise_unsupported(self) -> None:
         """Raise the reason why a step with options cannot be left to torch."""

@@ -25,32 +25,35 @@ _ON_THE_HOST: Homes = (None, CPU)
 
 
 class GradScalerMixin:
-    """The part of an optimizer that a scaler speaks to, by the attributes that it sets."""
+    """Support of `torch.amp.GradScaler`, which sets attributes of the optimizer."""
 
     param_groups: list[Group]
     step_options: StepOptions
     step_cache: Any
 
-    def homes_of(self, params: Sequence[Tensor]) -> Homes:
-        """Return the device that alone holds the numbers, or None, and the device of the host."""
-        if is_host(params) or not self._counts_there():
+    def scalar_devices(self, params: Sequence[Tensor]) -> Homes:
+        """Return (device that alone holds the numbers or None, device of the numbers otherwise)."""
+        if is_host(params) or not self._counts_on_device():
             return _ON_THE_HOST
         return device_of(params), CPU
 
-    def _counts_there(self) -> bool:
-        """Return whether per-parameter numbers are on the GPU only."""
+    def _counts_on_device(self) -> bool:
+        """Return True if per-parameter numbers are on the GPU only."""
         return self.step_options.of(Unscaling).fused_unscale
 
     def _found_finite(self) -> Tensor | None:
-        """Return whether `torch.amp.GradScaler` has the step taken, where a device is to decide on
-        it.
+        """Return a bool tensor on a device, True if the gradients have no overflow.
 
-        None leaves it to the host: where nothing is to be decided, and where a step makes state,
-        has constraints, or adds up gradients.
+        Return None if the host decides: if there is no scaler, or if a step makes state, has
+        constraints, or accumulates gradients.
         """
         found_inf = vars(self).get("found_inf")
         options = self.step_options
-        if not isinstance(found_inf, Tensor) or is_host([found_inf]) or not self._counts_there():
+        if (
+            not isinstance(found_inf, Tensor)
+            or is_host([found_inf])
+            or not self._counts_on_device()
+        ):
             return None
         groups = self.param_groups
         param_lists = [[p for p in group["params"] if p.grad is not None] for group in groups]
@@ -63,7 +66,7 @@ class GradScalerMixin:
         return found_inf.detach().reshape(()) == 0 if has_state else None
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
-        """Return whether parameters of a group have all their state."""
+        """Return True if parameters of a group have all entries of their state."""
         raise NotImplementedError
 
     def _skip_overflowed_step(self) -> bool:
@@ -81,9 +84,9 @@ class GradScalerMixin:
         return True
 
     def unscaling(self) -> float | Tensor | None:
-        """Return the first factor of gradients, for `torch.amp.GradScaler`.
+        """Return the factor that unscales gradients for `torch.amp.GradScaler`, or None.
 
-        A tensor where a device decides on the step.
+        A tensor if a device decides on the step.
         """
         scale = vars(self).get("grad_scale")
         if scale is None or self.step_cache.sums is not None:  # the sums are unscaled
@@ -99,15 +102,16 @@ def forget_scale(optimizer: object) -> None:
         vars(optimizer).pop(name, None)
 
 
-def said_once(step: Callable[..., object]) -> Callable[..., Any]:
-    """Return a step that notes its progress on errors and then forgets the scaler's attributes.
+def annotate_errors(step: Callable[..., object]) -> Callable[..., Any]:
+    """Return a step function that adds progress notes to errors and clears the scaler's attributes.
 
-    `torch.amp.GradScaler` takes that back after a step that succeeds alone, and multiplies a scale
-    that it finds by its own.
+    `torch.amp.GradScaler` clears them after a successful step alone, and would multiply a remaining
+    scale by its new one.
     """
 
     @wraps(step)
     def taken(optimizer: Any, closure: Callable[[], object] | None = None) -> Any:
+        """Take a step; on errors, add notes and clear the attributes of the scaler."""
         cache = optimizer.step_cache
         cache.progress, cache.is_folded, total = (), False, cache.total
         try:
@@ -117,7 +121,7 @@ def said_once(step: Callable[..., object]) -> Callable[..., Any]:
             if cache.total != total and not cache.progress:
                 cache.progress = (f"{TAKEN}.",)
             forget_scale(optimizer)
-            optimizer._say(error)
+            optimizer._add_progress_note(error)
             raise
 
     return taken

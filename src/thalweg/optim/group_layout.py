@@ -1,4 +1,4 @@
-"""The matrix layout of a group of parameters, from its options `layout` and `heads`."""
+"""Matrix layout of a group of parameters, from its options `layout` and `heads`."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ LAST_BETA = "last_beta"
 
 
 class Options:
-    """The options of a group as they are now.
+    """Snapshot of the options of a group.
 
     Args:
         group: The group.
@@ -49,8 +49,8 @@ class Options:
 
     Attributes:
         lists: The pairs of the group that are lists.
-        entries: The keys of the group whose value is a float, or a tuple of floats, that the rule
-            reads; for each the names of the hyperparameters.
+        entries: Keys of the group with a float, or a tuple of floats, that the rule reads; for each
+            the names of the hyperparameters.
     """
 
     def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, object]) -> None:
@@ -59,12 +59,12 @@ class Options:
         self.lists = pairs
         # An item of a list can be replaced, so that copies are compared.
         self._lists = [(pair, [*pair]) for pair in pairs]
-        options = {**fixed, **named(group, rule)}
+        options = {**fixed, **hypers_by_name(group, rule)}
         self._hypers = {hyper.name: options.get(hyper.name, hyper.default) for hyper in rule.hypers}
         # A schedule writes to tensors and arrays in place, so that their identity says nothing.
         kinds = (Tensor, np.ndarray)
         self._moving = [name for name, hyper in self._hypers.items() if isinstance(hyper, kinds)]
-        self._numbers = {name: _checked(name, hyper) for name, hyper in self._hypers.items()}
+        self._numbers = {name: _as_float(name, hyper) for name, hyper in self._hypers.items()}
         self._prepare_names = _arguments_of(rule.prepare)
         self.entries = _number_entries(group, self._hypers)
 
@@ -76,6 +76,7 @@ class Options:
         return not self._lists or self._are_lists_alike()
 
     def _are_lists_alike(self) -> bool:
+        """Return True if lists among the options still have the same elements."""
         return all(len(x) == len(former) and all(map(is_, x, former)) for x, former in self._lists)
 
     @property
@@ -92,7 +93,7 @@ class Options:
         return rate if self._moving == ["learning_rate"] else None
 
     def hold_beside_rate(self, group: Group) -> bool:
-        """Return True if a group still has these options, whatever its `lr`."""
+        """Return True if a group still has these options, except for `lr`."""
         names, snapshot = self._names, self._snapshot
         return (
             list(group) == names
@@ -104,9 +105,9 @@ class Options:
         )
 
     def with_rate(self, group: Group) -> Options | None:
-        """Return the options of a group that differs in `lr` alone, or None if more differs.
+        """Return the options of a group that differs in `lr` alone; None if more differs.
 
-        The rate is a float of usual size.
+        The rate must be a float of usual size.
         """
         rate: Any = group.get("lr")
         if type(rate) not in FLOAT_CLASSES or not -MOST_READ < rate < MOST_READ or self._moving:
@@ -120,7 +121,7 @@ class Options:
         return options
 
     def check_memory(self) -> None:
-        """Raise if a hyperparameter is a tensor whose storage was cut.
+        """Raise if a hyperparameter is a tensor with freed storage.
 
         Raises:
             LayoutError: Names it.
@@ -134,17 +135,13 @@ class Options:
         return dict(self._hypers)
 
     def given_to_prepare(self, overrides: Mapping[str, object]) -> dict[str, Any]:
-        """Return the arguments of the rule's `prepare` by name: those in `overrides`, else
-        hyperparameters.
-        """
+        """Return arguments of the rule's `prepare` by name: `overrides`, else hyperparameters."""
         hypers = self._hypers
         names = self._prepare_names
         return {name: overrides[name] if name in overrides else hypers[name] for name in names}
 
     def numbers(self, keeps_tensor: Callable[[Any], bool]) -> dict[str, Any]:
-        """Return the hyperparameters as arguments of formulas; tensors that `keeps_tensor` accepts
-        stay.
-        """
+        """Return the hyperparameters as floats, except tensors that `keeps_tensor` accepts."""
         if self._moving:
             moving = {name: self._hypers[name] for name in self._moving}
             moving = {name: x if keeps_tensor(x) else number(x) for name, x in moving.items()}
@@ -153,7 +150,7 @@ class Options:
 
 
 def as_options(hypers: Mapping[str, object]) -> Group:
-    """Return hyperparameters under the names that groups use."""
+    """Return hyperparameters under the keys of groups: `lr`, `betas`, `eps`."""
     pairs: Group = {}
     remaining = dict(hypers)
     for key in PAIRS:
@@ -170,7 +167,7 @@ def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
         InvalidTypeError: One is no number; names it.
         InvalidArgumentError: One is NaN, or a tensor with a shape.
     """
-    options = named(group, rule)
+    options = hypers_by_name(group, rule)
     hypers = {hyper.name: options.get(hyper.name, hyper.default) for hyper in rule.hypers}
     for name, value in hypers.items():
         check_scalar(title_of(name), value, "number or a tensor of shape ()")
@@ -178,13 +175,13 @@ def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
 
 
 def members_of(key: str, hypers: Container[str]) -> tuple[str, ...]:
-    """Return the hyperparameters that stand in a group as one option, of a rule that has these."""
+    """Return the hyperparameters, among `hypers`, that a group stores under one key, as `betas`."""
     names = PAIRS[key]
     return (*names, LAST_BETA) if key == "betas" and LAST_BETA in hypers else names
 
 
 def number(value: Any) -> float:
-    """Return a number out of a tensor of one element, too.
+    """Return a number or tensor of one element as a float.
 
     Raises:
         LayoutError: Its storage was cut.
@@ -199,7 +196,7 @@ def number(value: Any) -> float:
 
 
 def tensors_in(options: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that options are or hold, but for parameters, each with its option."""
+    """Yield (option, tensor) for all tensors in options, except parameters."""
     for name, value in options.items():
         items: Any = value.values() if isinstance(value, dict) else value
         if name == "params" or not isinstance(value, Tensor | list | tuple | dict):
@@ -210,7 +207,7 @@ def tensors_in(options: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_options_held(options: Mapping[str, object]) -> None:
-    """Raise if an option is a tensor whose storage was cut, before anything reads it.
+    """Raise if an option is a tensor with freed storage, before anything reads it.
 
     Raises:
         LayoutError: Names the first.
@@ -224,7 +221,8 @@ def title_of(name: str) -> str:
     return next((key for key, hyper_name in _NAMES.items() if hyper_name == name), name)
 
 
-def _checked(name: str, value: object) -> float:
+def _as_float(name: str, value: object) -> float:
+    """Return a hyperparameter as a float; raise InvalidTypeError if not a number."""
     check_size(title_of(name), value)
     try:
         # `float` would parse strings.
@@ -243,7 +241,7 @@ def _arguments_of(prepare: Callable[..., object] | None) -> tuple[str, ...]:
 
 
 def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Return the keys of a group's float entries, with the names of their hyperparameters."""
+    """Return {key: hyperparameter names} of a group's float entries."""
     entries: dict[str, tuple[str, ...]] = {}
     for key, value in group.items():
         names = members_of(key, hypers) if key in PAIRS else (_NAMES.get(key, key),)
@@ -254,19 +252,19 @@ def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[st
     return {key: names for key, names in entries.items() if all(counts[n] == 1 for n in names)}
 
 
-def named(
+def hypers_by_name(
     group: Mapping[str, Any], rule: Rule | None = None, hyper_names: Container[str] = ()
 ) -> dict[str, Any]:
-    """Return the options of a group under the names that rules use.
+    """Return the options of a group under the hyperparameter names that rules use.
 
     Args:
         group: The group.
-        rule: Optional. What it does not read is the user's, whatever it is: `learning_rate` beside
-            `lr`, or a pair.
+        rule: Optional. Options that the rule does not read belong to the user and are not
+            converted, such as `learning_rate` beside `lr`.
         hyper_names: Without a rule, the names of the hyperparameters there are.
 
     Raises:
-        InvalidTypeError: What is to be a pair is none; names it.
+        InvalidTypeError: An option such as `betas` is not a pair; names it.
     """
     hypers: dict[str, Any] = {}
     read = group

@@ -1,4 +1,4 @@
-"""`matrix_layouts`: for each parameter of a model its matrices, or that AdamW updates it."""
+"""`matrix_layouts`: for each parameter of a model, its matrices or AdamW."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ParamLayout(NamedTuple):
         name: Its name, as `named_parameters()` has it.
         shape: Its shape.
         layout: Its matrices, or None if AdamW updates it.
-        reason: What decided: the module class and what its forward pass does.
+        reason: Reason of the decision: the module class and the use of outputs in the forward pass.
     """
 
     name: str
@@ -119,18 +119,19 @@ def matrix_layouts(
     output: Iterable[str] | str | None = None,
     inputs: Any = None,
 ) -> MatrixLayouts:
-    """Return for each parameter of a model the matrices that it holds, or that AdamW updates it.
+    """Return the decision for each parameter of a model: its matrix layout, or AdamW.
 
     The forward pass of the model decides. It runs once on the CPU, on a copy without memory for
     weights, and shows how each weight multiplies and where its outputs are divided. AdamW updates
-    embeddings, output layers, routers, norms, vectors, and what multiplies nothing.
+    embeddings, output layers, routers, norms, vectors, and weights that no product uses.
 
     Args:
         module: The model. It does not change, and may be on any device, "meta" included.
         layouts: Layouts by name or pattern of parameters, such as `{"*.qkv.weight": "rows=3"}`,
             which replace decisions; "AdamW" says that AdamW updates a parameter.
         output: The parameters of the output layer, by name or pattern; () for none. None takes
-            those of `get_output_embeddings()`, or else what computes the result of the model.
+            those of `get_output_embeddings()`, or else the layer that computes the result of the
+            model.
         inputs: The inputs of the forward pass: a tuple of arguments, a dict of keyword arguments or
             one argument. None makes them from the model's signature.
 
@@ -159,10 +160,10 @@ class _Decisions(Iterable[ParamLayout]):
     ) -> None:
         self._module = module
         self._params = ModuleParams(module)
-        self._named_layouts = _checked(layouts, self._params)
+        self._named_layouts = _layouts_by_name(layouts, self._params)
         self._run = DryRun(module, inputs)
         ends = output_ids(module, self._params, output)
-        self._ends = self._returned() if ends is None else ends
+        self._ends = self._returned_ids() if ends is None else ends
         if ends is None and self._run.error is not None:
             raise InvalidArgumentError(
                 f"Nothing says which parameters of {type(module).__name__} are those of its output"
@@ -173,6 +174,7 @@ class _Decisions(Iterable[ParamLayout]):
         self._bases = dict(module.named_parameters(remove_duplicate=False))
 
     def __iter__(self) -> Iterator[ParamLayout]:
+        """Yield all decisions; raise InvalidArgumentError if a parameter is undecided."""
         undecided: list[tuple[str, Tensor, str]] = []
         decisions: list[ParamLayout] = []
         for name, param in self._params.named_params:
@@ -183,18 +185,20 @@ class _Decisions(Iterable[ParamLayout]):
                 continue
             decisions.append(ParamLayout(name, tuple(param.shape), layout, reason))
         if undecided:
-            raise self._undecided(undecided)
+            raise self._undecided_error(undecided)
         return iter(decisions)
 
     def _failure(self) -> str:
+        """Return a sentence about the error that ended the forward pass; "" if none."""
         error = self._run.error
         return f" The forward pass ended with {type(error).__name__}: {error}" if error else ""
 
-    def _returned(self) -> set[int]:
-        """Return the `id` of each weight whose outputs the model returns and nothing else takes."""
+    def _returned_ids(self) -> set[int]:
+        """Return `id`s of weights with outputs that the model returns and no function takes."""
         return {key for key, use in self._run.uses.items() if use.is_output}
 
     def _decide(self, name: str, param: Tensor) -> tuple[MatrixLayout | None, str]:
+        """Return (layout or None for AdamW, reason); raise UndecidedError."""
         if name in self._named_layouts:
             return self._named_layouts[name], "layouts="
         owners = self._params.owners[id(param)]
@@ -218,6 +222,7 @@ class _Decisions(Iterable[ParamLayout]):
     def _by_use(
         self, name: str, param: Tensor, use: WeightUse | None
     ) -> tuple[MatrixLayout | None, str]:
+        """Return (layout or None for AdamW, reason) by the use in the forward pass."""
         if use is None:
             raise UndecidedError("it is not a parameter of the model that runs")
         if use.is_lookup_table:
@@ -237,15 +242,17 @@ class _Decisions(Iterable[ParamLayout]):
             if not all(is_whole_by_source(self._module, name, owner) for owner in owners):
                 raise
             return MatrixLayout(), "the source of the forward pass divides no outputs"
-        return layout, _described(layout, len(layout.blocks(param.shape)))
+        return layout, _describe_blocks(layout, len(layout.blocks(param.shape)))
 
     def _base_layout(self, name: str) -> MatrixLayout:
+        """Return the layout of the weight that an adapter is added to."""
         use = self._run.uses.get(id(self._bases.get(name)))
         if use is None:
             raise UndecidedError("the weight that the adapter is added to was not found")
         return use.layout()
 
-    def _undecided(self, undecided: Sequence[tuple[str, Tensor, str]]) -> Exception:
+    def _undecided_error(self, undecided: Sequence[tuple[str, Tensor, str]]) -> Exception:
+        """Return the error about undecided parameters, (name, parameter, reason) each."""
         name, param, reason = undecided[0]
         owner = type(self._params.owners[id(param)][0]).__name__
         tail = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""
@@ -258,16 +265,19 @@ class _Decisions(Iterable[ParamLayout]):
         )
 
 
-def _described(layout: MatrixLayout, block_count: int) -> str:
-    """Return in words how outputs are divided."""
+def _describe_blocks(layout: MatrixLayout, block_count: int) -> str:
+    """Return a phrase about the division of outputs into blocks."""
     stack = "a matrix for each expert, " if layout.batch else ""
     if block_count == 1:
         return f"{stack}outputs are used as a whole"
     return f"{stack}{block_count} blocks are used apart"
 
 
-def _checked(layouts: Layouts, params: ModuleParams) -> dict[str, MatrixLayout | None]:
-    """Return the layouts that the user names, by name of the parameter.
+def _layouts_by_name(
+    layouts: Layouts, module_params: ModuleParams
+) -> dict[str, MatrixLayout | None]:
+    """Return {parameter name: layout or None for AdamW} of the user's patterns; names precede
+    globs.
 
     Raises:
         InvalidArgumentError: A pattern selects nothing, two select one parameter, or a layout does
@@ -280,12 +290,14 @@ def _checked(layouts: Layouts, params: ModuleParams) -> dict[str, MatrixLayout |
             raise InvalidArgumentError(
                 f"layouts[{pattern!r}] must be a layout or 'AdamW', not None."
             )
-        selected_params = [pair for pair in params.named_params if params.called(pattern, pair[1])]
-        params.check_selects(selected_params, pattern, "layouts")
+        selected_params = [
+            pair for pair in module_params.named_params if module_params.called(pattern, pair[1])
+        ]
+        module_params.check_selects(selected_params, pattern, "layouts")
         for name, param in selected_params:
             if layout is not None:
                 layout.blocks(param.shape)
-            exact = pattern in params.names[id(param)]
+            exact = pattern in module_params.names[id(param)]
             if name in entries and entries[name][0] == exact:
                 raise InvalidArgumentError(
                     f"layouts has two entries for {name!r}: {entries[name][1]!r} and {pattern!r}."

@@ -51,7 +51,7 @@ class PlainLion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], object] | None = None) -> Any:
-        """Take a step."""
+        """Take a step; return the result of `closure`, or None."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -63,6 +63,7 @@ class PlainLion(torch.optim.Optimizer):
         return loss
 
     def _update(self, param: Tensor, grad: Tensor, group: Group) -> None:
+        """Update a parameter and its state in place."""
         if grad.is_sparse:
             raise RuntimeError(_SPARSE)
         entries, (beta1, beta2) = self.state[param], group["betas"]
@@ -95,6 +96,7 @@ class Lion(FusedTorchOptimizer, PlainLion):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
+        """Return the rule of Lion."""
         return rules.TORCH_LION
 
 

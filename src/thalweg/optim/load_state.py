@@ -27,7 +27,7 @@ from thalweg.optim.dtensor_params import entry_of
 from thalweg.optim.group_options import hypers_of
 from thalweg.optim.param_scalars import STEP, scalar_dtype
 from thalweg.optim.slot_memory import separate_slots
-from thalweg.optim.state_mismatch import StateEntrySpec, keys_in, parameter_states, sum_of
+from thalweg.optim.state_mismatch import StateEntrySpec, keys_in, parameter_states, sum_spec
 from thalweg.optim.step_options import ENTRY_KEYWORDS
 from thalweg.variable import REDUCED
 
@@ -48,14 +48,15 @@ def load(
 
     Args:
         optimizer: A `FusedOptimizer`.
-        state_dict: What it was given.
+        state_dict: The state dict from the user.
         plan: `as_torch` or `in_place`.
-        convert: Whether slots that are kept otherwise than here, and states of other packages, are
-            converted, or refused.
-        allow_loss: Whether parts of other packages without a counterpart are left out, or refused.
+        convert: True to convert slots in another storage and states of other packages; otherwise
+            they raise.
+        allow_loss: True to drop parts of other packages without a counterpart; otherwise they
+            raise.
 
     Raises:
-        CheckpointMismatchError: A step could not be taken with it.
+        CheckpointMismatchError: A step could not be taken with the state.
         FailedPreconditionError: The call is in a block of `swapped()`.
     """
     optimizer.check_not_swapped(
@@ -70,8 +71,8 @@ def load(
             from thalweg.optim.package_states import convert_state
         conversion = convert_state(optimizer, loaded_state, allow_loss)
         loaded_state = loaded_state if conversion is None else conversion.state
-    loaded_state, notes = taken_apart(optimizer, loaded_state)
-    loaded_state = fitted(optimizer, loaded_state, notes, convert)
+    loaded_state, notes = drop_unused(optimizer, loaded_state)
+    loaded_state = fit_state(optimizer, loaded_state, notes, convert)
     loading, lacking = plan(optimizer, loaded_state)
     if conversion is not None:
         notes = [*conversion.notes(), *notes]
@@ -82,7 +83,7 @@ def load(
     # Copies of another state are of no use.
     restore(loading, Loading(then=() if judge is None else [judge.forget_copies()]))
     if optimizer.step_cache.diagnosing is not None:
-        optimizer.step_cache.diagnosing.count_anew()
+        optimizer.step_cache.diagnosing.restart_count()
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)
 
@@ -90,10 +91,10 @@ def load(
 def as_torch(
     optimizer: Any, saved_state: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
 ) -> Plan:
-    """Return the plan that loads a state as torch's own loader does.
+    """Return the plan that loads a state as the loader of torch does.
 
-    Torch's loader replaces the state and the groups in several steps, in which it may fail or be
-    interrupted. So it loads into a twin, over the same parameters; then the optimizer takes over
+    The loader replaces the state and the groups in several steps, in which it may fail or be
+    interrupted. So it loads into a twin over the same parameters, and the optimizer then takes over
     the state of the twin.
 
     Args:
@@ -103,7 +104,7 @@ def as_torch(
 
     Raises:
         CheckpointMismatchError: A step cannot be taken with the state.
-        ValueError: Torch's own, where groups have other numbers of parameters.
+        ValueError: From torch: groups have other numbers of parameters.
     """
     lacking = _lacking_options(optimizer, saved_state)
     twin, kinds = _twin(optimizer), optimizer.step_options.kinds
@@ -122,11 +123,11 @@ def as_torch(
     optimizer.record_format(twin.param_groups, twin.state)
     separate_slots(twin, optimizer.step_options)
     twin.step_cache.blocks.gather(twin.state, twin._single)
-    return Loading(then=_handing_over(twin, optimizer)), lacking
+    return Loading(then=_move_calls(twin, optimizer)), lacking
 
 
 def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
-    """Return the names of the options' slots that a state lacks; raise if a step cannot use it."""
+    """Return the option slots that a state lacks; raise if no step could use the state."""
     problems, lacking = list[str](), list[str]()
     saved_groups = saved_state["param_groups"]
     if state_mismatch.sizes(saved_groups) == state_mismatch.sizes(optimizer.param_groups):
@@ -141,11 +142,11 @@ def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
 
 
 def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
-    """Give the loaded slots of a twin the dtypes, devices and numbers that a step needs."""
+    """Convert the loaded slots of a twin, in place, to the dtypes and devices that a step needs."""
     options = optimizer.step_options
     if not options.is_lossless:
-        _give_back_dtypes(twin, saved_state, options.kinds, options.keeps_as_torch)
-    _give_back_numbers(twin, optimizer, saved_state)
+        _restore_dtypes(twin, saved_state, options.kinds, options.keeps_as_torch)
+    _restore_numbers(twin, optimizer, saved_state)
     for group in twin.param_groups:
         for param in group["params"]:
             entries = twin.state.get(param, {})
@@ -155,7 +156,7 @@ def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
 
 
 def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
-    """Return the state after torch's pre-hooks, which get a shallow copy."""
+    """Return the state after torch's pre-hooks, which receive a shallow copy."""
     if not isinstance(state_dict, Mapping):
         raise InvalidTypeError(f"state_dict must be a dict, not a {type(state_dict).__name__}.")
     loaded_state = dict(cast("Mapping[str, Any]", state_dict))
@@ -165,8 +166,8 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
     return loaded_state
 
 
-def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a state without the entries of options that are off, and warnings about these."""
+def drop_unused(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return (state without entries of options that are off, warnings about these)."""
     if any(_has_placeholders(entries) for _, entries in parameter_states(saved_state)):
         with importing:
             from thalweg.optim.state_format import without_placeholders
@@ -181,21 +182,23 @@ def taken_apart(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, 
 
 
 def _has_placeholders(entries: Mapping[str, Any]) -> bool:
-    """Return whether the state of a parameter is empty, or has empty sums or dicts."""
+    """Return True if the state of a parameter is empty, or has empty sums or dicts."""
     has_empty_dicts = any(isinstance(entry, dict) and not entry for entry in entries.values())
     return not entries or has_empty_dicts or is_empty_sum(entries.get(SUM))
 
 
-def fitted(
+def fit_state(
     optimizer: Any,
     saved_state: dict[str, Any],
     notes: list[str],
     convert: bool = False,
     values: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
-    """Return a state with slots and random bits as an optimizer keeps them, and append warnings to
-    notes; see `quantized_state.fit_storage`, `rounding_state.fit_rounding` and
-    `full_states.cut_state`."""
+    """Return a state with slots and random bits in the form of the optimizer; append warnings.
+
+    `notes` receives the warnings, `values` has new values of parameters. See
+    `quantized_state.fit_storage`, `rounding_state.fit_rounding` and `full_states.cut_state`.
+    """
     groups = saved_state["param_groups"]
     if any("round" in group or "seed" in group for group in groups):
         with importing:
@@ -222,7 +225,7 @@ def warn_of(optimizer: object, lacking: Collection[str], notes: Collection[str])
 
 
 def _title(optimizer: Any) -> str:
-    """Return the name of an optimizer's class, with its options."""
+    """Return the name of an optimizer's class, with its options, for messages."""
     options = optimizer.step_options.named()
     return type(optimizer).__name__ + (f" with {options}" if options else "")
 
@@ -239,7 +242,7 @@ def _twin(optimizer: Any) -> Any:
     return twin
 
 
-def _handing_over(twin: Any, optimizer: Any) -> list[Call]:
+def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
     """Return calls of C functions that move everything loaded into a twin to the optimizer."""
     # `step_cache` stays: it has the held lock and the hooks, and its plans notice the new state.
     excluded = ("step_cache", "step_options", "defaults", *_HOOKS)
@@ -255,10 +258,10 @@ def _handing_over(twin: Any, optimizer: Any) -> list[Call]:
 def _members(
     optimizer: Any, saved_groups: list[Any], problems: list[str]
 ) -> Iterator[tuple[Group, Any, Tensor, Any]]:
-    """Yield the group, saved key, parameter and title of each parameter, matched by order.
+    """Yield (group, saved key, parameter, title) of each parameter, matched by order.
 
-    The group is completed as torch completes it, or is the optimizer's own if its options fail
-    its checks. Differences are appended to `problems`.
+    The group is completed as torch completes it; if its options are invalid, the group of the
+    optimizer is yielded. Differences are appended to `problems`.
     """
     probe = _twin(optimizer)
     groups = [
@@ -276,10 +279,10 @@ def _members(
         problems += optimizer._unfit_groups(groups)
 
 
-def _give_back_dtypes(
+def _restore_dtypes(
     twin: Any, saved_state: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
 ) -> None:
-    """Restore the dtypes and devices that tensors of a state had before torch cast them.
+    """Restore, in place, the dtypes and devices that tensors of a state had before torch's cast.
 
     With `keeps_as_torch`, only sums of gradients are restored.
     """
@@ -304,12 +307,12 @@ def _give_back_dtypes(
 
 
 def _is_kept(tensor: Tensor) -> bool:
-    """Return whether a tensor keeps its dtype: numbers, and bytes of codecs."""
+    """Return True for floating-point tensors and bytes of codecs, which a state keeps."""
     return tensor.is_floating_point() or tensor.dtype == torch.uint8
 
 
-def _give_back_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]) -> None:
-    """Restore the bits of scalar slots, and of slots with a dtype of their own, from a state.
+def _restore_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]) -> None:
+    """Restore the bits of numbers, and of slots with a fixed dtype, from a state, in place.
 
     Torch's loader casts all floating-point entries but `step` to the dtype of the parameter. Casts
     to a wider dtype stay.
@@ -355,7 +358,7 @@ def fit_slots(
 
 
 def _as_number(tensor: Tensor) -> Tensor:
-    """Return a tensor of one number with shape () and a dtype that counts far enough."""
+    """Return a tensor of one number with shape () and a dtype with enough range for counts."""
     tensor = tensor.reshape(()) if tensor.dim() else tensor
     if tensor.dtype.is_floating_point:
         return tensor if tensor.dtype in state_mismatch.REAL_DTYPES else tensor.to(scalar_dtype())
@@ -363,7 +366,7 @@ def _as_number(tensor: Tensor) -> Tensor:
 
 
 def _resolved(entries: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
-    """Yield entries that are negated, conjugated or part of a graph, as plain tensors."""
+    """Yield (name, plain tensor) for entries that are negated, conjugated or part of a graph."""
     tensors = [(name, x) for name, x in entries.items() if isinstance(x, Tensor)]
     for name, tensor in tensors:
         if tensor.is_neg() or tensor.is_conj() or not tensor.is_leaf:
@@ -383,7 +386,7 @@ def _without_slots(saved_state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
-    """Return the plan that writes a state to the tensors of a `RuleOptimizer`.
+    """Return the plan that writes a state into the tensors of a `RuleOptimizer`.
 
     Raises:
         CheckpointMismatchError: A step cannot be taken with the state.
@@ -433,7 +436,7 @@ def _lacking(
     saved_states: Mapping[Tensor, Mapping[str, object]],
     optional: Collection[str],
 ) -> list[tuple[str, dict[str, object]]]:
-    """Return names and states of the entries that start at the parameter and were not loaded."""
+    """Return (name, state) of each entry that starts at the parameter and was not loaded."""
     return [
         (name, entries)
         for param, entries in states
@@ -453,7 +456,7 @@ def setting(
     names: Collection[str] | None = None,
     optional: Collection[str] = (),
 ) -> list[Call]:
-    """Return calls that set the state of one parameter, and append pairs and differences.
+    """Return calls that set the state of one parameter; append tensor pairs and differences.
 
     Sums of gradients move to the device of the parameter, where the next gradients are added to
     them.
@@ -465,8 +468,8 @@ def setting(
         problems: Differences are appended here; if there are any, no calls are returned.
         pairs: Tensors that are written in place, with their new values, are appended here.
         param: The parameter.
-        names: Optional. The keys of the optimizer's own entries; all others in `entries` belong to
-            the user, and are replaced if the state has them.
+        names: Optional. The keys of entries of the optimizer; all others in `entries` belong to the
+            user, and are replaced if the state has them.
         optional: The keys that may be missing: their entries begin at the parameter.
     """
     specs = _entry_specs(entries, saved_entries, param, names, optional)
@@ -498,7 +501,7 @@ def _entry_specs(
     names: Collection[str] | None,
     optional: Collection[str],
 ) -> dict[str, StateEntrySpec]:
-    """Return the requirements of the entries that `setting` accepts, by their keys."""
+    """Return {key: requirements} of the entries that `setting` accepts."""
     has_master = not isinstance(saved_entries, Mapping) or MASTER in saved_entries
     widens = MASTER in entries and not has_master
     specs = {
@@ -508,11 +511,11 @@ def _entry_specs(
     }
     absent = [name for name in optional if name not in entries]
     specs |= {name: StateEntrySpec(param, is_optional=True) for name in absent}
-    return {**specs, SUM: sum_of(param)}
+    return {**specs, SUM: sum_spec(param)}
 
 
 def _dtypes(tensor: Tensor, widens: bool) -> list[torch.dtype]:
-    """Return the dtypes from which a state is converted to that of a tensor."""
+    """Return the dtypes from which a state is converted to that of a tensor, itself first."""
     # Earlier releases kept numbers beside masters in 16 bits, and some others in float32.
     is_number = not tensor.dim()
     is_wider = tensor.dtype == torch.float32 and (widens or is_number)

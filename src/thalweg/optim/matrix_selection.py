@@ -25,25 +25,25 @@ def hidden_matrices(
     """Return the names of the weights of linear and convolutional layers between input and output.
 
     It is a selector of `groups(model, rules=...)`. This is a heuristic: embeddings, the output
-    layer, and what is tied to either are none of them, nor are weights of norms. A parameter of two
-    or more dimensions whose owner is of another class is refused until it is named: it may hold
-    several matrices at once, or hold them transposed. So may the weight of a convolution in groups.
-    Rules of matrices take parameters of three dimensions, such as kernels of Conv1d, with a
-    `layout` or `heads=1` only.
+    layer, and parameters tied to either are excluded, as are weights of norms. A parameter of two
+    or more dimensions in a module of another class raises until it is named: it may hold several
+    matrices at once, or hold them transposed. So may the weight of a convolution in groups. Rules
+    of matrices take parameters of three dimensions, such as kernels of Conv1d, with a `layout` or
+    `heads=1` only.
 
     Args:
         module: The model.
         output: The parameters of the output layer, by name or pattern ("head.*"); () says that
             there is none. None asks `get_output_embeddings()` of the model.
-        allow: Names or patterns of parameters that are to be among them, whatever they are.
-        leave: Names or patterns of parameters that are not.
+        allow: Names or patterns of parameters to include in any case.
+        leave: Names or patterns of parameters to exclude.
 
     Returns:
         Names as `named_parameters()` has them, in its order.
 
     Raises:
-        InvalidArgumentError: A parameter is refused; a name or pattern selects nothing; or nothing
-            says what the output is.
+        InvalidArgumentError: A parameter has an unknown owner; a name or pattern selects nothing;
+            or the output layer is unknown.
 
     Example:
         >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
@@ -52,7 +52,10 @@ def hidden_matrices(
     """
     params, names = ModuleParams(module), list[str]()
     unclassified: list[tuple[str, Tensor]] = []
-    allowed, excluded_ids = _called(allow, params, "allow"), _called(leave, params, "leave")
+    allowed, excluded_ids = (
+        _select_params(allow, params, "allow"),
+        _select_params(leave, params, "leave"),
+    )
     ends = _of_output(module, params, output) | _of_input(module)
     for name, param in params.named_params:
         kinds = params.owners[id(param)]
@@ -60,21 +63,25 @@ def hidden_matrices(
             continue
         if id(param) in allowed:
             names.append(name)
-        elif param.dim() < 2 or id(param) in ends or _has(kinds, EMBEDDINGS + _NORMS):
+        elif param.dim() < 2 or id(param) in ends or _has_owner(kinds, EMBEDDINGS + _NORMS):
             continue
         elif all(isinstance(x, _MATRICES) and getattr(x, "groups", 1) == 1 for x in kinds):
             names.append(name)
         else:
             unclassified.append((name, param))
     if unclassified:
-        raise _not_known(unclassified, params)
+        raise _undecided_error(unclassified, params)
     return tuple(names)
 
 
-def _not_known(unclassified: Sequence[tuple[str, Tensor]], params: ModuleParams) -> Exception:
+def _undecided_error(
+    unclassified: Sequence[tuple[str, Tensor]], module_params: ModuleParams
+) -> Exception:
     """Return the error for parameters that may not be matrices of layers."""
     name, param = unclassified[0]
-    owner = " and ".join(sorted({type(module).__name__ for module in params.owners[id(param)]}))
+    owner = " and ".join(
+        sorted({type(module).__name__ for module in module_params.owners[id(param)]})
+    )
     suffix = f" and {len(unclassified) - 1} more" if len(unclassified) > 1 else ""
     message = (
         f"{name!r} of shape {tuple(param.shape)}, of a {owner}{suffix}, may not be a matrix of a"
@@ -91,22 +98,29 @@ def _not_known(unclassified: Sequence[tuple[str, Tensor]], params: ModuleParams)
     return InvalidArgumentError(message)
 
 
-def _has(owners: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> bool:
+def _has_owner(owners: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Return True if an owner is an instance of one of the classes."""
     return any(isinstance(owner, kinds) for owner in owners)
 
 
-def _called(patterns: Iterable[str] | str, params: ModuleParams, argument: str) -> set[int]:
-    """Return the `id` of each parameter that a pattern selects."""
+def _select_params(
+    patterns: Iterable[str] | str, module_params: ModuleParams, argument: str
+) -> set[int]:
+    """Return the `id` of each parameter that a pattern selects; raise if one selects nothing."""
     selected_ids: set[int] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        ids = {id(param) for _, param in params.named_params if params.called(pattern, param)}
-        params.check_selects(ids, pattern, argument)
+        ids = {
+            id(param)
+            for _, param in module_params.named_params
+            if module_params.called(pattern, param)
+        }
+        module_params.check_selects(ids, pattern, argument)
         selected_ids |= ids
     return selected_ids
 
 
-def _asked(module: nn.Module, name: str) -> set[int] | None:
-    """Return the `id` of the parameters of a layer that a model's getter returns, or None."""
+def _params_of_getter(module: nn.Module, name: str) -> set[int] | None:
+    """Return the `id`s of parameters of the layer that the getter `name` returns, or None."""
     getter: Any = getattr(module, name, None)
     try:
         layer = getter() if callable(getter) else None
@@ -119,23 +133,23 @@ def _asked(module: nn.Module, name: str) -> set[int] | None:
 
 def _of_input(module: nn.Module) -> set[int]:
     """Return the `id` of the input embeddings' parameters."""
-    return _asked(module, "get_input_embeddings") or set()
+    return _params_of_getter(module, "get_input_embeddings") or set()
 
 
 def output_ids(
-    module: nn.Module, params: ModuleParams, output: Iterable[str] | str | None
+    module: nn.Module, module_params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int] | None:
-    """Return the `id` of the output layer's parameters, or None if nothing says which they are."""
+    """Return the `id`s of the output layer's parameters, or None if the layer is unknown."""
     if output is not None:
-        return _called(output, params, "output")
-    return _asked(module, "get_output_embeddings")
+        return _select_params(output, module_params, "output")
+    return _params_of_getter(module, "get_output_embeddings")
 
 
 def _of_output(
-    module: nn.Module, params: ModuleParams, output: Iterable[str] | str | None
+    module: nn.Module, module_params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int]:
     """Return the `id` of the output layer's parameters."""
-    ids = output_ids(module, params, output)
+    ids = output_ids(module, module_params, output)
     if ids is None:
         raise InvalidArgumentError(
             f"{type(module).__name__} has no get_output_embeddings() that names a layer: name the"

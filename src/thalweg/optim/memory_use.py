@@ -53,7 +53,7 @@ class MemoryUse:
         title: Name of the optimizer's class, with the options that are on.
         parameters: Number of elements of all parameters; of DTensors those of this rank.
         rows: Bytes of the weights, of the gradients and of each entry of the state.
-        is_part: Whether parameters are DTensors, so that all numbers are those of this rank.
+        is_part: True if parameters are DTensors, so that all numbers are those of this rank.
     """
 
     title: str
@@ -83,9 +83,11 @@ class MemoryUse:
         """Return a table with a line for each row, and the total of each device."""
         cells = [("", "dtype", "device", "bytes", "per parameter")]
         for row in self.rows:
-            cells.append((row.name, dtype_name(row.dtype), row.device, *self._counted(row.nbytes)))
+            cells.append(
+                (row.name, dtype_name(row.dtype), row.device, *self._format_bytes(row.nbytes))
+            )
         for device in dict.fromkeys(row.device for row in self.rows):
-            cells.append(("total", "", device, *self._counted(self.on(device))))
+            cells.append(("total", "", device, *self._format_bytes(self.on(device))))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [f"{self.title}: {self.parameters:,} parameters{' here' * self.is_part}"]
         for texts in cells:
@@ -96,7 +98,8 @@ class MemoryUse:
             lines.append("  ".join(aligned).rstrip())
         return "\n".join(lines)
 
-    def _counted(self, nbytes: int) -> tuple[str, str]:
+    def _format_bytes(self, nbytes: int) -> tuple[str, str]:
+        """Return the bytes and the bytes per parameter as text."""
         return f"{nbytes:,}", f"{nbytes / max(self.parameters, 1):.3f}"
 
 
@@ -105,12 +108,12 @@ def memory(
 ) -> MemoryUse:
     """Return the bytes that a training takes from its second step on, without allocating them.
 
-    They are those of weights, gradients and state, without activations and without what a step
-    needs temporarily. Parameters may be on the device "meta". Nothing is changed.
+    They are those of weights, gradients and state, without activations and temporary buffers of a
+    step. Parameters may be on the device "meta". Nothing is changed.
 
     Args:
-        params: A module, of which parameters that need no gradient are only weights; or what the
-            constructor of an optimizer accepts; or an optimizer of `thalweg.optim`, with `rule` and
+        params: A module, of which parameters that need no gradient are only weights; or an argument
+            of an optimizer's constructor; or an optimizer of `thalweg.optim`, with `rule` and
             options left out.
         rule: The class of `thalweg.optim`, its name, or a `thalweg.Rule`.
         **options: Arguments of the class.
@@ -149,7 +152,7 @@ def memory(
             )
         optimizer, step_options = _copy_on_meta(params, twins), params.step_options
         return _use_of(optimizer, step_options, twins.originals, twins)
-    kind = _kind_of(params, rule)
+    kind = _optimizer_class(params, rule)
     class_options = {name: option for name, option in options.items() if name not in _EXCLUDED}
     weights: Sequence[Tensor] = ()
     if isinstance(params, nn.Module):
@@ -163,8 +166,8 @@ def memory(
     return _use_of(optimizer, step_options, weights or twins.originals, twins)
 
 
-def _kind_of(params: object, rule: object) -> Any:
-    """Return the class of an optimizer.
+def _optimizer_class(params: object, rule: object) -> Any:
+    """Return the optimizer class of a class, name or rule.
 
     Raises:
         InvalidTypeError: `rule` is not a class, a name or a rule; or `params` is an optimizer.
@@ -201,7 +204,7 @@ class _Twins:
             return tuple(self.of(part) for part in cast("tuple[Any, ...]", argument))
         return argument
 
-    def pairs(self, params: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def pairs(self, params: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return (parameter, twin) for those of `params` that have a twin."""
         return [self._twins[id(param)] for param in params if id(param) in self._twins]
 
@@ -214,7 +217,7 @@ def _twin_of(param: Tensor) -> Tensor:
 
 
 def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
-    """Return an optimizer without state whose parameters are on the device "meta"."""
+    """Return an optimizer without state, with parameters on the device "meta"."""
     cls: Any = type(optimizer)
     copy = cls.__new__(cls)
     cache = copy.step_cache
@@ -257,7 +260,7 @@ def _use_of(
         optimizer: The optimizer of the twins.
         options: The options of the training.
         weights: All parameters.
-        twins: The twins of those that the optimizer updates.
+        twins: The twins of the parameters that the optimizer updates.
     """
     counts: Counter[tuple[str, torch.dtype, str]] = Counter()
     for param in weights:

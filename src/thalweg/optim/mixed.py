@@ -1,4 +1,4 @@
-"""`Mixed`: one optimizer whose groups are updated by different rules."""
+"""`Mixed`: one optimizer with different rules for its groups."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
 
     Args:
         params: Groups as torch takes them, each with a `rule`, a class of `thalweg.optim` or its
-            name, or a `thalweg.Rule` of your own, and options of it; what a group lacks is its
-            default. `thalweg.optim.groups(model, rules=...)` makes such. Of a rule of your own,
-            whose numbers are made as for torch's classes, groups and states have the name.
+            name, or a `thalweg.Rule` of your own, and options of the rule, with defaults for
+            missing ones. `thalweg.optim.groups(model, rules=...)` makes such. Groups and states
+            store the name of a rule of your own; its numbers are computed as for torch's classes.
 
     Raises:
         NotFoundError: A group has no rule.
@@ -102,16 +102,18 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 if isinstance(rule := param_group.get("rule"), Rule):
                     self._named = _with_rule(former_rules, rule, place)
                     param_group = {**param_group, "rule": rule.name}
-                param_group = _completed(param_group, place, self._named)
+                param_group = _complete_group(param_group, place, self._named)
             super().add_param_group(param_group)
         except BaseException:
             self._named = former_rules
             raise
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
+        """Return the class that updates a group."""
         return _kind_named(group, self._named)
 
     def _choose_rule(self, group: Group) -> Rule:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the rule of a group, by the class of its rule."""
         kind = _kind_named(group, self._named)
         try:
             return kind._choose_rule(group)
@@ -121,34 +123,39 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 " when the group is added."
             ) from error
 
-    def _starts_of(self, group: Group) -> Entries:
-        return self._kind_of(group)._starts_of(self, group)
+    def _initials_of_group(self, group: Group) -> Entries:
+        """Return the initial state of a group's parameters, where its rule cannot define it."""
+        return self._kind_of(group)._initials_of_group(self, group)
 
     @property
     def _has_means(self) -> bool:
+        """True if a group has a schedule-free rule."""
         return any(issubclass(self._kind_of(group), Means) for group in self.param_groups)
 
     @property
     def _single(self) -> set[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """State keys that hold one number per parameter."""
         return {name for group in self.param_groups for name in self._kind_of(group)._single}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_named": self._named, "layouts": self.layouts}
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
+        """Return reasons why a step cannot be taken with the options of a group; [] if none."""
         rule, current_rule = group.get("rule"), self.param_groups[place]["rule"]
         if rule != current_rule:
             return [f"the rule of group {place} is {shown(rule)}, here {current_rule!r}"]
         return super()._unfit_options(group, place)
 
-    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
-        reasons = super()._strange_options(group)
+    def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+        """Return {option: reason} for options that a group may not have."""
+        reasons = super()._invalid_options(group)
         reasons.pop("rule", None)
         if group.get("differentiable"):
             reasons["differentiable"] = "which torch's own classes alone take"
         rule = group.get("rule")
         if isinstance(rule, str) and (rule in KINDS or rule in self._named):
-            unknown = _of_others(self._kind_of({"rule": rule})).intersection(group)
+            unknown = _foreign_options(self._kind_of({"rule": rule})).intersection(group)
             reasons |= dict.fromkeys(sorted(unknown), f"which is no option of {rule}")
         return reasons
 
@@ -179,8 +186,8 @@ def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, place: int) -> Map
     return {**rules_by_name, rule.name: rule}
 
 
-def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group:
-    """Return a group with all options of its rule, which are checked."""
+def _complete_group(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group:
+    """Return a group with all options of its rule, validated."""
     if "rule" not in group:
         raise NotFoundError(
             f"Group {place} has no 'rule': the name of a class of thalweg.optim, such as 'AdamW'."
@@ -188,7 +195,7 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
     rule = group["rule"]
     kind = kind_of(own_rules.get(rule, rule) if isinstance(rule, str) else rule)
     title = kind.__name__
-    unknown = sorted(_of_others(kind).intersection(group))
+    unknown = sorted(_foreign_options(kind).intersection(group))
     if unknown:
         raise InvalidArgumentError(f"{unknown[0]!r} of group {place} is no option of {title}.")
     accepted = {*kind.constructor_signature.parameters, *kind.fixed_options} - {"self"}
@@ -229,11 +236,12 @@ _IGNORED = {"self", "params", *KEYWORDS}
 _FREE_KEYS = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")
 
 
-def _of_others(kind: Any) -> set[str]:
-    """Return the options of all classes that a class does not have."""
-    return _options_of_all().difference(kind.constructor_signature.parameters, kind.fixed_options)
+def _foreign_options(kind: Any) -> set[str]:
+    """Return the options of other classes that a class does not have."""
+    return _all_options().difference(kind.constructor_signature.parameters, kind.fixed_options)
 
 
 @cache
-def _options_of_all() -> set[str]:
+def _all_options() -> set[str]:
+    """Return the options that classes of this package read."""
     return {name for kind_name in KINDS for name in class_named(kind_name).read_options}

@@ -1,4 +1,4 @@
-"""Forward pass of a model without memory for its weights, which shows how it uses them."""
+"""Forward pass of a model on stand-ins without memory, which shows how weights are used."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DryRun:
 
 
 def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, WeightUse]) -> None:
-    """Run the largest modules whose weights the pass of the model has not used."""
+    """Run the largest modules with weights that the pass of the model has not used."""
     unused = [
         param
         for param in module.parameters()
@@ -104,6 +104,7 @@ class StandIns:
                     module.__dict__[name] = self._reference(attribute)
 
     def _module(self, module: nn.Module) -> nn.Module:
+        """Return the copy of a module and its children, without hooks; made once per module."""
         if id(module) in self._copies:
             return self._copies[id(module)]
         cls = type(module)
@@ -134,6 +135,7 @@ class StandIns:
         return new
 
     def _param(self, param: nn.Parameter | None) -> nn.Parameter | None:
+        """Return the stand-in of a parameter: a meta tensor if it has two dimensions or more."""
         if param is None or id(param) in self._copies:
             return None if param is None else self._copies[id(param)]
         dtype = torch.float32 if param.is_floating_point() else param.dtype
@@ -159,6 +161,7 @@ class StandIns:
 
 
 def _buffer(buffer: Tensor | None) -> Tensor | None:
+    """Return a CPU copy of a buffer, zeros for one without memory; None stays None."""
     if buffer is None:
         return None
     if buffer.is_meta:
@@ -176,6 +179,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return (args, kwargs) for the forward pass, from the user's inputs or from the signature."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if inputs is not None:

@@ -20,7 +20,7 @@ _NOT_MULTIPLIED = re.compile(r"bias|emb|pos|token|mask|scale", re.IGNORECASE)
 
 
 def class_decision(owners: Iterable[nn.Module], leaf: str, param: Tensor) -> Decision | None:
-    """Return the decision that the class of a module makes, or None.
+    """Return the decision that the class of a module implies, or None.
 
     Args:
         owners: The modules that own the parameter.

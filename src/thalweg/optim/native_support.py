@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,17 +32,17 @@ def engines_support(
         pairs: Gradients and parameters.
         state: The states of the parameters.
         names: The keys that a step reads from a state; all other entries belong to the user.
-        wide: Whether gradients of 16-bit parameters may be float32: sums of them, for masters.
-        anywhere: Whether tensors may be on a device without an engine.
+        wide: True if gradients of 16-bit parameters may be float32: sums of them, for masters.
+        anywhere: True if tensors may be on a device without an engine.
         coded: The names of slots that may be bytes of a codec.
     """
     param_ids = {id(param) for _, param in pairs}
     return len(param_ids) == len(pairs) and all(
-        _fits(*pair, state, names, wide, anywhere, coded) for pair in pairs
+        _is_supported_pair(*pair, state, names, wide, anywhere, coded) for pair in pairs
     )
 
 
-def _fits(
+def _is_supported_pair(
     grad: Tensor,
     param: Tensor,
     state: Mapping[Tensor, Any],
@@ -51,6 +51,7 @@ def _fits(
     anywhere: bool,
     coded: Container[str],
 ) -> bool:
+    """Return True if the engines support a gradient, its parameter and the parameter's state."""
     entries = state.get(param, {}).items()
     slots = [
         value
@@ -61,20 +62,20 @@ def _fits(
     ]
     is_sum = wide and param.dtype in REDUCED and grad.dtype == torch.float32
     return (
-        all(_is_ours(local(tensor), anywhere) for tensor in (param, *slots))
+        all(_is_supported_tensor(local(tensor), anywhere) for tensor in (param, *slots))
         and (grad.dtype == param.dtype or is_sum)
         and is_on_mesh(grad) == is_on_mesh(param)
         and not (is_on_mesh(param) and param.is_complex())
-        and (_is_ours(local(grad), anywhere) or _is_of_rows(grad, anywhere))
+        and (_is_supported_tensor(local(grad), anywhere) or _is_supported_sparse(grad, anywhere))
     )
 
 
 def find_shared_scalar(
-    params: Iterable[Tensor], state: Mapping[Tensor, Any], names: Container[str]
+    params: Sequence[Tensor], state: Mapping[Tensor, Any], names: Container[str]
 ) -> tuple[str, list[Tensor]] | None:
-    """Return a number that two parameters have in one tensor, and these.
+    """Return (state key, the two parameters) of a number that two parameters share, or None.
 
-    Torch's loop raises it for one after the other, and a step here for all at once.
+    Torch's loop increments it for one after the other, a step here for all at once.
     """
     first_owner: dict[int, Tensor] = {}
     for param in params:
@@ -86,7 +87,8 @@ def find_shared_scalar(
     return None
 
 
-def _is_ours(tensor: Tensor, anywhere: bool) -> bool:
+def _is_supported_tensor(tensor: Tensor, anywhere: bool) -> bool:
+    """Return True for dense tensors of supported dtype and device; `anywhere`: any device."""
     return (
         (anywhere or _has_engine(tensor.device))
         and tensor.layout == torch.strided
@@ -96,17 +98,18 @@ def _is_ours(tensor: Tensor, anywhere: bool) -> bool:
 
 
 def has_plain_dispatch(tensor: Tensor) -> bool:
-    """Return True if a tensor's class has torch's dispatch, which defines where elements are."""
+    """Return True if a tensor's class has torch's dispatch, so that memory is as torch says."""
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__  # pyright: ignore
 
 
-def _is_of_rows(grad: Tensor, anywhere: bool) -> bool:
+def _is_supported_sparse(grad: Tensor, anywhere: bool) -> bool:
+    """Return True for a sparse gradient of rows on a supported device."""
     has_engine = (anywhere or _has_engine(grad.device)) and not grad.is_complex()
     return has_engine and grad.layout == torch.sparse_coo and grad.sparse_dim() == 1
 
 
 def device_of(params: Sequence[Tensor]) -> torch.device | None:
-    """Return the GPU whose engine updates all of these parameters, or None."""
+    """Return the GPU with an engine that updates all of these parameters, or None."""
     if is_host(params):
         return None
     device = params[0].device
@@ -122,5 +125,5 @@ def is_host(params: Sequence[Tensor]) -> bool:
 
 
 def _has_engine(device: torch.device) -> bool:
-    """Return whether the selected engine supports a device."""
+    """Return True if the selected engine supports a device."""
     return device.type == "cpu" or takes_device(device, current().name)

@@ -38,29 +38,29 @@ def groups(
 
     A parameter is selected by a part of its name between dots or a pattern over all of it ("bias",
     "encoder.*"), by the class of the module that owns it (`torch.nn.LayerNorm`), or by the largest
-    number of dimensions (1: biases and the weights of norms). Parameters that nothing tells apart
-    are one group; what needs no gradient is left out.
+    number of dimensions (1: biases and the weights of norms). Parameters with equal options are one
+    group; parameters that need no gradient are left out.
 
     Args:
         module: The module.
-        rules: Optional. What updates parameters, by selector, for `thalweg.optim.Mixed`: a class of
-            `thalweg.optim`, its name, a `thalweg.Rule` of your own, or a dict of its options with
-            that as "rule". A tuple of names is a selector, too (`hidden_matrices` makes one), and
-            `...`: all that is left. Names come first, then patterns and parts of names, tuples,
-            classes, dimensions, `...`; of those that come first exactly one is to select a
-            parameter. `print` shows the table.
-        decay: Optional. `weight_decay` of the groups, where a rule has none of its own.
-        no_decay: What has a `weight_decay` of 0 instead.
+        rules: Optional. Rules by selector, for `thalweg.optim.Mixed`: a class of `thalweg.optim`,
+            its name, a `thalweg.Rule` of your own, or a dict of its options with that as "rule". A
+            tuple of names is a selector, too (`hidden_matrices` makes one), and `...`: all that is
+            left. Names come first, then patterns and parts of names, tuples, classes, dimensions,
+            `...`; of those that come first exactly one is to select a parameter. `print` shows the
+            table.
+        decay: Optional. `weight_decay` of the groups, unless set for a rule.
+        no_decay: Selectors of parameters with a `weight_decay` of 0.
         lr: Optional. The learning rate of the groups, likewise; needed for `lr_scale`.
-        lr_scale: Optional. What the learning rate is multiplied by, by selector. Where several
-            select a parameter, their product.
-        frozen: What is left out.
+        lr_scale: Optional. Factors of the learning rate by selector; several factors of a parameter
+            are multiplied.
+        frozen: Selectors of parameters to leave out.
         width_scale: Optional. The same model with the widths for which `lr` was tuned, such as one
             made on the device "meta", or a dict of its shapes by name. Rates and decays follow the
             widths as those of MuAdam and MuSGD of mup do; see docs/width-scaling.md. A pair of two
             such models tells which dimensions are widths: those in which they differ. Needs `rules`
             and `lr`.
-        scale_decay: Whether `width_scale` keeps the product of rate and decay, as mup does unless
+        scale_decay: True if `width_scale` keeps the product of rate and decay, as mup does unless
             its `decoupled_wd` is True.
 
     Raises:
@@ -84,11 +84,11 @@ def groups(
     if scales and lr is None and not (of_rules and of_rules.all_have("lr")):
         raise InvalidArgumentError("lr_scale needs lr, which it is multiplied with.")
     widths = None if width_scale is None else _base_widths(module, width_scale, of_rules, lr)
-    if decay is None and _listed(no_decay) and not of_rules:
+    if decay is None and _as_list(no_decay) and not of_rules:
         raise InvalidArgumentError("no_decay needs decay, which all other parameters get.")
-    frozen_ids = _selected(params, frozen, "frozen")
-    no_decay_ids = _selected(params, no_decay, "no_decay")
-    scaled_ids = [(_selected(params, [x], "lr_scale"), factor) for x, factor in scales.items()]
+    frozen_ids = _select_ids(params, frozen, "frozen")
+    no_decay_ids = _select_ids(params, no_decay, "no_decay")
+    scaled_ids = [(_select_ids(params, [x], "lr_scale"), factor) for x, factor in scales.items()]
     named_params = [pair for pair in params.named_params if id(pair[1]) not in frozen_ids]
     places = [0] * len(named_params) if of_rules is None else of_rules.choose(params, frozen_ids)
     groups_by_key: dict[tuple[Any, ...], Group] = {}
@@ -108,6 +108,7 @@ def groups(
 
 
 def _by_selector(rules: Mapping[RuleSelector, Any]) -> RulesBySelector:
+    """Return the argument `rules`, validated."""
     with importing:
         from thalweg.optim.rules_by_selector import RulesBySelector
     return RulesBySelector(rules)
@@ -127,17 +128,22 @@ def _base_widths(
     return BaseWidths(module, width_scale)
 
 
-def _selected(params: ModuleParams, selectors: object, argument: str) -> set[int]:
+def _select_ids(module_params: ModuleParams, selectors: object, argument: str) -> set[int]:
     """Return the `id` of each parameter that a selector selects; raise if one selects nothing."""
     selected_ids: set[int] = set()
-    for selector in _listed(selectors):
-        ids = {id(p) for _, p in params.named_params if params.selects(selector, p, argument)}
-        params.check_selects(ids, selector, argument)
+    for selector in _as_list(selectors):
+        ids = {
+            id(p)
+            for _, p in module_params.named_params
+            if module_params.selects(selector, p, argument)
+        }
+        module_params.check_selects(ids, selector, argument)
         selected_ids |= ids
     return selected_ids
 
 
 def _set_decay(group: Group, decay: float | None, has_no_decay: bool) -> None:
+    """Set the weight decay of a group in place: 0 if `has_no_decay`, else the default."""
     if has_no_decay:
         group["weight_decay"] = 0.0
     elif decay is not None:
@@ -145,7 +151,7 @@ def _set_decay(group: Group, decay: float | None, has_no_decay: bool) -> None:
 
 
 def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> object:
-    """Set the learning rate of a group; return what distinguishes it from other groups."""
+    """Set the learning rate of a group in place; return a key that tells groups apart."""
     if lr is not None:
         group.setdefault("lr", lr)
     rate = group.get("lr")
@@ -155,6 +161,7 @@ def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> obj
     return factors if isinstance(rate, Tensor) else group.get("lr")
 
 
-def _listed(selectors: object) -> list[object]:
+def _as_list(selectors: object) -> list[object]:
+    """Return selectors as a list; a single one may be bare."""
     is_single = isinstance(selectors, str | type | int)
     return [selectors] if is_single else list(cast("Iterable[Any]", selectors))

@@ -1,8 +1,8 @@
-"""Numbers that an optimizer keeps for each parameter, such as that of its steps.
+"""Per-parameter numbers of an optimizer, such as step counts.
 
-Torch keeps each in a tensor of shape () of its own. Here these are views of one tensor, so that all
-are read and written at once, and one version tells whether anybody else wrote to one. Tensors that
-others put into the state, or that processes share, stay where they are.
+Torch keeps each in a separate tensor of shape (). Here these are views of one tensor, so that all
+are read and written at once, and one version counter detects writes by other code. Tensors that
+other code put into the state, or that processes share, stay in place.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HIGHEST = 3.4028234663852886e38  # of float32
 def _stored(value: object, dtype: torch.dtype) -> Any:
     """Return a number as a tensor's dtype stores it: infinite beyond the range of float32.
 
-    Torch refuses it, and would do so in the midst of a step.
+    Torch would reject it in the midst of a step.
     """
     if dtype == torch.float32 and isinstance(value, float) and abs(value) > _HIGHEST:
         with np.errstate(over="ignore"):
@@ -43,7 +43,7 @@ def _stored(value: object, dtype: torch.dtype) -> Any:
 
 
 def _check_count(name: str, value: object, dtype: torch.dtype) -> None:
-    """Raise if a count exceeds its dtype.
+    """Raise if a count exceeds the range of its dtype.
 
     Raises:
         InvalidArgumentError: Names it.
@@ -54,7 +54,8 @@ def _check_count(name: str, value: object, dtype: torch.dtype) -> None:
         raise InvalidArgumentError(f"'{name}' would become {value}, beyond {dtype_name(dtype)}.")
 
 
-def _plainly(value: object) -> object:
+def _unchanged(value: object) -> object:
+    """Return the value unchanged: the conversion of step counts."""
     return value
 
 
@@ -89,7 +90,7 @@ class Column:
         if places != list(range(len(block))):
             self.places = torch.tensor(places, dtype=torch.int64, device=block.device)
         kind = _SCALARS.get(block.dtype, float)
-        self._scalar = _plainly if name == STEP else kind
+        self._scalar = _unchanged if name == STEP else kind
         self._version = -1
         self._values: list[object] = []
         self.common: Any = None
@@ -97,12 +98,12 @@ class Column:
 
     @property
     def pointers(self) -> Sequence[int]:
-        """The address of the number of each parameter."""
+        """Address of the number of each parameter."""
         return self._pointers
 
     def stands(self) -> bool:
-        """Return True if the state's tensors have the addresses that they had at construction."""
-        return _hold(self) and list(map(Tensor.data_ptr, self.views)) == self._pointers
+        """Return True if the state tensors have the addresses that they had at construction."""
+        return _have_storage(self) and list(map(Tensor.data_ptr, self.views)) == self._pointers
 
     def read(self) -> None:
         """Update `values`, `common` and `reads` if other code wrote to the numbers.
@@ -118,22 +119,23 @@ class Column:
         if not self.is_known or numbers != self.values:
             self.reads += 1
             # A step's number is Python's, as torch has it; others keep the type of their state.
-            self._know(list(map(self._scalar, numbers)))
+            self._set_values(list(map(self._scalar, numbers)))
             self._version = self.block._version
 
-    def _know(self, values: list[Any]) -> None:
+    def _set_values(self, values: list[Any]) -> None:
+        """Store the present numbers, one per parameter, and the common number."""
         self._values = values
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
     @property
     def values(self) -> list[Any]:
-        """The numbers, as they were last read or written."""
+        """Numbers of all parameters, as last read or written."""
         if self.common is not None:
             return [self.common] * len(self.views)
         return self._values
 
     def of(self, index: int) -> Any:
-        """Return the number of one parameter."""
+        """Return the number of the parameter at an index, as last read or written."""
         return self._values[index] if self.common is None else self.common
 
     @property
@@ -165,7 +167,7 @@ class Column:
         if kind is not None:
             values = [kind(_stored(value, self.dtype)).item() for value in values]
         if self.name == STEP or kind is not None:
-            self._know(list(map(self._scalar, values)))
+            self._set_values(list(map(self._scalar, values)))
             self._version += 1  # last: what is interrupted before is read again
 
 
@@ -177,8 +179,8 @@ class ForeignColumn:
         views: The tensors in the state, of one element each.
 
     Attributes:
-        kinds: The dtypes of the tensors, where these differ: equal numbers go on as different ones
-            then.
+        kinds: The dtypes of the tensors if they differ, so that equal numbers round differently;
+            else None.
     """
 
     is_on_device: ClassVar[Literal[False]] = False  # see `device_param_scalars`
@@ -193,16 +195,19 @@ class ForeignColumn:
         self._foreign_views = views
         dtypes = [view.dtype for view in views]
         self.kinds = dtypes if name != STEP and len({*dtypes}) > 1 else None
-        plainly = [_plainly] * len(views)
+        plainly = [_unchanged] * len(views)
         self._scalars = plainly if name == STEP else [_SCALARS.get(d, float) for d in dtypes]
         self.read()
 
     def stands(self) -> bool:
-        """Return True if the state's tensors have the addresses that they had at construction."""
-        return _hold(self) and list(map(Tensor.data_ptr, self._foreign_views)) == self._pointers
+        """Return True if the state tensors have the addresses that they had at construction."""
+        return (
+            _have_storage(self)
+            and list(map(Tensor.data_ptr, self._foreign_views)) == self._pointers
+        )
 
     def read(self) -> None:
-        """Read the numbers."""
+        """Read the present numbers into `values` and `common`."""
         devices = {view.device for view in self.views}
         if len(devices) > 1 or any(view.dtype != self.dtype for view in self.views):
             numbers = list(map(Tensor.item, self.views))
@@ -212,8 +217,9 @@ class ForeignColumn:
         self.common = self.values[0] if len({*numbers}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls of C functions that write one number per parameter, or one for all; a step
-        count is added to, as torch counts.
+        """Return calls of C functions that write one number per parameter, or one for all.
+
+        Step counts are incremented by the difference, as torch counts.
         """
         numbers = [*values] * len(self.views) if len(values) == 1 else values
         if self.name == STEP:  # as torch counts, which others may do meanwhile
@@ -248,18 +254,23 @@ class PlainColumn:
         self.name = name
         self.dtype = torch.int64
         self._owners = owners
-        self._know([number.item() if isinstance(number, Tensor) else number for number in values])
+        self._set_values(
+            [number.item() if isinstance(number, Tensor) else number for number in values]
+        )
 
     def stands(self) -> bool:
         """Return True: Python numbers have no address that could change."""
         return True
 
     def read(self) -> None:
-        """Read the numbers."""
+        """Read the present numbers into `values` and `common`."""
         numbers = [entries.get(self.name, 0) for entries in self._owners]
-        self._know([number.item() if isinstance(number, Tensor) else number for number in numbers])
+        self._set_values(
+            [number.item() if isinstance(number, Tensor) else number for number in numbers]
+        )
 
-    def _know(self, values: Sequence[Any]) -> None:
+    def _set_values(self, values: Sequence[Any]) -> None:
+        """Store the present numbers, one per parameter, and the common number."""
         self.values = values = [*values]
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
@@ -278,29 +289,30 @@ class PlainColumn:
 
 
 class Blocks:
-    """The blocks that an optimizer made, whose numbers it may bring to others; no others."""
+    """Blocks of numbers that an optimizer created, and may move to other blocks."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, ref[Tensor]] = {}
 
     def views(self, block: Tensor) -> list[Tensor]:
-        """Return the numbers of a new block, as tensors of a state."""
+        """Register a new block; return each element as a tensor of shape ()."""
         self._blocks = {key: weak for key, weak in self._blocks.items() if weak() is not None}
         self._blocks[id(block)] = ref(block)
         return [block[index] for index in range(len(block))]
 
     def have(self, number: Tensor) -> bool:
-        """Return True if a tensor of one number is an element of one of the blocks."""
+        """Return True if a tensor of one number is an element of a registered block."""
         return self._block_of(number) is not None
 
     def of(self, numbers: Sequence[object], device: torch.device) -> Tensor | None:
-        """Return the block of a device in which all numbers lie, if there is one."""
+        """Return the block on a device that contains all of the numbers, or None."""
         blocks = [self._block_of(x) if isinstance(x, Tensor) else None for x in numbers]
         first = blocks[0] if blocks else None
         is_shared = first is not None and first.device == device and all(b is first for b in blocks)
         return first if is_shared else None
 
     def _block_of(self, number: Tensor) -> Tensor | None:
+        """Return the registered block that contains a number, or None."""
         block: Tensor | None = number._base
         weak = self._blocks.get(id(block))
         # Its storage is another one after `number.data = other` or `number.set_(other)`.
@@ -312,7 +324,7 @@ class Blocks:
         return block if shares_storage and number.dtype == block.dtype else None
 
     def gather(self, state: Mapping[Any, Any], names: Iterable[str]) -> None:
-        """Move numbers that torch made as one tensor each into blocks."""
+        """Move numbers that torch created as single tensors into blocks, in `state`."""
         for name in names:
             owners_by_kind: dict[Any, list[dict[str, Any]]] = {}
             for param, entries in state.items():
@@ -328,24 +340,22 @@ class Blocks:
 
 
 def scalar_dtype() -> torch.dtype:
-    """Return the dtype in which torch keeps numbers of a state: float64 if it is the default dtype,
-    else float32.
-    """
+    """Return torch's dtype for numbers of a state: float64 if that is the default, else float32."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
-def _hold(column: Column | ForeignColumn) -> bool:
-    """Return whether the storages of the numbers have kept their size."""
+def _have_storage(column: Column | ForeignColumn) -> bool:
+    """Return True if the storages of the numbers have kept their size."""
     return list(map(torch.UntypedStorage.nbytes, column._memory)) == column._sizes
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a number is a tensor that no other code or process shares."""
+    """Return True if a number is a tensor that no other code or process shares."""
     is_number = type(tensor) is Tensor and not tensor.dim() and not tensor.requires_grad
     is_private = tensor.layout == torch.strided and not tensor.is_meta and not _is_shared(tensor)
     return is_number and is_private
 
 
 def _is_shared(tensor: Tensor) -> bool:
-    """Return whether processes share memory of the CPU; torch calls that of a GPU always shared."""
+    """Return True for CPU memory shared by processes; torch calls GPU memory always shared."""
     return tensor.device.type == "cpu" and tensor.is_shared()

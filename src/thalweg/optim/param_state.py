@@ -50,13 +50,13 @@ AnyColumn: TypeAlias = "Column | ForeignColumn | DeviceColumn | PlainColumn"
 
 
 class ScalarSpec(NamedTuple):
-    """Per-parameter number of a state.
+    """Specification of a per-parameter number of a state.
 
     Attributes:
-        start: What it is before the first step.
-        dtype: That of its tensors; torch's own for such numbers if None.
-        may_lack: Whether a state that has all else may be without it: an option asks for it.
-        rounds_as_tensor: Whether torch makes a tensor of it before it counts.
+        start: The number before the first step.
+        dtype: The dtype of its tensors; torch's dtype of such numbers if None.
+        may_lack: True if a state with all other entries may lack the number, which an option needs.
+        rounds_as_tensor: True if torch stores the number in a tensor before it counts.
     """
 
     start: float
@@ -83,26 +83,26 @@ def check_number(scalar: object, title: str) -> None:
 
 
 class ParamState:
-    """The parameters that one rule updates.
+    """State of the parameters that one rule updates.
 
-    A parameter's state is made when it has its first gradient, and becomes a part of the optimizer
-    when the step is written: torch takes "no state" for "no step yet".
+    The state of a parameter is created at its first gradient, and added to the optimizer when the
+    step is written: for torch, no state means no step yet.
 
     Args:
         rule: The rule.
-        numbers: What each parameter has of its own, by name.
-        plain: Whether these are numbers of Python's.
-        kinds: What stands for parameters, and what their state is kept in.
+        numbers: Specifications of per-parameter numbers, by name.
+        has_python_scalars: True if these are Python numbers.
+        kinds: The storage of parameters and their state.
         blocks: The blocks of numbers that the optimizer made.
 
     Attributes:
         plans: The core's plans.
         numbers: As given.
-        columns: The numbers that each parameter has of its own.
-        homes: The device that alone knows them, None for the host; that which they are on where
-            the host knows them.
+        columns: The per-parameter numbers.
+        homes: The device that alone has the numbers, or None; and their device if the host has
+            them.
         first: The name of the rule's first slot.
-        lacked: For slots that some parameters of the step had not before: which.
+        lacked: For each slot that the step creates, the parameters that lacked it.
         locals: The local parts of parameters and slots, if there are DTensors among them.
     """
 
@@ -136,7 +136,7 @@ class ParamState:
         self._settled_values: list[object] | None = None
 
     def stands(self, state: Mapping[Tensor, Entries], params: Sequence[Tensor]) -> bool:
-        """Return True if the state of these parameters is the one that the step before left."""
+        """Return True if the last step left exactly this state of these parameters."""
         last_values = self._settled_values
         return (
             last_values is not None
@@ -144,19 +144,19 @@ class ParamState:
             and all(map(is_, params, self.params))
             and len(state) == len(self._states)
             and all(map(is_, state.values(), self._states))
-            and self._have(last_values)
+            and self._contains_exactly(last_values)
             and all(column.stands() for column in self.columns)
             and self._stand_ins.are_in_place()
         )
 
-    def _have(self, last_values: Sequence[object]) -> bool:
-        """Return whether this is what the states hold, beside sums of gradients."""
+    def _contains_exactly(self, last_values: Sequence[object]) -> bool:
+        """Return True if the states contain exactly these objects, beside sums of gradients."""
         owners = self._owners_without_sums()
         values = chain.from_iterable(map(dict.values, owners))
         return sum(map(len, owners)) == len(last_values) and all(map(is_, values, last_values))
 
     def _owners_without_sums(self) -> Sequence[Entries]:
-        """Return the states of the parameters without sums of gradients."""
+        """Return the states of the parameters, without sums of gradients."""
         if not self._kinds.sums:
             return self.owners
         return [{k: x for k, x in entries.items() if k != SUM} for entries in self.owners]
@@ -168,14 +168,14 @@ class ParamState:
         starts: Mapping[int, Entries],
         homes: tuple[torch.device | None, torch.device],
     ) -> None:
-        """Make what the state of parameters lacks, apart from it.
+        """Create the slots and numbers that parameters lack, apart from the optimizer's state.
 
         Args:
-            state: The optimizer's.
+            state: The state of the optimizer, which stays unchanged.
             params: The parameters of a step.
-            starts: What slots and numbers start from, by `id` of the parameter, where that is not
-                what the rule says.
-            homes: As those of the class.
+            starts: Initial slots and numbers by `id` of the parameter, where the rule does not
+                define them.
+            homes: See the attribute.
         """
         self._settled_values = None
         self.homes = homes
@@ -243,31 +243,32 @@ class ParamState:
                 if param_start != start:
                     tensor.fill_(param_start)
             if name in self._kinds.beginning:
-                tensor.copy_(local(self._beginning(param)).detach())
+                tensor.copy_(local(self._initial_source(param)).detach())
             self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
 
     def _make_encoded(
         self, slot: Slot, lacking: Sequence[Tensor], starts: Mapping[int, Entries]
     ) -> None:
+        """Create encoded slots for parameters that lack one, apart from the optimizer's state."""
         with importing:
             from thalweg._core.quantized_slots import make_slots
         initials = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
         for param, tensor in zip(lacking, make_slots(slot, lacking, initials), strict=True):
             self._fresh[id(param)][slot.name] = tensor
 
-    def _beginning(self, param: Tensor) -> Tensor:
+    def _initial_source(self, param: Tensor) -> Tensor:
         """Return the tensor that slots named in `StateStorage.beginning` are copied from.
 
         It is the parameter or its stand-in. For a master on the parameter's device it is a new
-        tensor: the master, or the parameter where other code wrote to the parameter.
+        tensor: the master, or the parameter if other code wrote to the parameter.
         """
         target, kinds = self._target_of.get(id(param), param), self._kinds
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
         return resumed(target, param) if has_copy else target
 
     def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> AnyColumn:
-        """Return the column of one number, in new blocks or existing tensors."""
-        numbers = self._numbers_called(name, kind, starts)
+        """Return the column of one number, over new blocks or existing tensors."""
+        numbers = self._numbers_of(name, kind, starts)
         if self._has_python_scalars:
             for param, number in zip(self.params, numbers, strict=True):
                 self._fresh[id(param)][name] = number
@@ -278,8 +279,8 @@ class ParamState:
             # Earlier releases kept such numbers in float32.
             wide = [x.to(kind.dtype) if isinstance(x, Tensor) else x for x in numbers]
             if scalar_device is not None:
-                return self._column_there(name, wide, kind.dtype, scalar_device)
-            return Column(name, *self._in_a_block(name, wide, kind.dtype))
+                return self._device_column(name, wide, kind.dtype, scalar_device)
+            return Column(name, *self._make_block(name, wide, kind.dtype))
         # Such as those of a state of which torch made each its parameter's dtype.
         kinds = {tensor.dtype for tensor in tensors}
         if tensors and len(tensors) < len(numbers):
@@ -288,22 +289,20 @@ class ParamState:
         foreign = tensors if are_mixed else [x for x in tensors if not self._blocks.have(x)]
         device = scalar_device or home
         if foreign and all(x.device == scalar_device or scalar_device is None for x in foreign):
-            return self._column_apart(name, numbers, kind.dtype, device)
+            return self._foreign_column(name, numbers, kind.dtype, device)
         if scalar_device is not None:
-            return self._column_there(name, numbers, kind.dtype, scalar_device)
+            return self._device_column(name, numbers, kind.dtype, scalar_device)
         block = self._blocks.of(numbers, home)
         if block is None:
-            numbers, block = self._in_a_block(name, numbers, kind.dtype)
+            numbers, block = self._make_block(name, numbers, kind.dtype)
         return Column(name, numbers, block)
 
-    def _numbers_called(
-        self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]
-    ) -> list[Any]:
-        """Return the value of one number for each parameter: of its state, or else of its start.
+    def _numbers_of(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> list[Any]:
+        """Return the number called `name` of each parameter, from its state or its start.
 
         Args:
             name: The key of the number in states and `starts`.
-            kind: Provides the common start, and whether a state may lack the number.
+            kind: Provides the common start, and a flag for states that may lack the number.
             starts: Other starts, by `id` of the parameter.
 
         Raises:
@@ -320,10 +319,10 @@ class ParamState:
             check_number(number, f"'{name}' of '{name_of(param)}'")
         return numbers
 
-    def _column_apart(
+    def _foreign_column(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> AnyColumn:
-        """Return a column over state tensors of other code, which stay in place."""
+        """Return a column over separate state tensors of shape (), existing or new."""
         views: list[Tensor] = []
         for param, number in zip(self.params, numbers, strict=True):
             if not isinstance(number, Tensor):
@@ -333,13 +332,13 @@ class ParamState:
         if self.homes[0] is None:
             return ForeignColumn(name, views)
         with importing:
-            from thalweg.optim.device_param_scalars import ForeignThere
-        return ForeignThere(name, views)
+            from thalweg.optim.device_param_scalars import ForeignDeviceColumn
+        return ForeignDeviceColumn(name, views)
 
-    def _column_there(
+    def _device_column(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> DeviceColumn:
-        """Return a column whose numbers are views of a new block on a device."""
+        """Return a column of numbers that are views of a new block on a device."""
         dtypes = [number.dtype for number in numbers if isinstance(number, Tensor)]
         if dtypes:
             dtype = reduce(torch.promote_types, dtypes)
@@ -353,10 +352,10 @@ class ParamState:
             from thalweg.optim.device_param_scalars import DeviceColumn
         return DeviceColumn(name, views, block)
 
-    def _in_a_block(
+    def _make_block(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None
     ) -> tuple[list[Tensor], Tensor]:
-        """Copy numbers into a new block; return their views and the block."""
+        """Copy numbers into a new block; return (views of its elements, block)."""
         dtypes = [number.dtype for number in numbers if isinstance(number, Tensor)]
         dtype = dtypes[0] if dtypes else dtype or scalar_dtype()
         values = [number.item() if isinstance(number, Tensor) else number for number in numbers]
@@ -374,7 +373,7 @@ class ParamState:
         Args:
             state: The state of the optimizer.
             params: The parameters.
-            is_unchanged: Whether parameters and state are those that the step before left.
+            is_unchanged: True if parameters and state are those that the step before left.
 
         Raises:
             NotImplementedError: A complex parameter would need a master or an offloaded state.
@@ -402,7 +401,7 @@ class ParamState:
         )
 
     def options(self, place: int, optimizer: Any) -> Options:
-        """Return the options of the group of an optimizer at this place."""
+        """Return the options of the group at index `place` of an optimizer; cached."""
         options, group = self.options_by_place.get(place), optimizer.param_groups[place]
         if options is None or not options.hold(group):
             options = self.options_by_place[place] = self._read_options(options, place, optimizer)
@@ -410,7 +409,7 @@ class ParamState:
         return options
 
     def _read_options(self, known_options: Options | None, place: int, optimizer: Any) -> Options:
-        """Return the options of a group that differ from those that are known."""
+        """Return the known options of a group if unchanged, else new ones."""
         group = optimizer.param_groups[place]
         if known_options is not None and (options := known_options.with_rate(group)) is not None:
             return options
@@ -419,13 +418,13 @@ class ParamState:
         return Options(group, self.rule, optimizer._kind_of(group).fixed_options)
 
     def slots_of(self, param: Tensor) -> list[Tensor]:
-        """Return the slots of a parameter of the step, those of the rule's scalars among them."""
+        """Return the slots of a parameter of the step, including scalar slots."""
         entries = {**self._owner_of[id(param)], **self._fresh[id(param)]}
         slots = [entries[slot.name] for slot in self.rule.slots]
         return slots if self.locals is None else list(map(self.locals.records, slots))
 
     def made_of(self, param: Tensor) -> Entries:
-        """Return new entries of a parameter that are not in its state yet."""
+        """Return the new entries of a parameter that are not in its state yet."""
         return self._fresh.get(id(param), {})
 
     @property
@@ -450,7 +449,7 @@ class ParamState:
         ]
 
     def settle(self, state: Mapping[Tensor, Entries]) -> None:
-        """Record the written state, from which the next step starts."""
+        """Record the state after the writes of a step, for `stands`."""
         self._stand_ins.settle()
         # Python numbers were replaced in the state.
         if self._settled_values is not None and not self._has_python_scalars:

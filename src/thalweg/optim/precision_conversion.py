@@ -19,23 +19,21 @@ from thalweg.variable import REDUCED
 
 
 def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[str, Any]:
-    """Return the state of an optimizer with slots of float32 in place of those in 8 or 16 bits.
+    """Return the state of an optimizer with float32 in place of slots of 8 or 16 bits.
 
-    An optimizer of the class without `state_storage`, `weights` and `round` loads it, torch's own,
-    too; and one with them by `load_state_dict(state, convert=True)`. What other options keep, such
-    as averages, stays what it is.
+    An optimizer of the class without `state_storage`, `weights` and `round` loads the result, also
+    one of torch; an optimizer with them by `load_state_dict(state, convert=True)`. State of other
+    options, such as averages, stays unchanged.
 
     Args:
         optimizer: One of `thalweg.optim`.
-        masters: Whether each parameter of 16 bits that has a state has its weight in float32 in it,
-            as `master`, which is what `masters=True` keeps: of 24 bits with `weights="split"`,
-            whose lower bits are left behind otherwise.
+        masters: True to add the float32 weight of each parameter of 16 bits as `master`, as
+            `masters=True` keeps it: 24 bits with `weights="split"`, which are lost otherwise.
 
-    Returns:
-        A state of its own, as `state_dict()`.
+    Returns: A new state, as `state_dict()` returns it.
 
     Raises:
-        InvalidTypeError: It is none of `thalweg.optim`.
+        InvalidTypeError: The optimizer is not of `thalweg.optim`.
         LayoutError: A slot has no memory.
     """
     candidate: object = optimizer
@@ -56,11 +54,11 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
         slots = {slot.name for rule in fused.rules_around(group) for slot in rule.slots}
         for param, key, _ in state_mismatch.members_of(group, saved_group):
             if key in states:
-                states[key] = _widened(states[key], param, storage, slots, masters)
+                states[key] = _widen_entries(states[key], param, storage, slots, masters)
     return {**state_dict, "state": states}
 
 
-def _widened(
+def _widen_entries(
     entries: dict[str, Any], param: Tensor, storage: Storage, slots: Container[str], masters: bool
 ) -> dict[str, Any]:
     """Return the state of a parameter with float32 in place of codecs and 16 bits."""

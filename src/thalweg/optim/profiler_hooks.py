@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 
 
 def has_hooks(optimizer: Any) -> bool:
-    """Return whether torch's hooks are called around a step of an optimizer."""
+    """Return True if torch's hooks are called around a step of an optimizer."""
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks

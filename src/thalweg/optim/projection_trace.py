@@ -67,7 +67,7 @@ class ProjectionTrace(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run a function of torch, and record what it does with weights and labelled tensors."""
+        """Run a torch function; record its use of weights and labelled tensors."""
         del types
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):
@@ -77,14 +77,14 @@ class ProjectionTrace(TorchFunctionMode):
         args, options = _on_cpu(args, self._use_of), _on_cpu(dict(kwargs or {}), self._use_of)
         for weight in tensors_in((args, options)):
             if self._use_of(weight) is not None:
-                return self._with_weight(func, name, args, options, weight)
+                return self._call_with_weight(func, name, args, options, weight)
         output = func(*args, **options)
         with suppress(Exception):  # Outputs that are not followed make a layout undecided.
-            self._follow(func, name, args, options, output)
+            self._trace_labels(func, name, args, options, output)
         return output
 
     def mark_returned(self, output: Any, *, of_model: bool) -> None:
-        """Record which outputs the result of the model or of a layer contains."""
+        """Record the outputs that the result of the model, or of a layer, contains."""
         for tensor in tensors_in(output):
             for use, outputs in self._outputs_in(tensor):
                 use.is_returned |= of_model
@@ -92,12 +92,13 @@ class ProjectionTrace(TorchFunctionMode):
                     use.consume(outputs)
 
     def _use_of(self, tensor: Tensor) -> WeightUse | None:
+        """Return the record of the weight that a tensor is, or is a view of; else None."""
         if not tensor.is_meta:
             return None
         place = self._places.get(id(tensor if tensor._base is None else tensor._base))
         return None if place is None else self.uses[place]
 
-    def _with_weight(
+    def _call_with_weight(
         self,
         func: Callable[..., Any],
         name: str,
@@ -105,7 +106,10 @@ class ProjectionTrace(TorchFunctionMode):
         kwargs: dict[str, Any],
         weight: Tensor,
     ) -> Any:
-        """Run a function of a weight or of a view of one."""
+        """Return the result of a function of a weight or of a view of one, and record the use.
+
+        A view is returned for views, and zeros for products.
+        """
         if args and args[0] is weight:
             # Functions that write to a weight return it.
             if name in IDENTITIES or (name.endswith("_") and not name.startswith("__")):
@@ -155,6 +159,7 @@ class ProjectionTrace(TorchFunctionMode):
     def _label_product(
         self, product: Tensor, use: WeightUse, outputs: Any, roles: tuple[str, list[int | None]]
     ) -> None:
+        """Set labels of a product: the output of the weight that each element is."""
         if not use.first_label:
             use.first_label = self._label_count + 1
             self._label_starts.append(use.first_label)
@@ -191,10 +196,11 @@ class ProjectionTrace(TorchFunctionMode):
             else:
                 use.is_elementwise = True
         with suppress(Exception):
-            self._follow(func, name, args, kwargs, output)
+            self._trace_labels(func, name, args, kwargs, output)
         return output
 
     def _zeros_of(self, argument: Any) -> Any:
+        """Return CPU zeros in place of a weight; other arguments unchanged."""
         if not isinstance(argument, Tensor) or self._use_of(argument) is None:
             return argument
         if argument.numel() > _LARGEST_COPY:
@@ -202,7 +208,7 @@ class ProjectionTrace(TorchFunctionMode):
         return torch.zeros(argument.shape, dtype=argument.dtype, device="cpu")
 
     def _pass_channels(self, source: Tensor, output: Tensor) -> None:
-        """Label the result of a depthwise convolution as its input."""
+        """Copy the labels of the input of a depthwise convolution to its result."""
         labels = self._labels_of(source)
         axis = 1 if source.dim() == output.dim() == 3 or source.dim() > 3 else 0
         if labels is None or source.shape[axis] != output.shape[axis]:
@@ -212,10 +218,10 @@ class ProjectionTrace(TorchFunctionMode):
             labels = labels.amax(spatial, keepdim=True)
         self._set_labels(output, labels.expand(output.shape))
 
-    def _follow(
+    def _trace_labels(
         self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Label the result of a function of labelled tensors, or record the end of their labels."""
+        """Update the labels of the results of a function of labelled tensors, or mark their end."""
         labelled = [arg for arg in tensors_in((args, kwargs)) if id(arg) in self._labels]
         results = tensors_in(output)
         if not labelled or not (results or name == "__setitem__"):
@@ -249,7 +255,7 @@ class ProjectionTrace(TorchFunctionMode):
         kwargs: dict[str, Any],
         results: list[Tensor],
     ) -> None:
-        """Label the results of a function that moves elements, by calling it with the labels."""
+        """Move labels to the results of a function that moves elements, by a call on the labels."""
         func = Tensor.reshape if name == "view" else func
         if name in ("gather", "take_along_dim"):
             self._consume(args[0])  # Which outputs are gathered depends on data.
@@ -258,7 +264,7 @@ class ProjectionTrace(TorchFunctionMode):
             self._set_labels(tensor, labels)
 
     def _follow_glu(self, source: Tensor, axis: int, output: Tensor) -> None:
-        """Record that a gated linear unit uses halves of its input apart; label its result."""
+        """Record separate uses of the halves of a gated linear unit's input; label its result."""
         halves = self._labels[id(source)][1].chunk(2, axis)
         for half in halves:
             self._record(half, WeightUse.consume)
@@ -276,6 +282,7 @@ class ProjectionTrace(TorchFunctionMode):
     def _follow_elementwise(
         self, name: str, args: Any, labelled: list[Tensor], results: list[Tensor]
     ) -> None:
+        """Move the labels to the results of an elementwise function, or mark their end."""
         first, *other_tensors = labelled
         fits = bool(results) and all(covers(output, first.shape) for output in results)
         if not fits:
@@ -288,7 +295,7 @@ class ProjectionTrace(TorchFunctionMode):
             full = [argument for argument in tensors_in(args) if argument.shape == first.shape]
             for use, _ in self._outputs_in(first) if len(full) > 1 else ():
                 use.joins_residual = True
-        if not (is_sum and self._joined(first, other_tensors)) and not self._same(
+        if not (is_sum and self._join_sum(first, other_tensors)) and not self._have_same_outputs(
             first, other_tensors
         ):
             for tensor in labelled:
@@ -303,7 +310,7 @@ class ProjectionTrace(TorchFunctionMode):
             if labels.dim() == first.dim() or extra:
                 self._set_labels(tensor, labels.expand(*tensor.shape, *extra))
 
-    def _same(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
+    def _have_same_outputs(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
         """Return True if all tensors have the same outputs, in any order."""
         label_sets = (
             [distinct_labels(self._labels[id(tensor)][1]) for tensor in (first, *other_tensors)]
@@ -312,8 +319,11 @@ class ProjectionTrace(TorchFunctionMode):
         )
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
-    def _joined(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
-        """Join the outputs of two weights whose sum is used as one, as with a low-rank adapter."""
+    def _join_sum(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
+        """Return True if the sum of two weights' outputs is used as one; then join their records.
+
+        This is the case for a low-rank adapter.
+        """
         if len(other_tensors) != 1 or other_tensors[0].shape != first.shape:
             return False
         label_pair = [self._labels[id(tensor)][1] for tensor in (first, other_tensors[0])]
@@ -335,7 +345,7 @@ class ProjectionTrace(TorchFunctionMode):
         return True
 
     def _assign(self, name: str, args: Any) -> None:
-        """Label what an assignment writes to, which may be a view of another tensor."""
+        """Move labels to the target of an assignment, which may be a view of another tensor."""
         target, source = args[0], args[-1]
         labels = self._labels_of(target)
         if labels is None or any(stride == 0 for stride in labels.stride()):
@@ -363,18 +373,21 @@ class ProjectionTrace(TorchFunctionMode):
         return argument
 
     def _labels_of(self, tensor: Tensor) -> Tensor | None:
+        """Return the labels of a tensor, or None."""
         entry = self._labels.get(id(tensor))
         return None if entry is None else entry[1]
 
     def _set_labels(self, tensor: Tensor, labels: Tensor) -> None:
+        """Set the labels of a tensor."""
         self._labels[id(tensor)] = (tensor, labels)
 
     def _outputs_in(self, tensor: Tensor) -> list[tuple[WeightUse, Any]]:
+        """Return (weight record, output indices) of all outputs in a tensor."""
         labels = self._labels_of(tensor)
         return [] if labels is None else self._split(labels)
 
     def _split(self, labels: Tensor) -> list[tuple[WeightUse, Any]]:
-        """Return the weights whose outputs have these labels, and the outputs."""
+        """Return (weight record, output indices) for labels."""
         output_labels = distinct_labels(labels)
         owners = np.searchsorted(self._label_starts, output_labels, side="right") - 1
         uses: list[tuple[WeightUse, Any]] = []
@@ -384,18 +397,21 @@ class ProjectionTrace(TorchFunctionMode):
         return uses
 
     def _consume(self, tensor: Tensor) -> None:
+        """Record that a function uses all outputs in a tensor together."""
         if (labels := self._labels_of(tensor)) is not None:
             self._record(labels, WeightUse.consume)
 
     def _record(self, labels: Tensor, method: Callable[[WeightUse, Any], None]) -> None:
+        """Call `method(record, output indices)` for each weight with these labels."""
         for use, outputs in self._split(labels):
             method(use, outputs)
 
 
 def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
-    """Return arguments with zeros or copies in place of tensors of other devices."""
+    """Return arguments with CPU copies of tensors, zeros for "meta" tensors, weights unchanged."""
 
     def move(arg: Any) -> Any:
+        """Return a CPU copy of a tensor, zeros for one on "meta", and all else unchanged."""
         if isinstance(arg, torch.device):
             return torch.device("cpu")
         if not isinstance(arg, Tensor) or arg.device.type == "cpu" or use_of(arg) is not None:
@@ -406,5 +422,6 @@ def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any
 
 
 def _all_views(output: Any, use_of: Callable[[Tensor], WeightUse | None]) -> bool:
+    """Return True if all tensors of a result are views of weights."""
     views = tensors_in(output)
     return bool(views) and all(use_of(view) is not None for view in views)

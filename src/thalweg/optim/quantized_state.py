@@ -46,7 +46,7 @@ Storage = dict[str, str]  # codecs by the names of slots
 
 
 def storage_of(rule: Rule) -> Storage:
-    """Return the slots of a rule that are kept in codecs."""
+    """Return {slot: codec} of the encoded slots of a rule."""
     return {slot.name: slot.storage for slot in rule.element_slots if slot.storage}
 
 
@@ -114,8 +114,8 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
     """Raise if no rule has a slot that can be encoded.
 
     Args:
-        storage: As constructors are given it.
-        rules: Those of all groups, by what users call them.
+        storage: The argument of the constructor.
+        rules: The rules of all groups, by their names in messages.
 
     Raises:
         InvalidArgumentError: Names them.
@@ -133,7 +133,7 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
 
 
 def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """Give encoded slots of a state the dimensions of their parameters, as DTensors have them.
+    """Reshape encoded slots of a state to the dimensions of their parameters, as DTensors have.
 
     Args:
         optimizer: The optimizer.
@@ -150,17 +150,17 @@ def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
 
 
 def has_codes(entries: Mapping[str, object], storage: Storage) -> bool:
-    """Return whether the state of a parameter has encoded slots."""
+    """Return True if the state of a parameter has encoded slots."""
     return bool(_records_in(entries, storage))
 
 
 def _records_in(entries: Mapping[str, object], storage: Storage) -> dict[str, Tensor]:
-    """Return the encoded slots in the state of a parameter."""
+    """Return the encoded slots in the state of a parameter, by name."""
     slots = {name: entries.get(name) for name in storage}
     return {n: x for n, x in slots.items() if isinstance(x, Tensor) and x.dtype == torch.uint8}
 
 
-def _as_kept(
+def _normalize_slots(
     entries: Mapping[str, Any],
     param: Tensor,
     title: object,
@@ -170,12 +170,12 @@ def _as_kept(
 ) -> Mapping[str, Any]:
     """Return the state of a parameter with slots in the form that the optimizer keeps.
 
-    The shape that they were saved with is checked and left out.
+    The saved shape is checked and removed.
 
     Args:
         entries: The state.
         param: The parameter.
-        title: What the parameter is called.
+        title: The name of the parameter in messages.
         storage: The codecs that the group of the state names.
         problems: A difference is appended.
         unrecorded: The title is appended if encoded slots come without a shape.
@@ -221,7 +221,7 @@ def fit_storage(
         optimizer: The optimizer.
         saved_state: The state, of the right form.
         notes: A warning is appended if the state does not have shapes.
-        convert: Whether slots in another storage are converted; otherwise they raise.
+        convert: True if slots in another storage are converted; otherwise they raise.
         values: New values of those parameters that are loaded with the state.
 
     Raises:
@@ -229,7 +229,7 @@ def fit_storage(
             storage that their group names.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
-    saved_storages = [_told(group, place) for place, group in enumerate(saved_groups)]
+    saved_storages = [_codecs_of(group, place) for place, group in enumerate(saved_groups)]
     stripped_groups = [{k: x for k, x in group.items() if k != STORAGE} for group in saved_groups]
     saved_state = {**saved_state, "param_groups": stripped_groups}
     if state_mismatch.sizes(groups) != state_mismatch.sizes(saved_groups):  # which others refuse
@@ -240,7 +240,7 @@ def fit_storage(
         for param, key, title in members:
             if isinstance(entries := states.get(key), Mapping):
                 arguments = param, title, saved_storage, problems, unrecorded
-                states[key] = _as_kept(cast("Mapping[str, Any]", entries), *arguments)
+                states[key] = _normalize_slots(cast("Mapping[str, Any]", entries), *arguments)
         rule, kinds = optimizer.rule_of(group), optimizer.step_options.kinds
         storage = storage_of(rule)
         if storage == saved_storage:
@@ -250,11 +250,11 @@ def fit_storage(
             if not isinstance(entries, Mapping):
                 continue
             if entries and {*storage, *saved_storage} & {*entries, CORRECTION} and not convert:
-                problems.append(_refused(place, saved_storage, storage))
+                problems.append(_describe_codecs(place, saved_storage, storage))
                 break
-            slots = _converted(rule, entries, param, saved_storage, title, problems, kinds)
+            slots = _convert_slots(rule, entries, param, saved_storage, title, problems, kinds)
             upper = values.get(param, param)
-            slots |= _rest_converted(entries, param, upper, saved_storage, storage, kinds)
+            slots |= _convert_split_weight(entries, param, upper, saved_storage, storage, kinds)
             states[key] = {k: x for k, x in entries.items() if k not in _RESTS} | slots
     if problems:
         raise mismatch(problems, type(optimizer).__name__)
@@ -263,8 +263,8 @@ def fit_storage(
     return {**saved_state, "state": states}
 
 
-def _told(group: Mapping[str, Any], place: int) -> Storage:
-    """Return the codecs that a group of a state names."""
+def _codecs_of(group: Mapping[str, Any], place: int) -> Storage:
+    """Return {slot: codec} that a saved group names; raise CheckpointMismatchError if invalid."""
     storage = group.get(STORAGE)
     if storage is None:
         return {}
@@ -279,8 +279,8 @@ def _told(group: Mapping[str, Any], place: int) -> Storage:
     return dict(cast("Storage", storage))
 
 
-def _refused(place: int, saved_storage: Storage, storage: Storage) -> str:
-    """Return the description of codecs that differ between a saved group and its rule."""
+def _describe_codecs(place: int, saved_storage: Storage, storage: Storage) -> str:
+    """Return the message about codecs that differ between a saved group and its rule."""
     names = [name for name in {**saved_storage, **storage} if name != CORRECTION]
     saved_codecs = [saved_storage.get(name, _UNCODED_DTYPE) for name in names]
     codecs = [storage.get(name, _UNCODED_DTYPE) for name in names]
@@ -300,7 +300,7 @@ def _refused(place: int, saved_storage: Storage, storage: Storage) -> str:
     return f"'{STORAGE}' of group {place}: {'; '.join(problems)}"
 
 
-def _converted(
+def _convert_slots(
     rule: Rule,
     entries: Mapping[str, object],
     param: Tensor,
@@ -309,7 +309,7 @@ def _converted(
     problems: list[str],
     kinds: StateStorage,
 ) -> dict[str, Tensor]:
-    """Return the slots of a parameter in the codecs of a rule; append problems."""
+    """Return the slots of a parameter in the codecs of a rule; append differences to `problems`."""
     slots: dict[str, Tensor] = {}
     for slot in rule.element_slots:
         value = entries.get(slot.name)
@@ -331,7 +331,7 @@ def _converted(
     return slots
 
 
-def _rest_converted(
+def _convert_split_weight(
     entries: Mapping[str, object],
     param: Tensor,
     upper: Tensor,
@@ -339,7 +339,7 @@ def _rest_converted(
     storage: Storage,
     kinds: StateStorage,
 ) -> dict[str, object]:
-    """Return the state entries of a weight beside the parameter, as an optimizer keeps them.
+    """Return the state entries of split weights, as the optimizer keeps them.
 
     Entries that do not fit stay unchanged; the loader raises for them.
     """
@@ -365,7 +365,7 @@ def _rest_converted(
 
 
 def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
-    """Return the reason why a value is not a slot of a parameter in a codec, or as numbers."""
+    """Return why a value is not a slot of a parameter in a codec; "" if it is."""
     expected_shape = tuple(param.shape)
     if is_on_mesh(slot_tensor) and not is_on_mesh(param):
         return "is a DTensor, and the parameter is not"
@@ -379,7 +379,7 @@ def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
 
 
 def decoded(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor:
-    """Return the numbers of a slot that fits, as a DTensor for a DTensor."""
+    """Return the numbers of a valid slot, as a DTensor for a DTensor."""
     shard = _shard_of(slot_tensor, param)
     if codec is None or slot_tensor.dtype != torch.uint8:
         numbers = shard.detach().float()

@@ -48,7 +48,7 @@ def team_of(optimizer: Any) -> MatrixProcessGroup | None:
 
 
 def _rules_of(optimizer: Any, group: dict[str, Any]) -> set[Rule | None]:
-    """Return the rules of a group; None among them if its options choose none.
+    """Return the rules of a group; None in the set if its options choose none.
 
     The step raises an error for such options, which the team sends to the other ranks.
     """
@@ -59,7 +59,7 @@ def _rules_of(optimizer: Any, group: dict[str, Any]) -> set[Rule | None]:
 
 
 def _describe_step(optimizer: Any) -> list[str]:
-    """Return one line for each thing that ranks have alike in a step over DTensors."""
+    """Return one line per fact that must be equal on all ranks in a step over DTensors."""
     found_inf = vars(optimizer).get("found_inf")
     lines = [
         f"the class of the optimizer: {type(optimizer).__name__}",
@@ -81,9 +81,9 @@ def _describe_step(optimizer: Any) -> list[str]:
 
 
 def _words(value: object) -> str:
-    """Return a number, a text or several of them in words; of anything else its type.
+    """Return a number, a text or several of them as text; the type of anything else.
 
-    Tensors of a device, and of several elements, are not read.
+    Tensors on a device, or of several elements, are not read.
     """
     if isinstance(value, Tensor):
         is_number = value.device.type == "cpu" and not value.dim() and not is_on_mesh(value)
@@ -99,6 +99,6 @@ _TENSOR = "a tensor"
 
 
 def _words_of_state(entries: dict[str, Any]) -> str:
-    """Return the names of a parameter's state, with the value of its numbers of the host."""
+    """Return the names of a parameter's state entries, with the values of host numbers."""
     words = {name: _words(entries[name]) for name in sorted(entries, key=str)}
     return " ".join(n if word == _TENSOR else f"{n}={word}" for n, word in words.items()) or "none"

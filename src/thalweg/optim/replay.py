@@ -55,7 +55,7 @@ class ReplayedStep:
 
     Args:
         optimizer: The optimizer, which has just repeated a step.
-        repeated: What each rule has updated in it.
+        substeps: The update of each rule in this step.
         absent: Stand-ins for gradients that the last step lacked, by `id` of their parameters. With
             any of these, each further step may lack the gradients of other parameters.
     """
@@ -95,7 +95,10 @@ class ReplayedStep:
         adapters: Sequence[ParamGroupAdapter],
         absent: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> Self | None:
-        """Return the step that was repeated last, if it could be taken so; arguments as above."""
+        """Return the replay of the step that was repeated last, or None if impossible.
+
+        Arguments are those of the class.
+        """
         replay = cls(optimizer, adapters, absent)
         try:
             return replay if replay._plan(optimizer) else None
@@ -120,11 +123,11 @@ class ReplayedStep:
             self._absent.get(id(param)) if grad is None else grad
             for grad, param in zip(optimizer._gradients(self._owners), self._owners, strict=True)
         ]
-        if any(grad is None for grad in gradients) or not self._stands(optimizer, gradients):
+        if any(grad is None for grad in gradients) or not self._is_unchanged(optimizer, gradients):
             return False
         idle_params = self._find_idle_params()
         guards = make_guard_table()
-        if guards is None or not self._hold(guards, places, idle_params):
+        if guards is None or not self._add_guards(guards, places, idle_params):
             return False
         self._ids = set(map(id, self._owners))
         if not self._make_scalars_in_call(transforms, guards):
@@ -137,24 +140,25 @@ class ReplayedStep:
         return True
 
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
-        """Have the call make the scalars if it can; return False if it has to and cannot."""
+        """Make native programs for the scalars if possible; return False if they are required."""
         try:
             if not is_clipped_in_call(transforms):
                 raise TypeError("Scalars depend on the gradient of each variable.")
             self._in_call = ScalarsInCall(self.shares, self.groups)
         except ERRORS:
             for share in self.shares:
-                share.find_alike()
+                share.group_by_scalars()
             return not self.may_lack
         self._in_call.hold_groups(guards, dict(self._idle_options))
         return len(self.shares) == 1 or not self.may_lack
 
     @property
     def _has_passes(self) -> bool:
+        """True if a rule has matrix passes."""
         return any(share.part.rule.passes for share in self.shares)
 
     def _can_run_passes(self, optimizer: Any, transforms: GradientTransforms) -> bool:
-        """Return whether passes can be run between native calls of the step."""
+        """Return True if passes can be run between native calls of the step."""
         is_observed = optimizer.step_cache.diagnosing is not None
         is_simple = not (self._has_sums or self.may_lack or transforms.stages or transforms.judge)
         return self._in_call is not None and is_simple and not is_observed
@@ -162,12 +166,12 @@ class ReplayedStep:
     def _make_launches(
         self, optimizer: Any, transforms: GradientTransforms, plans: Sequence[CachedPlan]
     ) -> None:
-        """Make the kernels, and what happens to gradients before them."""
+        """Create the kernel launches, and the gradient transforms before them."""
         in_call = self._in_call
         keys = [key for share in self.shares for key in share.keys]
         self.launches = launches = Launches(plans, keys if in_call is None else in_call.keys)
         if in_call is not None:
-            in_call.give_members_rows(launches)
+            in_call.set_rows_per_param(launches)
         else:
             products = () if optimizer.has_torch_numbers else optimizer.product_hypers
             for share, kernels in zip(self.shares, launches.of, strict=True):
@@ -178,7 +182,7 @@ class ReplayedStep:
     def _finish(
         self, guards: GuardTable, gradients: Sequence[Tensor], idle_params: Sequence[Tensor]
     ) -> None:
-        """Write what the call compares, reads and does."""
+        """Write the guards, inputs and actions of the native call."""
         shares, launches, in_call = self.shares, self.launches, self._in_call
         members, pass_members = self._place_programs()
         writers = self._find_writers() if self.may_lack else {}
@@ -213,7 +217,7 @@ class ReplayedStep:
         self._has_threads = launches.may_have_threads
 
     def _place_programs(self) -> tuple[list[Member], list[Member]]:
-        """Let programs make the scalars; return the members of the updates and of the passes."""
+        """Place the programs of scalars; return the records of updates and of passes."""
         if self._in_call is None:
             return [], []
         spans = [self._gradients.spans()] if self.may_lack and self._gradients else []
@@ -222,7 +226,7 @@ class ReplayedStep:
         return members, pass_members
 
     def _find_writers(self) -> dict[int, list[int]]:
-        """Return the positions of the parameters whose update writes a tensor, by its `id`.
+        """Return {id(tensor): positions of the parameters with updates that write it}.
 
         Slots of several parameters may share a storage, and with it a version counter.
         """
@@ -241,8 +245,8 @@ class ReplayedStep:
             for slot in var_slots
         }
 
-    def _stands(self, optimizer: Any, gradients: Sequence[Any]) -> bool:
-        """Return whether a careful step with these gradients would be the one before."""
+    def _is_unchanged(self, optimizer: Any, gradients: Sequence[Any]) -> bool:
+        """Return True if a step with all checks would repeat the last one exactly."""
         remaining = iter(gradients)
         return all(
             share.stands(optimizer, [next(remaining) for _ in share.owners])
@@ -250,7 +254,7 @@ class ReplayedStep:
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
-        """Return whether parameters are in the groups in which the last step found them."""
+        """Return True if parameters are in the groups with these indices."""
         indices = {id(p): place for place, group in enumerate(self.groups) for p in group["params"]}
         return [indices.get(id(param)) for param in owners] == [*places]
 
@@ -260,10 +264,10 @@ class ReplayedStep:
         all_params = (param for group in self.groups for param in group["params"])
         return [param for param in all_params if id(param) not in owner_ids]
 
-    def _hold(
+    def _add_guards(
         self, guards: GuardTable, places: Sequence[int], idle_params: Sequence[Tensor]
     ) -> bool:
-        """Add everything that a careful step checks to the guards; return False if impossible."""
+        """Add all conditions of a step with checks to the guards; return False if impossible."""
         if not all(type(param) in PARAM_CLASSES for param in idle_params):
             return False
         if not all(type(x) is list for x in (self.groups, *map(_params_of, self.groups))):
@@ -282,7 +286,7 @@ class ReplayedStep:
 
     @property
     def taken(self) -> int:
-        """Number of steps that were taken in one call."""
+        """Number of replayed steps."""
         return self.snapshot.replay_count
 
     @property
@@ -295,15 +299,14 @@ class ReplayedStep:
         return next((report for k, report in self._reports if k == step_count), GradientReport())
 
     def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
-        """Take it, if everything is as it was.
+        """Take the step if nothing that it depends on has changed.
 
         Args:
             optimizer: The optimizer.
-            has_sums: Whether gradients were added up, and their sums are to be taken.
-            unrecorded: Whether it is left to the caller while a profiler records operations.
+            has_sums: True if accumulated gradients are used.
+            unrecorded: True to decline while a profiler records operations.
 
-        Returns:
-            Whether it was taken; if not, nothing has changed.
+        Returns: True if the step was taken; if False, nothing has changed.
         """
         if has_sums != self._has_sums:
             return False
@@ -322,7 +325,7 @@ class ReplayedStep:
             raise
 
     def _take(self, optimizer: Any, fields: dict[str, Any], cache: Any, flags: int) -> bool:
-        """Run the native call unless a guard fails; return whether the step was taken."""
+        """Run the native call unless a guard fails; return True if the step was taken."""
         if (
             type(optimizer) is not self._class
             or cache.replay is not self  # another thread took a careful step
@@ -365,7 +368,7 @@ class ReplayedStep:
         return guards.replay(None, step_count, replay_kernel.UPDATE, writes, flags)
 
     def _take_with_scalars(self, optimizer: Any, fields: dict[str, Any], flags: int) -> bool:
-        """Run the native call with sums, scalars or columns from Python; return as `_take`."""
+        """Run the native call with sums or scalars from Python; return True if it took the step."""
         pairs, end_calls = None, ()
         if self._has_sums:
             if optimizer.step_cache.sums.keys() != self._ids:
@@ -386,7 +389,7 @@ class ReplayedStep:
     def _take_by(
         self, optimizer: Any, call_args: tuple[int, Any, Any, int], beyond_range: bool = False
     ) -> list[ColumnUpdate] | None:
-        """Take the step and return the numbers that follow, or None if it was not taken.
+        """Take the step; return (column, next numbers) pairs, or None if it was not taken.
 
         `call_args` are the step count, pairs, final calls and flags for `GuardTable.replay`.
         `beyond_range` is True for a step that has returned `replay_kernel.OUT_OF_RANGE`.
@@ -397,7 +400,7 @@ class ReplayedStep:
             if prepared_step is None:
                 return None
             column_updates, judge_calls = prepared_step
-            numbers = chain.from_iterable(map(_with_present, column_updates))
+            numbers = chain.from_iterable(map(_pair_with_present, column_updates))
             for k, (value, current) in enumerate(numbers):
                 snapshot.set_column(k, value, current)
         except ERRORS:  # the careful way says it
@@ -416,8 +419,9 @@ class ReplayedStep:
     def _prepare(
         self, optimizer: Any, step_count: int, pairs: list[Any] | None, beyond_range: bool
     ) -> tuple[list[ColumnUpdate], Sequence[Call]] | None:
-        """Set the scalars of the step; return the numbers that follow and the calls of its judge,
-        or None if it is another one.
+        """Set the scalars of the step; return (column updates, calls of the judge).
+
+        Return None if options or gradients need a step with all checks.
         """
         groups, fields = self.groups, vars(optimizer)
         if self._in_call is None:
@@ -451,8 +455,9 @@ class ReplayedStep:
     def _judge(
         self, gradients: ReplayedTransforms, step_count: int
     ) -> tuple[Scalars, Sequence[Call]] | None:
-        """Return the scalars of measured gradients and the calls of the judge of steps; None if the
-        planned step is to decide.
+        """Return (scalars of measured gradients, calls of the judge of steps).
+
+        Return None if a step with all checks must decide.
         """
         report = None
         if gradients.part == replay_kernel.UPDATE:
@@ -464,16 +469,14 @@ class ReplayedStep:
         return None if judge_calls is None else (scalars, judge_calls)
 
     def _set_shared(self, scalars: Scalars | None) -> None:
-        """Give all kernels the scalars of what happens to gradients, if they are others."""
+        """Set the gradient scalars of all kernels, if they changed."""
         if scalars is not None and scalars is not self._shared:
             for launch in self.launches.all:
                 launch.set_shared(scalars[launch.dtype])
             self._shared = scalars
 
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
-        """Return the transforms of gradients; None if a scaler skips the step or a device
-        decides.
-        """
+        """Return the gradient transforms; None if a scaler skips the step or a device decides."""
         # Reading the flag would wait for the device.
         if optimizer.step_cache.apply_flag is not None:
             return None
@@ -488,8 +491,8 @@ class ReplayedStep:
         return self._scaled_transforms[1]
 
 
-def _with_present(update: ColumnUpdate) -> Iterable[tuple[Any, Any]]:
-    """Return pairs of the next and the present value of numbers."""
+def _pair_with_present(update: ColumnUpdate) -> Iterable[tuple[Any, Any]]:
+    """Return (next, present) pairs of the numbers of a column."""
     column, values = update
     current = column.values if column.common is None else [column.common] * len(values)
     return zip(values, current, strict=True)

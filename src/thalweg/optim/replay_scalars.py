@@ -25,12 +25,12 @@ _DTYPES: dict[torch.dtype, Dtype] = {torch.float32: np.float32, torch.float64: n
 
 
 class GroupScalars:
-    """The scalars of parameters of a group that are alike, from one step to the next.
+    """Scalars of parameters of a group with equal numbers, from one step to the next.
 
     Args:
-        hooks: Of the step.
-        place: The number of the group.
-        first: The position of the first of them.
+        hooks: The adapter of the step.
+        place: The index of the group.
+        first: The position of the first of these parameters.
     """
 
     def __init__(self, hooks: Any, place: int, first: int) -> None:
@@ -44,9 +44,7 @@ class GroupScalars:
         self._needs_full_prepare = has_extra_numbers or self._moves()
 
     def hold(self, group: Group) -> bool:
-        """Return True if a group has the options that it had; another rate is read and accepted,
-        too.
-        """
+        """Return True if a group has the same options; a changed rate is read and accepted."""
         options = self.options
         if options.hold(group):
             return True
@@ -56,10 +54,11 @@ class GroupScalars:
         return True
 
     def _read_options(self) -> None:
+        """Read the options of the group, and values derived from them."""
         self.options: Options = self._hooks.part.options(self.place, self._hooks.optimizer)
 
     def _moves(self) -> bool:
-        """Return whether others may write to what is kept of the options."""
+        """Return True if other code may write to the option values."""
         return self.options.moves
 
 
@@ -67,30 +66,32 @@ class TorchScalars(GroupScalars):
     """Scalars of a group, computed as `TorchHooks.scalars_of` computes them."""
 
     def _read_options(self) -> None:
+        """Read the options of the group, and values derived from them."""
         super()._read_options()
         hooks, options = self._hooks, self.options
-        _, self._state_numbers = hooks.split_key(self._key())
+        _, self._state_numbers = hooks.split_key(self._careful_key())
         self._hypers = options.numbers(hooks.is_on_step_device)
         self._arguments = {**self._hypers, **self._state_numbers}
         self._prepare_arguments = options.given_to_prepare({**self._state_numbers, "t": 1})
         self._rate = options.moving_rate
 
     def _moves(self) -> bool:
+        """Return True if other code may write to the option values, except for a rate tensor."""
         return self.options.moves and self._rate is None
 
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
-        """Return the scalars of the step that follows."""
+        """Return {name: scalar} of the next step."""
         if self._needs_full_prepare:
-            return self._hooks.prepare_scalars(self._key())
+            return self._hooks.prepare_scalars(self._careful_key())
         if self._rate is None:
-            return self._made(columns)
+            return self._compute(columns)
         try:
-            return self._made_by(self._rate, columns)
+            return self._compute_with_tensor(self._rate, columns)
         except (TypeError, ArithmeticError):  # torch makes them
-            return self._hooks.prepare_scalars(self._key())
+            return self._hooks.prepare_scalars(self._careful_key())
 
     def reads(self, names: Sequence[str]) -> bool:
-        """Return whether the programs of the group read these hyperparameters at every step."""
+        """Return True if the programs of the group read these hyperparameters at every step."""
         return set(names) <= set(self._inputs)
 
     def check_in_call(self) -> None:
@@ -102,10 +103,11 @@ class TorchScalars(GroupScalars):
 
     @lazy
     def _inputs(self) -> list[str]:
+        """Hyperparameters that programs read at every step."""
         return self._find_inputs()
 
     def program_for(self, dtype: Dtype) -> Program:
-        """Return the program that natively computes the scalars of a kernel with a compute dtype.
+        """Return the native program that computes the scalars of a kernel with a compute dtype.
 
         Its first register is the step count; further ones are hyperparameters.
 
@@ -115,9 +117,9 @@ class TorchScalars(GroupScalars):
         return self._traced(dtype, self._inputs)
 
     def _find_inputs(self) -> list[str]:
-        """Return the hyperparameters that programs read at every step, if they are all floats.
+        """Return the hyperparameters that programs read at every step.
 
-        A formula may need one as a number of Python's: then the rate alone is read.
+        These are all float options, or the rate alone if a formula needs one as a Python number.
         """
         entries = [name for names in self.options.entries.values() for name in names]
         rate = [name for name in entries if name == RATE]
@@ -128,6 +130,7 @@ class TorchScalars(GroupScalars):
         return entries
 
     def _traced(self, dtype: Dtype, names: Sequence[str]) -> Program:
+        """Return the program with these hyperparameters as inputs."""
         input_dtypes: dict[str, Dtype] = {STEP: np.float64}
         samples = {STEP: self._arguments.get(STEP, 0) + 1}
         samples |= {name: self._arguments[name] for name in names}
@@ -139,7 +142,7 @@ class TorchScalars(GroupScalars):
         return Program(*arguments, storage_dtype=dtype, samples=samples)
 
     def _make(self, symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
-        """Make scalars of symbols for the step count and for hyperparameters."""
+        """Return {name: symbol} of scalars, from symbols of the step count and hyperparameters."""
         step, read = symbols[STEP], {**symbols}
         if self._rate is not None:
             read[RATE] = TensorRate(read[RATE])
@@ -156,21 +159,21 @@ class TorchScalars(GroupScalars):
             scalars |= self._rule.prepare(**prepare_arguments)
         return {name: _as_symbol(scalar, number) for name, scalar in scalars.items()}
 
-    def _key(self) -> Hashable:
-        """Return the present key of these parameters in careful steps."""
+    def _careful_key(self) -> Hashable:
+        """Return the key of these parameters in steps with checks."""
         columns = self._hooks.part.columns
         differing_numbers = [column.of(self._first) for column in columns if column.common is None]
         return (self.place, *differing_numbers) if differing_numbers else self.place
 
-    def _made_by(self, tensor: Tensor, columns: Sequence[Column]) -> dict[str, Any]:
-        """Return the scalars for a rate that is a tensor, as torch computes with it."""
+    def _compute_with_tensor(self, tensor: Tensor, columns: Sequence[Column]) -> dict[str, Any]:
+        """Return the scalars for a rate in a tensor, rounded as torch computes with tensors."""
         check_number(tensor)
         rate = self._prepare_arguments["learning_rate"] = TensorRate.of(tensor)
-        scalars = self._made(columns)
+        scalars = self._compute(columns)
         scalars["learning_rate"] = rate.value
         return scalars
 
-    def _made(self, columns: Sequence[Column]) -> dict[str, Any]:
+    def _compute(self, columns: Sequence[Column]) -> dict[str, Any]:
         """Return the scalars of the next step from the present columns."""
         prepare_arguments, arguments = self._prepare_arguments, self._arguments
         for column in columns:
@@ -201,6 +204,7 @@ class TensorFlowScalars(GroupScalars):
         super().__init__(hooks, place, first)
 
     def _read_options(self) -> None:
+        """Read the options of the group, and values derived from them."""
         super()._read_options()
         former_hypers, self._group_hypers = self._group_hypers, self.options.given()
         if {n for n, x in self._group_hypers.items() if x is not former_hypers.get(n)} - {RATE}:
@@ -233,21 +237,19 @@ class TensorFlowScalars(GroupScalars):
         return values, step + 1
 
     def made(self, columns: Sequence[Column], dtype: Dtype) -> dict[str, Any]:
-        """Return the scalars themselves."""
+        """Return {name: scalar} of the next step in a compute dtype."""
         values, step = self.numbers(columns, dtype)
         return values if step is None else derived(self._rule, {**values}, dtype, step)
 
 
 def _as_symbol(value: Any, number: Any) -> Any:
-    """Return a symbol, the symbol in a `TensorRate`, or the one that `number` makes of a number."""
+    """Return a symbol, the symbol in a `TensorRate`, or `number(value)` for a number."""
     value = value.value if type(value) is TensorRate else value
     return value if isinstance(value, Symbol) else number(float(value))
 
 
 def hold(options: Options | None, group: Group) -> bool:
-    """Return True if a group has the options that it had, or differs in the number of its rate
-    alone.
-    """
+    """Return True if a group has the same options, or another number as rate only."""
     if options is None or options.hold(group):
         return options is not None
     rate: Any = group.get("lr")

@@ -1,4 +1,4 @@
-"""Update of one rule in a torch-style step that is taken again."""
+"""Replayed update of one rule in a torch-style step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ColumnUpdate = tuple[Column, list[Any]]  # its next numbers: one for all, or one
 
 
 class ReplayedSubStep:
-    """Update of one rule in a step that is taken again.
+    """Replayed update of one rule.
 
     Args:
         adapter: The adapter of the update in the step that was repeated.
@@ -44,7 +44,7 @@ class ReplayedSubStep:
         owners: The parameters that have the gradients of the update.
         places: The index of the group of each owner.
         keys: For each owner, a key that is equal for owners of the same group and numbers.
-        is_torchs: Whether the numbers are computed as in torch, not as in TensorFlow.
+        is_torchs: True if the numbers are computed as in torch, not as in TensorFlow.
     """
 
     def __init__(self, adapter: ParamGroupAdapter) -> None:
@@ -64,30 +64,26 @@ class ReplayedSubStep:
         self._in_call: list[list[tuple[Hashable, RuleScalars]]] = []
         self._unlaunched: list[TensorFlowScalars] = []  # of groups that have no elements
 
-    def _is_usual(self, column: Any) -> bool:
-        """Return whether numbers lie in a block, those of TensorFlow the same for all
-        parameters.
-        """
+    def _is_replayable(self, column: Any) -> bool:
+        """Return True if numbers lie in a block, and TensorFlow's are equal for all parameters."""
         if type(column) is not Column or column.dtype not in KINDS:
             return False
         return self.is_torchs or (column.places is None and column.common is not None)
 
     def is_repeatable(self, stages: Stages) -> bool:
-        """Return True if the step consists of the update of a rule and transforms of gradients
-        alone.
-        """
+        """Return True if the step consists of a rule's update and gradient transforms only."""
         params = self.part.params
         param_ids = set(map(id, params))
         return (
             is_repeatable(self.plan, self.hooks, stages, may_have_passes=True)
             and is_ours(type(self.hooks))
             and all(id(owner) in param_ids for owner in self.owners)
-            and all(map(self._is_usual, self.columns))
+            and all(map(self._is_replayable, self.columns))
             and all(getattr(param, "constraint", None) is None for param in params)
         )
 
     def stands(self, optimizer: Any, gradients: Sequence[Tensor | None]) -> bool:
-        """Return whether a careful step with these gradients would be the one before.
+        """Return True if a step with all checks would repeat the last one exactly.
 
         Options of groups may have changed since, if they still choose the rule. Parameters may have
         moved within their groups, on which the random bits of stochastic rounding depend.
@@ -108,7 +104,7 @@ class ReplayedSubStep:
         )
 
     def hold(self, guards: GuardTable) -> bool:
-        """Add all that a careful step checks to the guards; return False if impossible."""
+        """Add all conditions of a step with checks to the guards; return False if impossible."""
         params = self.part.params
         if not all(type(param) in PARAM_CLASSES for param in params):
             return False
@@ -127,7 +123,7 @@ class ReplayedSubStep:
         return [*written_of(self.plan), *(column.views[0] for column in self.columns)]
 
     def numbers(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the address, count and kind of each run of per-parameter numbers."""
+        """Yield (address, count, kind) of each run of per-parameter numbers."""
         for column, is_shared in zip(self.columns, self._shared_flags, strict=True):
             kind = KINDS[column.dtype]
             if is_shared:
@@ -135,8 +131,8 @@ class ReplayedSubStep:
             else:
                 yield from ((pointer, 1, kind) for pointer in column.pointers)
 
-    def find_alike(self) -> None:
-        """Find out which parameters are alike."""
+    def group_by_scalars(self) -> None:
+        """Find the parameters with equal scalars; set `keys` and their scalars."""
         self._reads = [column.reads for column in self.columns]
         varying = [column.values for column in self.columns if column.common is None]
         if varying:
@@ -154,7 +150,7 @@ class ReplayedSubStep:
         ]
 
     def set_launches(self, launches: Sequence[Launch], products: Collection[str]) -> None:
-        """Set the kernels that get scalars; numbers in `products` are updated without scalars."""
+        """Set the kernels that receive scalars; numbers in `products` change without scalars."""
         self._launches = launches
         if self.is_torchs:
             return
@@ -169,17 +165,18 @@ class ReplayedSubStep:
             ]
 
     def read(self) -> bool:
-        """Read the columns again; return whether equal keys still have equal numbers."""
+        """Read the columns again; return True if equal keys still have equal numbers."""
         for k, column in enumerate(self.columns):
             if not column.is_known:  # what no version tells of, the call itself sees
                 column.read()
             if column.reads != self._reads[k]:  # also by a careful step, which was refused
-                if column.common is None and not self._are_alike(column.values):
+                if column.common is None and not self._have_equal_numbers(column.values):
                     return False
                 self._reads[k] = column.reads
         return self.part.columns is self.columns  # else a careful step was planned anew
 
-    def _are_alike(self, values: Sequence[Any]) -> bool:
+    def _have_equal_numbers(self, values: Sequence[Any]) -> bool:
+        """Return True if parameters with equal keys have equal numbers."""
         if not self.is_torchs:
             return False
         values_by_key = dict(zip(self.keys, values, strict=True))
@@ -188,10 +185,10 @@ class ReplayedSubStep:
     def prepare(
         self, groups: Sequence[Any], of_gradients: Scalars | None
     ) -> list[ColumnUpdate] | None:
-        """Give the kernels the scalars of the step, and those of the transforms of gradients.
+        """Set the scalars of the step, and those of gradient transforms, in the kernels.
 
-        Returns:
-            The next numbers of parameters; None if options of a group other than the rate changed.
+        Returns: (column, next numbers) pairs; None if options of a group other than the rate
+        changed.
         """
         for group_scalars in self._scalars.values():
             if not group_scalars.hold(groups[group_scalars.place]):
@@ -210,10 +207,10 @@ class ReplayedSubStep:
                 launch_scalars = {key: {**x, **gradients} for key, x in launch_scalars.items()}
             if launch_scalars:
                 launch.set_scalars(launch_scalars)
-        return self._following()
+        return self._next_numbers()
 
     def _scalars_of(self, index: int, launch: Launch, has_extra: bool) -> Mapping[Any, Any]:
-        """Return the scalars of a launch by key; empty if the call makes all of them."""
+        """Return {key: scalars} of a launch; empty if the native call computes all of them."""
         scalars_by_key, dtype, columns = self.hooks.scalars_by_key, launch.dtype, self.columns
         if self.is_torchs:
             return scalars_by_key
@@ -228,8 +225,8 @@ class ReplayedSubStep:
         scalars_by_key.update({(dtype, key): scalars for key, scalars in dtype_scalars.items()})
         return dtype_scalars
 
-    def _following(self) -> list[ColumnUpdate] | None:
-        """Return the next numbers of parameters; None if one is no longer shared by all."""
+    def _next_numbers(self) -> list[ColumnUpdate] | None:
+        """Return (column, next numbers) pairs; None if a shared number is no longer shared."""
         updates: list[ColumnUpdate] = []
         next_number = self.hooks.next_number
         for column, is_shared in zip(self.columns, self._shared_flags, strict=True):

@@ -1,4 +1,4 @@
-"""Entries of state dicts about random bits: written when saved, compared when loaded."""
+"""Entries of state dicts about random bits: written by saves, compared by loads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> 
         optimizer: The optimizer.
         saved_state: The state, of the right form. A state without rounding options continues with
             the optimizer's random bits.
-        convert: Whether a state with other rounding options does so, too.
+        convert: True if a state with other rounding options does so, too.
 
     Raises:
         CheckpointMismatchError: The options differ and `convert` is False; names both values.

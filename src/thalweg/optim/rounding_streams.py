@@ -18,7 +18,7 @@ from thalweg.variable import REDUCED, dtype_name
 
 
 def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[Place]:
-    """Return the index of each parameter in the optimizer, and the positions of its elements.
+    """Return (index of the parameter, positions of its elements) for the random bits.
 
     Raises:
         InvalidArgumentError, InvalidTypeError, NotImplementedError: As `check_params`.
@@ -64,6 +64,7 @@ def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
 
 
 def _check_wide(optimizer: Any, rule: Rule, param: Tensor) -> None:
+    """Raise InvalidTypeError for a float64 parameter with slots of 16 bits."""
     kinds = optimizer.step_options.kinds
     for slot in rule.element_slots:
         dtype = kinds.of(slot, param)
@@ -76,9 +77,11 @@ def _check_wide(optimizer: Any, rule: Rule, param: Tensor) -> None:
 
 
 def _title(optimizer: Any, param: Tensor) -> str:
+    """Return the name of a parameter for messages."""
     (title,) = parameter_names(optimizer.param_groups, [param])
     return title
 
 
 def _placements(param: Any) -> str:
+    """Return the placements of a DTensor as text."""
     return f"({', '.join(map(str, param.placements))})"

@@ -28,9 +28,9 @@ from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.group_options import (
     PAIRS,
     as_options,
+    hypers_by_name,
     hypers_of,
     members_of,
-    named,
     number,
     title_of,
 )
@@ -49,7 +49,7 @@ _TORCH_OPTIONS = (
 
 
 class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
-    """Runs any rule, the library's or your own, on parameters in groups, in one pass over memory.
+    """Optimizer of any rule, of the library or your own, in one pass over memory.
 
     Numbers are TensorFlow's: steps are counted for the optimizer, and a Python float is a float32
     on its way to a float64 parameter. All state is made by the constructor and `add_param_group`:
@@ -58,20 +58,20 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     Args:
         params: Parameters, pairs of a name and a parameter, or groups, as torch takes them. A group
-            may have options of its own.
+            may override options.
         rule: The rule.
         lr: The learning rate, a number or a tensor of shape (). None takes the rule's default.
-        initial: Optional. What slots start from, by name, where that is not what the rule says.
-        capturable: Whether steps over parameters on a GPU can be captured in a CUDA graph: `step`
+        initial: Optional. Initial values of slots by name, in place of those of the rule.
+        capturable: True if steps over parameters on a GPU can be captured in a CUDA graph: `step`
             is counted there, and `prepare` of the rule is given tensors. Nothing changes elsewhere.
         **hypers: The rule's other hyperparameters by name, or as groups call them: `betas` for
-            beta1 and beta2, `eps` for epsilon; and what is done around an update (see
+            beta1 and beta2, `eps` for epsilon; and options of steps (see
             `thalweg.optim.step_options`).
 
     Raises:
-        TypeError: A keyword that is none of them, what is no number, or `capturable` if no bool.
-        ValueError: A number that is NaN.
-        RuleError: The rule could not take a step.
+        TypeError: A keyword is unknown, a value is not a number, or `capturable` is not a bool.
+        ValueError: A number is NaN.
+        RuleError: No step is possible with the rule.
 
     Example:
         >>> import torch
@@ -123,7 +123,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         if not isinstance(capturable, bool):
             raise TypeError(f"capturable must be a bool, not {show_value(capturable)}.")
         options = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
-        arguments = named(hypers if lr is None else {"lr": lr, **hypers}, hyper_names=hyper_values)
+        arguments = hypers_by_name(
+            hypers if lr is None else {"lr": lr, **hypers}, hyper_names=hyper_values
+        )
         for name in arguments:
             if name not in hyper_values:
                 hint = did_you_mean(title_of(name), map(title_of, hyper_values))
@@ -145,6 +147,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return self.rule.name if type(self) is RuleOptimizer else type(self).__name__
 
     def _complete(self) -> None:
+        """Validate the last group, and create its state."""
         self.step_options.check_rule(self.rule, self._title)
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
@@ -153,19 +156,25 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         self._make()
 
     def rule_of(self, group: Group) -> Rule:
+        """Return the rule, wrapped by the options around an update."""
         return self.step_options.rule(self.rule)
 
     def _make(self) -> None:
-        """Make the state that parameters lack."""
+        """Create the state that parameters lack."""
         with self.step_cache._lock, writable():
             part, params, places = self.whole_state()
             part.targets(self.state, params, False)
-            part.make(self.state, params, self._starts(params, places), self.homes_of(params))
+            part.make(
+                self.state,
+                params,
+                self._initial_entries(params, places),
+                self.scalar_devices(params),
+            )
             run(part.publishing())
             part.settle(self.state)
 
     def whole_state(self) -> tuple[ParamState, list[Tensor], list[int]]:
-        """Return the state of all parameters, the parameters, and the indices of their groups."""
+        """Return (state of all parameters, parameters, indices of their groups)."""
         parts, rule = self.step_cache.parts, self.step_options.rule(self.rule)
         if rule not in parts:
             kinds, blocks = self.step_options.kinds, self.step_cache.blocks
@@ -175,7 +184,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return parts[rule], params, places
 
     def _numbers(self) -> dict[str, ScalarSpec]:
-        """Return the per-parameter numbers of the rule, by key of the state."""
+        """Return {state key: ScalarSpec} of the per-parameter numbers of the rule."""
         rule, first = self.rule, self.param_groups[0]["params"][0]
         specs = {STEP: ScalarSpec(0, torch.int64)}
         specs |= {name: ScalarSpec(1.0, torch.float32) for name in self.product_hypers}
@@ -186,9 +195,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             for slot in rule.numbers
         }
 
-    def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Entries]:
-        """Return the initial states of parameters: numbers of an optimizer go on."""
-        self._tell_of_zeros(params, places)
+    def _initial_entries(self, params: Sequence[Tensor], places: list[int]) -> dict[int, Entries]:
+        """Return {id(param): initial state}; new parameters start at the optimizer's step count."""
+        self._warn_of_zeros(params, places)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
         going: dict[str, object] = {}
         for name in self._numbers():
@@ -228,7 +237,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         arguments = self.unscaling(), len(pairs), report, self.has_torch_numbers
         transforms = gradient_transforms(self.step_options, *arguments)
         ends_step = single_param is None
-        ending = self._ending(report) if single_param is None else self._ending_alone(single_param)
+        ending = (
+            self._end_calls(report) if single_param is None else self._end_calls_of(single_param)
+        )
         hooks.ending = ending
         with no_grad():
             pairs, copies = hooks.aim(pairs)
@@ -246,25 +257,30 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 self.step_cache.note_repeated(hooks)
 
     def _hooks_for(
-        self, part: ParamState, params: list[Tensor], places: list[int]
+        self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> TensorFlowStepAdapter:
+        """Return the adapter of a step over parameters; `places` are their group indices."""
         return TensorFlowStepAdapter(self, part, params, places, range(len(params)))
 
     def _rules(self) -> set[Rule]:
+        """Return the wrapped rule, in a set."""
         return {self.step_options.rule(self.rule)}
 
-    def _counts_there(self) -> bool:
+    def _counts_on_device(self) -> bool:
+        """Return True if per-parameter numbers are on the GPU only."""
         if self.step_options.kinds.device:
             return False
         return self._capturable or self.step_options.of(Unscaling).fused_unscale
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
+        """Return True if parameters of a group have all entries of their state."""
         # It is made with the optimizer, but for what a state that was loaded did not have.
         keys = self.step_options.keys
         return all(name in self.state[param] for param in params for name in keys(param))
 
     @property
     def _single(self) -> Collection[str]:
+        """State keys that hold one number per parameter."""
         return self._numbers()
 
     def _state_names(self) -> set[str]:
@@ -274,31 +290,37 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return names | {MASTER} if self.step_options.kinds.masters else names
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Return the reasons why a step cannot be taken with the options of a group."""
+        """Return reasons why a step cannot be taken with the options of a group; [] if none."""
         rule = group.get("rule")
         if not isinstance(rule, str) or rule != self.rule.name:
             return [f"its rule is {told(rule)}, here {self.rule.name!r}"]
         return super()._unfit_options(group, place)
 
     def rules_around(self, group: Group) -> set[Rule]:
+        """Return the wrapped rule, in a set."""
         return {self.step_options.rule(self.rule)}
 
     def _kind_of(self, group: Group) -> Any:
+        """Return this optimizer, which defines the options of all groups."""
         return self  # whose rule decides
 
     @property
     def _betas(self) -> int:
+        """Number of betas of the rule."""
         return len(members_of("betas", self._hypers))
 
     @property
     def _hypers(self) -> set[str]:
+        """Names of the hyperparameters of the rule."""
         return {hyper.name for hyper in self.rule.hypers}
 
     def _wanted_options(self, group: Group) -> Sequence[str]:
+        """Return the options of a group that a step reads."""
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
-    def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
-        reasons, kind = super()._strange_options(group), type(self).__name__
+    def _invalid_options(self, group: Mapping[str, object]) -> dict[str, str]:
+        """Return {option: reason} for options that a group may not have."""
+        reasons, kind = super()._invalid_options(group), type(self).__name__
         option_names = self._wanted_options(cast("Group", group))
         for name in self._constructor_options:
             if name in group and name not in option_names:
@@ -318,10 +340,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return reasons
 
     def _end_step(self) -> None:
+        """Count a step after gradients were applied during the backward pass."""
         part, params, places = self.whole_state()
         hooks = TensorFlowStepAdapter(self, part, params, places, [])
         hooks.read_hypers(params)
-        hooks.ending = self._ending(GradientReport())
+        hooks.ending = self._end_calls(GradientReport())
         errors = finish(hooks)
         hooks.settle()
         raise_first(errors)
@@ -329,22 +352,21 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def load_state_dict(
         self, state_dict: dict[str, Any], *, convert: bool = False, allow_loss: bool = False
     ) -> None:
-        """Set the state and the options of the groups: all of it, or nothing.
+        """Set the state and the options of all groups; change nothing on an error.
 
         Parameters are matched by name where both sides have names, else by their order. Hooks are
         called as torch calls them. Every tensor keeps its dtype. Averages and masters that are not
-        in the state begin at the parameters, of which a warning tells.
+        in the state begin at the parameters, with a warning.
 
         Args:
             state_dict: As `state_dict` returns it.
-            convert: Whether slots that are kept in another codec than here, or as numbers, are
-                converted, or refused; and whether a state of other random bits goes on with those
-                of here.
+            convert: True to convert slots in another codec, or stored as numbers, and to continue a
+                state of other random bits with those of the optimizer; otherwise they raise.
             allow_loss: As in other classes; no state of another package is one of a rule.
 
         Raises:
-            CheckpointMismatchError: Something is missing, does not belong here, or has another
-                shape, dtype or rule. Lists up to ten differences; nothing was loaded.
+            CheckpointMismatchError: An entry is missing or unknown, or has another shape, dtype or
+                rule. Lists up to ten differences; nothing was loaded.
         """
         with self.step_cache._lock:
             check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
@@ -356,7 +378,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
 
 def _publish_arguments(cls: type[RuleOptimizer]) -> None:
-    """Publish the arguments of a constructor, options among them."""
+    """Set the signature and docstring of the constructor, with options."""
     signature = inspect.signature(cls.__init__, eval_str=True)
     args = [arg for arg in signature.parameters.values() if arg.name not in ("self", "around")]
     extra_parameters = [] if "capturable" in signature.parameters else [_CAPTURABLE]

@@ -19,14 +19,14 @@ _LAST_TURN = 10**6  # comes last
 
 
 class RulesBySelector:
-    """The argument `rules` of `groups`, checked.
+    """Validated argument `rules` of `groups`.
 
     Args:
         rules: As in `groups`.
 
     Attributes:
-        options: For each selector, in their order, the options of its groups: the rule's name, or a
-            user's rule, and options of it.
+        options: For each selector, in order, the options of its groups: the rule or its name, and
+            options of the rule.
 
     Raises:
         InvalidTypeError, InvalidArgumentError: There is no selector, or a rule is not one.
@@ -67,44 +67,48 @@ class RulesBySelector:
         """Return True if each selector sets an option itself."""
         return all(name in options for options in self.options)
 
-    def choose(self, params: ModuleParams, excluded_ids: Container[int]) -> list[int]:
-        """Return the place of the selector of each parameter that is not left out.
+    def choose(self, module_params: ModuleParams, excluded_ids: Container[int]) -> list[int]:
+        """Return the index of the selector of each parameter that is not excluded.
 
         Args:
-            params: The parameters.
-            excluded_ids: Those that no rule is for, by their `id`.
+            module_params: The parameters.
+            excluded_ids: The `id`s of parameters without a rule.
 
         Raises:
-            InvalidArgumentError: None selects it, or two that come equally early; a rule of
-                matrices is for a vector, or for an embedding that no selector names; or a selector
-                selects nothing.
+            InvalidArgumentError: No selector selects a parameter, or two of equal priority do; a
+                rule of matrices gets a vector, or an embedding that no selector names; or a
+                selector selects nothing.
         """
-        self._check_tuples(params.all_names)
+        self._check_tuples(module_params.all_names)
         indices: list[int] = []
         used_indices: set[int] = set()
-        for name, param in params.named_params:
+        for name, param in module_params.named_params:
             by_turn: dict[int, list[int]] = {}
             for place, selector in enumerate(self._selectors):
-                if _selects(selector, param, params):
-                    by_turn.setdefault(_turn(selector, params.names[id(param)]), []).append(place)
+                if _selects(selector, param, module_params):
+                    by_turn.setdefault(
+                        _priority(selector, module_params.names[id(param)]), []
+                    ).append(place)
                     used_indices.add(place)
             if id(param) not in excluded_ids:
                 place = self._first(by_turn, name, param)
                 if self._kinds[place]._of_matrices:
-                    self._check_matrix(place, name, param, params)
+                    self._check_matrix(place, name, param, module_params)
                 indices.append(place)
         for place, selector in enumerate(self._selectors):
-            params.check_selects([place] if place in used_indices else [], selector, "rules:")
-        self._check_rest(indices, params, excluded_ids)
+            module_params.check_selects(
+                [place] if place in used_indices else [], selector, "rules:"
+            )
+        self._check_rest(indices, module_params, excluded_ids)
         return indices
 
     def _check_rest(
-        self, indices: Sequence[int], params: ModuleParams, excluded_ids: Container[int]
+        self, indices: Sequence[int], module_params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
         """Raise if `...` selects nothing because a number also took vectors."""
         if ... not in self._selectors or self._selectors.index(...) in indices:
             return
-        members = [pair for pair in params.named_params if id(pair[1]) not in excluded_ids]
+        members = [pair for pair in module_params.named_params if id(pair[1]) not in excluded_ids]
         for (name, param), place in zip(members, indices, strict=True):
             largest = self._selectors[place]
             if isinstance(largest, int) and param.dim() < largest:
@@ -115,7 +119,10 @@ class RulesBySelector:
                 )
 
     def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
-        """Return the index of the one selector with the lowest priority."""
+        """Return the index of the selector with the lowest priority; raise if two have it.
+
+        `by_turn` maps priorities to selectors.
+        """
         if not by_turn:
             raise InvalidArgumentError(
                 f"No rule is for {name!r} of shape {tuple(param.shape)}: add a selector, such as"
@@ -130,10 +137,12 @@ class RulesBySelector:
             )
         return first[0]
 
-    def _check_matrix(self, place: int, name: str, param: Tensor, params: ModuleParams) -> None:
-        """Raise an error unless a rule of matrices can update a parameter.
+    def _check_matrix(
+        self, place: int, name: str, param: Tensor, module_params: ModuleParams
+    ) -> None:
+        """Raise unless a rule of matrices can update a parameter.
 
-        Embeddings are taken by name only, parameters of three dimensions with a layout only.
+        Embeddings must be selected by name, and parameters of three dimensions need a layout.
         """
         title, rule = self._titles[place], self._kinds[place].__name__
         if param.dim() < 2:
@@ -148,8 +157,10 @@ class RulesBySelector:
                 stack_message(repr(name), param.shape, f"{rule}, the rule of {title},")
             )
         selector = self._selectors[place]
-        names_param = selector in params.names[id(param)] or isinstance(selector, tuple)
-        if not names_param and any(isinstance(x, EMBEDDINGS) for x in params.owners[id(param)]):
+        names_param = selector in module_params.names[id(param)] or isinstance(selector, tuple)
+        if not names_param and any(
+            isinstance(x, EMBEDDINGS) for x in module_params.owners[id(param)]
+        ):
             raise InvalidArgumentError(
                 f"{name!r} is an embedding, or tied to one, whose rows are looked up, and {rule},"
                 f" the rule of {title}, is for matrices that multiply: add a selector for it, such"
@@ -157,7 +168,7 @@ class RulesBySelector:
             )
 
     def _needs_layout(self, place: int) -> bool:
-        """True if the rule of a selector does not define the blocks of stacks of matrices."""
+        """Return True if a selector's rule of matrices has no layout for stacks of matrices."""
         kind, options = self._kinds[place], self.options[place]
         if rule := getattr(kind, "_prepared_rule", None):
             return rule.needs_layout
@@ -165,6 +176,7 @@ class RulesBySelector:
         return "layout" in kind.constructor_signature.parameters and not has_layout
 
     def _check_tuples(self, names: Sequence[str]) -> None:
+        """Raise InvalidArgumentError for a name in a tuple that no parameter has."""
         for selector, title in zip(self._selectors, self._titles, strict=True):
             for name in cast("tuple[str, ...]", selector) if isinstance(selector, tuple) else ():
                 if name not in names:
@@ -179,7 +191,7 @@ class RulesBySelector:
 
 
 class ParamGroups(list[Group]):
-    """Groups, which print as a table: for each its rule, options, and how much it has."""
+    """List of groups that prints as a table: rules, options and sizes."""
 
     def __str__(self) -> str:
         head = ("rule", "options", "parameters", "elements", "such as")
@@ -218,15 +230,16 @@ def _title(selector: object) -> str:
     return "`...`" if selector is ... else repr(selector)
 
 
-def _selects(selector: object, param: Tensor, params: ModuleParams) -> bool:
+def _selects(selector: object, param: Tensor, module_params: ModuleParams) -> bool:
+    """Return True if a selector of rules selects a parameter."""
     if selector is ...:
         return True
     if isinstance(selector, tuple):
-        return not set(params.names[id(param)]).isdisjoint(cast("tuple[str, ...]", selector))
-    return params.selects(selector, param, "rules")
+        return not set(module_params.names[id(param)]).isdisjoint(cast("tuple[str, ...]", selector))
+    return module_params.selects(selector, param, "rules")
 
 
-def _turn(selector: Any, names: Sequence[str]) -> int:
+def _priority(selector: Any, names: Sequence[str]) -> int:
     """Return the priority of a selector for a parameter with these names; the lowest selects."""
     if isinstance(selector, str):
         return -4 if selector in names else -3

@@ -1,4 +1,4 @@
-"""Scalars of torch-style rules, made in the native call that replays a step.
+"""Scalars of torch-style rules, computed in the native call that replays a step.
 
 The call reads learning rates, betas and other options from the parameter groups and the step count
 of each parameter from its state, and runs the traced `prepare` of the rule on them. A scheduler, a
@@ -32,7 +32,7 @@ _FLOAT64 = KINDS[torch.float64]
 
 
 class ScalarsInCall:
-    """Programs that make the scalars of a replayed step, and what they read.
+    """Native programs for the scalars of a replayed step, with their inputs.
 
     Args:
         shares: The rules of the step with their parameters.
@@ -63,7 +63,7 @@ class ScalarsInCall:
         self._addresses: list[dict[str, tuple[int, int]]] = []  # by hyperparameter
 
     def hold_groups(self, snapshot: GuardTable, other_options: Mapping[int, Options]) -> None:
-        """Have the call compare and read the options of all groups.
+        """Make the native call compare and read the options of all groups.
 
         Args:
             snapshot: Compares and reads; changes.
@@ -92,15 +92,15 @@ class ScalarsInCall:
             self._addresses.append(addresses)
 
     @staticmethod
-    def give_members_rows(launches: Launches) -> None:
-        """Give each parameter a row of scalars in the table of its kernel."""
+    def set_rows_per_param(launches: Launches) -> None:
+        """Set a row of scalars per parameter in the table of each kernel."""
         for launch in (*launches.all, *launches.of_passes()):
             launch.separate_members()
 
     def place_programs(
         self, launches: Launches, spans: Sequence[Mapping[int, tuple[int, int, int]]]
     ) -> list[Member]:
-        """Have programs make the scalars of all launches.
+        """Make programs compute the scalars of all launches.
 
         Args:
             launches: The kernels of the step.
@@ -119,7 +119,7 @@ class ScalarsInCall:
     def place_pass_programs(
         self, launches: Launches, members: Sequence[Member]
     ) -> tuple[list[Member], list[ReplayedPasses]]:
-        """Have programs make the scalars of all passes and stages.
+        """Make programs compute the scalars of all passes and stages.
 
         Args:
             launches: The kernels of the step.
@@ -178,7 +178,7 @@ class ScalarsInCall:
     def _program(
         self, dtype: Dtype, place: Hashable, scalars: Mapping[int, TorchScalars]
     ) -> tuple[Program, list[tuple[int, int, int]]]:
-        """Return a program that makes the scalars of a group, and the inputs that it loads."""
+        """Return (program for the scalars of a group, inputs that it loads)."""
         group = cast("int", place)
         program = scalars[group].program_for(dtype)
         self._programs.append(program)
@@ -192,7 +192,7 @@ class ScalarsInCall:
 
 
 def _step_counts_of(share: ReplayedSubStep) -> list[Member]:
-    """Return a record for each parameter of a rule that has nothing but its step count."""
+    """Return a record for each parameter of a rule with step counts as the only numbers."""
     if not share.columns:
         return [Member(0, 0, 0, 0, 0, ())] * len(share.owners)
     column = share.columns[0]
@@ -200,14 +200,14 @@ def _step_counts_of(share: ReplayedSubStep) -> list[Member]:
 
 
 def _check_share(share: ReplayedSubStep) -> None:
-    """Raise TypeError unless the parameters of a rule have no scalar state but step counts."""
+    """Raise TypeError unless step counts are the only numbers of a rule's parameters."""
     are_counts = all(type(column) is Column for column in share.columns)
     if not (share.is_torchs and are_counts and has_step_counts_alone(share.part)):
         raise TypeError("Scalars depend on more than options and step counts.")
 
 
 def has_step_counts_alone(part: ParamState) -> bool:
-    """Return whether scalars of a rule depend on options and step counts, and on nothing else."""
+    """Return True if scalars of a rule depend on options and step counts only."""
     rule = part.rule
     has_reductions = rule.per_variable is not None or rule.per_optimizer is not None or rule.levels
     return part.numbers.keys() <= {STEP} and not has_reductions

@@ -35,6 +35,7 @@ SHAPES = ("linear", "cosine", "1-sqrt")
 
 
 def _check_count(name: str, count: object, minimum: int = 0) -> None:
+    """Raise InvalidArgumentError unless `count` is an integer of at least `minimum`."""
     if type(count) is not int or count < minimum:
         raise InvalidArgumentError(
             f"{name} must be an integer of {minimum} or more, not {show_value(count)}."
@@ -42,6 +43,7 @@ def _check_count(name: str, count: object, minimum: int = 0) -> None:
 
 
 def _check_share(name: str, share: object) -> None:
+    """Raise InvalidArgumentError unless `share` is in [0, 1]."""
     if not isinstance(share, int | float) or not 0 <= share <= 1:
         raise InvalidArgumentError(f"{name} must be in [0, 1], not {show_value(share)}.")
 
@@ -75,6 +77,7 @@ class WarmupStableDecay:
     begin: float = 0.0
 
     def __post_init__(self) -> None:
+        """Raise InvalidArgumentError for invalid values."""
         for name in ("total", "warmup", "decay"):
             _check_count(name, getattr(self, name), minimum=int(name == "total"))
         _check_share("floor", self.floor)
@@ -97,10 +100,10 @@ class WarmupStableDecay:
             return 1.0
         if step >= self.total:
             return float(self.floor) if self.decay else 1.0
-        return _decayed(self.shape, (step - first) / self.decay, self.floor)
+        return _decay_factor(self.shape, (step - first) / self.decay, self.floor)
 
 
-def _decayed(shape: str, progress: float, floor: float) -> float:
+def _decay_factor(shape: str, progress: float, floor: float) -> float:
     """Return the factor at a share of the decay from 1 to `floor`."""
     if shape == "linear":
         share = 1.0 - progress
@@ -148,7 +151,7 @@ class WarmupCosine:
         if step >= self.total:
             return float(self.floor)
         progress = (step - self.warmup) / max(1, self.total - self.warmup)
-        return _decayed("cosine", progress, self.floor)
+        return _decay_factor("cosine", progress, self.floor)
 
 
 @dataclass(frozen=True)
@@ -163,8 +166,8 @@ class InverseSquareRoot:
     Raises:
         InvalidArgumentError: A value is invalid.
 
-    Source: Zhai et al. 2022, https://arxiv.org/abs/2106.04560; `get_inverse_sqrt_schedule` of
-    transformers, whose numbers these are.
+    Source: Zhai et al. 2022, https://arxiv.org/abs/2106.04560; with the numbers of
+        `get_inverse_sqrt_schedule` of transformers.
     """
 
     warmup: int = 0
@@ -186,7 +189,7 @@ class InverseSquareRoot:
 def _factors_of(
     optimizer: torch.optim.Optimizer, factors: Factor | Mapping[GroupSelector, Factor]
 ) -> list[Factor]:
-    """Return the factor of each group.
+    """Return the factor function of each group, in order.
 
     Raises:
         InvalidTypeError: A factor is not a function, or a selector has another type.
@@ -198,8 +201,8 @@ def _factors_of(
     for selector, factor in factors.items():
         if not callable(factor):
             raise InvalidTypeError(
-                f"The factor of {_named(selector)} must be a function of the number of steps, not"
-                f" {show_value(factor)}."
+                f"The factor of {_show_selector(selector)} must be a function of the number of"
+                f" steps, not {show_value(factor)}."
             )
     indices_by_selector = {
         selector: [index for index, group in enumerate(groups) if _selects(selector, index, group)]
@@ -208,7 +211,9 @@ def _factors_of(
     other_indices = [*range(len(groups))]
     for selector, indices in indices_by_selector.items():
         if selector is not ... and not indices:
-            raise InvalidArgumentError(f"{_named(selector)} selects no group of parameters.")
+            raise InvalidArgumentError(
+                f"{_show_selector(selector)} selects no group of parameters."
+            )
         if selector is not ...:
             other_indices = [index for index in other_indices if index not in indices]
     if ... in indices_by_selector:
@@ -219,13 +224,13 @@ def _factors_of(
     ]
     for index, selectors in enumerate(owners):
         if len(selectors) != 1:
-            names = " and ".join(map(_named, selectors)) or "no selector; add `...`"
+            names = " and ".join(map(_show_selector, selectors)) or "no selector; add `...`"
             raise InvalidArgumentError(f"Group {index} is selected by {names}.")
     return [factors[selectors[0]] for selectors in owners]
 
 
 def _selects(selector: GroupSelector, index: int, group: Mapping[str, Any]) -> bool:
-    """Return whether a selector selects a group, but for `...`."""
+    """Return True if a selector other than `...` selects the group at an index."""
     if isinstance(selector, int) and not isinstance(selector, bool):
         return index == selector
     if isinstance(selector, str):
@@ -240,7 +245,8 @@ def _selects(selector: GroupSelector, index: int, group: Mapping[str, Any]) -> b
     )
 
 
-def _named(selector: GroupSelector) -> str:
+def _show_selector(selector: GroupSelector) -> str:
+    """Return a selector as text for messages."""
     return "`...`" if selector is ... else repr(selector)
 
 
@@ -339,7 +345,7 @@ class OptionSchedule:
         return {"option": self.option, "last_epoch": self.last_epoch, "initial": [*self.initial]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from the state of another schedule, and write its values to the groups.
+        """Set the state from another schedule, and write its values to the groups.
 
         Raises:
             CheckpointMismatchError: The state is of another option or number of groups.

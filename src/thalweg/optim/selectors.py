@@ -15,7 +15,7 @@ EMBEDDINGS = (Embedding, EmbeddingBag)  # whose weights are rows, and multiply n
 
 
 class ModuleParams:
-    """The parameters of a module that need a gradient, and what they are selected by.
+    """Parameters of a module that need a gradient, with names and owners for selection.
 
     Args:
         module: The module.
@@ -39,8 +39,7 @@ class ModuleParams:
         self._name_set = set(self.all_names)
 
     def called(self, selector: str, param: Tensor) -> bool:
-        """Return True if a name of a parameter equals a selector, has it as a component, or matches
-        it.
+        """Return True if a name of a parameter equals a selector, has it as a part, or matches it.
 
         A selector that is the name of a parameter is not a pattern: "a[0]" does not match "a0".
         """
@@ -72,10 +71,10 @@ class ModuleParams:
         )
 
     def check_selects(self, selected: Collection[object], selector: object, argument: str) -> None:
-        """Raise if a selector selects nothing.
+        """Raise if `selected` is empty.
 
         Raises:
-            InvalidArgumentError: It does not; says what it may have meant.
+            InvalidArgumentError: The selector selects nothing; suggests similar names.
         """
         if selected:
             return

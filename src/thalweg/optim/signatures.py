@@ -1,6 +1,6 @@
 """Signatures and docstrings of constructors for readers, `inspect`, type checkers and frameworks.
 
-The constructors of torch-style classes pass their arguments on: torch's own arguments, and the
+The constructors of torch-style classes pass their arguments on: the arguments of torch, and the
 options of all optimizers. This module gives each class an explicit constructor: its signature has
 every argument with its type, and its docstring describes each. The stubs (`tools/stubs.py`) have
 the same signatures.
@@ -38,7 +38,7 @@ def option_parameters() -> tuple[Parameter, ...]:
 
 
 def _type_of(annotation: Any, kind: type) -> Any:
-    """Return the type of an option's field."""
+    """Return the type of an option's field, evaluated if it is a string."""
     if isinstance(annotation, str):
         # The names of the module that defines the class, whose `__module__` is the public one.
         init: Any = kind.__init__
@@ -48,6 +48,7 @@ def _type_of(annotation: Any, kind: type) -> Any:
 
 @cache
 def _option_notes() -> Notes:
+    """Return {option: description} from the docstrings of option classes."""
     notes: Notes = {}
     for kind in OPTIONS:
         notes |= notes_in(kind.__doc__, "Attributes:")
@@ -56,11 +57,12 @@ def _option_notes() -> Notes:
 
 @cache
 def _argument_notes() -> Notes:
+    """Return {argument: description} of arguments common to most classes."""
     return notes_in(NOTES, "Args:")
 
 
 def notes_in(doc: str | None, title: str) -> Notes:
-    """Return the descriptions in a section of a docstring, by name, with their line breaks."""
+    """Return {name: description} of a section of a docstring, with line breaks."""
     notes: Notes = {}
     lines = inspect.cleandoc(doc or "").splitlines()
     names: list[str] = []
@@ -76,22 +78,22 @@ def notes_in(doc: str | None, title: str) -> Notes:
 
 
 def with_options(signature: Signature, *extra_parameters: Parameter) -> Signature:
-    """Return the signature of a constructor with options: with `self`, and all keywords of options.
+    """Return a constructor's signature with `self` and the keywords of all options.
 
     Args:
-        signature: What is taken otherwise; keywords of options come before its `**keywords`.
-        *beside: What comes before those of options.
+        signature: The signature without options; keywords of options come before its `**keywords`.
+        *extra_parameters: Parameters to insert before those of options.
     """
     args = [arg for arg in signature.parameters.values() if arg.kind is not arg.VAR_KEYWORD]
     var_keywords = [arg for arg in signature.parameters.values() if arg.kind is arg.VAR_KEYWORD]
-    args = [_of_params(arg) if arg.name == "params" else arg for arg in args]
-    leading = map(_one_of, [SELF, *args, *extra_parameters])
-    trailing = map(_one_of, var_keywords)
+    args = [_type_params(arg) if arg.name == "params" else arg for arg in args]
+    leading = map(_deduplicate, [SELF, *args, *extra_parameters])
+    trailing = map(_deduplicate, var_keywords)
     return signature.replace(parameters=[*leading, *option_parameters(), *trailing])
 
 
-def _one_of(parameter: Parameter) -> Parameter:
-    """Return the equal parameter that exists already, or this one; 0 and 0.0 differ."""
+def _deduplicate(parameter: Parameter) -> Parameter:
+    """Return an equal parameter that exists already, or this one; 0 and 0.0 differ."""
     equal_parameters = _parameters.setdefault(type(parameter.default), {})
     return equal_parameters.setdefault(parameter, parameter)
 
@@ -101,7 +103,8 @@ def _one_of(parameter: Parameter) -> Parameter:
 _parameters: dict[type, dict[Parameter, Parameter]] = {}
 
 
-def _of_params(parameter: Parameter) -> Parameter:
+def _type_params(parameter: Parameter) -> Parameter:
+    """Return the parameter `params` with the type of torch, unless it has one."""
     is_open = parameter.annotation in (Any, Parameter.empty)
     return parameter.replace(annotation=ParamsT) if is_open else parameter
 
@@ -109,8 +112,8 @@ def _of_params(parameter: Parameter) -> Parameter:
 def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
     """Return a docstring that describes each parameter of a constructor except `self`.
 
-    What the docstring of the class says of one comes first, then what options say of theirs, then
-    what an argument of that name is in most classes.
+    Descriptions come from the docstring of the class, then from options, then from common
+    arguments.
     """
     sources: list[Notes] = [notes_in(cls.__doc__, "Args:"), _option_notes(), _argument_notes()]
     lines = [f"Make one; see `{cls.__name__}`.", "", "Args:"]
@@ -126,9 +129,8 @@ def publish(cls: Any, accepted: Signature) -> None:
     """Set the signature and docstring of a class's constructor.
 
     Args:
-        cls: The class. If it has no constructor of its own, it gets that of its parent, which says
-            what this class takes.
-        accepted: What it takes, with `self`.
+        cls: The class. Without a constructor it gets a copy of its parent's, with this signature.
+        accepted: The signature, with `self`.
     """
     if "__init__" not in vars(cls):
         init = cls.__init__

@@ -35,7 +35,7 @@ def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tenso
 
 
 def _why_unfit(slot_tensor: object, slot: Slot, param: Tensor) -> str:
-    """Return the reason why a value is not the slot of a parameter; "" if it is."""
+    """Return why a value is not the slot of a parameter; "" if it is."""
     if not isinstance(slot_tensor, Tensor):
         return f"{told(slot_tensor)}; expected: a tensor, as the optimizer made it"
     if slot.storage is None:

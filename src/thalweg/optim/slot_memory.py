@@ -19,10 +19,10 @@ Span = tuple[str, int, int, dict[str, Any] | None, str]
 def separate_slots(optimizer: Any, step_options: Any) -> None:
     """Copy slots that share memory with parameters or other slots, or within themselves.
 
-    Programs make such states by putting one tensor into two places. Every step would raise.
+    Programs create such states by putting one tensor into two places; every step would raise.
 
     Args:
-        optimizer: A `FusedTorchOptimizer`, whose state is changed.
+        optimizer: A `FusedTorchOptimizer`; its state is changed.
         step_options: The `StepOptions` of its steps, which add slots to those of its rules.
     """
     spans: list[Span] = []
@@ -57,6 +57,6 @@ def _copy_overlapping(sorted_spans: list[Span]) -> None:
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor has elements, which are where torch says."""
+    """Return True if a tensor has elements in ordinary strided memory."""
     is_strided = not (tensor.is_sparse or tensor.is_meta) and has_plain_dispatch(tensor)
     return bool(is_strided and tensor.numel() and has_storage(tensor))

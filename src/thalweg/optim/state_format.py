@@ -1,6 +1,6 @@
 """Entries by which `torch.distributed.checkpoint` transfers states.
 
-It reads of a flat state dict only the entries whose keys the groups and the state of the optimizer
+It reads of a flat state dict only entries with keys that the groups and the state of the optimizer
 have. So these have all entries that `state_dict` returns, from the first step on.
 """
 
@@ -23,7 +23,7 @@ def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, A
     """Write the entries that describe the form of a state to its groups and parameters.
 
     Args:
-        optimizer: The optimizer, whose options define the entries.
+        optimizer: The optimizer; its options define the entries.
         groups: Groups with all options of their rules, changed in place.
         state: The states of parameters, changed in place.
     """
@@ -40,7 +40,7 @@ def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, A
 
 
 def _record_codecs(optimizer: Any, group: Group, state: Mapping[Any, Any]) -> None:
-    """Write the codecs of slots to a group, and to the states with encoded slots their shapes."""
+    """Write the codecs of slots to a group, and the shapes of encoded slots to the states."""
     with importing:
         from thalweg._core.quantized_slots import shape_entry
         from thalweg.optim.quantized_state import STORAGE, has_codes, storage_of
@@ -81,10 +81,10 @@ def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[st
 
 
 def _check_read(optimizer: Any, names: Sequence[str]) -> None:
-    """Raise if parameters have names and empty states, but the optimizer's rule has slots.
+    """Raise if named parameters have empty states, and the rule has slots; clear the state.
 
     Raises:
-        CheckpointMismatchError: Says so, and what to do.
+        CheckpointMismatchError: The state was read before the optimizer had one.
     """
     if names and any(rule.slots for rule in optimizer._rules()):
         # Torch's reads have added empty states, and it allocates none if there are any.
@@ -98,4 +98,5 @@ def _check_read(optimizer: Any, names: Sequence[str]) -> None:
 
 
 def _is_empty_dict(entry: object) -> bool:
+    """Return True for {}."""
     return isinstance(entry, dict) and not entry

@@ -33,9 +33,9 @@ class StateEntrySpec(NamedTuple):
         like: A tensor of the required shape; None requires a number, as a tensor or not.
         dtypes: Optional. The dtypes allowed; by default all of the kind of `like`: real, complex,
             or else that dtype alone.
-        has_rows: Whether the value may be sparse.
-        is_optional: Whether the value may be missing, or None.
-        is_count: Whether the value is a number of steps.
+        has_rows: True if the value may be sparse.
+        is_optional: True if the value may be missing, or None.
+        is_count: True if the value is a number of steps.
         name: The name of the value in messages of `state_mismatches`.
     """
 
@@ -47,13 +47,11 @@ class StateEntrySpec(NamedTuple):
     name: str = ""
 
     def difference(self, candidate: object) -> str | None:
-        """Return a description of how a value differs from the requirements, or None if it meets
-        them.
-        """
+        """Return how a value differs from the requirements, or None if it meets them."""
         if candidate is None and self.is_optional and not self.is_count:
             return None
         title, count = f"'{self.name}'", cast("Any", candidate)
-        problem = _why_unlike(candidate, self, title)
+        problem = _describe_difference(candidate, self, title)
         if problem is None and self.is_count and not 0 <= (count := float(count)) < _MOST_STEPS:
             problem = f"{title} is {count}, and steps count from 0"
         return problem
@@ -63,7 +61,7 @@ def check_form(saved_state: Mapping[str, object], title: str) -> None:
     """Raise unless a dict has the form of a torch-style state.
 
     Raises:
-        CheckpointMismatchError: Says what is missing, or is something else.
+        CheckpointMismatchError: A part is missing or has another type.
     """
     missing = [name for name in ("state", "param_groups") if name not in saved_state]
     problems = [f"{name!r} is missing" for name in missing]
@@ -73,13 +71,13 @@ def check_form(saved_state: Mapping[str, object], title: str) -> None:
         problems.append(f"'param_groups' is {told(saved_state['param_groups'])}, no list")
     if not problems:
         for place, group in enumerate(cast("list[Any]", saved_state["param_groups"])):
-            problems += _of_group(group, place)
+            problems += _group_flaws(group, place)
     if problems:
         raise mismatch(problems, title)
 
 
-def _of_group(group: object, place: int) -> list[str]:
-    """Return descriptions of the reasons why a group's parameters cannot be found."""
+def _group_flaws(group: object, place: int) -> list[str]:
+    """Return reasons why the parameters of a saved group cannot be matched; [] if none."""
     if not isinstance(group, Mapping):
         return [f"group {place} is {told(group)}, no dict"]
     for name in ("params", "param_names"):
@@ -96,6 +94,7 @@ def _of_group(group: object, place: int) -> list[str]:
 
 
 def _is_key(key: object) -> bool:
+    """Return True for hashable objects."""
     try:
         hash(key)
     except TypeError:
@@ -104,7 +103,7 @@ def _is_key(key: object) -> bool:
 
 
 def members_of(group: Group, saved_group: Mapping[str, Any]) -> list[tuple[Tensor, Any, Any]]:
-    """Return parameters, keys of their saved states and titles, matched by order."""
+    """Return (parameter, key of the saved state, title) of a group, matched by order."""
     name_lists = (group.get("param_names"), saved_group.get("param_names"))
     titles = [names for names in name_lists if names and len(names) == len(saved_group["params"])]
     keys = saved_group["params"]
@@ -117,7 +116,7 @@ def keys_in(saved_state: Mapping[str, Any]) -> set[Any]:
 
 
 def parameter_states(saved_state: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
-    """Return the states of parameters that are in a state, with their keys."""
+    """Return (key, state) of each parameter in a state dict."""
     states, keys = saved_state["state"], keys_in(saved_state)
     return [(k, x) for k, x in states.items() if k in keys and isinstance(x, Mapping)]
 
@@ -125,7 +124,10 @@ def parameter_states(saved_state: Mapping[str, Any]) -> list[tuple[Any, Mapping[
 def matched(
     group: dict[str, Any], saved_group: dict[str, Any], problems: list[str]
 ) -> list[tuple[Tensor, Any, Any]]:
-    """Return parameters, keys of their saved states and titles, matched by name if possible."""
+    """Return (parameter, saved key, title) by name if possible, else by order.
+
+    Differences are appended to `problems`.
+    """
     names, saved_names = group.get("param_names"), saved_group.get("param_names")
     if not names or not saved_names or len(saved_names) != len(saved_group["params"]):
         return members_of(group, saved_group)
@@ -136,7 +138,7 @@ def matched(
 
 
 def members_here(optimizer: Any, group: Group, saved_group: Group) -> list[tuple[Tensor, Any, Any]]:
-    """Return parameters, keys of their states and titles, as the optimizer matches them."""
+    """Return (parameter, key of the saved state, title), matched as the optimizer does."""
     if hasattr(optimizer, "rule"):
         return matched(group, saved_group, [])
     return members_of(group, saved_group)
@@ -159,7 +161,7 @@ def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
 def of_options(
     group: Group, option_names: Iterable[str], flags: Iterable[str], place: int, beta_count: int = 2
 ) -> list[str]:
-    """Return descriptions of the options of a group with which a step cannot be taken.
+    """Return reasons why a step cannot be taken with the options of a group; [] if none.
 
     Args:
         group: The group.
@@ -184,7 +186,7 @@ def of_options(
             problems.append(f"{title} is {told(group[name])}, no number")
     for name in dict.fromkeys((*flags, *STEP_FLAGS)):
         if name in group and (group[name] is not None or name not in STEP_FLAGS):
-            problems += _of_flag(group[name], f"'{name}' of group {place}")
+            problems += _flag_flaws(group[name], f"'{name}' of group {place}")
     names, count = group.get("param_names"), len(group["params"])
     if names is not None and len(names) != count:
         problems.append(
@@ -196,20 +198,21 @@ def of_options(
 
 
 def is_flag(option: object) -> bool:
-    """Return whether a value is true or false, or a number."""
+    """Return True if a value is true or false, or a number."""
     if isinstance(option, Tensor) and option.dtype == torch.bool:
         return option.numel() == 1 and flaw(option) is None
     return isinstance(option, np.bool_) or is_number(option)
 
 
-def _of_flag(option: object, title: str) -> list[str]:
+def _flag_flaws(option: object, title: str) -> list[str]:
+    """Return a description of an option that is neither true nor false, in a list; else []."""
     if is_flag(option) or (isinstance(option, np.ndarray) and is_flag(option[()])):
         return []
     return [f"{title} is {told(option)}, neither true nor false"]
 
 
 def of_strange(group: Group, reasons: Mapping[str, str], place: int) -> list[str]:
-    """Return descriptions of options that a group may not have, with the reason for each."""
+    """Return descriptions of options that a group may not have; `reasons` has the reasons."""
     return [f"'{n}' of group {place} is {told(group[n])}, {text}" for n, text in reasons.items()]
 
 
@@ -219,7 +222,7 @@ def state_mismatches(
     title: object,
     allowed: Container[object] | None = None,
 ) -> list[str]:
-    """Return descriptions of the entries of a parameter's state with which a step cannot be taken.
+    """Return reasons why a step cannot use the state of a parameter; [] if none.
 
     Args:
         entries: The state.
@@ -238,20 +241,20 @@ def state_mismatches(
     return differences(named_specs, {f"{title}/{name}": entries[name] for name in checked})
 
 
-def sum_of(param: Tensor) -> StateEntrySpec:
+def sum_spec(param: Tensor) -> StateEntrySpec:
     """Return the requirements of a sum of gradients of a parameter."""
     return StateEntrySpec(param, has_rows=True, is_optional=True)
 
 
-def _alike(dtype: torch.dtype) -> Collection[torch.dtype]:
-    """Return the dtypes from which values are converted to one without loss of their kind."""
+def _convertible_dtypes(dtype: torch.dtype) -> Collection[torch.dtype]:
+    """Return the dtypes from which values are converted to `dtype` without loss of kind."""
     if dtype.is_complex:
         return _COMPLEX
     return REAL_DTYPES if dtype.is_floating_point else (dtype,)
 
 
-def _why_unlike(candidate: object, spec: StateEntrySpec, title: str) -> str | None:
-    """Return why a value cannot be what is wanted, or None."""
+def _describe_difference(candidate: object, spec: StateEntrySpec, title: str) -> str | None:
+    """Return why a value does not meet its requirements, or None."""
     template = spec.like
     if template is None:
         if is_number(candidate):
@@ -267,7 +270,7 @@ def _why_unlike(candidate: object, spec: StateEntrySpec, title: str) -> str | No
         return f"{title} is {told(candidate)}, no number"
     if not isinstance(candidate, Tensor):
         return f"{title} is {told(candidate)} and no tensor"
-    dtypes = spec.dtypes or _alike(template.dtype)
+    dtypes = spec.dtypes or _convertible_dtypes(template.dtype)
     if candidate.shape != template.shape or candidate.dtype not in dtypes:
         dtype_text = dtype_name(next(iter(dtypes)) if len(dtypes) == 1 else template.dtype)
         return f"{title} is {kind_of(candidate)}, here {dtype_text} {tuple(template.shape)}"
@@ -293,9 +296,7 @@ def _why_rows_unfit(tensor: Tensor, title: str) -> str | None:
 
 
 def is_before_steps(entries: Mapping[str, object]) -> bool:
-    """Return True if a parameter with this state had no step yet, and so has no entry that steps
-    make.
-    """
+    """Return True if the state is that of a parameter before its first step."""
     if entries.keys() <= {SUM}:
         return True
     step = entries.get(STEP)
@@ -314,7 +315,7 @@ def lacking_message(title: str, names: Iterable[str]) -> str:
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Return a tensor's dtype and shape."""
+    """Return the dtype and shape of a tensor as text."""
     return f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
 
 
@@ -336,7 +337,7 @@ def is_number(value: object) -> bool:
 
 
 def are_numbers(value: object, count: int) -> bool:
-    """Return whether a value is so many numbers: a sequence, or an array of one dimension."""
+    """Return True if a value is so many numbers: a sequence, or an array of one dimension."""
     if isinstance(value, np.ndarray | Tensor):
         items: list[Any] = [*value] if value.ndim == 1 and _is_held(value) else []
     else:
@@ -345,10 +346,12 @@ def are_numbers(value: object, count: int) -> bool:
 
 
 def _is_held(value: object) -> bool:
+    """Return False for a tensor with freed storage."""
     return not isinstance(value, Tensor) or flaw(value) is None
 
 
 def told(value: object) -> str:
+    """Return a value as text for messages: a tensor by dtype and shape."""
     if not isinstance(value, Tensor):
         return shown(value)
     return f"{kind_of(value)} without its storage" if is_cut(value) else kind_of(value)

@@ -43,15 +43,15 @@ _KEEP = Selection(denormals="keep")  # as torch does
 
 
 class ParamGroupAdapter(StepAdapter):
-    """A step over parameters in groups.
+    """Adapter of one step over parameters in groups.
 
-    Where parameters have masters, what others wrote to the parameters counts.
+    Where parameters have masters, values that other code wrote to the parameters count.
 
     Args:
         optimizer: The optimizer.
-        part: What is kept of the parameters.
+        part: The state of the parameters.
         params: The parameters of the part.
-        places: For each the index of its group, also an attribute.
+        places: The index of the group of each parameter, also an attribute.
     """
 
     from_copies = True
@@ -69,7 +69,7 @@ class ParamGroupAdapter(StepAdapter):
         self._pending_numbers: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
         self.apply_flag, self.watch = optimizer.step_cache.apply_flag, optimizer.step_cache.watch
-        self._homes = homes = optimizer.homes_of(params)
+        self._homes = homes = optimizer.scalar_devices(params)
         self.there = homes[0]
         self.repeats = part.homes == homes and part.stands(optimizer.state, params)
         if not self.repeats:
@@ -84,24 +84,24 @@ class ParamGroupAdapter(StepAdapter):
         return self.places
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
-        """Return gradients with their update targets, and the parameters that follow these.
+        """Return (gradient, update target) pairs, and the parameters that copy the targets.
 
-        Clipping sees rows that are added up.
+        If gradients are clipped, sparse rows of equal index are summed first.
 
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
         """
-        target_pairs, copies = self._aimed(
+        target_pairs, copies = self._pair_with_targets(
             pairs if self.sharing is None else placed(pairs, self.optimizer.step_cache.team)
         )
         return self.seen(target_pairs), copies
 
     def seen(self, pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
-        """Return pairs with sparse gradients summed up if they are clipped."""
+        """Return the pairs, with rows of sparse gradients summed if gradients are clipped."""
         return all_summed(pairs, self.names_of) if self.optimizer.step_options.clips else pairs
 
-    def _aimed(self, pairs: list[tuple[object, Tensor]]) -> UpdatePairs:
-        """Return gradients with their update targets, and the parameters that follow these."""
+    def _pair_with_targets(self, pairs: list[tuple[object, Tensor]]) -> UpdatePairs:
+        """Return (gradient, update target) pairs, and the parameters that copy the targets."""
         targets = self.part.targets(self.optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None
@@ -115,21 +115,25 @@ class ParamGroupAdapter(StepAdapter):
         return target_pairs, [self._real.get(id(target)) for _, target in target_pairs]
 
     def step_rule(self) -> Any:
+        """Return the wrapped rule of the step."""
         return self.part.rule
 
     def owners_of(self, variables: Sequence[Tensor]) -> list[Tensor]:
-        """Return the parameters that variables stand for."""
+        """Return the parameters that the variables of a step stand for, in order."""
         return [self._real.get(id(var), var) for var in variables]
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
+        """Return the names of variables for messages, in order."""
         return parameter_names(self.optimizer.param_groups, self.owners_of(variables))
 
     def check_flat_buffers(
         self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]
     ) -> None:
+        """Raise if groups have rules or options that flat buffers do not support."""
         self.optimizer.check_flat_buffers(self.optimizer.param_groups)
 
     def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+        """Return the pairs with sparse gradients as `IndexedSlices`, complex ones as real views."""
         for grad, param in given:
             if grad.layout == torch.sparse_coo:
                 title = self.names_of([param])[0]
@@ -137,6 +141,7 @@ class ParamGroupAdapter(StepAdapter):
         return [self._converted(grad, param) for grad, param in given]
 
     def _converted(self, grad: Tensor, param: Tensor) -> Pair:
+        """Return one pair in the form of the engines; see `convert_pairs`."""
         if grad.layout == torch.sparse_coo:
             rows = rows_of(grad, *self.names_of([param]))
             if layout.is_far(rows, param.device):
@@ -151,6 +156,7 @@ class ParamGroupAdapter(StepAdapter):
         return as_real(grad), real
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        """Raise if pairs are invalid; `narrow` allows gradients of lower precision."""
         rounding = self.optimizer.step_options.of(Rounding)
         for grad, var in pairs:
             param = self._real.get(id(var), var)
@@ -164,6 +170,7 @@ class ParamGroupAdapter(StepAdapter):
         check_pairs(pairs, self.names_of(variables), scatter=True, narrow=narrow, devices=homes)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
+        """Create the missing state of all parameters, apart from the optimizer's state."""
         optimizer = self.optimizer
         numbers: list[tuple[Tensor, str]] = []
         for param, title in zip(self._params, self.names_of(self._params), strict=True):
@@ -172,10 +179,11 @@ class ParamGroupAdapter(StepAdapter):
                     layout.check_memory(local(value), f"'{name}' of '{title}'")
                     numbers.append((local(value), f"{name} of {title}"))
         check_writable(numbers)
-        starts = optimizer._starts(self._params, self.places)
+        starts = optimizer._initial_entries(self._params, self.places)
         self.part.make(optimizer.state, self._params, starts, self._homes)
 
     def slots_of(self, var: Tensor) -> list[Tensor]:
+        """Return the slots of a variable, in the order of the rule."""
         param = self._real.get(id(var))
         if param is None:
             return self.part.slots_of(var)
@@ -183,6 +191,7 @@ class ParamGroupAdapter(StepAdapter):
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
+        """Return the common slots of each parameter of the optimizer that has them."""
         optimizer, part = self.optimizer, self.part
         states = [
             optimizer.state.get(param)
@@ -200,6 +209,7 @@ class ParamGroupAdapter(StepAdapter):
         return common_slots
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[Place]:
+        """Return (index, element positions) of each variable, for random bits."""
         optimizer, part = self.optimizer, self.part
         params = [self._real.get(id(var), var) for var in variables]
         if optimizer.step_options.of(Rounding).round is None:
@@ -211,12 +221,14 @@ class ParamGroupAdapter(StepAdapter):
         return places_of(optimizer, part.rule, params)
 
     def numbers_of(self, variables: Sequence[Tensor]) -> list[int]:
+        """Return the index of each variable among all parameters of the optimizer."""
         groups = self.optimizer.param_groups
         ids = [id(param) for group in groups for param in group["params"]]
         numbers = {param_id: number for number, param_id in enumerate(ids)}
         return [numbers[id(self._real.get(id(var), var))] for var in variables]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
+        """Read the numbers of parameters, and set the keys of equal scalars."""
         part, places = self.part, self.places
         for column in part.columns:
             column.read()
@@ -235,14 +247,16 @@ class ParamGroupAdapter(StepAdapter):
     def group_variables(
         self, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> list[Hashable] | None:
+        """Return a key per variable, equal for equal scalars; None if all are equal."""
         return self._keys
 
     def counting_calls(self, shared: Shared) -> list[Call]:
+        """Return calls that publish new state and write the next numbers."""
         calls = self.part.publishing()
         keys = [None] if self._keys is None else self._keys
         for column in self.part.columns:
             if column.is_on_device is True:
-                calls.append(self._counting_there(column))
+                calls.append(self._counting_on_device(column))
                 continue
             if len(keys) == 1:
                 values = [self.next_number(column, keys[0])]
@@ -253,7 +267,8 @@ class ParamGroupAdapter(StepAdapter):
             self._pending_numbers.append((column, values))
         return calls
 
-    def _counting_there(self, column: DeviceColumn) -> Call:
+    def _counting_on_device(self, column: DeviceColumn) -> Call:
+        """Return the call that writes the next numbers of a column on a device."""
         if column.name == STEP:
             return column.counting(self.apply_flag)
         keys = self._keys or [None] * len(self._params)
@@ -262,15 +277,15 @@ class ParamGroupAdapter(StepAdapter):
         return column.moving(column_values, self.apply_flag)
 
     def next_number(self, column: AnyColumn, key: Hashable) -> Any:
-        """Return a number after the step, for parameters that have it in common."""
+        """Return the number after the step of the parameters with a key."""
         raise NotImplementedError
 
     def split_key(self, key: Any) -> tuple[int, dict[str, Any]]:
-        """Return the group index and the scalars of the parameters that have a key in common.
+        """Return the group index and the scalars of the parameters with a key.
 
         Args:
-            key: An element of what `group_variables` returns: the group index, or a tuple of it and
-                the numbers and flags that differ between parameters. None if nothing differs.
+            key: An element of the result of `group_variables`: the group index, or a tuple of it
+                and the numbers and flags that differ between parameters. None if nothing differs.
 
         Returns:
             The group index; and a new dict by name with the numbers of the state, such as the step
@@ -296,23 +311,23 @@ class ParamGroupAdapter(StepAdapter):
         return place, numbers
 
     def is_on_step_device(self, value: Any) -> bool:
-        """Return whether a number is a tensor of the device that keeps those of the step."""
+        """Return True for a tensor on the device of the per-parameter numbers."""
         return self.there is not None and isinstance(value, Tensor) and value.device == self.there
 
     def detach(self) -> None:
-        """Release the optimizer and copies, for a plan that outlives the step."""
+        """Drop references to the optimizer and copies, for a plan that outlives the step."""
         self.watch = self.gathered = None
         self.optimizer = proxy(self.optimizer)
 
     def settle(self) -> None:
-        """Record the written numbers and state."""
+        """Record the written numbers and state; called after the writes."""
         for column, values in self._pending_numbers:
             column.wrote(values)
         self.part.settle(self.optimizer.state)
 
 
 class TorchStepAdapter(ParamGroupAdapter):
-    """A step with torch's numbers: scalars are made in Python's, and rounded once."""
+    """Adapter of a step with torch's numbers: scalars are Python floats, rounded once."""
 
     def __init__(
         self, optimizer: Any, part: ParamState, params: Sequence[Tensor], places: Sequence[int]
@@ -322,12 +337,13 @@ class TorchStepAdapter(ParamGroupAdapter):
         self.scalars_by_key: dict[Hashable, dict[str, object]] = {}
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        """Return {name: scalar} of the variables with a key, in a compute dtype."""
         if group not in self.scalars_by_key:
             self.scalars_by_key[group] = self.prepare_scalars(group)
         return self.scalars_by_key[group]
 
     def prepare_scalars(self, key: Hashable) -> dict[str, Any]:
-        """Return the scalars of a key: hyperparameters, numbers and those of `prepare`."""
+        """Return {name: scalar} of a key: hyperparameters, numbers and results of `prepare`."""
         rule, optimizer = self.part.rule, self.optimizer
         place, numbers = self.split_key(key)
         options = self.part.options(place, optimizer)
@@ -351,6 +367,7 @@ class TorchStepAdapter(ParamGroupAdapter):
         return {**options.numbers(self.is_on_step_device), **numbers, **scalars}
 
     def next_number(self, column: AnyColumn, key: Hashable) -> Any:
+        """Return the number after the step of the parameters with a key."""
         value = self.scalars_by_key[key][column.name]
         if self.part.numbers[column.name].rounds_as_tensor and not isinstance(value, Tensor):
             # As in torch's code, the default dtype decides how it is rounded.
@@ -359,7 +376,7 @@ class TorchStepAdapter(ParamGroupAdapter):
 
 
 def _describe_betas(group: Mapping[str, Any]) -> str:
-    """Return which betas of a group are not in [0, 1), in words; empty if all are."""
+    """Return a phrase about the betas of a group that are not in [0, 1); "" if all are."""
     betas = group.get("betas")
     return "; ".join(
         f"beta{index} is {beta}, and must be at least 0 and below 1"

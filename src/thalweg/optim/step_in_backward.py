@@ -19,7 +19,7 @@ from thalweg.errors import InvalidArgumentError
 def listen(optimizer: Any) -> None:
     """Register hooks that update each parameter as soon as its gradient is complete.
 
-    One that is frozen has none; it is listened to from the step after which it is no longer.
+    A frozen parameter has no hook; it gets one with the first step after it is unfrozen.
     """
     heard = optimizer.step_cache.heard
     optimizer.step_cache.places.clear()  # groups may have changed
@@ -38,8 +38,11 @@ def listen(optimizer: Any) -> None:
 
 
 def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
+    """Return the hook that updates a parameter; it holds the optimizer by a weak reference."""
+
     # A parameter outlives its optimizer.
     def apply(param: Tensor) -> None:
+        """Update a parameter, or start the transfer of its gradient."""
         updater = optimizer()
         # A second hook of one parameter, after an interruption, finds no gradient.
         if updater is None or param.grad is None or place_of(updater, param) is None:
@@ -53,7 +56,7 @@ def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
 
 
 def _fetch(optimizer: Any, param: Tensor) -> None:
-    """Start the transfer of a gradient to the CPU, and apply those that have arrived.
+    """Start the transfer of a gradient to the CPU, and apply gradients that have arrived.
 
     The CPU thus updates parameters while the GPU computes further gradients. The rest is applied at
     the end of the backward pass. `param.grad` becomes None.
@@ -71,7 +74,7 @@ def _fetch(optimizer: Any, param: Tensor) -> None:
 
 
 def apply_fetched(optimizer: Any) -> None:
-    """Apply all gradients whose transfers have started, in their order."""
+    """Apply all gradients that are being transferred, in order."""
     while optimizer.step_cache.fetching:
         _apply_first(optimizer)
 
@@ -85,7 +88,7 @@ def _apply_first(optimizer: Any) -> None:
 
 
 def place_of(optimizer: Any, param: Tensor) -> int | None:
-    """Return the index of a parameter's group; None if it is in none any more."""
+    """Return the index of a parameter's group; None if it is in no group any more."""
     places = optimizer.step_cache.places
     if not places:
         for index, group in enumerate(optimizer.param_groups):

@@ -87,7 +87,7 @@ class LastStep(NamedTuple):
     """Report of a step.
 
     Args:
-        taken: Whether the step was taken.
+        taken: True if the step was taken.
         reason: The reason if it was not; "" if it was.
         count: The number of steps that this optimizer has taken since it was made or loaded.
         grad_norm: The common norm of the gradients, unscaled, their elements clipped. None where
@@ -103,26 +103,26 @@ class LastStep(NamedTuple):
 
 
 class StepOptions:
-    """The options that a constructor was given: one of each kind, most of them off.
+    """Options of a constructor, one of each kind, most of them off.
 
     Args:
         **keywords: By the names of their fields.
 
     Attributes:
-        on: What differs from a constructor that was given nothing, by keyword.
+        on: The options that are on, by keyword.
         wrapping: The options that do something beside the rule, in the same pass over memory.
-        clips: Whether gradients are clipped, or their norm decides on the step.
-        judges: Whether the norm of the gradients decides on the step.
-        accumulate: How many calls of `step` add up gradients for one that is taken.
-        in_backward: Whether each gradient is applied as it arrives.
-        counts: Whether an option asks for the number of a step.
-        keeps_as_torch: Whether the state is what torch would keep, where it would.
-        kinds: What the state of parameters is kept in.
+        clips: True if gradients are clipped, or their norm decides on the step.
+        judges: True if the norm of the gradients decides on the step.
+        accumulate: The number of calls of `step` with gradients that are summed up for one step.
+        in_backward: True if each gradient is applied as it arrives.
+        counts: True if an option needs the number of a step.
+        keeps_as_torch: True if torch would keep the same entries of its state.
+        kinds: The storage of the state of parameters.
         zero_warning: As `without` of a `Wrapper`, if there is one.
-        base_transforms: What happens to gradients where nothing is known of a step.
+        base_transforms: The gradient transforms that do not depend on the step.
 
     Raises:
-        TypeError, ValueError: One is not what it can be, or cannot be beside another.
+        TypeError, ValueError: An option is invalid, or excludes another.
     """
 
     def __init__(self, **keywords: object) -> None:
@@ -160,16 +160,16 @@ class StepOptions:
         )
 
     def of(self, kind: type[Kind]) -> Kind:
-        """Return the option of a kind; one that is off, if it was not asked for."""
+        """Return the option of a kind, with default values if off."""
         return cast("Kind", self._option_of[kind])
 
     def __bool__(self) -> bool:
-        """Return whether anything happens that a step of torch's would not do."""
+        """Return True if an option changes the steps."""
         return self._needs_engine
 
     @property
     def is_lossless(self) -> bool:
-        """True if torch's own loader keeps all dtypes of the state."""
+        """True if the loader of torch keeps all dtypes of the state."""
         return self.keeps_as_torch and not self.of(Accumulation).wide_sums
 
     @property
@@ -178,11 +178,11 @@ class StepOptions:
         return [name for option in self._begin for name in option.begins]
 
     def keys(self, param: Tensor) -> list[str]:
-        """Return the keys of a parameter's state that torch's own state lacks."""
+        """Return the keys of a parameter's state that options add."""
         return [name for option in self._begin if option.keeps(param) for name in option.begins]
 
     def rule(self, rule: Rule) -> Rule:
-        """Return a rule with all that is done beside it."""
+        """Return a rule, wrapped by the options around an update."""
         for option in self.wrapping:
             rule = option.rule(rule)
         return rule
@@ -192,10 +192,10 @@ class StepOptions:
 
         Args:
             rule: The rule.
-            title: What users call it, and messages in place of its name.
+            title: The name of the rule in messages.
 
         Raises:
-            RuleError, InvalidArgumentError: Says why.
+            RuleError, InvalidArgumentError: The rule is not supported; has the reason.
         """
         for option in self.wrapping:
             titled_rule = replace(rule, name=title)  # which messages tell
@@ -213,7 +213,7 @@ class StepOptions:
         return self.on.get(name, _DEFAULTS[name])
 
     def others(self, group: Mapping[str, object]) -> list[str]:
-        """Return options of a group that differ from those of the constructor."""
+        """Return the options of a group that differ from those of the constructor."""
         return [n for n in KEYWORDS if n in group and not _equal(group[n], self.value(n))]
 
     def __eq__(self, other: object) -> bool:
@@ -249,6 +249,7 @@ StepOptions.__signature__ = Signature(  # pyright: ignore
 
 
 def _equal(left: object, right: object) -> bool:
+    """Return True if two option values are equal; False if they cannot be compared."""
     try:
         for value in (left, right):
             if isinstance(value, Tensor):
@@ -261,8 +262,8 @@ def _equal(left: object, right: object) -> bool:
 NO_OPTIONS = StepOptions()
 
 
-def apart(keywords: dict[str, object]) -> StepOptions:
-    """Remove options from keywords and return them."""
+def pop_options(keywords: dict[str, object]) -> StepOptions:
+    """Remove options from `keywords`, in place, and return them as `StepOptions`."""
     options = {name: keywords.pop(name) for name in KEYWORDS if name in keywords}
     return StepOptions(**options) if options else NO_OPTIONS
 
@@ -310,7 +311,7 @@ def gradient_transforms(
         unscaling: The first factor of gradients, or None; a tensor stays one.
         count: The number of gradients.
         grad_report: Receives the norm and factor where gradients are measured.
-        is_torchs: Whether a common norm clips with torch's factor, not with TensorFlow's.
+        is_torchs: True if a common norm clips with torch's factor, not with TensorFlow's.
         factor: The factor that clips by a common norm, if it is known; see `global_norm.py`.
     """
     if not options.clips and unscaling is None:

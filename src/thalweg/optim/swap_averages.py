@@ -21,7 +21,7 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 
 
 class _Swap(NamedTuple):
-    """A parameter in a block.
+    """Parameter that is swapped with its average in a block.
 
     Attributes:
         title: Its name.
@@ -42,27 +42,27 @@ AverageOf = Callable[[Tensor, Mapping[str, Any]], Tensor | None]
 
 
 def _ema_of(param: Tensor, entries: Mapping[str, Any]) -> Tensor | None:
+    """Return the average of a parameter in its state, or None."""
     return entries.get(EMA)
 
 
 def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSetting:
-    """Return a context manager for a block in which the parameters of an optimizer are their
-    averages.
+    """Return a context manager in which the parameters of an optimizer are their averages.
 
     Args:
         optimizer: A `FusedOptimizer` that keeps averages.
-        average_of: Gives that of a parameter with a state; None if there is none.
+        average_of: Returns the average of a parameter from its state; None if there is none.
     """
-    return ContextSetting(partial(_prepared, optimizer, average_of))
+    return ContextSetting(partial(_exchange_calls, optimizer, average_of))
 
 
-def _prepared(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
-    """Return calls that exchange parameters and averages, and those that undo this."""
+def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
+    """Return (calls that exchange parameters and averages, calls that undo this)."""
     cache = optimizer.step_cache
     with cache._lock, writable():
         if cache.holds_averages:
-            _refuse()
-        swaps = _swaps(optimizer, average_of)
+            _raise_nested()
+        swaps = _find_swaps(optimizer, average_of)
     restore_calls = [unless_resized(partial(swap.memory.copy_, swap.buffer)) for swap in swaps]
     # Empty until the block is open: one that is refused closes nothing.
     closing: list[Call] = []
@@ -83,16 +83,17 @@ def _prepared(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[C
     is_nested = map(not_, (closing,))
     lock = cache._lock
     return [lock.acquire, when(is_free, unwatched(enter_calls)), lock.release,
-            when(is_nested, _refuse)], closing  # fmt: skip
+            when(is_nested, _raise_nested)], closing  # fmt: skip
 
 
-def _refuse() -> None:
+def _raise_nested() -> None:
+    """Raise FailedPreconditionError: `swapped` was entered twice."""
     raise FailedPreconditionError(
         "The parameters are their averages already: swapped() was called inside of swapped()."
     )
 
 
-def _swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
+def _find_swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
     """Return the parameters that have averages, with both memories checked."""
     states = states_of(optimizer.state)
     averages = [(param, average_of(param, entries)) for param, entries in states]

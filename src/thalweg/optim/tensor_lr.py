@@ -18,10 +18,9 @@ _HIGHEST = 1e15  # of numbers of which nobody is warned
 
 
 class TensorRate:
-    """A tensor of shape (), and what torch makes of it and of Python's numbers.
-
-    It knows the arithmetic that IEEE rounds, and refuses all else, even to be asked for a name: who
-    gets a `TypeError` leaves the step to torch.
+    """Learning rate in a tensor of shape (), with the results of torch's arithmetic. Only
+    arithmetic with IEEE rounding is supported; anything else, even access to an attribute, raises
+    `TypeError`: the caller then leaves the step to torch.
 
     Args:
         value: Its number, of its dtype.
@@ -68,6 +67,7 @@ class TensorRate:
 
 
 def _rounded(kind: type[Any], number: object) -> Any:
+    """Return a number or symbol, rounded to the type `kind`; raise TypeError for others."""
     if isinstance(number, Symbol) and issubclass(kind, Symbol):
         return kind(1.0).narrow(number)
     if (type(number) is float or type(number) is int) and -_HIGHEST < number < _HIGHEST:

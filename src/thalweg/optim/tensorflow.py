@@ -1,7 +1,7 @@
-"""TensorFlow's optimizers in torch's form: `tensorflow.Ftrl(model.parameters(), lr=0.1)`.
+"""Optimizers of TensorFlow in torch's form: `tensorflow.Ftrl(model.parameters(), lr=0.1)`.
 
 The numbers are those of `thalweg.keras.optimizers`, for the classes that Keras has not those of
-`thalweg.v1`, to the bit. What is in groups, state and files is torch's form.
+`thalweg.v1`, to the bit. Groups, state and files have the form of torch.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SGD(RuleOptimizer):
     Args:
         params: As torch takes them.
         lr: The learning rate, a number or a tensor of shape ().
-        momentum: A number in [0, 1]; whether there is momentum is decided here.
-        nesterov: Whether momentum is Nesterov's.
+        momentum: A number in [0, 1], fixed in the constructor: 0 has no momentum.
+        nesterov: True if momentum is Nesterov's.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class Momentum(RuleOptimizer):
 
 
 class MomentumW(RuleOptimizer):
-    """`thalweg.v1.contrib.opt.MomentumWOptimizer`: decay, whatever the rate, then `Momentum`."""
+    """`thalweg.v1.contrib.opt.MomentumWOptimizer`: decay independent of the rate, then
+    `Momentum`."""
 
     _exact = ("weight_decay",)
 
@@ -141,7 +142,8 @@ class LazyAdam(RuleOptimizer):
 
 
 class AdamW(RuleOptimizer):
-    """`thalweg.v1.contrib.opt.AdamWOptimizer`: decay, whatever the rate, then Adam's step."""
+    """`thalweg.v1.contrib.opt.AdamWOptimizer`: decay independent of the rate, then a step of
+    Adam."""
 
     _exact = ("weight_decay",)
     product_hypers = _POWERS
@@ -215,7 +217,9 @@ class Adagrad(RuleOptimizer):
         eps: float = 1e-7,
         **around: Any,
     ) -> None:
-        initial = {"accumulator": _from("initial_accumulator_value", initial_accumulator_value)}
+        initial = {
+            "accumulator": _check_at_least_0("initial_accumulator_value", initial_accumulator_value)
+        }
         super().__init__(params, rules.ADAGRAD, lr, initial=initial, eps=eps, **around)
 
 
@@ -235,7 +239,7 @@ class AdagradDA(RuleOptimizer):
         l2: float = 0.0,
         **around: Any,
     ) -> None:
-        start = _from("initial_accumulator_value", initial_accumulator_value)
+        start = _check_at_least_0("initial_accumulator_value", initial_accumulator_value)
         initial = {"gradient_squared_accumulator": start}
         super().__init__(params, rules.ADAGRAD_DA, lr, initial=initial, l1=l1, l2=l2, **around)
 
@@ -258,9 +262,9 @@ class RMSprop(RuleOptimizer):
         params: As torch takes them.
         lr: The learning rate.
         rho: Share of the averages that is kept.
-        momentum: A number in [0, 1]; whether there is momentum is decided here.
+        momentum: A number in [0, 1], fixed in the constructor: 0 has no momentum.
         eps: Epsilon.
-        centered: Whether to divide by the root of the variance.
+        centered: True if to divide by the root of the variance.
     """
 
     _exact = ("epsilon",)
@@ -312,9 +316,13 @@ class Ftrl(RuleOptimizer):
         power = as_number("learning_rate_power", learning_rate_power)
         if power > 0.0:
             raise ValueError(f"learning_rate_power {power:f} needs to be negative or zero")
-        initial = {"accumulator": _from("initial_accumulator_value", initial_accumulator_value)}
+        initial = {
+            "accumulator": _check_at_least_0("initial_accumulator_value", initial_accumulator_value)
+        }
         penalties = {"l1": l1, "l2": l2, "l2_shrinkage": l2_shrinkage}
-        hypers = {name: _from(name, value) for name, value in penalties.items()} | {"beta": beta}
+        hypers = {name: _check_at_least_0(name, value) for name, value in penalties.items()} | {
+            "beta": beta
+        }
         if power == -0.5:
             super().__init__(params, rules.FTRL, lr, initial=initial, **hypers, **around)
         else:
@@ -338,7 +346,9 @@ class ProximalAdagrad(RuleOptimizer):
         l2: float = 0.0,
         **around: Any,
     ) -> None:
-        initial = {"accumulator": _from("initial_accumulator_value", initial_accumulator_value)}
+        initial = {
+            "accumulator": _check_at_least_0("initial_accumulator_value", initial_accumulator_value)
+        }
         super().__init__(
             params, rules.PROXIMAL_ADAGRAD, lr, initial=initial, l1=l1, l2=l2, **around
         )
@@ -353,8 +363,8 @@ class ProximalGradientDescent(RuleOptimizer):
         super().__init__(params, rules.PROXIMAL_GRADIENT_DESCENT, lr, l1=l1, l2=l2, **around)
 
 
-def _from(name: str, value: object) -> float:
-    """Return a number, checked to be at least 0."""
+def _check_at_least_0(name: str, value: object) -> float:
+    """Return a number as a float; raise ValueError if it is negative."""
     number = as_number(name, value)
     if number < 0.0:
         raise ValueError(f"{name} must not be negative: {number}")

@@ -29,7 +29,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     """Adapter of one step of a `RuleOptimizer`.
 
     TensorFlow counts the steps of an optimizer and not those of a variable: the numbers of all
-    parameters move, also of those that have no gradient.
+    parameters change, also of those without a gradient.
 
     Args:
         optimizer, part, params, places: As in `ParamGroupAdapter`, for all parameters.
@@ -53,6 +53,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return [self.places[member] for member in self._members]
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        """Raise if shapes, dtypes or memory of the pairs are invalid."""
         param_pairs = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
         unreal = [(grad, var) for grad, var in param_pairs if var.is_complex()]
         if unreal and not self.part.rule.linear:
@@ -65,11 +66,13 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     def group_variables(
         self, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> list[Hashable] | None:
+        """Return a key per variable, equal for equal scalars; None if all are equal."""
         keys = self._keys
         return None if keys is None else [keys[member] for member in self._members]
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        scalars = self._of_all(dtype, group)
+        """Return {name: scalar} of the variables with a key, in a compute dtype."""
+        scalars = self._scalars_of_all(dtype, group)
         if self.there is None or len(self._members) == len(self._params):
             return scalars
         members = self._members
@@ -78,13 +81,14 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
             for name, x in scalars.items()
         }
 
-    def _of_all(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """Return the scalars of all parameters, also of those that have no gradient."""
+    def _scalars_of_all(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        """Return the scalars of all parameters, also of those without a gradient."""
         if (dtype, group) not in self.scalars_by_key:
             self.scalars_by_key[dtype, group] = self.prepare_scalars(dtype, group)
         return self.scalars_by_key[dtype, group]
 
     def prepare_scalars(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
+        """Return {name: scalar} of a key: hyperparameters, numbers and results of `prepare`."""
         rule = self.part.rule
         place, numbers = self.split_key(key)
         values = self.hypers(dtype, place)
@@ -102,7 +106,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         Raises:
             InvalidArgumentError: One is NaN; names it.
         """
-        hypers = self._given(place)
+        hypers = self._hypers_of_group(place)
         return {name: self.hyper(dtype, place, name, value) for name, value in hypers.items()}
 
     def hyper(self, dtype: Dtype, place: int, name: str, value: Any) -> Any:
@@ -118,16 +122,18 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         exact = name in self.optimizer._exact
         return dtype(as_number(name, value)) if exact else as_step_scalar(name, value, dtype)
 
-    def _given(self, place: int) -> dict[str, Any]:
+    def _hypers_of_group(self, place: int) -> dict[str, Any]:
+        """Return the hyperparameters of the group at an index, by name."""
         return self.part.options(place, self.optimizer).given()
 
     def next_number(self, column: AnyColumn, key: Hashable) -> Any:
+        """Return the number after the step of the parameters with a key."""
         place, numbers = self.split_key(key)
         number = numbers[column.name]
         if column.name == STEP:
             return number + 1
         if column.name in self.optimizer.product_hypers:
-            factor = self._given(place)[self.optimizer.product_hypers[column.name]]
+            factor = self._hypers_of_group(place)[self.optimizer.product_hypers[column.name]]
             if isinstance(number, Tensor):
                 kind = np.float64 if number.dtype == torch.float64 else np.float32
                 if self.is_on_step_device(factor):
@@ -135,5 +141,5 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
                 return without_denormals(number * float(as_hyper(factor, kind)))
             kind = type(number)
             return product(number, as_hyper(factor, kind)).item()
-        scalar = self._of_all(compute_dtype(column.dtype), key)[column.name]
+        scalar = self._scalars_of_all(compute_dtype(column.dtype), key)[column.name]
         return scalar if self.is_on_step_device(scalar) else scalar.item()

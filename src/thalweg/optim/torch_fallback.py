@@ -1,4 +1,4 @@
-"""Steps that torch takes, all of a step or nothing."""
+"""Steps of `torch.optim`, taken completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_TORCH = "The step was torch's own, which may have written a part of it."
 
 
 def check_memories(optimizer: Any) -> None:
-    """See `FusedTorchOptimizer._check_memories`."""
+    """Raise if torch's step would access memory outside of a tensor's storage."""
     params = [p for p in params_of(optimizer.param_groups) if p.grad is not None and not p.is_meta]
     tensor_lists = [_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())
             for param in params]  # fmt: skip
@@ -40,8 +40,8 @@ def check_memories(optimizer: Any) -> None:
 def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bool) -> None:
     """Raise if torch's step would write beyond the memory of a parameter or its state.
 
-    Slots in the midst of their storage are replaced by copies where torch would add rows elsewhere.
-    If torch `coalesces` a gradient, a single element may be left of it.
+    Slots inside of a larger storage are replaced by copies if torch would add rows elsewhere. If
+    torch `coalesces` a gradient, a single element may be left of it.
     """
     gradient = param.grad
     named_tensors: dict[str, Any] = {"": param, "The gradient of ": gradient}
@@ -68,21 +68,22 @@ def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bo
 
 
 def _tensors(*values: object) -> list[Tensor]:
+    """Return the tensors among values."""
     return [candidate for candidate in values if isinstance(candidate, Tensor)]
 
 
 @contextmanager
 def whole(optimizer: Any) -> Generator[None]:
-    """Return a context manager in which torch takes all of a step, or nothing.
+    """Return a context manager in which torch takes a step completely or not at all.
 
-    Torch updates one parameter after the other, and refuses a gradient when it comes to it. So what
-    a step changes is copied before, and put back. Nothing is copied where torch does not refuse,
-    which is where gradients and state are like their parameters, and options are numbers; nor after
-    a step of the same kinds: what torch refuses depends on them alone. Tensors with a dispatch of
-    their own are left to their class.
+    Torch updates one parameter after the other, and rejects a gradient only when it gets there. All
+    changed tensors are therefore copied before, and restored on an error. Nothing is copied if
+    torch certainly accepts: gradients and state have the form of their parameters and options are
+    numbers, or the last step had the same kinds. Tensor subclasses with dispatch are left to their
+    class.
 
     Args:
-        optimizer: A `FusedTorchOptimizer`. What it says of a step that failed is set in `progress`.
+        optimizer: A `FusedTorchOptimizer`. Its `progress` gets the notes about a failed step.
     """
     members = [
         (group, param)
@@ -90,14 +91,14 @@ def whole(optimizer: Any) -> Generator[None]:
         for param in group["params"]
         if param.grad is not None
     ]
-    cache, kinds = optimizer.step_cache, _kinds(optimizer, members)
+    cache, kinds = optimizer.step_cache, _acceptance_key(optimizer, members)
     if kinds is None or kinds == cache.kinds_of_torch:
         cache.progress = (_OF_TORCH,)
         yield
         return
     with writable():
         new = [param for _, param in members if param not in optimizer.state]
-        restore_calls = [call for _, param in members for call in _putting_back(optimizer, param)]
+        restore_calls = [call for _, param in members for call in _restore_calls(optimizer, param)]
         restore_calls += [partial(optimizer.state.pop, param, None) for param in new]
     try:
         yield
@@ -111,8 +112,8 @@ def whole(optimizer: Any) -> Generator[None]:
     cache.kinds_of_torch = kinds
 
 
-def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
-    """Return what torch decides by whether it takes a step; None where it certainly does."""
+def _acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
+    """Return a key of all facts that decide if torch accepts a step; None if it certainly does."""
     kinds: list[Any] = []
     is_ordinary = True
     for group, param in members:
@@ -126,7 +127,9 @@ def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
         is_ordinary = is_ordinary and is_plain_group and not group.get("differentiable")
         is_ordinary = is_ordinary and not (group.get("capturable") and param.device.type == "cpu")
         is_ordinary = is_ordinary and _kind(param.grad) == kind and bool(param.numel())
-        is_ordinary = is_ordinary and (not entries or _is_usual(optimizer, group, param, entries))
+        is_ordinary = is_ordinary and (
+            not entries or _has_torch_form(optimizer, group, param, entries)
+        )
         options = [(name, _kind(option)) for name, option in group.items() if name != "params"]
         # Whether torch takes a number that is out of range depends on the step: no two are alike.
         marker = is_plain_group or object()
@@ -134,10 +137,12 @@ def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
     return None if is_ordinary else tuple(kinds)
 
 
-def _is_usual(optimizer: Any, group: Group, param: Tensor, entries: Mapping[str, object]) -> bool:
-    """Return whether a state is as torch's steps make it: slots are like their parameter.
+def _has_torch_form(
+    optimizer: Any, group: Group, param: Tensor, entries: Mapping[str, object]
+) -> bool:
+    """Return True if a state has the form that torch's steps create.
 
-    Only names tell slots from numbers, as both have the shape () where a parameter has it.
+    Only names tell slots from numbers, as both have the shape () if the parameter has.
     """
     rule, kind = optimizer.base_rule(group, param), _kind(param)
     numbers = {slot.name for slot in rule.scalar_slots} | {STEP} & {*entries}
@@ -154,11 +159,12 @@ def _is_usual(optimizer: Any, group: Group, param: Tensor, entries: Mapping[str,
 
 
 def _has_dtype_of(value: object, param: Tensor) -> bool:
+    """Return True for a tensor with the dtype of a parameter."""
     return isinstance(value, Tensor) and (value.dtype, value.device) == (param.dtype, param.device)
 
 
 def _is_ordinary(value: object) -> bool:
-    """Return whether a value is a number of a state that torch calculates with."""
+    """Return True if a value is a number of a state that torch computes with."""
     if isinstance(value, Tensor):
         if value.dim() or not value.is_floating_point():
             return False
@@ -167,6 +173,7 @@ def _is_ordinary(value: object) -> bool:
 
 
 def _kind(value: object) -> Hashable:
+    """Return a hashable description: shape, strides, dtype and device, or the type."""
     if isinstance(value, Tensor):
         layout = value.stride() if value.layout == torch.strided else value.sparse_dim()
         return value.shape, layout, value.dtype, value.device, value.is_neg()
@@ -176,7 +183,7 @@ def _kind(value: object) -> Hashable:
 
 
 def _are_plain(optimizer: Any, group: Group) -> bool:
-    """Return whether all options that a step reads are there, and ordinary numbers."""
+    """Return True if a group has all options that a step reads, as ordinary numbers."""
     return all(
         name in group and _is_plain(group[name], is_share=name.startswith("betas"))
         for name in optimizer.read_options
@@ -184,7 +191,7 @@ def _are_plain(optimizer: Any, group: Group) -> bool:
 
 
 def _is_plain(option: object, is_share: bool = False) -> bool:
-    """Return whether an option is a number that torch calculates with, or numbers, or None."""
+    """Return True for a number that torch computes with, several of them, or None."""
     if isinstance(option, tuple | list):
         return all(_is_plain(number, is_share) for number in cast("Sequence[Any]", option))
     if option is None or not isinstance(option, int | float):
@@ -192,17 +199,17 @@ def _is_plain(option: object, is_share: bool = False) -> bool:
     return -1 < option < 1 if is_share else abs(option) <= _FLOAT32_MAX or abs(option) == math.inf
 
 
-def _putting_back(optimizer: Any, param: Tensor) -> list[Call]:
+def _restore_calls(optimizer: Any, param: Tensor) -> list[Call]:
     """Return calls of C functions that restore the present values of a parameter and its state."""
     entries: dict[str, Any] = optimizer.state.get(param) or {}
     tensors = [param, *(entry for entry in entries.values() if isinstance(entry, Tensor))]
-    unexpanded = [_each_once(tensor) for tensor in tensors]
+    unexpanded = [_without_repeats(tensor) for tensor in tensors]
     calls: list[Call] = [partial(tensor.copy_, tensor.clone()) for tensor in unexpanded]
     return [entries.clear, partial(entries.update, dict(entries)), *calls]
 
 
-def _each_once(tensor: Tensor) -> Tensor:
-    """Return the elements of a tensor, those of expanded dimensions once, as copies need it."""
+def _without_repeats(tensor: Tensor) -> Tensor:
+    """Return the elements of a tensor, those of expanded dimensions once, for copies."""
     if tensor.layout != torch.strided:
         return tensor  # a detached one would be given other elements alone
     return tensor.detach()[tuple(slice(None if step else 1) for step in tensor.stride())]

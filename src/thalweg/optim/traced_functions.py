@@ -1,4 +1,4 @@
-"""Functions of torch by what they do with labels and weights, and their arguments."""
+"""Sets of torch functions by their effect on labels and weights, and their arguments."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 
 def _names(text: str) -> frozenset[str]:
+    """Return the set of words in a text."""
     return frozenset(text.split())
 
 
@@ -58,7 +59,7 @@ NO_LABEL = -1
 
 
 def distinct_labels(labels: Tensor) -> Any:
-    """Return the different labels in a tensor, sorted."""
+    """Return the different labels in a tensor, sorted, without 0."""
     # A dimension of stride 0 repeats the same labels.
     labels = labels[tuple(slice(None) if stride else slice(1) for stride in labels.stride())]
     label_numbers = labels.reshape(-1).numpy()
@@ -70,7 +71,7 @@ def distinct_labels(labels: Tensor) -> Any:
 
 
 def tensors_in(container: Any) -> list[Tensor]:
-    """Return the tensors in a value and in the containers in it."""
+    """Return the tensors in a value and in nested containers, in a list."""
     if isinstance(container, Tensor):
         return [container]
     if isinstance(container, Mapping):
@@ -81,7 +82,7 @@ def tensors_in(container: Any) -> list[Tensor]:
 
 
 def mapped(container: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a value with a function applied to all that is not a container."""
+    """Return a value with a function applied to all objects that are not containers."""
     if type(container) in (tuple, list):
         return type(container)(mapped(element, function) for element in container)
     if type(container) is dict:
@@ -98,7 +99,10 @@ def covers(output: Tensor, shape: Sequence[int]) -> bool:
 
 
 def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tensor | None:
-    """Return matrices that a tensor of indices selects, as a view that repeats the first one."""
+    """Return matrices that a tensor of indices selects, as a view that repeats the first one.
+
+    None if `name` is no such selection.
+    """
     index = None
     if name == "__getitem__":
         index = args[1][0] if isinstance(args[1], tuple) and len(args[1]) == 1 else args[1]
@@ -114,7 +118,7 @@ def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tenso
 def positional(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with input and weight by position."""
+    """Return (args, kwargs) with input and weight by position."""
     kwargs = dict(kwargs)
     for place, names in enumerate((("input",), ("weight", "other", "mat2"))):
         keyword = next((candidate for candidate in names if candidate in kwargs), None)
@@ -124,6 +128,7 @@ def positional(
 
 
 def operands_of(name: str, args: tuple[Any, ...]) -> list[Any]:
+    """Return the operands of a product function; `name` is the function's name."""
     if name == "einsum":
         return [*args[1]] if isinstance(args[1], tuple | list) else [*args[1:]]
     return [*args]

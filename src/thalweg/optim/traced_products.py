@@ -15,7 +15,7 @@ def product_roles(
     """Return the role of each dimension of a weight in a product, and their places in the result.
 
     Args:
-        name: The name of torch's function.
+        name: The name of the torch function.
         args: Its arguments.
         operands: The two tensors that are multiplied.
         weight_index: The index of the weight among these.
@@ -47,6 +47,7 @@ def product_roles(
 
 
 def _einsum_roles(equation: str, weight_index: int) -> tuple[str, list[int | None]] | None:
+    """Return the roles of a weight in an `einsum`, as `product_roles`."""
     terms, output = _terms(equation)
     if len(terms) != 2 or not output or "." in terms[weight_index]:
         return None
@@ -106,6 +107,7 @@ def _convolution_shape(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> tuple[int, ...]:
+    """Return the shape of the result of a convolution."""
     # One channel has the same spatial sizes as all.
     channels = 1 - weight.dim()
     options = {key: kwargs[key] for key in ("stride", "padding", "dilation") if key in kwargs}
@@ -117,6 +119,7 @@ def _convolution_shape(
 
 
 def _einsum_shape(equation: str, factors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the shape of the result of an `einsum`."""
     terms, output = _terms(equation)
     sizes: dict[str, tuple[int, ...]] = {}
     for letters, factor in zip(terms, factors, strict=True):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, Params
 from thalweg._core.step_scalars import defaults_of
 from thalweg._engines.rule_check import check_rule
 from thalweg.formula import Rule
@@ -19,47 +19,49 @@ from thalweg.optim.modern.arguments import Arguments
 from thalweg.optim.step_options import check_hypers
 
 
-class OwnArguments(Arguments):
-    """Base class of constructors with parameters and the hyperparameters of a user's rule."""
+class UserRuleArguments(Arguments):
+    """Base class of constructors with the hyperparameters of a user-defined rule."""
 
     _declared_rule: ClassVar[Rule]
     _torch: ClassVar[Any]
     __signature__: Signature
 
-    def __init__(self, params: Any, **options: Any) -> None:
+    def __init__(self, params: Params, **options: Any) -> None:
         args = self._torch.__signature__.parameters.values()
         defaults = {arg.name: arg.default for arg in args if arg.name != "params"} | options
         hypers_of(defaults, self._declared_rule)
         torch.optim.Optimizer.__init__(self, params, defaults)
 
 
-OwnArguments.__signature__ = Signature([Parameter("params", Parameter.POSITIONAL_OR_KEYWORD)])
+UserRuleArguments.__signature__ = Signature([Parameter("params", Parameter.POSITIONAL_OR_KEYWORD)])
 
 
-class OwnRule(FusedTorchOptimizer, OwnArguments):
-    """Optimizer of a user's rule, with the numbers of torch's classes."""
+class UserRuleOptimizer(FusedTorchOptimizer, UserRuleArguments):
+    """Optimizer of a user-defined rule, with torch's numbers."""
 
-    _torch = OwnArguments
+    _torch = UserRuleArguments
     _number_dtype = torch.float32
     _declared_rule: ClassVar[Rule]
     _prepared_rule: ClassVar[Rule]
 
     @classmethod
     def _signature(cls) -> Signature:
+        """Return the signature of the constructor, with options."""
         return cls._torch.__signature__
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
+        """Return the only rule of the class."""
         return cls._prepared_rule
 
 
 @cache
-def class_of(rule: Rule) -> type[OwnRule]:
-    """Return a class for a rule, by whose name groups call it.
+def class_of(rule: Rule) -> type[UserRuleOptimizer]:
+    """Return the optimizer class of a rule, named after it; groups use that name.
 
     Raises:
-        RuleError: The rule could not take a step, or a hyperparameter is called as what all groups
-            have.
+        RuleError: The rule could not take a step, or a hyperparameter has the name of an entry of
+            all groups.
     """
     hypers = defaults_of(rule)
     check_rule(rule, hypers)
@@ -70,17 +72,17 @@ def class_of(rule: Rule) -> type[OwnRule]:
     accepted = Signature([Parameter("params", kind), *parameters])
     namespace = {"_declared_rule": rule, "__signature__": accepted}
     body = {
-        "_torch": type(rule.name, (OwnArguments,), namespace),
+        "_torch": type(rule.name, (UserRuleArguments,), namespace),
         "_declared_rule": rule,
-        "_prepared_rule": _prepared(rule),
+        "_prepared_rule": _with_powers(rule),
         "_of_matrices": bool(rule.passes),
         "_betas": len(members_of("betas", hypers)),
     }
-    return type(rule.name, (OwnRule,), body)
+    return type(rule.name, (UserRuleOptimizer,), body)
 
 
-def _prepared(rule: Rule) -> Rule:
-    """Return a rule whose `prepare` also computes its powers."""
+def _with_powers(rule: Rule) -> Rule:
+    """Return the rule with a `prepare` that also computes its powers."""
     users = rule.prepare
     user_args = () if users is None else tuple(signature(users).parameters)
     numbers = (*rule.hypers, *rule.numbers, *rule.common_slots)
@@ -90,6 +92,7 @@ def _prepared(rule: Rule) -> Rule:
         names += [*rule.powers.values(), "t"]
 
     def prepare(**arguments: Any) -> dict[str, Any]:
+        """Return {name: scalar}: powers and results of the given `prepare`."""
         powers = {name: arguments[hyper] ** arguments["t"] for name, hyper in rule.powers.items()}
         values = {**arguments, **powers}
         if users is None:

@@ -106,7 +106,7 @@ class WeightUse:
         return outputs % row_size if transposed else outputs // row_size
 
     def _orient(self, outputs: Indices, inputs: Indices, batch: int, row_size: int) -> bool:
-        """Record and return whether outputs are columns of the weight; record conflicts."""
+        """Return True if outputs are columns of the weight; record that, and conflicts."""
         transposed = False
         if (outputs % row_size).any() or inputs.max() >= row_size:
             transposed = not (inputs % row_size).any() and bool(outputs.max() < row_size)
@@ -133,6 +133,7 @@ class WeightUse:
 
     @property
     def _all_consumed(self) -> list[Flags]:
+        """Sets of outputs that functions used together, also of joined weights."""
         sets = dict(self._consumed_sets)
         for use in self._joined_uses:
             sets |= use._consumed_sets
@@ -149,10 +150,11 @@ class WeightUse:
         if self._orientation is None:
             return self.is_lookup_table or self.is_elementwise or self.is_grouped
         used = [*self._all_consumed, *self._reduced_sets.values()]
-        return self.is_returned or bool(_union(used, self.output_count).all())
+        return self.is_returned or bool(_union_of(used, self.output_count).all())
 
     @staticmethod
     def _add(sets: dict[bytes, Flags], flags: Flags) -> None:
+        """Add a set to `sets`, in place, unless present."""
         sets.setdefault(np.packbits(flags).tobytes(), flags)
 
     def layout(self) -> MatrixLayout:
@@ -166,20 +168,22 @@ class WeightUse:
         if self._conflict:
             raise UndecidedError(self._conflict)
         batch, transposed = self._orientation
-        factors = _filled(list(self._factor_outputs.values()))
+        factors = _repeat_sets(list(self._factor_outputs.values()))
         consumed = self._all_consumed
-        covered = _union(consumed, self.output_count)
+        covered = _union_of(consumed, self.output_count)
         consumed += [
             flags & ~covered for flags in self._reduced_sets.values() if (flags & ~covered).any()
         ]
         has_followed_outputs = self.is_returned or len(factors) > len(self._factor_outputs)
-        if not has_followed_outputs and not _union(consumed, self.output_count).all():
+        if not has_followed_outputs and not _union_of(consumed, self.output_count).all():
             raise UnusedError("the use of its outputs could not be followed")
-        parts = _parts(factors) * (len(consumed) + 1)
+        parts = _number_parts(factors) * (len(consumed) + 1)
         if consumed:
-            parts += _parts(consumed)
-        out_blocks, out_interleaved = _blocks(parts)
-        in_blocks, in_interleaved = _blocks(_parts(_filled(list(self._factor_inputs.values()))))
+            parts += _number_parts(consumed)
+        out_blocks, out_interleaved = _find_blocks(parts)
+        in_blocks, in_interleaved = _find_blocks(
+            _number_parts(_repeat_sets(list(self._factor_inputs.values())))
+        )
         if 1 not in (out_blocks, in_blocks) and out_interleaved != in_interleaved:
             raise UndecidedError("only its rows or only its columns are interleaved")
         rows, columns = (in_blocks, out_blocks) if transposed else (out_blocks, in_blocks)
@@ -187,20 +191,22 @@ class WeightUse:
         return MatrixLayout(batch, rows, columns, interleaved, transposed)
 
 
-def _union(sets: Sequence[Flags], size: int) -> Flags:
+def _union_of(sets: Sequence[Flags], size: int) -> Flags:
+    """Return the union of sets, as flags of `size` indices."""
     return np.logical_or.reduce([*sets, np.zeros(size, bool)])
 
 
 def _flags(indices: Indices, size: int) -> Flags:
+    """Return flags of `size` indices, True at `indices`."""
     flags = np.zeros(size, bool)
     flags[indices.reshape(-1)] = True
     return flags
 
 
-def _filled(sets: list[Flags]) -> list[Flags]:
+def _repeat_sets(sets: list[Flags]) -> list[Flags]:
     """Return sets with those that repeat equal, adjacent ones until the end.
 
-    A pass with few tokens uses only some experts of a weight whose rows hold all of them.
+    A pass with few tokens uses only some experts of a weight with rows for all of them.
     """
     covered = np.logical_or.reduce(sets)
     if covered.all():
@@ -221,7 +227,7 @@ def _filled(sets: list[Flags]) -> list[Flags]:
     ]
 
 
-def _parts(sets: Sequence[Flags]) -> Indices:
+def _number_parts(sets: Sequence[Flags]) -> Indices:
     """Return for each index the number of the largest set that contains it, or 0 for none."""
     parts = np.zeros(len(sets[0]), np.int64)
     for number, flags in enumerate(sorted(sets, key=lambda s: -int(s.sum())), 1):
@@ -233,8 +239,8 @@ def _parts(sets: Sequence[Flags]) -> Indices:
     return parts
 
 
-def _blocks(parts: Indices) -> tuple[Blocks, bool]:
-    """Return blocks and whether they are interleaved, for the part of each index."""
+def _find_blocks(parts: Indices) -> tuple[Blocks, bool]:
+    """Return (blocks, True if they are interleaved), from the part number of each index."""
     starts = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1))
     sizes = np.diff(starts, append=len(parts)).tolist()
     order = parts[starts].tolist()

@@ -17,8 +17,8 @@ def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]
 
     Args:
         optimizer: A `FusedOptimizer`.
-        pairs: Parameters, each with a slot that it is to get and what is said of it then; the
-            latter may be empty.
+        pairs: Parameters, each with the names of slots to create and the text of the warning, which
+            may be empty.
     """
     new = [
         (param, note[1])

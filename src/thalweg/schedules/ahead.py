@@ -29,25 +29,25 @@ class RatesAhead:
         # One attribute: threads that share a rate replace it as a whole.
         self._cached_rates: tuple[int, list[Any]] = (0, [])
 
-    def at(self, step: int) -> Any:
+    def at(self, step_count: int) -> Any:
         """Return the learning rate of a step.
 
         Raises:
             Whatever `rate_at` raises for this step.
         """
         first, rates = self._cached_rates
-        place = step - first
+        place = step_count - first
         if 0 <= place < len(rates):
             return rates[place]
         count = min(2 * len(rates), _LONGEST) if rates and place == len(rates) else 1
         with np.errstate(all="ignore"):
-            rates = [self._rate_at(step)]
+            rates = [self._rate_at(step_count)]
             with suppress(*_ERRORS):
-                rates += [self._rate_at(step + place) for place in range(1, count)]
-        self._cached_rates = step, rates
+                rates += [self._rate_at(step_count + place) for place in range(1, count)]
+        self._cached_rates = step_count, rates
         return rates[0]
 
-    def alone(self, step: int) -> Any:
+    def alone(self, step_count: int) -> Any:
         """Return the learning rate of a step, computed now and for no other step."""
         with np.errstate(all="ignore"):
-            return self._rate_at(step)
+            return self._rate_at(step_count)

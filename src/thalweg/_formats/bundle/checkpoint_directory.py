@@ -128,12 +128,13 @@ class Folder:
         return File(descriptor, name)
 
     def list_suffixes(self) -> list[str]:
-        """Return the suffixes of all files whose names begin with the prefix, in order."""
+        """Return the suffixes of all files of this prefix, sorted."""
         folder = self._path or "." if self._descriptor is None else self._descriptor
         names = sorted(os.listdir(folder))
         return [name[len(self._base) :] for name in names if name.startswith(self._base)]
 
     def _open_descriptor(self, name: str, title: str) -> int:
+        """Return the descriptor of a file, opened without following links."""
         if self._descriptor is None:
             if os.path.islink(title):
                 raise OSError(errno.ELOOP, "link", title)

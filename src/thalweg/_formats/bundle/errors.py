@@ -25,7 +25,7 @@ class CorruptFileError(Exception):
 
 @contextmanager
 def locate_flaws(place: str) -> Generator[None]:
-    """Prefix corrupt-file errors of the block with a location."""
+    """Return a context manager that prefixes corrupt-file errors with a location."""
     try:
         yield
     except CorruptFileError as flaw:
@@ -34,7 +34,7 @@ def locate_flaws(place: str) -> Generator[None]:
 
 @contextmanager
 def raise_flaws(path: str) -> Generator[None]:
-    """Convert corrupt-file errors of the block to their final class, with the file name."""
+    """Return a context manager that converts corrupt-file errors to their final class."""
     try:
         yield
     except CorruptFileError as flaw:

@@ -184,6 +184,7 @@ def _parts_of(
 
 
 def _check_shape(entry: BundleEntry) -> None:
+    """Raise CorruptFileError for an entry without dtype or with an impossibly large shape."""
     if not entry.dtype:
         raise CorruptFileError("it has no dtype")
     if prod(length for length in entry.shape if length) * _item_bytes(entry) >= LARGEST:
@@ -212,6 +213,7 @@ def _check(entry: BundleEntry, shards: int) -> None:
 
 
 def _check_slices(tensor: IndexedTensor) -> None:
+    """Raise CorruptFileError if slices have an unsupported dtype or do not fill the tensor."""
     if tensor.dtype not in NAMES:
         raise CorruptFileError(
             f"it is {name_of(tensor.dtype)} and kept in slices, which is not read; save it whole"

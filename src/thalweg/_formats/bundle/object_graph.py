@@ -134,6 +134,7 @@ def encode_graph(graph: ObjectGraph) -> bytes:
 
 
 def _decode_node(serialized: bytes) -> Node:
+    """Return the object in a serialized message."""
     message = ProtoMessage(serialized, {1: BYTES, 2: BYTES, 3: BYTES})
     children: dict[str, int] = {}
     for element in message.every(1):
@@ -154,6 +155,7 @@ def _decode_node(serialized: bytes) -> Node:
 
 
 def _encode_node(node: Node, has_values: bool) -> bytes:
+    """Return an object as a message; `has_values` is stored as a flag."""
     encoded = b""
     for name, child in node.children.items():
         encoded += bytes_field(1, number_field(1, child) + string_field(2, name))

@@ -48,7 +48,7 @@ def read_varint(encoded: bytes | memoryview, offset: int, end: int) -> tuple[int
 
 
 def packed_numbers(packed: bytes) -> Iterator[int]:
-    """Yield the numbers of a packed field; errors as of `read_varint`."""
+    """Yield the numbers of a packed field; raise CorruptFileError as `read_varint` does."""
     offset = 0
     while offset < len(packed):
         number, offset = read_varint(packed, offset, len(packed))
@@ -145,6 +145,7 @@ class ProtoMessage:
         return [content for content in self._values.get(field, []) if isinstance(content, bytes)]
 
     def _single_value(self, field: int) -> int | bytes | None:
+        """Return the value of a field, or None; raise CorruptFileError if it is repeated."""
         values = self._values.get(field)
         if values is None:
             return None

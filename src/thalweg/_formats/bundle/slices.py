@@ -43,7 +43,10 @@ def _encode_count(count: int) -> bytes:
 
 
 def _encode_signed(number: int) -> bytes:
-    """Return a number whose first bits give its length; all bits are inverted if it is negative."""
+    """Return a number in an order-preserving encoding: the first bits give its length.
+
+    All bits are inverted if it is negative.
+    """
     size = (number if number >= 0 else ~number).bit_length() // 7 + 1
     bits = number % (1 << (8 * size))
     head = ((1 << size) - 1) << (8 * size - size)

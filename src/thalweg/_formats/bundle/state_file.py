@@ -150,4 +150,5 @@ def _relative_to(directory: str, path: str) -> str:
 
 
 def _real_path(folder: str) -> str:
+    """Return the absolute path of a directory, with links resolved."""
     return os.path.realpath(folder or ".")

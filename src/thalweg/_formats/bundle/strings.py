@@ -12,7 +12,7 @@ _MAX_SHORT = 1 << 32
 
 
 def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
-    """Return the strings of a tensor, and the checksum that its entry must have.
+    """Return (strings of a tensor, checksum that its entry must have).
 
     Args:
         content: All bytes of the tensor.
@@ -44,7 +44,7 @@ def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
 
 
 def encoded_strings(strings: Sequence[bytes]) -> tuple[bytes, int]:
-    """Return a tensor's bytes, and their checksum."""
+    """Return (lengths, their checksum and the strings as one block; checksum of the block)."""
     lengths = [len(string) for string in strings]
     checksum = _checksum_of_lengths(lengths)
     tail = mask_checksum(checksum).to_bytes(4, "little") + b"".join(strings)

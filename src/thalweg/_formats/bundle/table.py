@@ -74,7 +74,7 @@ def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block_places(listing: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield for each block of data an upper bound of its keys, its offset and its length."""
+    """Yield (upper bound of keys, offset, length) of each data block."""
     end = 0
     for limit, handle in _block_entries(listing):
         offset, length, position = _read_handle(handle, 0, len(handle))
@@ -87,6 +87,7 @@ def _block_places(listing: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _read_handle(handles: bytes, position: int, end: int) -> tuple[int, int, int]:
+    """Return (offset, length, position after the handle) of a block handle."""
     offset, position = read_varint(handles, position, end)
     length, position = read_varint(handles, position, end)
     return offset, length, position
@@ -149,7 +150,7 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _restart_points(block: bytes) -> tuple[int, list[int]]:
-    """Return the end of the keys of a block, and the offsets of complete keys, the last first."""
+    """Return (end of the keys of a block, offsets of complete keys, the last first)."""
     if len(block) < 4:
         raise CorruptFileError("it is too short")
     count = int.from_bytes(block[-4:], "little")

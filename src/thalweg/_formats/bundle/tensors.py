@@ -66,7 +66,7 @@ class BundleReader:
         return Bundle(ordered_tensors, texts, filtered)
 
     def _place_of(self, name: str) -> tuple[int, int]:
-        """Return the location of a tensor, to sort by: files are read from beginning to end."""
+        """Return (shard, offset) of a tensor, a sort key: files are read from start to end."""
         entries = [part.entry for part in self._requested[name].parts]
         return min((entry.shard, entry.offset) for entry in entries)
 
@@ -99,6 +99,7 @@ class BundleReader:
         return content
 
     def _read_strings(self, tensor: IndexedTensor) -> list[bytes]:
+        """Return the strings of a tensor; raise CorruptFileError if a checksum differs."""
         part = tensor.parts[0]
         content = self._open_shard_of(part).read(part.entry.offset, part.entry.size)
         texts, calculated = strings.decode_strings(content, prod(tensor.shape))
@@ -121,12 +122,14 @@ class BundleReader:
         return file
 
     def _report_progress(self, count: int) -> None:
+        """Add `count` to the bytes read and call `progress`."""
         self._bytes_read += count
         if self._progress is not None:
             self._progress(self._bytes_read, self._total)
 
 
 def _decode_graph(graphs: list[bytes]) -> ObjectGraph:
+    """Return the object graph; raise CorruptFileError unless `graphs` is one valid string."""
     with locate_flaws(quote_name(object_graph.KEY)):
         if len(graphs) != 1:
             raise CorruptFileError(f"it has {len(graphs)} strings")

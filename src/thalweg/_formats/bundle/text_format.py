@@ -85,7 +85,7 @@ def _tokenize(text: str) -> Iterator[Token]:
 
 
 def _parse_value(tokens: Iterator[Token], token: Token) -> tuple[str | float, Token]:
-    """Return a value, and the token behind it; adjacent strings are joined."""
+    """Return (value, next token); adjacent strings are joined."""
     kind, text = token
     if kind == "number":
         return _parse_number(text), next(tokens)
@@ -114,6 +114,7 @@ def _unescape_match(match: re.Match[bytes]) -> bytes:
 
 
 def _parse_number(token: str) -> float:
+    """Return a number token as a float; raise CorruptFileError if invalid."""
     number = float(token.rstrip("f")) if len(token) < _DIGITS else math.inf
     if not math.isfinite(number):
         raise CorruptFileError(f"{token[:40]} is beyond all numbers")

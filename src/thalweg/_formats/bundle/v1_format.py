@@ -143,6 +143,7 @@ def is_table_file(folder: Folder, suffix: str) -> bool:
 
 @contextmanager
 def _open_file(folder: Folder, suffix: str) -> Generator[File]:
+    """Return a context manager that opens a file and adds its name to errors."""
     with locate_flaws(suffix or "file"):
         file = folder.open_file(suffix)
         try:
@@ -152,7 +153,7 @@ def _open_file(folder: Folder, suffix: str) -> Generator[File]:
 
 
 def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor], int]:
-    """Return the tensors that all files of a checkpoint describe, by name, and the files' size.
+    """Return ({name: tensor} of all files of a checkpoint, size of the files).
 
     Raises:
         CorruptFileError: A file has no description, or a tensor has impossible slices.

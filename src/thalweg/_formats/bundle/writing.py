@@ -54,6 +54,7 @@ def write(
     entries: dict[bytes, bytes] = {b"": BundleHeader(1).encode_message()}
 
     def data_parts() -> Iterator[bytes | memoryview]:
+        """Yield the bytes of all tensors in file order; record their index entries."""
         offset = 0
         for key in _in_order(tensors_by_key, graph):
             tensor = tensors_by_key[key]
@@ -69,6 +70,7 @@ def write(
     total = sum(len(tensor.data) for tensor in tensors_by_key.values()) + len(objects)
 
     def files_to_write() -> Iterator[tuple[str, Iterable[bytes | memoryview], int]]:
+        """Yield path, bytes and size of the data file, then of the index."""
         yield f"{path}.data-00000-of-00001", data_parts(), total
         # `data_parts` has added all entries by now.
         index = encoded_table(sorted(entries.items()))
@@ -88,6 +90,7 @@ def _in_order(
 
 
 def _key_of(name: str) -> bytes:
+    """Return the key of a tensor name; raise InvalidArgumentError for invalid names."""
     try:
         key = name.encode()
     except UnicodeEncodeError:

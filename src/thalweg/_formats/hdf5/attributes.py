@@ -50,6 +50,7 @@ class TextAttribute:
         return self._texts
 
     def _read_texts(self) -> list[bytes]:
+        """Return the elements; raise the errors of `read_texts`."""
         payload = self._values
         shape = types.parse_shape(self._parts[1])
         count = 0 if shape is None else math.prod(shape)

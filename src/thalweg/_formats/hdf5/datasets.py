@@ -69,9 +69,11 @@ class ArrayDataset:
             raise source.data_loss_error(begin, f"{name!r} has the shape {self.shape}")
 
     def _unsafe_error(self, payload: FilePart, text: str) -> UnsafeCheckpointError:
+        """Return the error about elements outside of the file."""
         return self._source.unsafe_error(payload.offset, f"{self.name!r}: {text}")
 
     def _check_virtual(self) -> None:
+        """Raise UnsafeCheckpointError if the array is a view of other datasets."""
         prefix = bytes(self._layout.data[:2])
         if prefix[:1] >= b"\4" and prefix[1:] == bytes([_VIRTUAL]):
             raise self._unsafe_error(self._layout, "a virtual dataset, elements are in other files")
@@ -127,11 +129,13 @@ class ArrayDataset:
         raise source.unsupported_error(begin, f"{text}; copy the file with `h5repack -l CONTI`")
 
     def _check_size(self, part: FilePart, size: int) -> memoryview:
+        """Return the bytes of a part; raise DataLossError unless there are `size`."""
         if len(part.data) != size:
             raise self._size_error(size, len(part.data))
         return part.data
 
     def _size_error(self, size: int, stored_size: int) -> Exception:
+        """Return the error about missing bytes."""
         text = f"{self.name!r} should have {size} bytes, and {stored_size} are stored"
         return self._source.data_loss_error(self._layout.offset, text)
 

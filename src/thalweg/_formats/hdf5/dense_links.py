@@ -36,7 +36,7 @@ def _bytes_for(limit: int) -> int:
 
 
 def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FilePart]:
-    """Yield the records of a tree."""
+    """Yield the records of a version 2 B-tree of a kind, in no particular order."""
     source.visit_once(address, "a tree")
     head = source.read_part(address, 38, "a tree")
     head.expect_signature(b"BTHD\0" + bytes([kind]), "a tree")
@@ -107,7 +107,7 @@ class _Heap:
         self._read: dict[int, FilePart] = {}
 
     def _direct_blocks(self, address: int, rows: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the offset in the heap, the size and the address of each block with objects."""
+        """Yield (offset in the heap, size, address) of each block with objects."""
         if not rows:
             yield 0, self._first, address
             return

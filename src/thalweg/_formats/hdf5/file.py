@@ -50,6 +50,7 @@ class Group:
         return self._members
 
     def _open_member(self, name: str, address: int) -> Group | ArrayDataset:
+        """Return the group or dataset at an address; `name` is relative to this group."""
         path = f"{self.name}/{name}" if self.name else name
         if len(path) > _MAX_LENGTH or path.count("/") >= _MAX_DEPTH:
             raise self._source.data_loss_error(address, f"the path {path[:40]!r}... is too long")

@@ -79,6 +79,7 @@ def undo_filters(
 def _inflate_chunk(
     source: SourceFile, offset: int, compressed: bytes | memoryview, size: int
 ) -> bytes:
+    """Return decompressed bytes; raise DataLossError if damaged or more than `size`."""
     stream = zlib.decompressobj()
     try:
         inflated = stream.decompress(compressed, size + 1)

@@ -37,7 +37,7 @@ def read_links(source: SourceFile, messages: list[HeaderMessage]) -> dict[str, i
 def _iterate_links(
     source: SourceFile, messages: list[HeaderMessage]
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield the name, the address and the offset of each link."""
+    """Yield (name, address, offset in the file) of each link."""
     for kind, payload in messages:
         if kind == SYMBOL_TABLE:
             tree, heap = (
@@ -59,7 +59,7 @@ def _iterate_links(
 def _symbol_table_links(
     source: SourceFile, tree: int, heap: LocalHeap
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield the links in a tree of tables."""
+    """Yield (name, address, offset in the file) of the links in a tree of tables."""
     for _, node in iterate_leaves(source, tree, kind=0, width=8):
         source.visit_once(node, "a table of links")
         head = source.read_part(node, 8, "a table of links")
@@ -75,7 +75,7 @@ def _symbol_table_links(
 
 
 def _read_link(payload: FilePart) -> tuple[str, int, int]:
-    """Return the name, the address and the offset of a link message."""
+    """Return (name, address, offset in the file) of a link message."""
     source, begin = payload.source, payload.offset
     payload.take_version((1,), "links")
     flags = payload.take_number(1)

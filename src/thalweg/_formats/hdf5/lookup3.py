@@ -47,10 +47,12 @@ def check_sum(part: FilePart, label: str) -> None:
 
 
 def _add_words(words: list[int], block: bytes | memoryview) -> None:
+    """Add the little-endian words of a block to `words` in place, modulo 2**32."""
     for index in range(3):
         word = int.from_bytes(block[4 * index : 4 * index + 4], "little")
         words[index] = (words[index] + word) & _MASK
 
 
 def _rotate_left(word: int, shift: int) -> int:
+    """Return a 32-bit word, rotated left by `shift` bits."""
     return (word << shift | word >> 32 - shift) & _MASK

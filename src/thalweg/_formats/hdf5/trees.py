@@ -12,7 +12,7 @@ _MAX_DEPTH = 16
 def iterate_leaves(
     source: SourceFile, address: int, kind: int, width: int
 ) -> Iterator[tuple[FilePart, int]]:
-    """Yield the key before each child of the lowest nodes, and the child's address, in order.
+    """Yield (key before the child, address of the child) of the lowest nodes, in order.
 
     Args:
         source: The file.

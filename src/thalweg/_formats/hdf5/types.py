@@ -33,7 +33,7 @@ class Elements:
         dtype: A dtype of safetensors, "opaque" for bytes without a meaning, "string" for text of a
             fixed length, or "text" for text of any length, which is stored in a heap.
         size: The number of bytes of an element.
-        is_big_endian: Whether the first byte of a number is the highest.
+        is_big_endian: True if the first byte of a number is the highest.
     """
 
     dtype: str
@@ -90,6 +90,7 @@ def parse_elements(payload: FilePart) -> Elements:
 
 
 def _parse_integer(payload: FilePart, bits: int, size: int) -> Elements:
+    """Return the type of integers of `size` bytes; `bits` are the class bit field."""
     source, begin = payload.source, payload.offset
     offset, precision = payload.take_number(2), payload.take_number(2)
     if size not in (1, 2, 4, 8) or offset or precision != 8 * size:
@@ -98,6 +99,7 @@ def _parse_integer(payload: FilePart, bits: int, size: int) -> Elements:
 
 
 def _parse_float(payload: FilePart, bits: int, size: int) -> Elements:
+    """Return the type of floats of `size` bytes; `bits` are the class bit field."""
     source, begin = payload.source, payload.offset
     offset, precision = payload.take_number(2), payload.take_number(2)
     places = tuple(payload.take_number(1) for _ in range(4))

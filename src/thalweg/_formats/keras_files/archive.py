@@ -178,7 +178,7 @@ def _open_uncompressed(source: SourceFile, member: ArchiveMember, begin: int) ->
     for first in range(0, member.size, _PIECE):
         size = min(_PIECE, member.size - first)
         checksum = zlib.crc32(source.read_uncounted(begin + first, size), checksum)
-    _check_sum(source, member, begin, checksum)
+    _verify_checksum(source, member, begin, checksum)
     return SourceFile(
         f"{source.title}: {member.name}",
         member.size,
@@ -201,7 +201,7 @@ def _inflate_member(source: SourceFile, member: ArchiveMember, begin: int) -> So
         ) from error
     if len(inflated) != member.size or not stream.eof:
         raise source.data_loss_error(begin, f"{member.name!r} has not the size that it should have")
-    _check_sum(source, member, begin, zlib.crc32(inflated))
+    _verify_checksum(source, member, begin, zlib.crc32(inflated))
     view = memoryview(inflated)
     return SourceFile(
         f"{source.title}: {member.name}",
@@ -210,7 +210,10 @@ def _inflate_member(source: SourceFile, member: ArchiveMember, begin: int) -> So
     )
 
 
-def _check_sum(source: SourceFile, member: ArchiveMember, begin: int, calculated: int) -> None:
+def _verify_checksum(
+    source: SourceFile, member: ArchiveMember, begin: int, calculated: int
+) -> None:
+    """Raise DataLossError if the calculated CRC-32 of a member differs from the stored one."""
     if calculated != member.checksum:
         text = f"stored {member.checksum} vs. calculated on the restored bytes {calculated}"
         raise source.data_loss_error(begin, f"{member.name!r}: Checksum does not match: {text}")

@@ -56,7 +56,7 @@ def _qualified_class_name(title: str, fields: dict[str, Any]) -> str:
     """Return the class name of a serialized object, as "package>Name" unless Keras defines it.
 
     Keras 3 and `.keras` files keep the package, or the module of a class that is not registered, in
-    a field of its own. A class of yours called Adam must not be mistaken for that of Keras.
+    a separate field. A class of yours called Adam must not be mistaken for that of Keras.
     """
     name = _check_class_name(title, fields["class_name"])
     registered, module = fields.get("registered_name"), fields.get("module")
@@ -74,6 +74,7 @@ def _qualified_class_name(title: str, fields: dict[str, Any]) -> str:
 
 
 def _check_class_name(title: str, name: object) -> str:
+    """Return the name of a class; raise InvalidConfigError unless it is a string."""
     if not isinstance(name, str) or not re.fullmatch(r"([\w .-]+>)?[\w ]+", name):
         raise InvalidConfigError(f"{title}: the optimizer's class is {name!r:.80}, which is none.")
     return name

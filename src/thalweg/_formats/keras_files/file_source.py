@@ -27,6 +27,7 @@ def open_source(
         file_size, bytes_read = os.fstat(stream.fileno()).st_size, 0
 
         def read_bytes(begin: int, size: int) -> memoryview:
+            """Return bytes from an offset on, and report progress."""
             nonlocal bytes_read
             buffer = bytearray(size)
             stream.seek(begin)

@@ -36,6 +36,7 @@ def read(source: SourceFile, root: Group) -> tuple[OptimizerDescription, Arrays,
 
 
 def _describe_optimizer(source: SourceFile, attribute: TextAttribute) -> OptimizerDescription:
+    """Return the class and configuration of the optimizer in a JSON attribute."""
     title = f"{source.title}: {attribute.name}"
     return optimizer_of(
         title, load_json(title, b"".join(attribute.read_texts())).get("optimizer_config")
@@ -61,7 +62,7 @@ def _read_variables(source: SourceFile, model: Group) -> Arrays:
 
 
 def _read_arrays(source: SourceFile, group: Group) -> Arrays:
-    """Return the arrays that a group lists, without the suffix ":0" of TensorFlow's names."""
+    """Return the arrays that a group lists, by name without TensorFlow's suffix ":0"."""
     arrays: Arrays = {}
     for name in _read_names(source, group, _VARIABLES):
         dataset = _find_member(source, group, name)
@@ -93,6 +94,7 @@ def _read_names(source: SourceFile, group: Group, title: str) -> Iterator[str]:
 
 
 def _find_member(source: SourceFile, group: Group, path: str) -> Group | ArrayDataset:
+    """Return the member at a path below a group; raise DataLossError if missing."""
     member: Group | ArrayDataset | None = group
     for part in path.split("/"):
         member = member.members.get(part) if isinstance(member, Group) else None
@@ -102,6 +104,7 @@ def _find_member(source: SourceFile, group: Group, path: str) -> Group | ArrayDa
 
 
 def _check_group(source: SourceFile, node: Group | ArrayDataset) -> Group:
+    """Return a node if it is a group; raise DataLossError otherwise."""
     if isinstance(node, ArrayDataset):
         raise source.data_loss_error(0, f"{node.name!r} is no group")
     return node

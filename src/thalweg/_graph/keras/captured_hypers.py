@@ -33,10 +33,10 @@ class Captured:
     """The hyperparameters of an operation.
 
     Attributes:
-        fixed: Those that are of no graph, by name.
-        numbers: The names of those that arrive as numbers.
-        inputs: What the operation takes, what `values_in_run` is then given: the numbers, and
-            tensors by name, or by name and dtype where they are of a schedule.
+        fixed: Eager hyperparameters by name.
+        numbers: Names of hyperparameters that a run passes as numbers.
+        inputs: Inputs of the operation, whose values are the arguments of `values_in_run`: the
+            numbers, and tensors by name, or by name and dtype for a schedule.
     """
 
     fixed: dict[Any, Any]
@@ -46,7 +46,7 @@ class Captured:
     def values_in_run(
         self, numbers: Sequence[object], tensors: dict[object, object]
     ) -> dict[Any, Any]:
-        """Return all values of a run, as `Hyperparameters.knowing` takes them."""
+        """Return {name: value} of all hyperparameters in a run, for `Hyperparameters.knowing`."""
         values = {**self.fixed, **dict(zip(self.numbers, numbers, strict=True)), **tensors}
         for key, value in tensors.items():
             if isinstance(key, tuple):
@@ -75,14 +75,16 @@ def capture_hypers(
 
 
 def _is_number(value: object) -> bool:
+    """Return True for a scalar variable whose value is passed as a number."""
     return isinstance(value, GraphVariable) and value.shape == () and value.dtype in _NUMBERS
 
 
 def _read_numbers(*leaves: Tensor) -> list[object]:
+    """Return the values of scalar variables as numbers, as the user would pass them."""
     return [_NUMBERS[leaf.dtype](leaf.item()) for leaf in leaves]
 
 
 def _parts_of(schedule: LearningRateSchedule) -> Iterator[object]:
-    """Return the attributes of a schedule and of nested schedules."""
+    """Yield the attributes of a schedule and of nested schedules."""
     for part in leaves_of(list(vars(schedule).values())):
         yield from _parts_of(part) if isinstance(part, LearningRateSchedule) else (part,)

@@ -1,4 +1,4 @@
-"""The session of Keras that has the values of a graph's variables."""
+"""Session of Keras that holds the values of variables of a graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thalweg.errors import FailedPreconditionError
 
 
 class _ThreadSession(threading.local):
-    """The session of one thread that none is the default of."""
+    """Session of one thread that Keras uses if no session is the default."""
 
     def __init__(self) -> None:
         self.session: Any = None
@@ -26,7 +26,7 @@ _thread = _ThreadSession()
 
 
 def session(op_input_list: Sequence[object] = ()) -> Session:
-    """See `thalweg.keras.backend.get_session`."""
+    """Return the Keras session, with new variables initialized; see `backend.get_session`."""
     graph = first_graph(op_input_list)
     active = _find_session(graph)
     if active is None:
@@ -35,29 +35,29 @@ def session(op_input_list: Sequence[object] = ()) -> Session:
 
 
 def use_session(session: object) -> None:
-    """See `thalweg.keras.backend.set_session`."""
+    """Set the Keras session of this thread; see `keras.backend.set_session`."""
     _thread.session = session
 
 
 def values(symbols: Sequence[object]) -> list[Any]:
-    """See `GraphMode`."""
+    """Return the values of symbols as arrays, all from one run of their Keras session."""
     return _session_of(symbols[0], "read").run(list(symbols))
 
 
 def assign(values: Mapping[Any, Tensor]) -> None:
-    """See `GraphMode`."""
+    """Assign all values to variables of the Keras session, or none if that fails."""
     _session_of(next(iter(values)), "set").load_all(values)
 
 
 def config_value(symbol: object) -> Any:
-    """See `GraphMode`."""
+    """Return the value of a hyperparameter for a config; without session, the initial value."""
     if isinstance(symbol, GraphVariable) and _find_session(symbol.graph) is None:
         return Session(graph=symbol.graph).run(symbol.initial_value)
     return values([symbol])[0]
 
 
 def _session_of(x: Any, purpose: str) -> Session:
-    """Return the session that has the value of a graph's variable.
+    """Return the session that holds the value of a variable; `purpose` is a verb for the error.
 
     Raises:
         FailedPreconditionError: None is known.
@@ -73,11 +73,13 @@ def _session_of(x: Any, purpose: str) -> Session:
 
 
 def _find_session(graph: object) -> Any:
+    """Return the open session of a graph: the running, default or Keras one; None if none."""
     sessions = (current_session(), get_default_session(), _thread.session)
     return next((s for s in sessions if s is not None and s.graph is graph and not s.closed), None)
 
 
 def _initialize_new(session: Session) -> Session:
+    """Initialize the optimizer variables that have no value in a session; return the session."""
     if current_session() is not session:
         variables = session.graph.get_collection(OWN)
         new = [var.initializer for var in variables if not session.is_initialized(var)]

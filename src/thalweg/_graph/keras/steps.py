@@ -1,6 +1,6 @@
-"""Steps of Keras optimizers in graph mode: what they do at once in eager mode is an operation.
+"""Steps of Keras optimizers in graph mode: each eager step becomes an operation.
 
-The operation calls the optimizer as it is, with the running session's tensors. `iterations`,
+The operation calls the eager optimizer with tensors of the running session. `iterations`,
 hyperparameters and slots are variables of the graph.
 """
 
@@ -22,7 +22,7 @@ from thalweg._graph.default_graph import get_default_graph, graph_variable_of
 from thalweg._graph.gradients import gradients as gradients_of
 from thalweg._graph.keras.captured_hypers import capture_hypers
 from thalweg._graph.keras.traced_hooks import add_step
-from thalweg._graph.keras.variables import kept_in_graph
+from thalweg._graph.keras.variables import find_graph_state
 from thalweg._graph.nodes import Operation, SymbolicTensor
 from thalweg._graph.operation import operation
 from thalweg._graph.shapes import Output
@@ -39,7 +39,7 @@ Step = Callable[[list[Any], list[Tensor]], None]
 
 
 def gradients(loss: object, variables: Sequence[object], grad_loss: object) -> GradsAndVars:
-    """See `GraphMode`; the variables may be other tensors, too."""
+    """Return (symbolic gradient or None, variable) pairs; frozen variables get None."""
     own = [graph_variable_of(var) for var in variables]
     for var in own:
         if not isinstance(var, SymbolicTensor):
@@ -57,7 +57,7 @@ def apply_gradients(
     name: str | None,
     aggregates: bool,
 ) -> Operation | list[SymbolicTensor] | SymbolicTensor:
-    """See `GraphMode`."""
+    """Return the operation of a step that a session runs, possibly by hooks at build time."""
     if not grads_and_vars:
         return _add_empty_step(optimizer)
     pairs = as_pairs(grads_and_vars)
@@ -68,6 +68,7 @@ def apply_gradients(
     replica = current_replica()
 
     def apply_own_gradients(grads: list[object], leaves: list[Tensor]) -> None:
+        """Take the step with the values of a run."""
         with enter_replica(replica):
             # Not a subclass's own, which was called when the graph was built.
             own = list(zip(grads, leaves, strict=True))
@@ -85,7 +86,7 @@ def _add_step(
         optimizer: Makes `iterations`, hyperparameters and slots in the graph, below its name.
         step: Takes the step, with the gradients and the variables of a session.
         grads_and_vars: Gradients and variables.
-        name: Name of the step; the operation is named as in TensorFlow, after what it ends with.
+        name: Name scope of the step's operation, which is named as in TensorFlow.
     """
     graph = next((var.graph for _, var in grads_and_vars if is_symbolic(var)), None)
     inside = contextlib.nullcontext() if graph is None else graph.as_default()
@@ -98,18 +99,19 @@ def _add_step(
         read = capture_hypers(optimizer, called, [var.dtype for var in variables])
 
         def run_step(grads: list[object], leaves: list[Tensor], *values: Any) -> None:
+            """Take the step with the hyperparameter values of a run."""
             with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
                 step(grads, leaves)
 
         grads, leaves = [grad for grad, _ in pairs], [by_reference(var) for _, var in pairs]
         with get_default_graph().name_scope(name):
             op = operation(run_step, [grads, leaves, *read.inputs], "AssignAddVariableOp")
-        op.written += tuple(kept_in_graph(optimizer, variables))
+        op.written += tuple(find_graph_state(optimizer, variables))
         return op
 
 
 def _add_empty_step(optimizer: Optimizer) -> Operation:
-    """Return the operation of a step over no variables, which does not count."""
+    """Return the operation of a step without variables, which does not increase `iterations`."""
     with get_default_graph().name_scope(optimizer._name):
         _ = optimizer.iterations
         optimizer._create_hypers()
@@ -117,7 +119,7 @@ def _add_empty_step(optimizer: Optimizer) -> Operation:
 
 
 def learning_rate(optimizer: Optimizer, dtype: torch.dtype) -> Any:
-    """See `GraphMode`."""
+    """Return the learning rate of a step as a scalar tensor of the graph."""
     optimizer._create_hypers()
     step = optimizer.iterations
     read = capture_hypers(optimizer, optimizer._hyper.called(), [dtype])

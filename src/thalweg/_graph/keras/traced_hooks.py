@@ -22,7 +22,7 @@ from thalweg._graph.default_graph import graph_variable_of
 from thalweg._graph.derived_gradients import made_of_gradients
 from thalweg._graph.eager_or_graph import IndexedSlices
 from thalweg._graph.keras.captured_hypers import Captured, capture_hypers
-from thalweg._graph.keras.variables import kept_in_graph
+from thalweg._graph.keras.variables import find_graph_state
 from thalweg._graph.operation import operation
 from thalweg._graph.traced_hooks import explain_errors, gradient_symbol, update_of
 from thalweg._graph.variables import GraphVariable, check_updates
@@ -31,13 +31,13 @@ from thalweg.keras.optimizers.step_adapter import ApplyState, call
 
 
 def add_step(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggregates: bool) -> Any:
-    """Call an optimizer's hooks as Keras' `apply_gradients` does while a graph is built.
+    """Call the hooks of an optimizer once, as Keras' `apply_gradients` does, to build a step.
 
     Args:
         optimizer: The optimizer.
         given: Gradients, none of them None, and variables.
         name: The name of the step.
-        aggregates: Whether gradients are aggregated first.
+        aggregates: True if gradients are aggregated first.
 
     Returns:
         The operation that counts the step, after its updates.
@@ -72,7 +72,7 @@ def add_step(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggreg
 
 
 def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any]:
-    """Return the gradients after the optimizer's hooks, checked."""
+    """Return the (gradient, variable) pairs after the gradient hooks, validated."""
     before = ("_transform_unaggregated_gradients", "_aggregate_gradients") if aggregates else ()
     known = {id(var) for var in optimizer._slots.owners()}
     for hook in (*before, "_transform_gradients"):
@@ -89,7 +89,7 @@ def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list
 
 
 def _call_hook(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
-    """Return the result of the hook for one pair."""
+    """Return the result of the update hook, dense or sparse, for one pair."""
     with enter_update():
         if isinstance(grad, IndexedSlices):
             hook, rows = optimizer._resource_apply_sparse_duplicate_indices, grad
@@ -113,12 +113,12 @@ def _add_count(
     ]
     done = [made for made in updates if made is not None]
     op = operation(count_step, [*inputs, *read.inputs], "AssignAddVariableOp", control_inputs=done)
-    op.written += tuple(kept_in_graph(optimizer, []))
+    op.written += tuple(find_graph_state(optimizer, []))
     return op
 
 
 def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
-    """See `GraphMode`."""
+    """Return the operation that updates one variable by the optimizer's rule."""
     read, dtype = optimizer._read, cast("torch.dtype", var.dtype)
     if read is None:  # an optimizer around it calls its hooks
         with var.graph.control_dependencies(None):
@@ -144,14 +144,14 @@ def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
 
 
 def _changed_rates(optimizer: Any, dtype: torch.dtype, rate: Any, usual: Any) -> dict[Any, float]:
-    """Return the learning rates that hooks changed for a step, by dtype.
+    """Return {dtype: learning rate} if hooks changed the rate of a step, else {}.
 
     Args:
         optimizer: The optimizer.
-        dtype: That of the variable.
-        rate: What `_prepare_local` left as the learning rate, or None.
-        usual: What a `_decayed_lr` of a user's gave, in the variable's dtype and in one that it is
-            computed in; None if it is the library's.
+        dtype: The dtype of the variable.
+        rate: The learning rate that `_prepare_local` stored, or None.
+        usual: Results of an overridden `_decayed_lr`, in the variable's dtype and in the
+            compute dtype; None if it is not overridden.
     """
     kind = compute_dtype(dtype.to_real())
     narrow, wide = usual or (None, None)
@@ -163,7 +163,7 @@ def _changed_rates(optimizer: Any, dtype: torch.dtype, rate: Any, usual: Any) ->
 
 
 def clip(pairs: Sequence[Pair], transforms: GradientTransforms, flush: bool) -> list[Pair]:
-    """See `GraphMode`."""
+    """Return the (gradient, variable) pairs with operations that clip the gradients."""
     if not transforms:
         return list(pairs)
     variables: list[Any] = [var for _, var in pairs]

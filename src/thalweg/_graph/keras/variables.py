@@ -1,4 +1,4 @@
-"""The variables of Keras optimizers that are of a graph."""
+"""Variables of Keras optimizers in a graph."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ OWN = "keras_variables"  # a collection: what a session initializes by itself
 
 
 def variable(initial_value: object, name: str, trainable: bool = False) -> GraphVariable:
-    """See `GraphMode`."""
+    """Return a new optimizer variable of the default graph, named below its name scope."""
     title = f"{get_default_graph().scope}{name}"
     return track(make_variable(initial_value, title, trainable=trainable))
 
 
 def track(variable: object) -> Any:
-    """Let sessions that `get_session` returns initialize a variable of a graph."""
+    """Make Keras sessions initialize a variable of a graph; return the variable."""
     if isinstance(variable, GraphVariable):
         variable.graph.add_to_collection(OWN, variable)
     return variable
 
 
 def slot(var: GraphVariable, value: object, name: str) -> GraphVariable:
-    """See `GraphMode`."""
+    """Return a new variable with the shape and dtype of `var` for a slot; `name` is complete."""
     return make_variable(value, name, like=var)
 
 
 def check_graph(variables: Iterable[Any], name: str) -> None:
-    """See `GraphMode`."""
+    """Raise FailedPreconditionError if a variable is of another graph than the current one."""
     session = current_session()
     own = graph_of() if session is None else session.graph
     for var in variables:
@@ -44,8 +44,8 @@ def check_graph(variables: Iterable[Any], name: str) -> None:
             )
 
 
-def kept_in_graph(optimizer: Any, variables: Sequence[object]) -> list[GraphVariable]:
-    """Return the variables of the graph that a step of these variables writes to beside them."""
+def find_graph_state(optimizer: Any, variables: Sequence[object]) -> list[GraphVariable]:
+    """Return the slots and other optimizer variables in the graph that a step writes to."""
     found: list[Any] = []
     for each in optimizer._with_inner():
         found += [slot for var in variables for slot in each._slots.all_of(var).values()]

@@ -72,8 +72,8 @@ def convert(
     by the names of the variables; "tf1" writes them again.
 
     Args:
-        path: The file; of TensorFlow's the prefix.
-        out: The new file; of TensorFlow's the prefix.
+        path: The file; for TensorFlow the prefix.
+        out: The new file; for TensorFlow the prefix.
         rules: Optional. As in `restore`; for "tf" and "tf1" as in `save`.
         to: "thalweg", "tf" or "tf1".
         optimizer, which: As in `restore`; only with `to="thalweg"`.
@@ -181,7 +181,7 @@ def _step_counter(checkpoint: TensorFlowCheckpoint) -> Variable | None:
 
 
 def _rule_result(entry: Any) -> str | tuple[str, str] | None:
-    """Convert an entry of the names in a converted file to the result of a rule function."""
+    """Return an entry of the names in a converted file as a rule function would return it."""
     match entry:
         case [str() as target, None]:
             return target
@@ -209,7 +209,7 @@ def _import(
     counter: Variable | None,
     hyperparameters: dict[str, object],
 ) -> tuple[save_restore.Snapshot, tuple[str, ...]]:
-    """Return a snapshot of the contents of a TensorFlow file, and names of omitted entries."""
+    """Return (snapshot of the contents of a TensorFlow file, names of omitted entries)."""
     _check_convertible(checkpoint)
     places = _find_places(checkpoint, rules)
     variables = _empty_variables(checkpoint, places)
@@ -282,7 +282,7 @@ def _omitted_names(
 def _carried_of_optimizer(
     checkpoint: TensorFlowCheckpoint, places: Mapping[str, Place], detected: FoundOptimizer
 ) -> dict[int, bool]:
-    """Return by the `id` of each tensor of an optimizer whether the tensor is converted.
+    """Return {id of tensor: True if converted} for the tensors of an optimizer.
 
     Scalars always are: they are arguments of the new optimizer, or follow from them.
     """
@@ -365,7 +365,7 @@ def _export_arguments(
 
 
 def _empty_from_file(path: Path) -> tuple[dict[str, Variable], bool]:
-    """Return zero variables as in a thalweg file, and whether its optimizer can be exported."""
+    """Return (zero variables of a thalweg file by name, True if its optimizer can be exported)."""
     location = locate_checkpoint(path).check_readable()
     if location.kind is not PathKind.OURS:
         raise UnsupportedCheckpointError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from thalweg._formats import bundle, container, keras_files
 from thalweg._formats.bundle import ObjectGraph
+from thalweg._formats.container import Path
 from thalweg._formats.format_detection import reader_of
 from thalweg._formats.path_resolution import locate_checkpoint
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
@@ -20,7 +21,7 @@ from thalweg.errors import UnsupportedCheckpointError
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: Path,
     progress: Callable[[int, int], None] | None = None,
     *,
     names: Container[str] | None = None,
@@ -61,7 +62,7 @@ def load(
     return replace(checkpoint, texts=(*contents.strings, *contents.variants))
 
 
-def load_outline(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
+def load_outline(path: Path) -> TensorFlowCheckpoint:
     """Read a checkpoint as `load` does, but of TensorFlow checkpoints only the values of scalars.
 
     All other tensors of TensorFlow checkpoints have a dtype and a shape, but no bytes. Tensors
@@ -88,6 +89,7 @@ def load_outline(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
 def _sort_tensors(
     path: str, stored_tensors: Mapping[str, StoredTensor], graph: ObjectGraph | None
 ) -> TensorFlowCheckpoint:
+    """Return the sorted checkpoint: by the object graph if there is one, else by names."""
     return (
         sorted_names(path, stored_tensors)
         if graph is None

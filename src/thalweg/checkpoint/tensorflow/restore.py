@@ -323,13 +323,13 @@ def _require_optimizer(checkpoint: TensorFlowCheckpoint) -> None:
 def _prepare_optimizer(
     opt: object, mapped: MappedTensors, detected: FoundOptimizer | None, is_new: bool
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager whose `Loading` sets the state of `opt` to that of the file.
+    """Return a context manager that yields the `Loading` of `opt` from the file's state.
 
     Args:
         opt: The optimizer, or the training step that has one.
         mapped: The tensors of the file, by variable.
         detected: The optimizer in the file, or None.
-        is_new: Whether `opt` was made from the file, so that its hyperparameters are already set.
+        is_new: True if `opt` was made from the file, so that its hyperparameters are already set.
 
     Raises:
         CheckpointMismatchError: The state in the file does not fit `opt`.

@@ -32,7 +32,7 @@ class TorchEntry:
         key: The key in the state of a parameter.
         rates: Power of the learning rate in the slot: 0 or 1; -1 if the slot also has the opposite
             sign.
-        may_lack: Whether the slot is zeros if torch has no momentum, and so no such tensor.
+        may_lack: True if the slot is zeros if torch has no momentum, and so no such tensor.
     """
 
     key: str
@@ -52,7 +52,7 @@ class Counterpart:
         epsilon: A note on the place of epsilon in both formulas, if the places differ.
         rate: A note on the place of the learning rate in both formulas, if the places differ.
         options: Options that a group must have.
-        powers: Whether the step count is part of the formula.
+        powers: True if the step count is part of the formula.
     """
 
     family: str
@@ -89,6 +89,7 @@ _ADAMAX = Counterpart(
 def _sgd_counterpart(
     momentum: TorchEntry | None, nesterov: bool = False, note: str = ""
 ) -> Counterpart:
+    """Return the counterpart of a rule for `torch.optim.SGD`; `note` is about the rate."""
     slots = {} if momentum is None else {"momentum": momentum}
     hypers = _RATE if momentum is None else _MOMENTUM
     options = {"momentum": 0} if momentum is None else {"nesterov": nesterov}
@@ -96,6 +97,7 @@ def _sgd_counterpart(
 
 
 def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False) -> Counterpart:
+    """Return the counterpart of a rule for `torch.optim.RMSprop` with these options."""
     slots = {"rms": TorchEntry("square_avg")}
     if momentum:
         slots["momentum"] = TorchEntry("momentum_buffer", 1, may_lack)
@@ -112,11 +114,13 @@ def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False)
 
 
 def _adagrad_counterpart(epsilon: str = "") -> Counterpart:
+    """Return the counterpart of a rule for `torch.optim.Adagrad`; `epsilon` is a note."""
     hypers = _RATE if epsilon else {**_RATE, "epsilon": "eps"}
     return Counterpart("Adagrad", {"accumulator": TorchEntry("sum")}, hypers, epsilon)
 
 
 def _adadelta_counterpart(square: str, delta: str) -> Counterpart:
+    """Return the counterpart for `torch.optim.Adadelta`, by the names of its slots."""
     slots = {square: TorchEntry("square_avg"), delta: TorchEntry("acc_delta")}
     return Counterpart("Adadelta", slots, {**_RATE, "rho": "rho", "epsilon": "eps"})
 

@@ -21,7 +21,7 @@ def formula_notes(counterpart: Counterpart, epsilons: Sequence[float | None]) ->
 
 
 def option_notes(counterpart: Counterpart, groups: Sequence[Group], optimizer: object) -> list[str]:
-    """Return notes on options of torch's groups that differ from the optimizer's or are new."""
+    """Return notes on options of torch groups that the optimizer lacks or has different."""
     hypers = constant_hypers(optimizer)
     notes: list[str] = []
     for name, key in counterpart.hypers.items():
@@ -76,6 +76,7 @@ def _notes_of_group(group: Group, optimizer: object, hypers: dict[str, float]) -
 
 
 def _is_same(first: float | None, second: float | None) -> bool:
+    """Return True if two numbers are equal as float32, or both None."""
     if first is None or second is None:
         return first is second
     with np.errstate(all="ignore"):

@@ -36,7 +36,7 @@ Pairs = Sequence[tuple[Parameter, Tensor]]
 def from_torch(
     state_dict: Any, into: Any, variables: Any = None, *, step: int | None = None
 ) -> None:
-    """Continue with the state of an optimizer of `torch.optim`; on an error nothing has changed.
+    """Load the state of a `torch.optim` optimizer into another one; all or, on an error, nothing.
 
     Slots and step counters are set; hyperparameters are not. A NumericsWarning lists the
     differences of formulas and hyperparameters. A variable without a state in torch has no slots
@@ -105,24 +105,26 @@ def from_torch(
 
 
 def _collect_notes(counterpart: Counterpart, groups: Any, optimizer: object) -> list[str]:
+    """Return notes on differences of formulas and options."""
     epsilons = [number_option(group, "eps") for group in groups]
     notes = difference_notes.formula_notes(counterpart, epsilons)
     return notes + difference_notes.option_notes(counterpart, groups, optimizer)
 
 
 def _keys_of_variables(pairs: Pairs) -> list[str]:
+    """Return one name per variable of the pairs, for errors."""
     return state.keys_of([var for _, var in pairs])
 
 
 def _has_state(parameter: Parameter) -> bool:
-    """Return whether a parameter's state has more than step counts."""
+    """Return True if a parameter's state has more than step counts."""
     return any(entry is not None for key, entry in parameter.state.items() if key not in _COUNTS)
 
 
 def _check_surplus(
     counterpart: Counterpart, trained: Pairs, keys: Mapping[int, str], title: str
 ) -> None:
-    """Raise CheckpointMismatchError for entries of torch's state that no slot corresponds to."""
+    """Raise CheckpointMismatchError for torch state entries that no slot corresponds to."""
     expected = {*_COUNTS, *(slot.key for slot in counterpart.slots.values())}
     problems = [
         f"'{keys[id(var)]}/{key}' belongs to nothing here"
@@ -169,13 +171,14 @@ def _counted_steps(
 
 
 def _check_step(step: object) -> int:
+    """Return a step count; raise InvalidArgumentError unless it is an int from 0 on."""
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise InvalidArgumentError(f"step must be an integer of 0 or more, not {show_value(step)}.")
     return step
 
 
 def _momentum_products(trained: Pairs, keys: Mapping[int, str], title: str) -> list[float]:
-    """Return the products of NAdam's momentum of all parameters that have one.
+    """Return the momentum products of NAdam of all parameters that have one.
 
     Raises:
         CheckpointMismatchError: The products differ: here all variables share one.

@@ -66,9 +66,11 @@ def decay_of(optimizer: Any) -> float:
 
 
 def _is_constant(hyper: object) -> bool:
+    """Return True for hyperparameters that are numbers."""
     is_scalar = isinstance(hyper, Tensor) and not is_symbolic(hyper) and hyper.numel() == 1
     return is_number(hyper) or is_scalar
 
 
 def _as_float(hyper: Any) -> float:
+    """Return a number or scalar tensor as a float."""
     return float(hyper.detach() if isinstance(hyper, Tensor) else hyper)

@@ -113,6 +113,7 @@ def _states_and_groups(state_dict: Mapping[object, object]) -> tuple[dict[Any, A
 
 
 def _is_group(group: Any) -> bool:
+    """Return True for a dict with a list of parameter numbers or names."""
     if not isinstance(group, dict):
         return False
     fields = as_object(group)
@@ -123,13 +124,14 @@ def _is_group(group: Any) -> bool:
 
 
 def _title_of(class_name: str) -> str:
+    """Return the subject of messages: "The state of torch.optim.Adam"."""
     return f"The state of torch.optim.{class_name}"
 
 
 def match_parameters(
     torch_state: TorchState, state_or_optimizer: object, variables: object
 ) -> list[tuple[Parameter, Tensor]]:
-    """Return pairs of torch's parameters and variables.
+    """Return (parameter, variable) pairs of a torch optimizer.
 
     Parameters of the torch optimizer itself are matched by identity; other variables by name if
     both sides have names, else by order.
@@ -186,6 +188,7 @@ def _names_of(variables: Sequence[Tensor]) -> list[str] | None:
 def _match_by_order(
     torch_state: TorchState, tensors: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
+    """Return pairs in order; raise CheckpointMismatchError on different counts."""
     count = len(torch_state.parameters)
     if len(tensors) != count:
         problem = f"there are {count} parameters, and {len(tensors)} variables"
@@ -196,6 +199,7 @@ def _match_by_order(
 def _match_by_name(
     torch_state: TorchState, names: Sequence[str], tensors: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
+    """Return pairs of equal names; raise CheckpointMismatchError if names differ."""
     saved_names = [parameter.name for parameter in torch_state.parameters]
     parameters = dict(zip(saved_names, torch_state.parameters, strict=True))
     problems = [f"'{name}' is none of its parameters" for name in names if name not in parameters]

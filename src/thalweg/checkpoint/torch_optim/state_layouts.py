@@ -21,7 +21,7 @@ from thalweg.variable import name_of, to_tensor
 def load_v1(
     optimizer: Any, variables: Sequence[Tensor], slots: Mapping[int, Any], steps: int | None
 ) -> None:
-    """Set slots and powers of a `thalweg.v1` optimizer; `slots` has them by `id` of a variable."""
+    """Set slots and beta powers of a `thalweg.v1` optimizer; `slots` is keyed by `id(variable)`."""
     state_dict: dict[str, Any] = {}
     for key, var in zip(state.keys_of(variables), variables, strict=True):
         state_dict |= {f"{key}/{name}": slot for name, slot in slots.get(id(var), {}).items()}
@@ -43,9 +43,9 @@ def load_keras(
     steps: int | None,
     product: float = 1.0,
 ) -> None:
-    """Set slots, `iterations` and Nadam's product of an optimizer of `thalweg.keras`.
+    """Set slots, `iterations` and Nadam's product of a `thalweg.keras` optimizer.
 
-    `slots` has them by `id` of a variable. With `steps=None`, `iterations` stays.
+    `slots` is keyed by `id(variable)`. With `steps=None`, `iterations` stays.
     """
     owners = distinct([*optimizer._slots.owners(), *variables])
     names = state.distinct([name_of(var) for var in owners])

@@ -90,6 +90,7 @@ def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> d
 
 
 def _v1_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
+    """Return the slots of each variable by name; sharded ones as full tensors."""
     optimizer._check_has_state()
     store = optimizer._slots
     return [{name: store.whole(var, name) for name in store.all_of(var)} for var in variables]
@@ -179,6 +180,7 @@ def _convert_slot(slot: Tensor, rates: int, rate: float, name: str) -> Tensor:
 
 
 def _step_tensor(steps: int) -> Tensor:
+    """Return a step count as torch stores it, a float32 scalar."""
     dtype = torch.float32 if steps <= _MAX_FLOAT32_INTEGER else torch.float64
     return torch.tensor(steps, dtype=dtype, device="cpu")
 

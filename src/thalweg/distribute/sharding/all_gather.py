@@ -69,7 +69,7 @@ class _Parcel:
         self._pending: Pending | None = None
 
     def send(self, ranks: Ranks) -> None:
-        """Begin to send this rank's parts, copied unless they are one contiguous view."""
+        """Start to send the parts of this rank, copied unless they are one contiguous view."""
         empty = self._flat[0].new_empty
         for rank, views in enumerate(self._views):
             if _is_sent_as_it_is(views):
@@ -93,12 +93,15 @@ class _Parcel:
 
 
 def _is_sent_as_it_is(views: Sequence[Tensor]) -> bool:
-    """Return whether the parts are one contiguous view, which is sent without a copy."""
+    """Return True if the parts are one contiguous view, which is sent without a copy."""
     return len(views) == 1 and views[0].is_contiguous()
 
 
 def _join_rows(shards: Shards, var: Tensor, updated: Tensor, indices: Tensor) -> None:
-    """Send the touched rows of this rank's part, and receive those of the others."""
+    """Send the updated rows of this rank, and write those of other ranks into `updated`.
+
+    `indices` are the row indices of the gradient, equal on all ranks.
+    """
     row, ranks = var.shape[1:].numel(), shards.ranks
     pieces = shards.pieces(var)
     if not pieces:

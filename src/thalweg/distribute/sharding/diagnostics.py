@@ -14,7 +14,7 @@ from thalweg._core.dtensor import is_on_mesh
 from thalweg._engines.diagnostics import MEASURED, PEAKS
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.sharded_reductions import group_by_mesh
-from thalweg.distribute.tree_reduction import in_pairs
+from thalweg.distribute.tree_reduction import tree_sum
 
 # State beside 0 (not measured) and 1 (measured): a rank failed, so no rank has the numbers.
 _UNAVAILABLE = 2
@@ -26,7 +26,7 @@ class RankMeasures(NamedTuple):
     Attributes:
         variables: The full variables.
         numbers: (variables, measurements) float64, in NumPy or on their device.
-        is_known: Which of them were measured; a part without elements has none.
+        known: Flags of the same shape, True if measured; a part without elements has none.
     """
 
     variables: Sequence[Tensor]
@@ -77,7 +77,7 @@ def over_ranks(variables: Sequence[Tensor], parts: Sequence[RankMeasures]) -> li
 def _match_rows(
     parts: Sequence[RankMeasures], row_by_id: dict[int, int]
 ) -> list[tuple[RankMeasures, list[int], list[int]]]:
-    """Return each part with the rows of its DTensors, in the result and in the part."""
+    """Return (part, rows in the result, rows in the part) for each part that has DTensors."""
     matches: list[tuple[RankMeasures, list[int], list[int]]] = []
     for part in parts:
         part_rows = [index for index, var in enumerate(part.variables) if id(var) in row_by_id]
@@ -89,9 +89,9 @@ def _match_rows(
 
 
 def _reduce_ranks(numbers: Tensor, is_known: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Return the measurements, and their states, over the ranks of one mesh dimension."""
+    """Return sums and maxima of `numbers`, and maxima of `is_known`, over the ranks."""
     peaks = [MEASURED.index(name) for name in PEAKS]
-    totals = in_pairs(ranks.all_gather(numbers.to(ranks.device)))
+    totals = tree_sum(ranks.all_gather(numbers.to(ranks.device)))
     # As whole numbers, magnitudes have the same order, and NaN is the largest.
     bits = numbers[:, peaks].to(ranks.device).abs().contiguous().view(torch.int64)
     largest = torch.cat([bits, is_known.to(ranks.device)], dim=1)

@@ -32,7 +32,7 @@ from thalweg.variable import dtype_name, name_of, variable_constraint
 
 
 def keep_local_slots(store: SlotStore, variables: Sequence[object]) -> None:
-    """Make a store keep slots of local parts, if there are DTensors among the variables."""
+    """Make a store keep slots of local parts if any variable is a DTensor."""
     if store.parts is None and any_on_mesh(variables):
         store.parts = LocalShards()
 
@@ -47,15 +47,15 @@ class LocalShards:
         self._parts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def records(self, slot: Tensor) -> Tensor:
-        """Return the local part of a slot, in one dimension if it is encoded."""
+        """Return the local part of a slot; flattened if its dtype is uint8, an encoded slot."""
         return self.part(slot, is_flat=slot.dtype == torch.uint8)
 
     def part(self, var: Tensor, is_flat: bool = False) -> Tensor:
-        """Return the local tensor, as the same view as long as its memory does not move.
+        """Return the local tensor, as the same view until its memory moves.
 
         Args:
             var: The DTensor; any other tensor is returned unchanged.
-            is_flat: Whether the view has one dimension.
+            is_flat: True if the view has one dimension.
         """
         if not is_on_mesh(var):
             return var
@@ -68,7 +68,9 @@ class LocalShards:
         return cached[1]
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """Return the local part of a value without communication."""
+        """Return the part of `value` at this rank's place in `var`; sends only if placements
+        differ.
+        """
         if not is_on_mesh(var):
             return to_local(value)
         mesh: Any = var
@@ -82,7 +84,7 @@ class LocalShards:
         )
 
     def whole(self, shard: Tensor, var: Tensor) -> Tensor:
-        """Return the full value on each rank of the mesh; all of them call this.
+        """Return a copy of the full value on each rank of the mesh; all of them call this.
 
         Raises:
             LayoutError: This rank's part has no memory.
@@ -126,7 +128,7 @@ def to_local(tensor: Any) -> Tensor:
 
 
 def _is_same(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors have the same memory, dtype, shape and strides."""
+    """Return True if two tensors have the same memory, dtype, shape and strides."""
     has_same_memory = first.data_ptr() == second.data_ptr() and first.dtype == second.dtype
     return has_same_memory and first.shape == second.shape and first.stride() == second.stride()
 
@@ -145,7 +147,7 @@ class LocalStep:
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
     ) -> None:
-        """See `Sharing`."""
+        """Raise NotImplementedError if these ranks cannot gather the matrices of a rule."""
         cut = [pair for pair in zip(variables, titles, strict=True) if is_on_mesh(pair[0])]
         if cut and rule.is_of_lines:
             raise NotImplementedError(
@@ -162,7 +164,9 @@ class LocalStep:
             group.check(f"rule {rule.name!r}", *zip(*cut, strict=True))
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
-        """See `Sharing`."""
+        """Return (local gradient, local part) pairs; raise InvalidArgumentError for invalid
+        DTensors.
+        """
         for grad, var in pairs:
             if is_on_mesh(var) and isinstance(grad, IndexedSlices):
                 raise InvalidArgumentError(
@@ -176,7 +180,7 @@ class LocalStep:
         return [(self._local_gradient(grad, var), self._parts.part(var)) for grad, var in pairs]
 
     def share_out(self, request: StepRequest) -> StepRequest:
-        """See `Sharing`."""
+        """Return the request over the local parts of variables, gradients and copies."""
         variables = request.variables
         copies = request.copies and [
             None if copy is None else self._parts.part(copy) for copy in request.copies
@@ -189,6 +193,7 @@ class LocalStep:
         )
 
     def _matrices_of(self, variables: Sequence[Tensor]) -> Callable[[StepRequest], Any] | None:
+        """Return a function that makes the `Matrices` of a request, or None without DTensors."""
         if self._group is None or not any_on_mesh(variables):
             return None
         from thalweg.distribute.sharding.gathered_matrices import GatheredMatrices
@@ -196,22 +201,23 @@ class LocalStep:
         return partial(GatheredMatrices, self._group, variables)
 
     def _local_gradient(self, grad: Any, var: Tensor) -> Any:
+        """Return the local part of a gradient; None and sparse gradients are returned unchanged."""
         if grad is None or isinstance(grad, IndexedSlices):
             return grad
         return self._parts.cut(grad, var)
 
     def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
-        """See `Sharing`."""
+        """Return reductions over full variables from those over local parts."""
         return DTensorReductions(parts, [var for _, var in pairs], self._group)
 
     def diagnostics_of_whole(self, variables: Sequence[Tensor], parts: Any) -> Any:
-        """Return the diagnostics of full variables, by `over_ranks` of `sharding.diagnostics`."""
+        """Return the diagnostics of full variables by `sharding.diagnostics.over_ranks`."""
         from thalweg.distribute.sharding.diagnostics import RankMeasures, over_ranks
 
         return over_ranks(variables, [RankMeasures(*part) for part in parts])
 
     def begin_writing(self) -> None:
-        """See `Sharing`."""
+        """Wait until all ranks are about to write; called once, before the first write."""
         if self._group is not None:
             self._group.agree()
 
@@ -220,7 +226,7 @@ class LocalStep:
         return nullcontext() if self._group is None else self._group.report_errors()
 
     def joining_calls(self, request: StepRequest) -> PostUpdateCall | None:
-        """See `Sharing`."""
+        """Return None: updated DTensors stay sharded."""
         return None
 
 
@@ -249,7 +255,7 @@ def place_on_mesh(
 
 
 def are_misplaced(pairs: Iterable[tuple[Any, Any]]) -> bool:
-    """Return whether a gradient's placement differs from its variable's, so that ranks send."""
+    """Return True if a gradient's placement differs from its variable's: ranks must send."""
     dtensor_pairs = (pair for pair in pairs if is_on_mesh(pair[0]) and is_on_mesh(pair[1]))
     return not all(_is_placed_alike(grad, var) for grad, var in dtensor_pairs)
 
@@ -259,7 +265,7 @@ def _is_placed_alike(tensor: Any, var: Any) -> bool:
 
 
 def _as_placed(tensor: Any, var: Any) -> object:
-    """Return a DTensor with the placement of another one."""
+    """Return `tensor` with the placement of the DTensor `var`; all ranks call this."""
     if _is_placed_alike(tensor, var):
         return tensor
     with no_grad():

@@ -30,7 +30,7 @@ class GatheredTensor(NamedTuple):
 
 
 def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
-    """Copy the parts of all ranks into full tensors; all ranks call this with the same tensors.
+    """Fill the full tensors of owners, in place, from the parts of all ranks; all ranks call this.
 
     Args:
         ranks: The ranks.
@@ -55,7 +55,7 @@ def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device
 
 
 def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
-    """Copy the owners' full tensors into the parts of all ranks; see `gather`."""
+    """Fill the parts of all ranks, in place, from the full tensors of owners; see `gather`."""
     outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]
     incoming: list[list[_Target]] = [[] for _ in range(ranks.size)]
     for tensor in tensors:
@@ -88,7 +88,7 @@ class _Target(NamedTuple):
 def _exchange(
     ranks: Ranks, outgoing: list[list[Tensor]], incoming: list[list[_Target]], device: torch.device
 ) -> None:
-    """Send outgoing tensors to each rank and receive incoming ones, in one message each."""
+    """Send `outgoing[rank]` to each rank and fill `incoming[rank]`, one message per rank."""
     sizes = [sum(target.nbytes for target in targets) for targets in incoming]
     buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
     ranks.begin_exchanging([_pack_bytes(tensors, device) for tensors in outgoing], buffers).wait()
@@ -102,7 +102,7 @@ def _exchange(
 
 
 def _pack_bytes(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the bytes of tensors in one contiguous buffer, wide dtypes first."""
+    """Return the bytes of tensors in one contiguous uint8 tensor, wide dtypes first."""
     if not tensors:
         return torch.empty(0, dtype=torch.uint8, device=device)
     tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())

@@ -83,7 +83,7 @@ class GatheredMatrices:
                 self.made[self._variables[index]][name] = values
 
     def _parts_of(self, stack: Stack) -> dict[str, dict[int, Part]]:
-        """Return the parts of a stack on each rank, by the name of a slot or of a pass's value."""
+        """Return {slot or pass value: {rank: part}} for a stack."""
         slot_shapes = self._full_shapes[stack.variable].items()
         parts = {name: stack.slot_parts(shape) for name, shape in slot_shapes}
         return parts | dict.fromkeys(self._rule.made, stack.parts())
@@ -95,7 +95,10 @@ class GatheredMatrices:
         slots: Sequence[Sequence[Tensor]],
         updates: SlotUpdates,
     ) -> None:
-        """See `Matrices`. All ranks call this; if the stage fails on one, all raise."""
+        """Run a stage on the owners of matrices; put new slot values into `updates`.
+
+        All ranks call this; if the stage fails on one rank, all raise.
+        """
         columns = self._columns_of_stacks(columns)
         due_indices = [*range(len(self._stacks))]
         if stage.every > 1:
@@ -134,9 +137,9 @@ class GatheredMatrices:
         slots: Sequence[Sequence[Tensor]],
         updates: SlotUpdates,
     ) -> dict[tuple[str, int], Tensor]:
-        """Return memory for the slots that a stage returned, by name and variable.
+        """Return new memory by (slot name, variable index) for slots that a stage returned.
 
-        It becomes the value of the slot in `updates`.
+        Each new tensor is also entered into `updates` as the next value of its slot.
         """
         new_slots: dict[tuple[str, int], Tensor] = {}
         for position, name in enumerate(self._kinds):
@@ -147,7 +150,7 @@ class GatheredMatrices:
         return new_slots
 
     def _columns_of_stacks(self, columns: Columns) -> Columns:
-        """Return the scalars of the step with an element for each stack, not for each variable."""
+        """Return the step scalars with one element per stack in place of one per variable."""
         if np.array_equal(self._variables, range(len(self._titles))):
             return columns
         by_variable = columns.by_variable.items()
@@ -162,7 +165,9 @@ class GatheredMatrices:
         tensor: GatheredTensor,
         new_slots: Mapping[tuple[str, int], Tensor],
     ) -> GatheredTensor:
-        """Return a gathered tensor with the memory that receives this rank's part of the output."""
+        """Return the gathered tensor with `local` set to the memory for this rank's part of the
+        output.
+        """
         new_slot = new_slots.get((name, self._stacks[index].variable))
         if new_slot is None:
             return tensor
@@ -176,9 +181,9 @@ class GatheredMatrices:
         names: Sequence[str],
         gathered_tensors: dict[tuple[str, int], GatheredTensor],
     ) -> list[str]:
-        """Run a stage over the matrices of this rank; return the names of the outputs of any rank.
+        """Run a stage over the matrices of this rank; return the names of outputs of all ranks.
 
-        New values of slots replace those in `gathered`.
+        New slot values replace the entries of `gathered_tensors`.
         """
         ranks = self._group.ranks
         flags = torch.zeros(len(names), dtype=torch.int64, device=ranks.device)
@@ -200,7 +205,7 @@ class GatheredMatrices:
         return [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
 
     def _gathered(self, name: str, index: int, slots: Sequence[Sequence[Tensor]]) -> GatheredTensor:
-        """Return the gathered tensor of a slot or a pass's value of one stack."""
+        """Return the not yet gathered tensor of a slot or pass value of the stack at `index`."""
         stack, parts = self._stacks[index], self._parts[index][name]
         is_slot = name in self._kinds
         tensor = (
@@ -222,7 +227,7 @@ class GatheredMatrices:
 
 
 def _local_shape(var: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of this rank's part of a slot with a shape of its own."""
+    """Return the shape of this rank's part of a slot of full shape `shape`."""
     if not is_on_mesh(var):
         return shape
     coordinate: Any = var.device_mesh.get_coordinate()  # pyright: ignore

@@ -25,7 +25,7 @@ Describe = Callable[[], Sequence[str]]
 
 
 def cut_dims(var: Tensor) -> list[int]:
-    """Return the mesh dimensions along which ranks have different parts of a DTensor."""
+    """Return the mesh dimensions along which ranks hold different parts of a DTensor."""
     dtensor: Any = var
     return [dim for dim, placement in enumerate(dtensor.placements) if not placement.is_replicate()]
 
@@ -33,7 +33,7 @@ def cut_dims(var: Tensor) -> list[int]:
 def describe_dtensors(
     params: Sequence[Tensor], titles: Sequence[str], gradients: Sequence[Any]
 ) -> list[str]:
-    """Return lines about DTensors and their gradients that must be equal on all ranks."""
+    """Return lines about DTensors and their gradients, for comparison between ranks."""
     lines = [f"the number of DTensors: {len(params)}"]
     for param, title, grad in zip(params, titles, gradients, strict=True):
         placements = cast("Any", param).placements
@@ -58,7 +58,7 @@ class MatrixProcessGroup:
 
     Attributes:
         connected: The numbers of the ranks that gather matrices, in the default group.
-        gathers: Whether there are matrices to gather.
+        gathers: True if there are matrices to gather.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class MatrixProcessGroup:
     def begin(
         self, params: Iterable[Tensor], describe: Describe, matrix: Tensor | None = None
     ) -> None:
-        """Begin another step, for plans that are replayed with the same group.
+        """Start another step of the same group, for replayed plans.
 
         Args:
             params, describe, matrix: As for the class.
@@ -106,7 +106,7 @@ class MatrixProcessGroup:
         return self._ranks
 
     def check(self, rule: str, params: Sequence[Tensor], titles: Sequence[str]) -> None:
-        """Raise for matrices whose parts these ranks cannot gather.
+        """Raise NotImplementedError for matrices whose parts these ranks cannot gather.
 
         Args:
             rule: The rule, as text.
@@ -134,7 +134,7 @@ class MatrixProcessGroup:
                 )
 
     def meet(self, *values: object) -> None:
-        """Wait for the other ranks; continue if none failed and all are equal.
+        """Wait for the other ranks; raise if one failed or passed other values.
 
         Args:
             *values: Further values that must be equal on all ranks.
@@ -158,19 +158,20 @@ class MatrixProcessGroup:
             )
 
     def end(self) -> None:
-        """Release the description of the step."""
+        """Release the function that describes the step."""
         self._describe, self._lines = list, None
 
     def _message(
         self, digests: Sequence[int] = (), trouble: BaseException | None = None
     ) -> RankMessage:
+        """Return the message of this rank, which has been sent."""
         first, *other_groups = self._groups
         return RankMessage(
             first, self._collective, digests, trouble=trouble, other_groups=other_groups
         )
 
     def agree(self) -> None:
-        """Synchronize before the first write, after which no rank can fail."""
+        """Wait until all ranks are about to write; no rank can fail afterwards."""
         if not self._is_ready_to_write:
             self.meet()
             self._is_ready_to_write = True

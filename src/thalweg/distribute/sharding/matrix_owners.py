@@ -36,7 +36,7 @@ class Part(NamedTuple):
     first: int
 
     def view(self, local: Tensor) -> Tensor:
-        """Return the part as a view of the local tensor of the variable or slot."""
+        """Return the part as a view of `local`, the local tensor of the variable or slot."""
         shape = self.index.shape
         return local.narrow(0, self.first, shape[0]) if shape else local
 
@@ -66,26 +66,27 @@ class Stack(NamedTuple):
         return Size((self.rows[1] - self.rows[0], *self.full_shape[1:]))
 
     def parts(self) -> dict[int, Part]:
-        """Return the part of each rank that has elements, by rank."""
+        """Return the parts of the variable by rank, without ranks that have no elements."""
         return self._parts_of(self.tensor, self.full_shape)
 
     def slot_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the stack's part of a slot with a shape of its own."""
+        """Return the shape of the stack within a slot of full shape `shape`."""
         first, stop = self._rows_of(shape)
         return (stop - first, *shape[1:]) if shape else ()
 
     def slot_parts(self, shape: tuple[int, ...]) -> dict[int, Part]:
-        """Return the part of each rank in a slot with a shape of its own, by rank."""
+        """Return the parts of a slot of full shape `shape` by rank."""
         return self._parts_of(self.tensor and self.tensor.slot(shape), shape)
 
     def _rows_of(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return the rows of the stack in the variable or a slot, which has the same matrices."""
+        """Return (first row, row after the last) of the stack in a tensor of this full shape."""
         if not shape:
             return 0, 1
         first, stop = (row * shape[0] // self.full_shape[0] for row in self.rows)
         return first, stop
 
     def _parts_of(self, tensor: ShardedTensor | None, shape: tuple[int, ...]) -> dict[int, Part]:
+        """Return the parts of the stack in a sharded tensor of full shape `shape`, by rank."""
         parts: dict[int, Part] = {}
         for rank, position in self.team.items():
             shard = full_index(shape) if tensor is None else tensor.shard(position)
@@ -98,7 +99,7 @@ class Stack(NamedTuple):
 def stacks_of(
     variables: Sequence[Tensor], rule: Rule, ranks: Sequence[int]
 ) -> tuple[int, list[Stack]]:
-    """Return the index of this rank among `ranks`, and the matrices of variables with owners.
+    """Return the index of this rank among `ranks`, and the stacks of all variables with owners.
 
     Args:
         variables: The variables; those that are not DTensors are complete on this rank. Those
@@ -124,7 +125,7 @@ def stacks_of(
                 numbered = {number_of[rank]: position for rank, position in team.items()}
                 stack = Stack(index, var.shape, rows, sharded_tensor(var), numbered, rank_number)
                 stacks += _divide(stack) if can_divide else [stack]
-    owners = spread(
+    owners = assign_owners(
         [_work_of(stack, layout) for stack in stacks], [[*stack.parts()] for stack in stacks]
     )
     owned = (stack._replace(owner=owner) for stack, owner in zip(stacks, owners, strict=True))
@@ -133,7 +134,7 @@ def stacks_of(
 
 
 def _divide(stack: Stack) -> Iterator[Stack]:
-    """Yield the rows of a stack that the same ranks have, divided among these."""
+    """Yield stacks of equal numbers of rows for the ranks that all have the rows of a stack."""
     shards = [stack.tensor.shard(position).runs[0] for position in stack.team.values()]  # pyright: ignore
     ends = sorted({end for runs in shards for run in runs for end in run})
     for first, stop in pairwise(ends):
@@ -143,13 +144,13 @@ def _divide(stack: Stack) -> Iterator[Stack]:
 
 
 def _work_of(stack: Stack, layout: MatrixLayout) -> int:
-    """Return the relative cost of a stage over the matrices of a stack."""
+    """Return the relative cost of a stage over the matrices of a stack, without unit."""
     sides = [block.shape for block in layout.blocks(stack.shape)]
     work = sum(rows * columns * min(rows, columns) for rows, columns in sides)
     return layout.matrix_sizes(stack.shape)[0] * work
 
 
-def spread(work: Sequence[int], ranks: Sequence[Sequence[int]]) -> list[int]:
+def assign_owners(work: Sequence[int], ranks: Sequence[Sequence[int]]) -> list[int]:
     """Return the owner rank of each matrix; costly ones go first, to the least loaded rank.
 
     Args:

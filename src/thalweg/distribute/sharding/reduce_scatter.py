@@ -10,7 +10,7 @@ from thalweg._base.context_managers import outside_inference
 from thalweg.distribute.buckets import copy_all, holders_of
 from thalweg.distribute.process_group import Pending, Ranks
 from thalweg.distribute.sharding.shards import Shards, flatten_like
-from thalweg.distribute.tree_reduction import in_pairs
+from thalweg.distribute.tree_reduction import tree_sum
 
 
 class Scatter:
@@ -64,7 +64,7 @@ class Scatter:
         self._pending: Pending | None = None
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """See `Sent`."""
+        """Copy tensors into the send buffers, at the indices `places`."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for index, tensor in zip(places, tensors, strict=True):
@@ -75,26 +75,26 @@ class Scatter:
         copy_all(targets, sources)
 
     def clear(self, index: int) -> None:
-        """See `Sent`."""
+        """Set the send buffers of the tensor with this index to zeros."""
         for _, target in self._targets[index]:
             target.zero_()
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
-        """See `Sent`; the order is that of a tree in either case."""
+        """Start to send each rank its parts; sums are added in tree order for any `ordered`."""
         self._pending = ranks.begin_exchanging(self._parts, self._rank_shards)
 
     def wait(self) -> None:
-        """See `Sent`."""
+        """Wait for the pending transfer, if any."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """See `Sent`; they have the shapes of the parts."""
+        """Wait; return the sums of this rank's parts by index, in the shapes of the parts."""
         if self._pending is None:
             raise RuntimeError("nothing was sent")
         self.wait()
-        total = in_pairs(self._rank_shards)
+        total = tree_sum(self._rank_shards)
         local_sums: dict[int, Tensor] = {}
         begin = 0
         for index, var in self._variables.items():
@@ -105,5 +105,5 @@ class Scatter:
         return local_sums
 
     def count_holders(self) -> int:
-        """See `Sent`."""
+        """Return the number of references to the sums, which grows if a caller holds one."""
         return sum(map(holders_of, (self._flat, self._remote_shards)))

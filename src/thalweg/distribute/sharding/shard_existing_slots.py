@@ -15,7 +15,7 @@ from thalweg.indexed_slices import IndexedSlices
 def arrange_slots(
     owner: Any, shards: Shards, pairs: Sequence[tuple[Any, Any]], slots: Sequence[Slot]
 ) -> None:
-    """Shard the slots of an optimizer, unless they are; all ranks call this.
+    """Shard the slots of an optimizer in place, unless sharded; all ranks call this.
 
     A variable whose gradient has rows that end within a part is given to one rank.
 
@@ -35,6 +35,7 @@ def arrange_slots(
     shards.cut_new(variables)
 
     def keep_whole() -> None:
+        """Assign variables with sparse rows that parts would divide to one rank each."""
         for var in cut:
             shards.keep_whole(var)
 

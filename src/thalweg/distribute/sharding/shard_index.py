@@ -19,7 +19,7 @@ Mesh = Any  # a `DeviceMesh`, whose module is not imported
 
 
 class ShardIndex(NamedTuple):
-    """Indices of a full tensor that a shard holds.
+    """Indices of the elements of a full tensor that one shard holds.
 
     Attributes:
         runs: For each dimension the runs of consecutive indices, in the order of the shard.
@@ -33,7 +33,7 @@ class ShardIndex(NamedTuple):
         return tuple(sum(stop - start for start, stop in runs) for runs in self.runs)
 
     def rows(self, first: int, end: int) -> tuple[ShardIndex, int]:
-        """Return the part of the shard in rows of the full tensor, and its first row in the shard.
+        """Return (the part of the shard within given rows, its first row within the shard).
 
         Args:
             first: The first row; rows of the part are counted from it.
@@ -46,19 +46,19 @@ class ShardIndex(NamedTuple):
         return ShardIndex((inner_runs, *other_runs)), offset
 
     def read(self, full: Tensor) -> Tensor:
-        """Return the shard of a full tensor, as a view if each dimension has one run."""
+        """Return the elements of the shard; a view of `full` if each dimension has one run."""
         for dim, runs in enumerate(self.runs):
             parts = [full.narrow(dim, start, stop - start) for start, stop in runs]
             full = parts[0] if len(parts) == 1 else cat([full.narrow(dim, 0, 0), *parts], dim)
         return full
 
     def write(self, full: Tensor, shard: Tensor) -> None:
-        """Copy the shard into the full tensor."""
+        """Copy `shard` into its place in `full`, in place."""
         for target, source in self._blocks(full, shard):
             target.copy_(source)
 
     def _blocks(self, full: Tensor, shard: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield views of the full tensor and of the shard that have the same elements."""
+        """Yield (view of `full`, view of `shard`) pairs of the same elements."""
         for block in product(*map(_with_offsets, self.runs)):
             target, source = full, shard
             for dim, (start, length, offset) in enumerate(block):
@@ -68,7 +68,7 @@ class ShardIndex(NamedTuple):
 
 
 def _with_offsets(runs: tuple[Run, ...]) -> list[tuple[int, int, int]]:
-    """Return the start, the length and the offset in the shard of each run."""
+    """Return (start, length, offset in the shard) of each run of one dimension."""
     rows: list[tuple[int, int, int]] = []
     offset = 0
     for start, stop in runs:
@@ -81,7 +81,7 @@ def _with_offsets(runs: tuple[Run, ...]) -> list[tuple[int, int, int]]:
 def shard_index(
     shape: Size, mesh_shape: tuple[int, ...], placements: tuple[Any, ...], position: tuple[int, ...]
 ) -> ShardIndex:
-    """Return the place of a shard, by torch's rule: mesh dimensions cut one after the other.
+    """Return the indices of a shard; mesh dimensions cut one after the other, as in torch.
 
     Args:
         shape: The shape of the full tensor.
@@ -95,12 +95,12 @@ def shard_index(
             continue
         dim, factor = placement.dim % len(shape), getattr(placement, "split_factor", 1)
         pieces = [_chunk(runs[dim], factor, piece) for piece in range(factor)]
-        runs[dim] = _joined(run for piece in pieces for run in _chunk(piece, count, number))
+        runs[dim] = _merge_adjacent(run for piece in pieces for run in _chunk(piece, count, number))
     return ShardIndex(tuple(runs))
 
 
 def _chunk(runs: Sequence[Run], count: int, number: int) -> tuple[Run, ...]:
-    """Return one of `count` chunks of indices, cut as `torch.chunk` does."""
+    """Return the runs of chunk `number` of `count` chunks, cut as `torch.chunk` does."""
     size = -(-sum(stop - start for start, stop in runs) // count)
     first, chunk_end = number * size, (number + 1) * size
     chunk: list[Run] = []
@@ -113,8 +113,8 @@ def _chunk(runs: Sequence[Run], count: int, number: int) -> tuple[Run, ...]:
     return tuple(chunk)
 
 
-def _joined(runs: Iterator[Run]) -> tuple[Run, ...]:
-    """Return runs with adjacent ones joined."""
+def _merge_adjacent(runs: Iterator[Run]) -> tuple[Run, ...]:
+    """Return the runs, with adjacent ones merged."""
     joined_runs: list[Run] = []
     for start, stop in runs:
         if joined_runs and joined_runs[-1][1] == start:
@@ -138,28 +138,28 @@ class ShardedTensor(NamedTuple):
     shape: Size
 
     def shard(self, position: tuple[int, ...]) -> ShardIndex:
-        """Return the place of the shard of the rank at a coordinate of the mesh."""
+        """Return the indices of the shard of the rank at `position`, a mesh coordinate."""
         return shard_index(self.shape, self.mesh_shape, self.placements, position)
 
     def slot(self, shape: tuple[int, ...]) -> ShardedTensor:
-        """Return a slot with a shape of its own, as `_core.dtensor.filled_beside` cuts it."""
+        """Return the placement of a slot of this full shape; see `_core.dtensor.filled_beside`."""
         return self._replace(
             shape=Size(shape), placements=tuple(slot_placements(self.placements, len(shape)))
         )
 
 
 def sharded_tensor(var: Any) -> ShardedTensor:
-    """Return the placements of a DTensor."""
+    """Return the mesh shape, placements and full shape of a DTensor."""
     return ShardedTensor(tuple(var.device_mesh.shape), tuple(var.placements), var.shape)
 
 
 def local_index(var: Any) -> ShardIndex:
-    """Return the place of this rank's shard of a DTensor."""
+    """Return the indices of this rank's shard of a DTensor."""
     return sharded_tensor(var).shard(tuple(var.device_mesh.get_coordinate()))
 
 
 def full_index(shape: Sequence[int]) -> ShardIndex:
-    """Return the index of a full tensor."""
+    """Return the index of a shard that is the full tensor of this shape."""
     return ShardIndex(tuple(((0, size),) if size else () for size in shape))
 
 
@@ -186,9 +186,9 @@ def teams(mesh: Mesh, dims: tuple[int, ...]) -> tuple[Team, ...]:
 
 @lru_cache(1 << 14)
 def element_runs(index: ShardIndex, shape: Size) -> int | ElementRuns:
-    """Return the positions of a shard's elements in the full tensor, both row-major.
+    """Return the positions of shard elements in the full tensor, both in row-major order.
 
-    If all elements are adjacent, that is the position of the first one.
+    An int is the position of the first element, if all are adjacent.
     """
     if not prod(index.shape):
         return 0
@@ -208,7 +208,7 @@ def element_runs(index: ShardIndex, shape: Size) -> int | ElementRuns:
 
 
 def are_known(var: Any) -> bool:
-    """Return whether placements determine the elements of a DTensor's local part."""
+    """Return True if placements alone determine the elements of a DTensor's local part."""
     tensor = sharded_tensor(var)
     if not all(map(is_supported, tensor.placements)) or is_ambiguous(tensor):
         return False
@@ -216,17 +216,17 @@ def are_known(var: Any) -> bool:
 
 
 def is_supported(placement: Any) -> bool:
-    """Return whether a placement cuts or copies a tensor: pending sums and subclasses do not."""
+    """Return True for `Shard`, `_StridedShard`, `Replicate`; not for pending sums, subclasses."""
     return placement.is_replicate() or type(placement).__name__ in ("Shard", "_StridedShard")
 
 
 @lru_cache(1 << 12)
 def is_ambiguous(tensor: ShardedTensor) -> bool:
-    """Return whether FSDP2 and DTensor disagree about the shards of an uneven tensor.
+    """Return True if FSDP2 and DTensor disagree about the shards of an uneven tensor.
 
-    `_StridedShard` stands for a cut after those of the mesh dimensions to the right. FSDP2 cuts in
-    that order. DTensor cuts from left to right instead, in stripes, which differ if chunks of the
-    dimensions to the right have other lengths.
+    `_StridedShard` means a cut after those of the mesh dimensions to the right. FSDP2 cuts in that
+    order. DTensor cuts from left to right in stripes, which differ if chunks of the dimensions to
+    the right have unequal lengths.
     """
     dims = range(len(tensor.placements))
     factors = [getattr(placement, "split_factor", 1) for placement in tensor.placements]
@@ -246,7 +246,8 @@ def is_ambiguous(tensor: ShardedTensor) -> bool:
 
 
 def connected_ranks(cuts: Sequence[tuple[Mesh, tuple[int, ...]]]) -> list[int]:
-    """Return this rank and the ranks that tensors connect it with, directly or by other ranks.
+    """Return the numbers of all ranks that share tensors with this rank, directly or through
+    others.
 
     Args:
         cuts: The meshes of the tensors, with the mesh dimensions along which they are cut.

@@ -18,7 +18,7 @@ from thalweg._engines.tensor_reductions import Tensors
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, cut_dims
 from thalweg.distribute.sharding.shards import Shards
-from thalweg.distribute.tree_reduction import in_pairs
+from thalweg.distribute.tree_reduction import tree_sum
 from thalweg.indexed_slices import IndexedSlices
 
 
@@ -131,7 +131,7 @@ def sums_over(numbers: Float64, groups: Sequence[Ranks]) -> Float64:
     """Return the sums of numbers over ranks, group after group, each in tree order."""
     totals = torch.from_numpy(numbers)  # pyright: ignore[reportUnknownMemberType]
     for ranks in groups:
-        totals = in_pairs(ranks.all_gather(totals.to(ranks.device)))
+        totals = tree_sum(ranks.all_gather(totals.to(ranks.device)))
     return totals.cpu().numpy()
 
 

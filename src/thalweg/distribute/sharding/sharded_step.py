@@ -37,13 +37,13 @@ class SharedStep:
         self._is_writing, self._has_all_parts, self._order = False, False, 0
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
-        """See `Sharing`."""
+        """Return the pairs unchanged: full variables are in the memory of each rank."""
         return pairs
 
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
     ) -> None:
-        """See `Sharing`."""
+        """Raise NotImplementedError if there are variables: no rank has slots of full matrices."""
         if titles:
             raise NotImplementedError(
                 f"Rule {rule.name!r} has stages over whole matrices, of which no rank has the slots"
@@ -52,7 +52,7 @@ class SharedStep:
             )
 
     def share_out(self, request: StepRequest) -> StepRequest:
-        """See `Sharing`."""
+        """Return the request over this rank's part of each variable, gradient, slot and copy."""
         if len(set(map(id, request.variables))) < len(request.variables):
             raise InvalidArgumentError(
                 "With shard_slots, no variable can come twice in a step:"
@@ -78,16 +78,16 @@ class SharedStep:
         return request._replace(variables=parts, gradients=gradients, slots=slots, copies=copies)
 
     def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
-        """See `Sharing`."""
+        """Return reductions over full variables, which exchange messages with the other ranks."""
         return ShardedReductions(self.shards, parts, pairs, flush, self._wait_for_ranks)
 
     def begin_writing(self) -> None:
-        """See `Sharing`; raise ReplicaMismatchError if another rank failed."""
+        """Wait until all ranks are about to write; raise ReplicaMismatchError if one failed."""
         self._wait_for_ranks()
         self._is_writing = True
 
     def joining_calls(self, request: StepRequest) -> PostUpdateCall:
-        """See `Sharing`."""
+        """Return the call that exchanges updated parts after the writes of the step."""
         rows_alone = request.rule.update_untouched is None
         tensors: list[tuple[Tensor, Tensor, Any]] = []
         copies = request.copies or [None] * len(request.variables)
@@ -96,6 +96,7 @@ class SharedStep:
             tensors += [(var, tensor, grad if rows_alone else None) for tensor in updated]
 
         def join_step() -> None:
+            """Exchange the updated parts; mark the variables as torn if that fails."""
             with self.shards.mark_torn(self._number), no_grad():
                 join_parts(self.shards, tensors, self._size)
             self._has_all_parts = True

@@ -71,7 +71,7 @@ class Shards:
         return self._digest
 
     def cut_new(self, variables: Sequence[Tensor]) -> None:
-        """Assign the variables that are new; all ranks call this with the same ones."""
+        """Assign the elements of variables that are new; all ranks pass the same variables."""
         for var in variables:
             if id(var) not in self._layouts:
                 self._cut_variable(var, not var.is_contiguous())
@@ -83,7 +83,7 @@ class Shards:
                 self._layout_of(var)
 
     def fits(self, variables: Iterable[Tensor]) -> bool:
-        """Return whether `check_sizes` accepts the variables."""
+        """Return True if `check_sizes` accepts the variables."""
         try:
             self.check_sizes(variables)
         except InvalidArgumentError:
@@ -91,7 +91,7 @@ class Shards:
         return True
 
     def _cut_variable(self, var: Tensor, is_uncut: bool) -> None:
-        """Cut a variable, or assign all of it to one rank if `is_uncut`."""
+        """Assign the elements of a variable to ranks, all to one rank if `is_uncut`."""
         size = var.numel()
         pieces = pieces_of(size, self._loads, size if is_uncut else LEAF)
         number = self._layouts[id(var)].number if id(var) in self._layouts else len(self._layouts)
@@ -102,7 +102,7 @@ class Shards:
         self._digest = None
 
     def has_rows(self, var: Tensor) -> bool:
-        """Return whether parts of a variable consist of full rows, as sparse gradients require."""
+        """Return True if parts of a variable are full rows, as sparse gradients require."""
         row_size, entry = var.shape[1:].numel(), self._layout_of(var)
         has_whole_rows = (
             all(piece.stop % row_size == 0 for piece in entry.pieces) if row_size else True
@@ -110,28 +110,30 @@ class Shards:
         return entry.is_uncut or (var.is_contiguous() and has_whole_rows)
 
     def keep_whole(self, var: Tensor) -> None:
-        """Reassign all elements of a variable to the rank with the lowest load; moves no data."""
+        """Assign all elements of a variable to the rank with the lowest load; move no data."""
         for rank, start, stop in self.pieces(var):
             self._loads[rank] -= (stop - start) * var.element_size()
         self._cut_variable(var, True)
 
     def hash_order(self, variables: Sequence[Tensor]) -> int:
-        """Return a hash of the variables and their order."""
+        """Return a hash of the variables' numbers in the layout, in order, to compare ranks."""
         return hash(tuple(self._layout_of(var).number for var in variables)) >> 1
 
     def pieces(self, var: Tensor) -> list[Piece]:
-        """Return the pieces of a variable in the order of elements; at most one per rank."""
+        """Return the pieces of a variable in the order of elements, at most one per rank."""
         return self._layout_of(var).pieces
 
     def own_slice(self, var: Tensor) -> slice:
-        """Return the range of this rank's elements."""
+        """Return the range of this rank's elements in the flattened variable."""
         for rank, start, stop in self.pieces(var):
             if rank == self.ranks.rank:
                 return slice(start, stop)
         return slice(0, 0)
 
     def part(self, var: Tensor) -> Tensor:
-        """Return this rank's elements of a variable, as the same view until its memory moves."""
+        """Return this rank's elements of a variable as a flat view, the same until its memory
+        moves.
+        """
         entry = self._layout_of(var)
         if entry.part is None or entry.address != var.data_ptr() or entry.part.dtype != var.dtype:
             entry.part, entry.address = self.cut(var, var), var.data_ptr()
@@ -139,7 +141,7 @@ class Shards:
         return entry.part
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's part of a value of a variable's shape; may be a view."""
+        """Return this rank's elements of `value`, which has the shape of `var`; may be a view."""
         local_slice = self.own_slice(var)
         if not self._layout_of(var).is_uncut:
             return flatten_like(value, var)[local_slice]
@@ -147,7 +149,10 @@ class Shards:
         return detached if local_slice.stop or not self.pieces(var) else detached.new_empty(0)
 
     def own_rows(self, grad: IndexedSlices, var: Tensor) -> IndexedSlices:
-        """Return the rows of a sparse gradient in this rank's part, or raise if it has none."""
+        """Return the rows of a sparse gradient in this rank's part, with indices relative to it.
+
+        Raise InvalidArgumentError if parts cut rows.
+        """
         if not self.has_rows(var):
             raise InvalidArgumentError(
                 f"The gradient of '{name_of(var)}' has become sparse, but the variable is cut"
@@ -159,7 +164,7 @@ class Shards:
         return IndexedSlices(grad.values[is_local], grad.indices[is_local] - start, shape)
 
     def as_rows(self, local_part: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's part of a variable or slot as rows, as the same view each time."""
+        """Return this rank's part of a variable or slot as rows; the same view each time."""
         if local_part.shape[1:] == var.shape[1:]:
             return local_part
         view = self._views.get(id(local_part))
@@ -172,12 +177,12 @@ class Shards:
         return view[1]
 
     def _row_range(self, var: Tensor) -> tuple[int, int]:
-        """Return the first row of this rank, and the one after the last."""
+        """Return (first row, row after the last) of this rank."""
         local_slice, row_size = self.own_slice(var), var.shape[1:].numel()
         return (local_slice.start // row_size, local_slice.stop // row_size) if row_size else (0, 0)
 
     def as_part(self, elements: Tensor, var: Tensor) -> Tensor:
-        """Return consecutive elements of this rank in the layout of its part."""
+        """Return consecutive elements of this rank in the layout of `part(var)`."""
         if not (self._layout_of(var).is_uncut and elements.numel()):
             return elements
         part = torch.empty_like(var, dtype=elements.dtype).detach()
@@ -185,7 +190,7 @@ class Shards:
         return part
 
     def writable_part(self, tensor: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's part of a tensor as a view to write to.
+        """Return this rank's elements of `tensor`, of the shape of `var`, as a view to write to.
 
         Raises:
             LayoutError: The order of elements differs from the variable's, so that a view is
@@ -243,7 +248,7 @@ class Shards:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Return a context manager in which `whole` collects values on rank 0 only."""
+        """Return a context manager in which `whole` returns the full value on rank 0 only."""
         self._collects = True
         try:
             yield
@@ -252,7 +257,7 @@ class Shards:
 
     @contextlib.contextmanager
     def between_steps(self) -> Iterator[None]:
-        """Return a context manager for communication between two steps."""
+        """Return a context manager for messages between two steps, which explains lost ranks."""
         try:
             yield
         except ReplicaLostError as error:
@@ -276,8 +281,9 @@ class Shards:
 
     @contextlib.contextmanager
     def mark_torn(self, number: int) -> Iterator[None]:
-        """Return a context manager in which variables belong to two steps, and stay so after an
-        error.
+        """Return a context manager that marks variables as mixed if its block fails.
+
+        Mixed variables belong to two steps, and later calls raise an error.
 
         Args:
             number: The number of the step, from 1.
@@ -297,7 +303,7 @@ class Shards:
             raise
 
     def _layout_of(self, var: Tensor) -> _VariableLayout:
-        """Return the layout of a variable, or raise if its size or strides have changed."""
+        """Return the layout of a variable; raise InvalidArgumentError if its shape changed."""
         if id(var) not in self._layouts:
             self.cut_new([var])
         entry = self._layouts[id(var)]
@@ -316,7 +322,7 @@ class Shards:
 
 
 def _has_moved(entry: _VariableLayout, var: Tensor) -> bool:
-    """Return whether the order of elements in memory has changed since a variable was cut."""
+    """Return True if the order of elements in memory has changed since a variable was cut."""
     pairs = zip(entry.strides, var.stride(), var.shape, strict=True)
     return entry.size > 0 and any(
         old_stride != new_stride and size > 1 for old_stride, new_stride, size in pairs
@@ -324,7 +330,7 @@ def _has_moved(entry: _VariableLayout, var: Tensor) -> bool:
 
 
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
-    """Return the elements of a tensor in the order of a variable's memory, as a view if possible.
+    """Return the elements in the order of the memory of `var`, as a view if possible.
 
     Args:
         tensor: A tensor of the variable's shape.

@@ -14,8 +14,7 @@ _REQUIREMENT = "thalweg.integrations.keras3 needs"
 
 
 def import_keras() -> ModuleType:
-    """Return the module `keras`. Where nobody has chosen a backend yet, the torch backend is
-    chosen.
+    """Return the module `keras`; choose the torch backend unless a backend was chosen.
 
     Raises:
         ImportError: Keras 3 is not installed.
@@ -41,6 +40,7 @@ def import_keras() -> ModuleType:
 
 
 def _advice(backend: str) -> str:
+    """Return a sentence on how to choose the torch backend instead of `backend`."""
     return (
         f"{_REQUIREMENT} Keras' torch backend, but the backend is"
         f" {show_value(backend)}. Set the environment"

@@ -1,4 +1,4 @@
-"""The state of an optimizer: what is saved of it, and whether a saved one fits."""
+"""State of an optimizer of Keras 3: contents of a saved state, and checks of a loaded one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KERAS_KEY = "keras"  # the part of a state that is not the wrapped optimizer's
 
 
 class Keras3StateDict:
-    """The part of `FusedOptimizer` that has a `state_dict`, which Keras' optimizers have not."""
+    """Mixin of `FusedOptimizer` with `state_dict`, which Keras optimizers lack."""
 
     name: str
     built: bool
@@ -27,9 +27,10 @@ class Keras3StateDict:
 
     @untraced
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the wrapped optimizer, and Keras' own state under "keras", by name.
+        """Return the state of the wrapped optimizer, with Keras' additional state under "keras".
 
-        Keras' own state is moving averages of variables and accumulated gradients, if those are on.
+        The additional state is moving averages of variables and accumulated gradients, if those are
+        on.
         """
         with self.wrapped._lock:
             return {**self.wrapped.state_dict(), _KERAS_KEY: state.snapshot(self._beside())}
@@ -41,9 +42,9 @@ class Keras3StateDict:
         Before the optimizer is built, slots wait for their variables.
 
         Raises:
-            ValueError: It is the state of another class of optimizer.
+            ValueError: The state is of another class of optimizer.
             CheckpointMismatchError: Names, shapes or dtypes differ.
-            FailedPreconditionError: Keras keeps something, and the optimizer is not built.
+            FailedPreconditionError: Keras has additional state, and the optimizer is not built.
         """
         fields = dict(state_dict)
         extra = fields.pop(_KERAS_KEY, {})
@@ -58,7 +59,7 @@ class Keras3StateDict:
             state.restore(loading, state.fitting(self._beside(), extra, self.name))
 
     def _beside(self) -> list[state.Entry]:
-        """Return the state that Keras keeps and the wrapped optimizer does not."""
+        """Return the entries of state that Keras has and the wrapped optimizer has not."""
         shared = {id(variable) for variable, _ in self._shared}
         extra = [var for var in self.variables if id(var) not in shared]
         names = state.distinct([var.path.removeprefix(f"{self.name}/") for var in extra])
@@ -66,7 +67,7 @@ class Keras3StateDict:
 
 
 def check_saved(variables: Sequence[Any], store: Any) -> None:
-    """Raise for a state that Keras would skip or load in part.
+    """Raise for a saved state that Keras would skip or load in part.
 
     Raises:
         CheckpointMismatchError: The numbers of variables or their shapes differ.

@@ -43,12 +43,12 @@ class NamedOptimizer(FusedOptimizer, Generic[P]):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Self:
-        """Return an optimizer made of a configuration; schedules are found where Keras has them."""
+        """Return an optimizer from a configuration; Keras' registry resolves schedules."""
         return super(FusedOptimizer, cls).from_config(dict(config), custom_objects)
 
 
 def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]:
-    """Return a class whose constructor takes the arguments of `wrapped` and Keras' keywords."""
+    """Return an optimizer class with the arguments of `wrapped` and Keras' keywords."""
     arguments = inspect.signature(wrapped)
     names = _KEYWORDS | arguments.parameters.keys()
 

@@ -16,18 +16,19 @@ keras: Any = import_keras()
 
 
 class LogDiagnostics(keras.callbacks.CallbackList):
-    """Gives callbacks such as `CSVLogger` the numbers of diagnostics beside all other logs.
+    """Callback that adds diagnostics to the `logs` of callbacks such as `CSVLogger`.
 
-    Of a batch they get those of its step, if that was measured, of an epoch those of its last one:
-    `gradient_norm/kernel` and so on. Callbacks outside, the progress bar among them, do not.
+    Logs of a batch get the numbers of its step, if measured, logs of an epoch those of its last
+    measured step: `gradient_norm/kernel` and so on. Other callbacks, such as the progress bar, do
+    not get them.
 
     Args:
-        recorder: What the optimizer was made with, as `diagnostics=recorder`.
-        callbacks: Those that get the numbers.
-        columns: Those that are logged.
+        recorder: The argument `diagnostics` of the optimizer.
+        callbacks: The callbacks that get the numbers.
+        columns: The names of the logged columns.
 
     Raises:
-        InvalidTypeError: `recorder` is no `Diagnostics`.
+        InvalidTypeError: `recorder` is not a `Diagnostics`.
         InvalidArgumentError: A column is not known.
     """
 
@@ -44,27 +45,28 @@ class LogDiagnostics(keras.callbacks.CallbackList):
         self._recorder = recorder
 
     def _keep_table(self, table: Table) -> None:
+        """Store a table until the end of the batch."""
         self._of_batch = self._of_epoch = table.scalars(self._columns)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Take tables from now on."""
+        """Start to receive tables."""
         self._of_batch, self._of_epoch = {}, {}
         if self._keep_table not in self._recorder.sinks:  # as after a training that failed
             self._recorder.add(self._keep_table)
         super().on_train_begin(logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Take none any more: a recorder may outlive many trainings."""
+        """Stop to receive tables: a recorder may outlive many trainings."""
         with suppress(ValueError):
             self._recorder.sinks.remove(self._keep_table)
         super().on_train_end(logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Log what is new."""
+        """Add the numbers of a new table to the logs; call the callbacks."""
         new, self._of_batch = self._of_batch, {}
         super().on_train_batch_end(batch, {**(logs or {}), **new})
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Log what the epoch's last measured step was."""
+        """Add the numbers of the last table to the logs; call the callbacks."""
         new, self._of_epoch = self._of_epoch, {}
         super().on_epoch_end(epoch, {**(logs or {}), **new})

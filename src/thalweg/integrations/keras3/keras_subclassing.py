@@ -1,4 +1,4 @@
-"""An optimizer of thalweg that is one of Keras as well, while models train with it."""
+"""Temporary subclassing of Keras 3's optimizer class, while models train with an optimizer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ _LENDER = "__lender"
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class Lender(FusedOptimizer):
-    """Holder of the optimizer with which a model was compiled, shown to the model as that
-    optimizer.
+    """Keras-side state of an optimizer in one model; the model sees the optimizer itself.
 
-    Each model that an optimizer trains has a lender of its own.
+    Each model that an optimizer trains has a separate lender.
     """
 
     @eagerly()  # also while a graph is built: Keras' variables are torch's
@@ -29,7 +28,7 @@ class Lender(FusedOptimizer):
         super().__init__(*args, **kwargs)
 
     def shown(self) -> Optimizer:
-        """Return the optimizer itself, which answers Keras as this lender does from now on."""
+        """Return the optimizer, with its class changed to delegate attributes to this lender."""
         optimizer = self.wrapped
         vars(optimizer)[_LENDER] = self
         if not isinstance(optimizer, Lent):
@@ -38,21 +37,21 @@ class Lender(FusedOptimizer):
 
 
 class Variables(list[Any]):
-    """The variables that Keras reads as `variables` and TensorFlow as `variables()`."""
+    """Value of `variables`: a list for Keras, a method for TensorFlow."""
 
     def __init__(self, of_keras: Sequence[object], thalweg_variables: Sequence[object]) -> None:
         super().__init__(of_keras)
         self._own = thalweg_variables
 
     def __call__(self) -> list[Any]:
-        """The optimizer's weights, `iterations` first."""
+        """Return the optimizer's weights, `iterations` first."""
         return list(self._own)
 
 
 class Lent(Optimizer):
-    """Attributes that an optimizer of a model takes from its lender: those that its class lacks.
+    """Mixin of an optimizer in a model, with attributes of the lender that its class lacks.
 
-    A copy of it is in no model.
+    A copy of the optimizer is in no model.
     """
 
     _NOT_COPIED = (*Optimizer._NOT_COPIED, _LENDER)
@@ -62,6 +61,7 @@ class Lent(Optimizer):
         return cls._own_class(*args, **kwargs)
 
     def _blank(self) -> Optimizer:
+        """Return an empty optimizer of the original class, for copies."""
         return self._own_class.__new__(self._own_class)
 
     def __reduce_ex__(self, protocol: object) -> Any:
@@ -84,15 +84,16 @@ class Lent(Optimizer):
             super().__setattr__(name, value)
 
     def _lends(self, name: str) -> bool:
+        """Return True if the lender provides an attribute."""
         return name in vars(vars(self)[_LENDER]) or hasattr(Lender, name)
 
     @property
     def variables(self) -> Any:
-        """Keras' variables of all state; called, the optimizer's weights."""
+        """List of Keras' variables of all state; a call of it returns the optimizer's weights."""
         return Variables(vars(self)[_LENDER].variables, self.weights)
 
     def set_weights(self, weights: Sequence[object]) -> None:
-        """Set what `get_weights` returned, or values for all of `variables`, as in Keras."""
+        """Set the values of `get_weights`, or values for all of `variables`, as in Keras."""
         lender = vars(self)[_LENDER]
         if len(weights) == len(lender.variables) != len(self.weights):
             lender.set_weights(weights)
@@ -103,12 +104,12 @@ class Lent(Optimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Any:
-        """Return an optimizer made from a configuration, which is one of Keras, too."""
+        """Return an optimizer from a configuration, usable in Keras, too."""
         return Lender(cls._own_class.from_config(config, custom_objects)).shown()
 
 
 class _OfKeras(keras.optimizers.Optimizer):
-    """Makes an optimizer one of Keras; it has nothing of it."""
+    """Marker base class that makes an optimizer an instance of Keras' class, without its code."""
 
     __setattr__ = object.__setattr__
 
@@ -126,4 +127,5 @@ def _lent(base: type[Optimizer]) -> Any:
 
 
 def _from_lender(name: str) -> property:
+    """Return a property that reads an attribute of the lender."""
     return property(lambda self: self.__getattr__(name))

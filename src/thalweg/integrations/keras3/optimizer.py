@@ -1,4 +1,4 @@
-"""`FusedOptimizer`: an optimizer of Keras 3 whose steps an optimizer of thalweg takes."""
+"""`FusedOptimizer`: an optimizer of Keras 3 around an optimizer of thalweg."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Keras3Options(TypedDict, total=False):
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimizer):
-    """Makes an optimizer of thalweg one of Keras, for `model.compile`.
+    """Optimizer of Keras 3 around an optimizer of thalweg, for `model.compile`.
 
     The update, with clipping, is one fused pass over the memory of the model's variables. The
-    slots, `iterations` and the learning rate are the wrapped optimizer's own: both sides see every
-    change. Weight decay, moving averages, gradient accumulation and loss scaling are Keras' code
-    around it.
+    slots, `iterations` and the learning rate share memory with the wrapped optimizer: both sides
+    see every change. Weight decay, moving averages, gradient accumulation and loss scaling are
+    Keras' code around it.
 
     Args:
         wrapped: Any optimizer of `thalweg.keras.optimizers`, a `RuleOptimizer` or one of your own.
@@ -90,11 +90,12 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             self._share(self._learning_rate, wrapped._hyper.raw("learning_rate"))
 
     def _share(self, variable: Tensor, tensor: Any) -> None:
+        """Make a variable of Keras share memory with `tensor`."""
         share(variable, tensor)
         self._shared.append((variable, tensor))
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the slots of these variables of Keras."""
+        """Create the slots of variables of Keras."""
         if self.built:
             return
         trained = [var for var in variables if not self._overwrite_variable_with_gradient(var)]
@@ -108,12 +109,13 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
         self._shared += slots
 
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
-        """Nothing: `_backend_update_step` calls Keras' after its checks."""
+        """Do nothing: `_backend_update_step` calls Keras' method after its checks."""
 
     @untraced
     def _backend_update_step(
         self, grads: Sequence[object], trainable_variables: Sequence[object], learning_rate: object
     ) -> None:
+        """Take a step, eager or stateless; called by Keras."""
         if in_stateless_scope():
             self._apply_stateless(grads, trainable_variables)
             return
@@ -121,6 +123,10 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             self._apply_here(grads, trainable_variables)
 
     def _apply_here(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Apply the weight decay of Keras and the update of the wrapped optimizer, in place.
+
+        Raise FailedPreconditionError if a variable has a new tensor or a strategy shards slots.
+        """
         wrapped, tensors = self.wrapped, [var.value for var in variables]
         for var, tensor in zip(variables, tensors, strict=True):
             if tensor is not self._tensors[self._get_variable_index(var)]:
@@ -149,7 +155,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             wrapped.iterations.fill_(batch_count)
 
     def _apply_stateless(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """The step on copies of what the scope holds, which are then assigned within it."""
+        """Take the step on copies of values in a stateless scope; assign the results there."""
         shared = [*((var, var._value) for var in variables), *self._shared]
         copies = {
             id(tensor): torch.nn.Parameter(var.value.detach().clone(), requires_grad=False)
@@ -198,11 +204,11 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             super().__setattr__(name, value)
 
     def get_weights(self) -> list[Any]:
-        """Return the wrapped optimizer's: `iterations`, then the slots, as NumPy arrays."""
+        """Return the weights of the wrapped optimizer, `iterations` first, as NumPy arrays."""
         return self.wrapped.get_weights()
 
     def set_weights(self, weights: Sequence[object]) -> None:
-        """Set what `get_weights` returned, or values for all of `variables`, as in Keras."""
+        """Set the values of `get_weights`, or values for all of `variables`, as in Keras."""
         if len(weights) == len(self.variables) != len(self.wrapped.weights):
             with self.wrapped._lock.to_load():
                 super().set_weights(weights)
@@ -211,7 +217,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             self.wrapped.set_weights(weights)
 
     def save_own_variables(self, store: object) -> None:
-        """Put the state into a saved model."""
+        """Write the state to the store of a saved model."""
         with self.wrapped._lock:
             super().save_own_variables(store)
 
@@ -219,7 +225,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
         """Set the state from a saved model.
 
         Raises:
-            CheckpointMismatchError: It does not fit; nothing was loaded.
+            CheckpointMismatchError: The state does not fit; nothing was loaded.
         """
         if self.built:
             check_saved(self.variables, store)
@@ -228,7 +234,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             self.wrapped._lock.loaded()
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration: that of Keras, and the wrapped optimizer's as "wrapped"."""
+        """Return the configuration: Keras' entries, and the wrapped optimizer as "wrapped"."""
         config = super().get_config()
         for name in ("name", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm"):
             del config[name]
@@ -238,15 +244,16 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Self:
-        """Return an optimizer made of a configuration; your own rules, classes and schedules are
-        found where Keras has them registered, or in `custom_objects`.
+        """Return an optimizer from a configuration.
+
+        Your rules, classes and schedules are found in Keras' registry, or in `custom_objects`.
         """
         config = dict(config)
         return cls(deserialize(config.pop("wrapped"), custom_objects), **config)
 
 
 def from_thalweg(optimizer: Optimizer, **options: Unpack[Keras3Options]) -> FusedOptimizer:
-    """Return an optimizer of thalweg as one that `model.compile` takes; see `FusedOptimizer`.
+    """Return a Keras 3 optimizer around an optimizer of thalweg; see `FusedOptimizer`.
 
     Example:
         >>> from thalweg.keras.optimizers import RMSprop
@@ -257,8 +264,6 @@ def from_thalweg(optimizer: Optimizer, **options: Unpack[Keras3Options]) -> Fuse
 
 
 def replica_shares(grads: Sequence[Any]) -> list[Any]:
-    """Return this replica's part of mean gradients: Keras' loss is the mean over its own
-    examples.
-    """
+    """Return the gradients divided by the number of replicas, as one replica's share of means."""
     count = get_strategy().num_replicas_in_sync
     return [grad if grad is None or count == 1 else grad / count for grad in grads]

@@ -9,10 +9,12 @@ class ClippingOptions:
     """`clipvalue`, `clipnorm` and `global_clipnorm`, which belong to `wrapped`."""
 
     def _option(self, name: str) -> float | None:
+        """Return a clipping option of the wrapped optimizer; None if off."""
         wrapped = self.__dict__.get("wrapped")
         return None if wrapped is None else getattr(wrapped, name)
 
     def _set_option(self, name: str, value: float | None) -> None:
+        """Set a clipping option of the wrapped optimizer."""
         wrapped = self.__dict__.get("wrapped")
         if wrapped is not None:  # Keras' constructor sets all three to None before
             setattr(wrapped, name, value)
@@ -45,4 +47,5 @@ class ClippingOptions:
         self._set_option("global_clipnorm", value)
 
     def _clip_gradients(self, grads: Sequence[object]) -> Sequence[object]:
+        """Return the gradients unchanged: the wrapped optimizer clips them."""
         return grads

@@ -12,9 +12,7 @@ from thalweg.keras.optimizers import Optimizer, RuleOptimizer
 
 
 def plain(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the configuration with Python numbers, as JSON knows no others; schedules of Keras are
-    written by Keras.
-    """
+    """Return the configuration with Python numbers, for JSON; Keras serializes its schedules."""
     rate: Any = optimizer._hyper.raw("learning_rate") if "learning_rate" in optimizer._hyper else 0
     config = optimizer.get_config()
     for name, value in config.items():
@@ -48,4 +46,5 @@ def deserialize(written: dict[str, Any], custom_objects: dict[str, Any] | None =
 
 
 def _is_schedule(value: object) -> bool:
+    """Return True for a schedule of Keras."""
     return isinstance(value, dict) and "class_name" in value

@@ -1,4 +1,4 @@
-"""Learning-rate schedules across the border: thalweg's for Keras, Keras' for thalweg."""
+"""Adapters of learning-rate schedules: thalweg's for Keras, and Keras' for thalweg."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thalweg.variable import to_tensor
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule of `thalweg.schedules` that Keras can call and save.
+    """Schedule of `thalweg.schedules` in the form of Keras.
 
     Args:
         schedule: The schedule.
@@ -24,7 +24,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         self.schedule = schedule
 
     def __call__(self, step: Any) -> Any:
-        """The learning rate at `step`, a number, tensor or variable."""
+        """Return the learning rate at `step`, a number, tensor or variable."""
         return to_tensor(self.schedule.value(int(step)))
 
     def get_config(self) -> dict[str, Any]:
@@ -34,8 +34,9 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Schedule:
-        """Return the schedule that `get_config` describes; your own classes are found if Keras has
-        them registered, or in `custom_objects`.
+        """Return the schedule that `get_config` described.
+
+        Your classes are found in Keras' registry, or in `custom_objects`.
         """
         description = config["schedule"]
         name = description["class_name"]
@@ -45,7 +46,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class KerasSchedule(LearningRateSchedule):
-    """A schedule of Keras that an optimizer of thalweg can ask.
+    """Schedule of Keras in the form of thalweg.
 
     Args:
         schedule: The schedule.
@@ -55,7 +56,7 @@ class KerasSchedule(LearningRateSchedule):
         self.schedule = schedule
 
     def __call__(self, step: Number) -> torch.Tensor:
-        """The learning rate at `step`."""
+        """Return the learning rate at `step` as a tensor."""
         rate: Any = self.schedule(step)
         return to_tensor(rate).cpu()
 
@@ -65,7 +66,7 @@ class KerasSchedule(LearningRateSchedule):
 
 
 def for_thalweg(rate: object) -> Any:
-    """Return a learning rate as thalweg's optimizers take it."""
+    """Return a learning rate in thalweg's form: schedules of Keras are wrapped."""
     if isinstance(rate, Schedule):
         return rate.schedule
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -76,7 +77,7 @@ def for_thalweg(rate: object) -> Any:
 
 
 def for_keras(rate: Any) -> Any:
-    """Return a learning rate as Keras' optimizers take it: a schedule, a callable, or a float."""
+    """Return a learning rate in Keras' form: a schedule, a callable, or a float."""
     if isinstance(rate, KerasSchedule):
         return rate.schedule
     if isinstance(rate, LearningRateSchedule):

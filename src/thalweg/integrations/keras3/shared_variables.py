@@ -13,14 +13,14 @@ from thalweg.keras.optimizers import Optimizer
 
 
 class Wrapping(Protocol):
-    """An optimizer of Keras around one of thalweg."""
+    """Interface of an optimizer of Keras around one of thalweg."""
 
     wrapped: Optimizer
     add_variable: Any  # declared by Keras to take the names of initializers alone
 
 
 def share(variable: Any, tensor: Tensor) -> None:
-    """Let a variable of Keras be `tensor` itself, of its shape; the dtype may be another."""
+    """Make a variable of Keras hold `tensor` itself, of its shape; the dtype may differ."""
     if not isinstance(tensor, torch.nn.Parameter):
         tensor = torch.nn.Parameter(tensor.detach(), requires_grad=False)
     variable._initialize(tensor)
@@ -30,12 +30,12 @@ def share(variable: Any, tensor: Tensor) -> None:
 def slot_variables(
     optimizer: Wrapping, variables: Sequence[Any], tensors: Sequence[Tensor]
 ) -> list[tuple[Any, Tensor]]:
-    """New variables of `optimizer` over the weights that its wrapped optimizer keeps for these.
+    """Return new Keras variables over the weights of the wrapped optimizer.
 
     Args:
-        optimizer: Knows its wrapped optimizer.
+        optimizer: The optimizer of Keras.
         variables: Variables of Keras.
-        tensors: Theirs.
+        tensors: The tensors of these variables.
 
     Returns:
         (variable, weight) for the slots of these variables and for the weights of no variable, in
@@ -63,4 +63,5 @@ def slot_variables(
 
 
 def _title(weight: Any) -> str:
+    """Return the name of a weight for a variable of Keras."""
     return weight.name.split(":")[0].split("/")[-1]

@@ -48,12 +48,15 @@ class Adadelta(BuiltIn):
         self.rule = ADADELTA
 
     def _adapted_weights(self, weights: list[object]) -> list[object]:
+        """Return the weights to set; 0 iterations are prepended if an old checkpoint lacks them."""
         return self._with_iterations(weights)
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
+        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         return self._hyper_tensors(dtype, "epsilon", "rho")
 
     def get_config(self) -> dict[str, Any]:
+        """Return the configuration."""
         return {
             **super().get_config(),
             **self._hyper_config("learning_rate", "rho"),

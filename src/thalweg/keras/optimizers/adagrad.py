@@ -21,7 +21,7 @@ class Adagrad(BuiltIn):
 
     Args:
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
-        initial_accumulator_value: What the accumulator starts from, 0 or more.
+        initial_accumulator_value: Initial value of the accumulator, 0 or more.
         epsilon: Added to the root; None and 0 mean 1e-7.
         name: Name of the optimizer.
         **kwargs: See `Optimizer`.
@@ -55,12 +55,15 @@ class Adagrad(BuiltIn):
         self.rule = ADAGRAD
 
     def _slot_initial(self, name: str) -> float:
+        """Return the initial value of new slots of this name."""
         return self._initial_accumulator_value
 
     def _adapted_weights(self, weights: list[object]) -> list[object]:
+        """Return the weights to set; 0 iterations are prepended if an old checkpoint lacks them."""
         return self._with_iterations(weights)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
+        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         zero = torch.zeros((), dtype=torch.int64, device="cpu")
         hypers = self._hyper_tensors(dtype, "epsilon")
         return {**hypers, "neg_lr_t": -state["lr_t"], "zero": zero}

@@ -29,7 +29,7 @@ class Adam(BuiltIn):
         beta_2: Share of v that is kept. A float, tensor or callable.
         epsilon: Added to the root of v before bias correction ("epsilon hat"); None and 0 mean
             1e-7.
-        amsgrad: Whether to divide by the largest v so far.
+        amsgrad: True if to divide by the largest v so far.
         name: Name of the optimizer.
         **kwargs: See `Optimizer`.
 
@@ -67,9 +67,14 @@ class Adam(BuiltIn):
         self.amsgrad = amsgrad
 
     def _choose_rule(self) -> Rule:
+        """Return the rule of this step, with or without AMSGrad."""
         return AMSGRAD if self.amsgrad else ADAM
 
     def _adapted_weights(self, weights: list[object]) -> list[object]:
+        """Return the weights to set, without AMSGrad's slots if this optimizer has none.
+
+        A single weight is dropped with a warning before the first step, as in TensorFlow.
+        """
         # As in Keras, which drops what it takes for amsgrad's: also the one value that 3 n + 1 are
         # of no variables.
         if not self._weights and len(weights) == 1:
@@ -85,6 +90,7 @@ class Adam(BuiltIn):
         return weights[: 1 + slots] if surplus and not self.amsgrad else weights
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
+        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         hypers = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         unbiased = torch.sqrt(1 - hypers["beta_2_power"]) / (1 - hypers["beta_1_power"])
         return {**hypers, "lr": state["lr_t"] * unbiased}

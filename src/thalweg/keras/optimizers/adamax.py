@@ -51,6 +51,7 @@ class Adamax(BuiltIn):
         self.rule = ADAMAX
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
+        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         zero = torch.zeros((), dtype=torch.int64, device="cpu")
         hypers = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         rate = -state["lr_t"] / (1 - hypers["beta_1_power"])

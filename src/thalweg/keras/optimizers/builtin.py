@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from thalweg._core.hyperparameters import as_number, check_value
+from thalweg._core.step_adapter import Dtype
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
 from thalweg.variable import as_dtype
@@ -39,11 +40,13 @@ class BuiltIn(RuleOptimizer):
         self._set_hyper("decay", self._initial_decay)
 
     def _set_learning_rate(self, learning_rate: object, kwargs: dict[str, object]) -> None:
+        """Set the learning rate; `lr` in `kwargs` has precedence."""
         # `learning_rate` is checked even where `lr` replaces it.
         checked_rate = check_value("learning_rate", learning_rate)
         self._set_hyper("learning_rate", kwargs.get("lr", checked_rate))
 
-    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
+    def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
+        """Return the rule's hyperparameters in this step, by name, in a compute dtype."""
         values: dict[str, object] = {}
         for hyper in self._choose_rule().hypers:
             name = hyper.name
@@ -54,6 +57,7 @@ class BuiltIn(RuleOptimizer):
         return values
 
     def _exact_names(self) -> tuple[str, ...]:
+        """Return the names of attributes, other than variables, that scalars depend on."""
         return tuple(self.EXACT.values())
 
     def _hyper_tensors(self, dtype: object, *names: str) -> dict[str, Any]:
@@ -85,6 +89,7 @@ class BuiltIn(RuleOptimizer):
         return super(RuleOptimizer, cls).from_config(config, custom_objects)
 
     def _hyper_config(self, *names: str) -> dict[str, object]:
+        """Return {name: value} of hyperparameters for `get_config`."""
         return {name: self._serialize_hyperparameter(name) for name in names}
 
     def _with_iterations(self, weights: list[object]) -> list[object]:

@@ -26,11 +26,11 @@ class Differentiation:
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
-        """See `Optimizer`."""
+        """Apply gradients to variables; see `Optimizer.apply_gradients`."""
         raise NotImplementedError
 
     def _waited_for(self) -> AbstractContextManager[None]:
-        """See `Optimizer`."""
+        """Return a context manager for computing gradients, for which other replicas wait."""
         raise NotImplementedError
 
     @untraced
@@ -48,7 +48,8 @@ class Differentiation:
             loss: A callable without arguments that returns the value to minimize, or a tensor
                 computed under `tape`.
             var_list: Required. List or tuple (nested if need be) of variables, or a callable that
-                returns one, called after `loss`. What `requires_grad_(False)` froze is left alone.
+                returns one, called after `loss`. Variables frozen by `requires_grad_(False)` do not
+                change.
             grad_loss: Optional. Weights for the elements of the loss, in its shape.
             name: Accepted for compatibility; eager steps have no name.
             tape: Required when `loss` is a tensor.
@@ -147,6 +148,7 @@ def _check_sources(sources: Sequence[object]) -> None:
 
 
 def _check_all(pairs: Iterable[tuple[object, object]]) -> None:
+    """Raise ValueError for a pair without a gradient."""
     gradients, variables = zip(*pairs, strict=True)
     for grad, title in zip(gradients, titles_of(variables), strict=True):
         if grad is None:

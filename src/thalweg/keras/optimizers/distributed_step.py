@@ -67,14 +67,14 @@ def sum_over_replicas(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tupl
 
 
 def _sums_first(optimizer: Any) -> bool:
-    """Return whether only the sum over replicas precedes `_transform_gradients`."""
+    """Return True if only the sum over replicas precedes `_transform_gradients`."""
     if optimizer._aggregator is not None or replicas() == 1:
         return False
     return _EARLY_HOOKS.isdisjoint(optimizer._overridden_hooks())
 
 
 def _is_summed(optimizer: Any) -> bool:
-    """Return whether the optimizer sums gradients over several replicas."""
+    """Return True if the optimizer sums gradients over several replicas."""
     if optimizer._aggregator is not None or replicas() == 1:
         return False
     return "_aggregate_gradients" not in optimizer._overridden_hooks()
@@ -83,6 +83,10 @@ def _is_summed(optimizer: Any) -> bool:
 def _summed_in_parts(
     optimizer: Any, pairs: list[tuple[Any, Any]], hooks: KerasStepAdapter
 ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
+    """Return (gradient, variable) pairs and the sharded step, with gradients summed.
+
+    Each rank receives only its parts of the sums, unless hooks or the rule need all.
+    """
     sees = optimizer._transformers or "_transform_gradients" in optimizer._overridden_hooks()
     rule = hooks.step_rule()
     needs_full_sums = sees or rule is None or (rule.whole and bool(optimizer._clipping))
@@ -97,11 +101,13 @@ def fingerprint_of(optimizer: Any) -> distribute.StepFingerprint:
     """Return the fingerprint of a step, which must be equal on all replicas."""
 
     def words_of_step() -> list[str]:
+        """Return one line per fact about the optimizer that must be equal on all replicas."""
         arguments = distribute.in_words(optimizer._arguments())
         step = [f"step: {int(optimizer.iterations)}"] if executing_eagerly() else []
         return [f"optimizer: {type(optimizer).__name__}", *arguments, *step]
 
     def numbers_of_step() -> tuple[int, list[float]]:
+        """Return the step count and the hyperparameters of the step."""
         return int(optimizer.iterations), list(optimizer._hyper.numbers().values())
 
     return distribute.StepFingerprint(words_of_step, numbers_of_step)

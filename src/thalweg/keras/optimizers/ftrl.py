@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg._base.execution_context import is_symbolic
 from thalweg._core.hyperparameters import as_hyper, as_number
+from thalweg._core.step_adapter import Dtype
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.builtin import BuiltIn
 from thalweg.rules.ftrl import FTRL
@@ -31,7 +32,7 @@ class Ftrl(BuiltIn):
     Args:
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
         learning_rate_power: 0 or negative; -0.5 takes the root instead of a power.
-        initial_accumulator_value: What the accumulator starts from, 0 or more.
+        initial_accumulator_value: Initial value of the accumulator, 0 or more.
         l1_regularization_strength: 0 or more; makes weights exactly 0.
         l2_regularization_strength: 0 or more.
         name: Name of the optimizer.
@@ -87,26 +88,32 @@ class Ftrl(BuiltIn):
         self._set_hyper("beta", beta)
 
     def _choose_rule(self) -> Rule:
+        """Return the rule of this step: with a root, or with a power."""
         power = self._hyper.now("learning_rate_power")
         # Only a run has the power's value. Both rules have the same slots.
         if is_symbolic(power):
             return FTRL_POWER
         return FTRL if float(power) == -0.5 else FTRL_POWER
 
-    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
+    def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
+        """Return the rule's hyperparameters in this step, by name, in a compute dtype."""
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, dtype)
         return {**super()._hyper_scalars(dtype), "l2_shrinkage": shrinkage}
 
     def _exact_names(self) -> tuple[str, ...]:
+        """Return the names of attributes, other than variables, that scalars depend on."""
         return (*super()._exact_names(), "_l2_shrinkage_regularization_strength")
 
-    def _scalar(self, name: str, dtype: type[np.floating]) -> Any:
+    def _scalar(self, name: str, dtype: Dtype) -> Any:
+        """Return a hyperparameter as a scalar of a compute dtype."""
         return None if name == "l2_shrinkage" else super()._scalar(name, dtype)
 
     def _slot_initial(self, name: str) -> float:
+        """Return the initial value of new slots of this name."""
         return self._initial_accumulator_value if name == "accumulator" else 0.0
 
     def _create_slots(self, var_list: list[Tensor]) -> None:
+        """Create the slots in the order of TensorFlow."""
         old_count = len(self._weights)
         super()._create_slots(var_list)
         # Keras creates both slots of a variable before those of the next.
@@ -117,6 +124,7 @@ class Ftrl(BuiltIn):
         ]
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
+        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         names = ("learning_rate_power", "l1_regularization_strength", "beta")
         hypers = self._hyper_tensors(dtype, *names, "l2_regularization_strength")
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, np.float64)
@@ -124,6 +132,7 @@ class Ftrl(BuiltIn):
         return {**hypers, "l2_shrinkage_regularization_strength": shrinkage}
 
     def get_config(self) -> dict[str, Any]:
+        """Return the configuration."""
         return {
             **super().get_config(),
             **self._hyper_config(

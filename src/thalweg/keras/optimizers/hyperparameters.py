@@ -17,6 +17,7 @@ from thalweg._base.execution_context import (
 )
 from thalweg._core.graph_mode import graph_mode
 from thalweg._core.hyperparameters import Hyperparameters, as_hyper, is_function, is_number
+from thalweg._core.step_adapter import Dtype
 from thalweg._core.trackable import TrackableSlots
 from thalweg._engines import compute_dtype
 from thalweg.errors import InvalidTypeError, NumericsWarning, warn
@@ -39,7 +40,7 @@ _TORCH = {
 
 
 def _in_torchs_form(kind: type) -> str:
-    """Return the name of the torch-style class with the same update as a Keras class.
+    """Return a phrase that names the torch-style class with the same update.
 
     Schedulers and trainers of torch accept only instances of `torch.optim.Optimizer`.
     """
@@ -97,6 +98,7 @@ class Hypers(TrackableSlots):
         return torch.tensor(number, dtype=kind, device="cpu")
 
     def _create_hypers(self) -> None:
+        """Create the variables of hyperparameters, if they have any."""
         for name, variable in self._hyper.create(self._make_variable).items():
             self._handle_deferred_dependencies(name=name, trackable=variable)
 
@@ -138,6 +140,7 @@ class Hypers(TrackableSlots):
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}")
 
     def __setattr__(self, name: str, value: object) -> None:
+        """Set a hyperparameter, or any other attribute; warn if `decay` is set."""
         hyper = self.__dict__.get("_hyper")
         key = "learning_rate" if name == "lr" else name
         if hyper is None or key not in hyper:
@@ -154,7 +157,7 @@ class Hypers(TrackableSlots):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._hyper, "lr"})
 
-    def _scalar(self, name: str, dtype: type[np.floating]) -> Any:
+    def _scalar(self, name: str, dtype: Dtype) -> Any:
         """Return a hyperparameter as a scalar of a compute dtype, calling callables once a step."""
         if name != "learning_rate" and isinstance(self._hyper.raw(name), LearningRateSchedule):
             raise InvalidTypeError(
@@ -163,12 +166,12 @@ class Hypers(TrackableSlots):
             )
         return self._hyper.scalar(name, dtype, self.iterations)
 
-    def _learning_rate(self, dtype: type[np.floating]) -> object:
+    def _learning_rate(self, dtype: Dtype) -> object:
         """Return the learning rate of this step, after schedule and decay."""
         rate = self._scalar("learning_rate", dtype)
         return self._decayed(rate, dtype, self.iterations.item()) if self._initial_decay else rate
 
-    def _rate_at(self, dtype: type[np.floating], count: int) -> object:
+    def _rate_at(self, dtype: Dtype, count: int) -> object:
         """Return the learning rate of the step that follows `count` steps.
 
         The hyperparameter must be a number, a tensor or a `FormulaSchedule`.
@@ -180,7 +183,7 @@ class Hypers(TrackableSlots):
             rate = self._scalar("learning_rate", dtype)
         return self._decayed(rate, dtype, count)
 
-    def _decayed(self, rate: Any, dtype: type[np.floating], count: float) -> object:
+    def _decayed(self, rate: Any, dtype: Dtype, count: float) -> object:
         """Return a learning rate after the constructor's `decay` over `count` steps."""
         if not self._initial_decay > 0:
             return rate

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg._base.execution_context import resolve
 from thalweg._core.atomic_section import Call
-from thalweg._core.step_adapter import Shared
+from thalweg._core.step_adapter import Dtype, Shared
 from thalweg._engines import compute_dtype
 from thalweg.errors import NumericsWarning, warn
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
@@ -78,6 +77,7 @@ class Nadam(BuiltIn):
         self._cache: Any = None
 
     def _set_hyper(self, name: str, value: Any) -> None:
+        """Set a hyperparameter; raise ValueError for a schedule as learning rate."""
         if isinstance(value, LearningRateSchedule):
             raise ValueError(
                 "The Nadam optimizer does not support tf.keras.optimizers.LearningRateSchedules as"
@@ -85,20 +85,24 @@ class Nadam(BuiltIn):
             )
         super()._set_hyper(name, value)
 
-    def _learning_rate(self, dtype: type[np.floating]) -> object:
+    def _learning_rate(self, dtype: Dtype) -> object:
+        """Return the learning rate of this step, without decay."""
         # Without decay: Nadam's `decay` is psi, the decay of the momentum schedule.
         return self._scalar("learning_rate", dtype)
 
-    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
+    def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
+        """Return the rule's hyperparameters in this step, by name, in a compute dtype."""
         cache = 1.0 if self._cache is None else resolve(self._cache).item()
         return {**super()._hyper_scalars(dtype), "momentum_cache": dtype(cache)}
 
     def _create_slots(self, var_list: list[Tensor]) -> None:
+        """Create the slots and the product of momenta."""
         if self._cache is None:
             self._make_cache(var_list[0].dtype.to_real())
         super()._create_slots(var_list)
 
     def _counting_calls(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
+        """Return calls that write the next product of momenta; [] if no variable has its dtype."""
         cache = resolve(self._cache)
         if all(var.dtype.to_real() is not cache.dtype for var in variables):
             # As in TensorFlow, steps of variables of another dtype do not change the cache.
@@ -108,20 +112,25 @@ class Nadam(BuiltIn):
         return [partial(cache.detach().fill_, scalars["momentum_cache"].item())]
 
     def _extra_weights(self) -> dict[str, Tensor]:
+        """Return the product of momenta by name, if it exists."""
         return {} if self._cache is None else {"momentum_cache": self._cache}
 
     def _own_children(self) -> dict[str, object]:
+        """Return the variables other than slots, with the product of momenta, by name."""
         return {**super()._own_children(), **self._extra_weights()}
 
-    def _make_extra(self, name: str, dtype: torch.dtype) -> None:
-        self._make_cache(dtype)
+    def _make_extra(self, name: str, weight_dtype: torch.dtype) -> None:
+        """Create the product of momenta."""
+        self._make_cache(weight_dtype)
 
-    def _make_cache(self, dtype: torch.dtype) -> None:
-        initial = torch.ones((), dtype=dtype, device="cpu")
+    def _make_cache(self, weight_dtype: torch.dtype) -> None:
+        """Create the product of momenta and add it to `weights`."""
+        initial = torch.ones((), dtype=weight_dtype, device="cpu")
         self._cache = self._make_tracked_variable(initial, "momentum_cache")
         self._weights.append(self._cache)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
+        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         hypers = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         base = torch.full_like(step, 0.96)
@@ -150,6 +159,7 @@ class Nadam(BuiltIn):
         }
 
     def _arguments(self) -> dict[str, object]:
+        """Return the constructor's arguments that affect updates, by name."""
         arguments = super()._arguments()
         return {"schedule_decay": arguments.pop("decay"), **arguments}
 

@@ -68,6 +68,7 @@ _used_names: Counter[str] = Counter()
 
 
 def _unique_name(cls: type) -> str:
+    """Return a name for the class, such as "adam_1", unique in the process."""
     words = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", cls.__name__)
     snake = re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower().lstrip("_")
     count = _used_names[snake]
@@ -95,12 +96,12 @@ class Optimizer(
     """Base class of the optimizers; derive from it to write one over torch or `thalweg.tf`.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
-    `_create_slots(var_list)` and `get_config()`. The first two change `var` and its slots in
-    place, and may take `apply_state`; autograd is off. Should they fail, variables and slots are
-    put back from copies, made before each step. In graph mode all hooks are called once, when the
-    graph is built, with tensors that have no value yet, and return operations, as in TensorFlow;
-    a session runs what they recorded as one update. To have an optimizer fused instead, write a
-    `thalweg.Rule` and run it with `RuleOptimizer`.
+    `_create_slots(var_list)` and `get_config()`. The first two change `var` and its slots in place,
+    and may take `apply_state`; autograd is off. Should they fail, variables and slots are put back
+    from copies, made before each step. In graph mode all hooks are called once, when the graph is
+    built, with tensors that have no value yet, and return operations, as in TensorFlow; a session
+    runs their operations as one update. To have an optimizer fused instead, write a `thalweg.Rule`
+    and run it with `RuleOptimizer`.
 
     `repr` gives the hyperparameters, the engine, and how many bytes of slots there are for how
     many variables; it calls nothing and creates nothing.
@@ -118,12 +119,12 @@ class Optimizer(
             name of learning_rate).
 
     Attributes:
-        HOOKS_AT_EACH_RUN: Set to True in a class whose hooks need values in graph mode, too: all
-            but `_create_slots` are then called at each run, with the session's tensors, which they
-            change in place; so are aggregators and transformers.
+        HOOKS_AT_EACH_RUN: Set to True in a class with hooks that need values in graph mode, too:
+            all but `_create_slots` are then called at each run, with the session's tensors, which
+            they change in place; so are aggregators and transformers.
 
     Raises:
-        TypeError: An unknown keyword, or one whose value is not a number.
+        TypeError: An unknown keyword, or a value that is not a number.
         ValueError: A negative keyword argument, both norms, or clipping with transformers.
 
     Differs from:
@@ -146,6 +147,7 @@ class Optimizer(
     _DEFAULT_HOOKS: ClassVar[dict[str, Any]] = {}
 
     def _forget_step(self) -> None:
+        """Drop plans and replays of the last step."""
         if "_hyper" in vars(self):
             self._hyper.__exit__(None, None, None)
 
@@ -195,7 +197,7 @@ class Optimizer(
             grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor (dense, or
                 sparse COO over dimension 0), `IndexedSlices`, an array, a list, or None.
             name: Name of the operation in graph mode; eager steps have none.
-            experimental_aggregate_gradients: Whether `gradient_aggregator` is called, or without
+            experimental_aggregate_gradients: True if `gradient_aggregator` is called, or without
                 one, in `thalweg.distribute.Strategy.run`, the gradients of all replicas are summed.
 
         Returns:
@@ -252,6 +254,7 @@ class Optimizer(
         return self._end_step(outcome, pairs, name, aggregates)
 
     def _step_over_nothing(self) -> Any:
+        """Return the result of a step without pairs: None, or an operation in graph mode."""
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
     def _take_step(self, hooks: KerasStepAdapter, pairs: Any) -> StepResult | None:
@@ -283,7 +286,7 @@ class Optimizer(
         return self.iterations
 
     def _is_recorded(self) -> bool:
-        """Return whether hooks are called once, when a graph is built."""
+        """Return True if hooks are called once, when a graph is built."""
         return has_hooks(self) and not self.HOOKS_AT_EACH_RUN and distribute.shards_of(self) is None
 
     def _waited_for(self) -> AbstractContextManager[None]:
@@ -298,14 +301,16 @@ class Optimizer(
 
     @classmethod
     def _counts_more(cls) -> bool:
-        """Return whether a step counts more than `iterations`."""
+        """Return True if a step counts more than `iterations`."""
         return cls._counting_calls is not Optimizer._counting_calls
 
-    def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
-        super()._take_store(store, taken)
+    def _take_store(self, store: SlotStore, replacements: dict[int, object]) -> None:
+        """Replace the slots, as the base class does, and drop plans of steps."""
+        super()._take_store(store, replacements)
         self._plans = PlanCaches()
 
     def _make_hooks(self, aggregates: bool) -> KerasStepAdapter:
+        """Return the adapter of one call of `apply_gradients`."""
         return KerasStepAdapter(self, aggregates)
 
     @classmethod
@@ -327,9 +332,11 @@ class Optimizer(
         self._restore_pending(var_list)
 
     def _make_awaited(self, variables: list[Tensor]) -> None:
+        """Create all weights of variables that a loaded state awaits."""
         self._create_all_weights(variables)
 
     def _make_whole(self) -> None:
+        """Create the objects that restored values wait for, so that a save includes them."""
         super()._make_whole()
         if self._deferred_dependencies and executing_eagerly():
             _ = self.iterations
@@ -493,6 +500,7 @@ class Optimizer(
 
 
 def _has_dtensors(pairs: object) -> bool:
+    """Return True if a variable of the pairs is a DTensor."""
     return any(is_on_mesh(var) for _, var in as_pairs(pairs))
 
 

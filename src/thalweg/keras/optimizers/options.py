@@ -35,6 +35,7 @@ def as_option(key: str, value: Any) -> Any:
 
 
 def _checked_aggregator(function: object) -> Any:
+    """Return the aggregator; raise TypeError unless it is None or callable."""
     if function is not None and not callable(function):
         raise InvalidTypeError(
             f"gradient_aggregator must be a function, not {show_value(function)}."
@@ -43,6 +44,7 @@ def _checked_aggregator(function: object) -> Any:
 
 
 def _checked_transformers(functions: object) -> list[Transformer]:
+    """Return the transformers as a list; raise TypeError unless all are callable."""
     if functions is None:
         return []
     transformers: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]
@@ -68,6 +70,7 @@ class KerasOptions:
         self._set_clipping(**clipping)
 
     def _set_clipping(self, **changes: object) -> None:
+        """Set clipping options; raise ValueError, and change nothing, for excluded combinations."""
         checked_changes = {key: as_option(key, value) for key, value in changes.items()}
         clipping = GradientTransforms(**{**self._clipping_options(), **checked_changes})
         if clipping.clipnorm is not None and clipping.global_clipnorm is not None:
@@ -77,6 +80,7 @@ class KerasOptions:
         self._clipping = clipping
 
     def _clipping_options(self) -> dict[str, float | None]:
+        """Return {option: value or None} of clipping."""
         return {key: getattr(self._clipping, key) for key in CLIPPING}
 
     @property

@@ -96,7 +96,7 @@ class KerasReplay(ReplayedApply):
         self._given_rate = rate
 
     def _read_written(self, optimizer: Any) -> None:
-        """Read the hyperparameters whose tensor versions changed since the last reading."""
+        """Read the hyperparameters in tensors that were written since the last reading."""
         if not self._has_known_scalars or _RATE not in self._tensors:
             self._read(optimizer)
             return
@@ -157,6 +157,7 @@ class KerasReplay(ReplayedApply):
         return KerasReplay(optimizer, plan, replayed_pairs, holds_attributes)
 
     def _has_equal_attributes(self, optimizer: Any) -> bool:
+        """Return True if attributes that affect the step are the same objects as before."""
         return (
             optimizer._selection() == self._selection
             and tuple(vars(optimizer)) == self._names
@@ -164,6 +165,10 @@ class KerasReplay(ReplayedApply):
         )
 
     def _take(self, optimizer: Any, cache: PlanCache, pairs: object) -> bool:
+        """Replay the step unless something changed; return True if the step was taken.
+
+        Drop the replay from `cache` if it cannot be used again.
+        """
         if type(pairs) is not list:
             return False
         if self._is_foreseen and not self._functions and self._is_as_read(optimizer):
@@ -197,7 +202,7 @@ class KerasReplay(ReplayedApply):
         return not mismatch
 
     def _read_rate(self, optimizer: Any) -> bool:
-        """Read a learning rate that was set; return whether a replay can compute its numbers."""
+        """Read a learning rate that was set; return True if a replay can compute its numbers."""
         rate = self._rate_tensor
         if rate is None:
             other_rate = self._values.get(_RATE)
@@ -212,7 +217,7 @@ class KerasReplay(ReplayedApply):
         return True
 
     def _is_as_read(self, optimizer: Any) -> bool:
-        """Return whether no scalar was set in Python since all were read."""
+        """Return True if no scalar was set in Python since all were read."""
         rate = self._values.get(_RATE)
         return (
             rate is self._given_rate
@@ -223,6 +228,7 @@ class KerasReplay(ReplayedApply):
         )
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
+        """Yield the scalars of steps from number `first` on."""
         scalars = self._scalars
         for step in count(self._start_iteration + first + 1):
             if self._rates:
@@ -245,6 +251,7 @@ class KerasReplay(ReplayedApply):
         return mismatch
 
     def _compare(self, optimizer: Any, pairs: Any) -> int:
+        """Return 0 if a step over the pairs would repeat the recorded one, else the mismatch."""
         return self._found.compare(pairs, self._count.value)
 
     def _call_functions(self, optimizer: Any) -> None:
@@ -297,6 +304,7 @@ class KerasReplay(ReplayedApply):
 
 
 def _is_tensor(value: object) -> bool:
+    """Return True for tensors."""
     return isinstance(value, Tensor)
 
 
@@ -313,6 +321,7 @@ def _user_functions(optimizer: Any) -> list[str]:
 
 
 def _is_formula(function: Any) -> bool:
+    """Return True for schedules that depend on the step number and their fields only."""
     return (
         isinstance(function, FormulaSchedule)
         and is_ours(function)
@@ -337,13 +346,13 @@ class _Schedule:
         ]
 
     def is_plain(self) -> bool:
-        """Return whether all fields are scalars, strings or lists of them, as `is_same` assumes."""
+        """Return True if all fields are scalars, strings or lists of them, as `is_same` assumes."""
         items = [entry for _, sequence in self._lists for entry in sequence]
         fields = [field for field in self._fields if not isinstance(field, list | tuple)]
         return all(isinstance(field, _FIELDS) for field in (*items, *fields))
 
     def is_same(self) -> bool:
-        """Return whether no field was set and no list changed since the snapshot."""
+        """Return True if no field was set and no list changed since the snapshot."""
         fields = self._current_fields
         return (
             len(fields) == len(self._fields)
@@ -353,6 +362,7 @@ class _Schedule:
 
 
 def _are_same(new_items: Collection[object], old_items: Collection[object]) -> bool:
+    """Return True if two collections contain the same objects in the same order."""
     return len(new_items) == len(old_items) and all(map(is_, new_items, old_items))
 
 
@@ -360,14 +370,14 @@ _FIELDS = (int, float, str, np.generic, type(None))
 
 
 def _may_call_users(optimizer: Any) -> bool:
-    """Return whether a step calls users' functions outside of `_call_functions`."""
+    """Return True if a step calls users' functions outside of `_call_functions`."""
     return optimizer._is_begun_by_users() or (
         bool(_user_functions(optimizer)) and not optimizer._has_usual_scalars()
     )
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Return whether a step only updates by a rule and counts, and its exact numbers are plain."""
+    """Return True if a step only updates by a rule and counts, and its exact numbers are plain."""
     count = optimizer.iterations
     return (
         not optimizer._counts_more()

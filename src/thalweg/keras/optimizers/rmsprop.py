@@ -24,10 +24,10 @@ class RMSprop(BuiltIn):
     Args:
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
         rho: Share of the averages that is kept. A float, tensor or callable.
-        momentum: A number in [0, 1], tensor or callable. Whether there is momentum, and its slot,
-            is decided here: by a number above 0, or by any tensor or callable.
+        momentum: A number in [0, 1], tensor or callable. A number above 0, or any tensor or
+            callable, creates the slot of the momentum.
         epsilon: Outside the root without momentum, inside with; None and 0 mean 1e-7.
-        centered: Whether to normalise by the variance instead of the mean square.
+        centered: True if to normalise by the variance instead of the mean square.
         name: Name of the optimizer.
         **kwargs: See `Optimizer`.
 
@@ -63,14 +63,17 @@ class RMSprop(BuiltIn):
         self.centered = centered
 
     def _choose_rule(self) -> Rule:
+        """Return the rule for `centered` and momentum."""
         if self._momentum:
             return CENTERED_MOMENTUM_RMSPROP if self.centered else MOMENTUM_RMSPROP
         return CENTERED_RMSPROP if self.centered else RMSPROP
 
     def _adapted_weights(self, weights: list[object]) -> list[object]:
+        """Return the weights to set; 0 iterations are prepended if an old checkpoint lacks them."""
         return self._with_iterations(weights)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
+        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         hypers = self._hyper_tensors(dtype, "epsilon", "rho", "momentum")
         return {**hypers, "neg_lr_t": -state["lr_t"], "one_minus_rho": 1.0 - hypers["rho"]}
 

@@ -1,4 +1,4 @@
-"""`RuleOptimizer`: an optimizer whose arithmetic is a `Rule`, fused into one pass over memory."""
+"""`RuleOptimizer`: an optimizer with a `Rule` as arithmetic, fused into one pass over memory."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ class RuleOptimizer(Optimizer):
             self._set_hyper(key, value)
 
     def _spelling_hint(self, keyword: str) -> str:
+        """Return a hint at the argument or hyperparameter closest to an unknown keyword, or ""."""
         # The signature of a subclass's constructor gives a better hint.
         if type(self).__init__ is not RuleOptimizer.__init__:
             return super()._spelling_hint(keyword)
@@ -139,7 +140,7 @@ class RuleOptimizer(Optimizer):
         return derived(self._choose_rule(), values, dtype, int(self.iterations.item()) + 1)
 
     def _has_usual_scalars(self) -> bool:
-        """Return whether no method that computes scalars is overridden by users."""
+        """Return True if no method that computes scalars is overridden by users."""
         methods = (
             self._decayed_lr, self._choose_rule, self._rule_scalars, self._hyper_scalars,
             self._scalar, self._rate, self._learning_rate, self._get_hyper,
@@ -163,27 +164,31 @@ class RuleOptimizer(Optimizer):
         return next(slot.initial for slot in self._choose_rule().slots if slot.name == name)
 
     def _create_slots(self, var_list: list[Tensor]) -> None:
+        """Create the slots of the rule for variables that lack them."""
         for slot in self._choose_rule().slots:
             self._add_slots(var_list, slot.name, self._slot_initial(slot.name), slot)
 
     def _scatters(self) -> bool:
+        """Return True if the rule updates only the rows of a sparse gradient."""
         return scatters(self._choose_rule())
 
     def _make_hooks(self, aggregates: bool) -> KerasRuleStepAdapter:
+        """Return the adapter of one call of `apply_gradients`."""
         return KerasRuleStepAdapter(self, aggregates)
 
     def _one_by_one(self) -> bool:
+        """Return True if hooks of a subclass update variables one by one."""
         return not self._overridden_hooks().isdisjoint(UPDATES)
 
     def _may_repeat(self) -> bool:
-        """Return whether steps may be replayed: no hook or function receives gradients."""
+        """Return True if steps may be replayed: no hook or function receives gradients."""
         has_functions = self._aggregator is not None or bool(self._transformers)
         return not has_functions and not self._overridden_hooks()
 
     @classmethod
     @cache
     def _is_begun_by_users(cls) -> bool:
-        """Return whether a subclass's hooks are called before the updates."""
+        """Return True if a subclass's hooks are called before the updates."""
         is_standard = is_ours(cls._decayed_lr) and is_ours(cls._create_slots)
         return not is_standard or not cls._overridden_hooks() <= {*UPDATES}
 
@@ -199,16 +204,19 @@ class RuleOptimizer(Optimizer):
         return rates
 
     def _resource_apply_dense(self, grad: Tensor, var: Any, apply_state: Any = None) -> Any:
+        """Update `var` in place by the rule, with a dense gradient."""
         return self._apply_one(grad, var, apply_state)
 
     def _resource_apply_sparse(
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
     ) -> Any:
+        """Update `var` in place by the rule, with rows `grad` of distinct `indices`."""
         return self._apply_one(rows_of(grad, indices), var, apply_state)
 
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
     ) -> Any:
+        """Update `var` in place by the rule, with rows `grad` at `indices`."""
         # For rules that scatter, TensorFlow does not call `_resource_apply_sparse`.
         scatters = self._choose_rule().duplicates == "successive"
         if "_resource_apply_sparse" in self._overridden_hooks() and not scatters:
@@ -239,6 +247,7 @@ class RuleOptimizer(Optimizer):
         raise_within(run_step(hooks, cache, [pair], is_final=False).errors)
 
     def _arguments(self) -> dict[str, object]:
+        """Return the constructor's arguments that affect updates, by name."""
         arguments = super()._arguments()
         return {**arguments, "rule": self.rule} if "rule" in arguments else arguments
 

@@ -44,7 +44,7 @@ def deserialize(
     use_legacy_format: bool = False,
     use_legacy_optimizer: bool = False,
 ) -> Optimizer:
-    """Return an optimizer from what `serialize` returned.
+    """Return the optimizer that `serialize` described.
 
     Args:
         config: {"class_name": ..., "config": ...}; the built-in names in any case.

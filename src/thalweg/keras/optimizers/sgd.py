@@ -20,9 +20,9 @@ class SGD(BuiltIn):
 
     Args:
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
-        momentum: A number in [0, 1], tensor or callable. Whether there is momentum, and its slot,
-            is decided here: by a number above 0, or by any tensor or callable.
-        nesterov: Whether momentum is Nesterov's; without momentum it changes nothing.
+        momentum: A number in [0, 1], tensor or callable. A number above 0, or any tensor or
+            callable, creates the slot of the momentum.
+        nesterov: True if momentum is Nesterov's; without momentum it changes nothing.
         name: Name of the optimizer.
         **kwargs: See `Optimizer`.
 
@@ -61,11 +61,13 @@ class SGD(BuiltIn):
         self.nesterov = nesterov
 
     def _choose_rule(self) -> Rule:
+        """Return the rule for momentum and Nesterov momentum."""
         if not self._momentum:
             return PLAIN
         return NESTEROV if self.nesterov else MOMENTUM
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
+        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         return self._hyper_tensors(dtype, "momentum")
 
     def get_config(self) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         self._awaits = False
 
     def _foreign(self) -> list[object]:
+        """Return tensors and callables from the user, which copies share with the original."""
         weight_ids = {id(weight) for weight in self._weights if weight is not self._counts_for}
         tensors = [tensor for tensor in super()._foreign() if id(tensor) not in weight_ids]
         return tensors + [self._hyper.raw(name) for name in self._hyper]
@@ -60,7 +61,7 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         """Return the existing weights named in `EXTRA`, by name."""
         return {}
 
-    def _make_extra(self, name: str, dtype: torch.dtype) -> None:
+    def _make_extra(self, name: str, weight_dtype: torch.dtype) -> None:
         """Create the weight `name` of `EXTRA`."""
         raise NotImplementedError
 
@@ -129,12 +130,14 @@ class KerasStateDict(TrackableSlots, state.StateDict):
             state.restore(loading)
 
     def _given_state(self, state_dict: object, var_list: object) -> tuple[object, object]:
+        """Return the validated (state dict, list of variables or None) for `load_state_dict`."""
         var_list = None if var_list is None else flatten(var_list)
         self._check_eager(var_list or ())
         _check_form(state_dict, type(self).__name__)
         return state_dict, var_list
 
     def _check_eager(self, variables: Sequence[object] = ()) -> None:
+        """Raise FailedPreconditionError if state or variables are of a graph."""
         tensors = [*self._weights, *self._own_children().values(), *variables]
         state.check_eager(
             f"The state of {self._name}", tensors, self._weights or executing_eagerly()
@@ -143,6 +146,7 @@ class KerasStateDict(TrackableSlots, state.StateDict):
     def _state_parts(
         self, state_dict: dict[str, Any], variables: Sequence[Tensor] | None, names: Names
     ) -> tuple[str, list[state.Given]]:
+        """Create missing state; return ("", parts): entries, values, True if all are required."""
         slots, has_custom_names = state_dict["slots"], names is not state.keys_of
         self._pending = {}
         owners = self._slots.owners()
@@ -173,6 +177,7 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         return [Entry(name, room) for name, room in _flatten_slots(self._pending).items()]
 
     def _counter_entry(self) -> Entry:
+        """Return the entry of `iterations`."""
         return Entry("iterations", self.iterations, COUNTERS, lowest=0)
 
     def _number_entries(self, includes_all: bool = False) -> list[Number]:
@@ -182,6 +187,7 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         return [Number(name, numbers.get(name, 0), partial(hyper.setting, name)) for name in names]
 
     def _extra_entries(self) -> list[Entry]:
+        """Return the entries of the weights in `EXTRA`."""
         return [Entry(name, weight) for name, weight in self._extra_weights().items()]
 
     def _slot_entries(
@@ -207,6 +213,7 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         return entries, values, other_slots
 
     def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
+        """Create all weights of variables, and restore pending slots."""
         raise NotImplementedError
 
     def _restore_pending(self, var_list: Sequence[Tensor]) -> None:
@@ -291,16 +298,19 @@ def _names_in_state(owners: Sequence[Tensor], slots_by_name: Mapping[str, object
 
 
 def _named_by(names: Names, owners: Sequence[Tensor]) -> list[SlotKey]:
+    """Return a slot key per variable, named by the function `names`."""
     return [(name, name, var) for name, var in zip(names(owners), owners, strict=True)]
 
 
 def _float_type(value: Any) -> torch.dtype:
+    """Return the dtype of a saved value if floating-point, else float32."""
     with torch._C.DisableTorchFunctionSubclass():
         is_float = isinstance(value, Tensor) and value.is_floating_point()
         return value.dtype if is_float else torch.float32
 
 
 def _key_of(title: str) -> str:
+    """Return a name in a state without its ":0"."""
     return title.replace(":0", "", 1)
 
 
@@ -314,4 +324,5 @@ def _flatten_slots(slots: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _list_quoted(names: Iterable[str]) -> str:
+    """Return names as quoted text, separated by commas."""
     return listed((f"'{name}'" for name in names), limit=4)

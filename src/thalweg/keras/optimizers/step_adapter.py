@@ -39,22 +39,24 @@ class ApplyState(dict[tuple[Any, torch.dtype], dict[str, Any]]):
     ) -> None:
         super().__init__()
         if coefficients:
-            self.update({_by_name(key): value for key, value in coefficients.items()})
+            self.update({_with_device_name(key): value for key, value in coefficients.items()})
 
     def __getitem__(self, key: tuple[object, torch.dtype]) -> dict[str, Any]:
-        return super().__getitem__(_by_name(key))
+        return super().__getitem__(_with_device_name(key))
 
     def __setitem__(self, key: tuple[object, torch.dtype], value: dict[str, object]) -> None:
-        super().__setitem__(_by_name(key), value)
+        super().__setitem__(_with_device_name(key), value)
 
     def __contains__(self, key: object) -> bool:
-        return super().__contains__(_by_name(key))
+        return super().__contains__(_with_device_name(key))
 
     def get(self, key: tuple[object, torch.dtype], default: object = None) -> Any:
-        return super().get(_by_name(key), default)
+        """Return the coefficients of a device (or name) and dtype, or `default`."""
+        return super().get(_with_device_name(key), default)
 
 
-def _by_name(key: object) -> Any:
+def _with_device_name(key: object) -> Any:
+    """Return a key (device, ...) with the device as a string; other keys unchanged."""
     return (str(key[0]), *key[1:]) if isinstance(key, tuple) and key else key
 
 
@@ -72,7 +74,7 @@ class KerasStepAdapter(StepAdapter):
 
     Args:
         optimizer: The optimizer, of Keras' base class or derived from it.
-        aggregates: Whether gradients are aggregated first.
+        aggregates: True if gradients are aggregated first.
     """
 
     def __init__(self, optimizer: Any, aggregates: bool) -> None:
@@ -84,23 +86,28 @@ class KerasStepAdapter(StepAdapter):
         self.selection = optimizer._selection()
 
     def _title_of(self, var: Tensor) -> str:
+        """Return the name of a variable for messages."""
         return self._names.get(id(var)) or name_of(var)
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
+        """Return the names of variables for messages, in order."""
         return list(map(self._title_of, variables))
 
     def convert_pairs(self, given: Sequence[tuple[object, object]]) -> list[Pair]:
+        """Return the pairs with tensors or `IndexedSlices` as gradients."""
         pairs = as_pairs(given)
         check_variables([var for _, var in pairs])
         return self._convert_gradients(with_gradients(pairs, self._name_variables(pairs)))
 
     def _name_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[str]:
+        """Return the names of the pairs' variables; raise TypeError for objects that are none."""
         variables = [var for _, var in pairs]
         titles = titles_of(variables)
         self._names = dict(zip(map(id, variables), titles, strict=True))
         return titles
 
     def _convert_gradients(self, pairs: Iterable[tuple[object, Tensor]]) -> list[Pair]:
+        """Return the pairs with tensors or `IndexedSlices` as gradients."""
         return [
             (as_gradient(grad, var, self._title_of(var)), var)
             for grad, var in pairs
@@ -108,19 +115,23 @@ class KerasStepAdapter(StepAdapter):
         ]
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        """Raise if dtypes, shapes or memory of the pairs are invalid."""
         titles = self.names_of([var for _, var in pairs])
         check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
+        """Create `iterations`, hyperparameter variables and slots."""
         # In graph mode, state was created when the graph was built.
         if current_session() is None:
             with making(self._optimizer, variables):
                 self._optimizer._create_all_weights(list(variables))
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
+        """Call `_prepare` for the coefficients of the step."""
         self._state = self._optimizer._prepare(distinct(variables))
 
     def transform_pairs(self, pairs: list[Pair]) -> list[Pair]:
+        """Return the pairs after the gradient hooks."""
         optimizer = self._optimizer
         if self._aggregates:
             pairs = self._call_hook("_transform_unaggregated_gradients", pairs)
@@ -146,6 +157,7 @@ class KerasStepAdapter(StepAdapter):
         return new_pairs
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
+        """Update one variable by the hooks of the optimizer."""
         optimizer = self._optimizer
         with enter_update():
             if isinstance(grad, IndexedSlices):
@@ -156,6 +168,7 @@ class KerasStepAdapter(StepAdapter):
                 call(optimizer._resource_apply_dense, (grad, var), self._state)
 
     def written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors that hooks may write: variables, slots and weights."""
         optimizer_state: list[Tensor] = []
         for optimizer in self._optimizer._with_inner():
             slots = [slot for var in variables for slot in optimizer._slots.all_of(var).values()]
@@ -163,6 +176,7 @@ class KerasStepAdapter(StepAdapter):
         return [*variables, *optimizer_state]
 
     def counting_calls(self, shared: Shared) -> list[Call]:
+        """Return calls that count the step."""
         return [counting(self._optimizer.iterations)]
 
 
@@ -180,13 +194,16 @@ class KerasRuleStepAdapter(KerasStepAdapter):
         self._variables: Sequence[Tensor] = ()
 
     def step_rule(self) -> Rule:
+        """Return the rule of the step."""
         return self._optimizer._choose_rule()
 
     def slots_of(self, var: Tensor) -> list[Tensor]:
+        """Return the slots of a variable, in the order of the rule."""
         optimizer = self._optimizer
         return optimizer._slots.of(var, [slot.name for slot in optimizer._choose_rule().slots])
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
+        """Return the common slots of each variable that has them."""
         optimizer = self._optimizer
         names = [slot.name for slot in optimizer._choose_rule().common_slots]
         owner_slots = map(optimizer._slots.all_of, optimizer._slots.owners())
@@ -195,6 +212,7 @@ class KerasRuleStepAdapter(KerasStepAdapter):
         ]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
+        """Read the hyperparameters of the step, once per compute dtype."""
         self._variables = variables
         # Only hooks read these coefficients, so schedules are not called for them without hooks.
         optimizer = self._optimizer
@@ -206,6 +224,7 @@ class KerasRuleStepAdapter(KerasStepAdapter):
                 self._scalars_by_dtype[dtype] = self.scalars_of(dtype, None)
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        """Raise if dtypes, shapes or memory of the pairs are invalid."""
         unreal = [pair for pair in pairs if pair[1].is_complex()]
         if unreal:
             optimizer = self._optimizer
@@ -215,9 +234,11 @@ class KerasRuleStepAdapter(KerasStepAdapter):
         super().check_pairs(pairs, narrow)
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
+        """Return True if hooks of a subclass update variables one by one."""
         return self._optimizer._one_by_one() or any(var.is_complex() for _, var in pairs)
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        """Return {name: scalar} of the step in a compute dtype."""
         if dtype in self._scalars_by_dtype:
             return self._scalars_by_dtype[dtype]
         rate = self._rates.get(dtype)
@@ -226,6 +247,7 @@ class KerasRuleStepAdapter(KerasStepAdapter):
         return self._optimizer._rule_scalars(dtype, rate, self.in_common)
 
     def counting_calls(self, shared: Shared) -> list[Call]:
+        """Return calls that count the step and write optimizer-wide scalars."""
         return [
             *super().counting_calls(shared),
             *self._optimizer._counting_calls(shared, self._variables),
@@ -233,7 +255,7 @@ class KerasRuleStepAdapter(KerasStepAdapter):
 
 
 class KerasHookStepAdapter(KerasRuleStepAdapter):
-    """Adapter for a user's hook that has the rule update one variable within a step."""
+    """Adapter for a user's hook that calls the rule to update one variable within a step."""
 
     # The outer step applies constraints.
     constrains = False
@@ -253,6 +275,7 @@ class KerasHookStepAdapter(KerasRuleStepAdapter):
         self.repeats = True
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
+        """Read the learning rates that the hook set in `apply_state`, unless they are fixed."""
         if self._has_fixed_rates:
             return
         if not self._state:
@@ -261,6 +284,7 @@ class KerasHookStepAdapter(KerasRuleStepAdapter):
             self._rates = self._optimizer._changed_rates(self._state)
 
     def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+        """Return the pairs unchanged: the outer step has converted them."""
         return list(given)
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
@@ -270,9 +294,11 @@ class KerasHookStepAdapter(KerasRuleStepAdapter):
         check_readable([grad for grad, _ in pairs], self.names_of(variables))
 
     def transform_pairs(self, pairs: list[Pair]) -> list[Pair]:
+        """Return the pairs unchanged: the outer step has transformed them."""
         return pairs
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
+        """Return False: the rule updates the variable, not a function of the user."""
         return False
 
 
@@ -290,12 +316,15 @@ class ComplexHooks(KerasHookStepAdapter):
         self._var = var
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
+        """Return the name of the complex variable for messages."""
         return super().names_of([self._var])
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
+        """Create the missing state of the complex variable."""
         super().create_state([self._var])
 
     def slots_of(self, var: Tensor) -> list[Tensor]:
+        """Return the slots of the complex variable as real views."""
         return list(map(as_real, super().slots_of(self._var)))
 
 
@@ -316,7 +345,7 @@ _HOOKS = (
 
 
 def has_hooks(optimizer: Any) -> bool:
-    """Return whether a step calls users' functions other than hyperparameters."""
+    """Return True if a step calls users' functions other than hyperparameters."""
     hooks = [getattr(optimizer, hook) for hook in _HOOKS]
     return not all(map(is_ours, (*hooks, optimizer._aggregator, *optimizer._transformers)))
 

@@ -107,6 +107,7 @@ class Weights(TrackableSlots):
         return resolve(self._iterations) if thread.frames else self._iterations
 
     def _steps_taken(self) -> int | None:
+        """Return the value of `iterations`; None before it exists or in a graph."""
         count = None if self._iterations is None else self.iterations
         return None if count is None or is_symbolic(count) else int(count)
 
@@ -192,13 +193,16 @@ class Weights(TrackableSlots):
         return new_slots
 
     def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
+        """Use the slots of a restored checkpoint."""
         super()._take_store(store, taken)
         self._weights = [taken.get(id(weight), weight) for weight in self._weights]
 
     def _keep_slot(self, slot: Tensor) -> None:
+        """Add a new slot to `weights`."""
         self._weights.append(slot)
 
     def _slot_title(self, var: Any, slot_name: str) -> str:
+        """Return the name of a slot: "w/momentum"."""
         path = f"{name_of(var).split(':')[0]}/{slot_name}"
         return f"{var.graph.scope}{path}" if is_symbolic(var) else f"{self._name}/{path}"
 
@@ -251,8 +255,8 @@ class Weights(TrackableSlots):
         Args:
             name, shape, dtype, initializer, trainable: Of the variable.
             synchronization: `ON_READ` stands for a value of each replica.
-            aggregation: What becomes of `assign`, `assign_add` and `assign_sub` in the replicas of
-                a strategy: `SUM` or `MEAN` of their values, or `ONLY_FIRST_REPLICA`, is assigned on
+            aggregation: Mode of `assign`, `assign_add` and `assign_sub` in the replicas of a
+                strategy: `SUM` or `MEAN` of their values, or `ONLY_FIRST_REPLICA`, is assigned on
                 all of them; with `NONE` each has its own. Hooks that update variables assign as
                 they are told. In graph mode the replicas' values meet when a session runs the
                 assignment.
@@ -355,6 +359,7 @@ class Weights(TrackableSlots):
         return self._weights if is_inherited else self.weights
 
     def _weight_entries(self) -> list[Entry]:
+        """Return the state entry of each of `weights`, in order; sharded slots as full values."""
         parts = {
             id(entry.own): entry
             for optimizer in self._with_inner()
@@ -388,6 +393,7 @@ class Weights(TrackableSlots):
 
 
 def _is_counter(variable: object) -> bool:
+    """Return True for an integer scalar variable."""
     shape, dtype = getattr(variable, "shape", None), getattr(variable, "dtype", None)
     return isinstance(variable, Tensor | SymbolicVariable) and shape == () and dtype in COUNTERS
 

@@ -1,4 +1,4 @@
-"""Per-parameter numbers of some steps, the sinks that get them, and warnings of what is unusual.
+"""Per-parameter numbers of some steps, the sinks that get them, and warnings about unusual values.
 
 from thalweg import optim
 from thalweg.optim.diagnostics import Diagnostics, JsonLines

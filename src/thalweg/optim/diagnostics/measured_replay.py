@@ -1,4 +1,4 @@
-"""Replay of steps that are not measured."""
+"""Replay of steps that diagnostics do not measure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 from thalweg.optim.replay import ReplayedStep
 
 
-class StepBetween(ReplayedStep):
+class UnmeasuredStep(ReplayedStep):
     """Replayed step that leaves measured steps to the slow path."""
 
     def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
-        """See `ReplayedStep`."""
+        """Return False for a step to be measured, else as `ReplayedStep.take`."""
         is_measured_step = optimizer.step_cache.diagnosing.is_due()
         return not is_measured_step and super().take(optimizer, has_sums, unrecorded)

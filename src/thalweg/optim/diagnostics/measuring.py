@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
     """Attach diagnostics to an optimizer, unless it has some.
 
-    One that is made from the state of another shares the options, and has no sink of the other.
+    A copy, or an optimizer made from the state of another, shares the options but not the sink.
 
     Raises:
         FailedPreconditionError: `option` is another optimizer's.
@@ -42,7 +42,7 @@ class Diagnosing(TableRecorder):
 
     Args:
         optimizer: The optimizer.
-        given: The option.
+        option: The option `diagnostics` of the constructor.
     """
 
     def __init__(self, optimizer: Any, option: int | Diagnostics) -> None:
@@ -53,23 +53,21 @@ class Diagnosing(TableRecorder):
         config = option if isinstance(option, Diagnostics) else Diagnostics(option)
         super().__init__(optimizer, config)
 
-    def count_anew(self) -> None:
-        """Continue from the step count of a loaded state, as far as the host has it."""
+    def restart_count(self) -> None:
+        """Restart the step count at that of a loaded state, if the host has it."""
         self._param_ids = []  # a state has names, too
         if step_count := _steps_in(self._optimizer):
             self._start = step_count - self._optimizer.step_cache.total - self._device_steps
 
     def next_step(self) -> int:
-        """Return the number of the step to come."""
+        """Return the number of the next step; read the count of the state before the first one."""
         cache = self._optimizer.step_cache
         if cache.total + self._device_steps == 0:
             self._start = _steps_in(self._optimizer)
         return self._start + cache.total + self._device_steps + 1
 
     def known_parameters(self) -> Parameters:
-        """Return the parameters of the last table, or of the first one to come; a loss alone needs
-        no others.
-        """
+        """Return the parameters of the last table, or without one those of the next."""
         return self._table_parameters or self._parameters()
 
     def _parameters(self) -> Parameters:
@@ -89,20 +87,20 @@ class Diagnosing(TableRecorder):
         return self._table_parameters
 
     def note_loss(self, loss: object) -> None:
-        """Send the sinks what a closure returned, if it is a number."""
+        """Send the loss that a closure returned to the sinks, if it is a number."""
         if self.config.sinks:
             with suppress(InvalidTypeError):
                 self.config.log_loss(loss)
 
-    def step_between(self) -> type[ReplayedStep]:
-        """Return the class that takes, in one call, the steps that are not measured."""
+    def replay_class(self) -> type[ReplayedStep]:
+        """Return the replay class that leaves measured steps to the slow path."""
         with importing:
-            from thalweg.optim.diagnostics.measured_replay import StepBetween
-        return StepBetween
+            from thalweg.optim.diagnostics.measured_replay import UnmeasuredStep
+        return UnmeasuredStep
 
     @contextmanager
-    def around(self, optimizer: Any) -> Generator[None]:
-        """Return a context manager for a block in which a step is taken carefully."""
+    def measure_step(self, optimizer: Any) -> Generator[None]:
+        """Return a context manager for one slow step, which measures and records it if due."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise FailedPreconditionError(
                 "No replay of a captured CUDA graph measures its step: leave out diagnostics=."
@@ -119,13 +117,14 @@ class Diagnosing(TableRecorder):
             self.record(watch, step, cache.apply_flag)
 
     def _rows(self, watch: StepWatch) -> tuple[Parameters, Mapping[int, int]]:
+        """Return the parameters of the table, and {id(param): row}."""
         groups = self._optimizer.param_groups
         rows = {id(p): row for row, p in enumerate(p for group in groups for p in group["params"])}
         return self._parameters(), rows
 
 
 def _steps_in(optimizer: Any) -> int:
-    """Return the number of steps that a state has seen, as far as the host has it."""
+    """Return the largest step count in a state, as far as the host has it; else 0."""
     states = [entries for _, entries in states_of(optimizer.state)]
     step_counts = [entries[STEP] for entries in states if STEP in entries]
     host_counts = [x for x in step_counts if not isinstance(x, Tensor) or x.device.type == "cpu"]

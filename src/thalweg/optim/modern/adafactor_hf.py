@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.showing import show_value
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, Params
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim.group_options import number
@@ -20,10 +20,11 @@ from thalweg.rules.modern.adafactor_hf import ADAFACTOR_HF, adafactor_hf
 
 
 class AdafactorHF(ModernOptimizer):
-    """Adafactor as in transformers: `Adafactor` is torch's, of another formula and arguments.
+    """Adafactor as in transformers; `Adafactor` is that of torch, with another formula and
+    arguments.
 
     By default, the rate follows from the number of the step and from the root mean square of each
-    parameter, and `lr` is None. For a rate of your own, give `lr`, `scale_parameter=False` and
+    parameter, and `lr` is None. For an explicit rate, pass `lr`, `scale_parameter=False` and
     `relative_step=False`. `state[p]` holds `step`, `RMS` and, of matrices, `exp_avg_sq_row` and
     `exp_avg_sq_col`; of all others `exp_avg_sq`; with `beta1`, `exp_avg`. All are float32 for
     parameters of 16 bits. `state_dict` and that of transformers' class load into each other.
@@ -34,10 +35,10 @@ class AdafactorHF(ModernOptimizer):
         eps: Added to squares of gradients, and the least root mean square of a parameter.
         clip_threshold: The largest root mean square of a step before it is multiplied by its rate.
         decay_rate: The weight of a square in its mean is the number of the step to this power.
-        beta1: What the mean of steps keeps; None has no mean.
-        scale_parameter: Whether the rate is multiplied by the root mean square of the parameter.
-        relative_step: Whether the rate is 1 over the root of the step's number, at most 0.01.
-        warmup_init: Whether that rate is at most 1e-6 times the step's number, in place of 0.01.
+        beta1: Share of the mean of steps that a step keeps; None has no mean.
+        scale_parameter: True if the rate is multiplied by the root mean square of the parameter.
+        relative_step: True if the rate is 1 over the root of the step's number, at most 0.01.
+        warmup_init: True if that rate is at most 1e-6 times the step's number, in place of 0.01.
 
     Raises:
         ValueError: `lr` and `relative_step=True` are both given or both missing, or
@@ -56,7 +57,7 @@ class AdafactorHF(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate | None = None,
         eps: tuple[float, float] = (1e-30, 1e-3),
         clip_threshold: float = 1.0,
@@ -66,9 +67,11 @@ class AdafactorHF(ModernOptimizer):
         scale_parameter: bool = True,
         relative_step: bool = True,
         warmup_init: bool = False,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
     def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments unchanged; raise ValueError if `lr` contradicts `relative_step`."""
         # Schedules may write `lr` to groups later, where steps do not read it.
         if arguments["lr"] is not None and arguments["relative_step"]:
             raise ValueError(
@@ -80,6 +83,7 @@ class AdafactorHF(ModernOptimizer):
 
     @staticmethod
     def _rule_by_shape(group: Group, param: Tensor) -> Rule:
+        """Return the rule for the options of a group and the shape of a parameter."""
         beta1, (eps1, eps2) = group["beta1"], _read_eps(group["eps"])
         return adafactor_hf(
             param.dim() < 2,
@@ -92,9 +96,11 @@ class AdafactorHF(ModernOptimizer):
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
+        """Return the default rule for the options of a group, that of matrices."""
         return ADAFACTOR_HF if group["relative_step"] else adafactor_hf(is_relative=False)
 
     def _numbers_in(self, name: str, value: Any) -> Iterable[Any]:
+        """Return the numbers of an argument to check; none for `lr` and `beta1` of None."""
         if name == "eps":
             return _read_eps(value)
         is_optional = value is None and name in ("lr", "beta1")
@@ -105,6 +111,7 @@ class AdafactorHF(ModernOptimizer):
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+        """Return reasons why the options of a group choose no rule; [] if they do."""
         try:
             _read_eps(group["eps"])
         except InvalidTypeError as error:
@@ -134,10 +141,10 @@ class AdafactorHF(ModernOptimizer):
 
 
 def _read_eps(eps: Any) -> tuple[float, float]:
-    """Return the number added to squares, and the least root mean square of a parameter.
+    """Return (number added to squares, least root mean square of a parameter).
 
     Raises:
-        InvalidTypeError: It is something else.
+        InvalidTypeError: `eps` has another form.
     """
     try:
         of_squares, of_variable = eps

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from thalweg._core.param_groups import Params
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
 
@@ -13,28 +12,29 @@ class AdamWKin(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class AdamWCoupled(AdamWKin):
-    """Adam, whose gradients have a share of the variable: the formula of `torch.optim.Adam`."""
+    """Adam with a share of the variable in the gradient: the formula of `torch.optim.Adam`."""
 
     _rule = "ADAMW_COUPLED"
 
 
 class AdamWDecoupled(AdamWKin):
-    """AdamW, whose variables shrink by lr times weight_decay, as those of `torch.optim.AdamW`."""
+    """AdamW that shrinks variables by lr times weight_decay, as `torch.optim.AdamW`."""
 
     _rule = "ADAMW_DECOUPLED"
 
 
 class AdamWIndependent(AdamWKin):
-    """AdamW, whose variables shrink by weight_decay, whatever the rate: give it a small one.
+    """AdamW that shrinks variables by weight_decay for any rate: use a small one.
 
     Source: Wortsman et al. 2023, https://arxiv.org/abs/2309.14322
     """
@@ -43,7 +43,7 @@ class AdamWIndependent(AdamWKin):
 
 
 class AdamWCautiousDecay(AdamWKin):
-    """AdamW, whose decay is left out where the step does not make an element smaller.
+    """AdamW without decay of elements that the step does not make smaller.
 
     Source: Chen et al. 2025, https://arxiv.org/abs/2510.12402
     """
@@ -52,7 +52,7 @@ class AdamWCautiousDecay(AdamWKin):
 
 
 class NAdamW(AdamWKin):
-    """AdamW, whose step looks one gradient ahead.
+    """AdamW with steps that look one gradient ahead.
 
     Source: Dozat 2016; timm.optim.NAdamW
     """
@@ -70,7 +70,7 @@ class CautiousAdamW(AdamWKin):
 
 
 class StableAdamW(ModernOptimizer):
-    """AdamW, whose rate is smaller for a parameter whose gradients outgrow their root.
+    """AdamW with a smaller rate for a parameter if its gradients outgrow their root.
 
     Source: Wortsman et al. 2023, https://arxiv.org/abs/2304.13013
     """
@@ -79,9 +79,10 @@ class StableAdamW(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         betas: Betas = (0.9, 0.99),
         weight_decay: float = 1e-2,
         eps: float = 1e-8,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""

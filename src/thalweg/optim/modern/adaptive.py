@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, Params
 from thalweg.formula import Rule
 from thalweg.optim.modern.arguments import Betas, Rate, ThreeBetas
 from thalweg.optim.modern.optimizer import ModernOptimizer
@@ -25,12 +23,13 @@ class LaProp(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 4e-4,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-15,
         weight_decay: float = 0.0,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class AdEMAMix(ModernOptimizer):
@@ -41,8 +40,8 @@ class AdEMAMix(ModernOptimizer):
     their class has `alpha=2`.
 
     Args:
-        betas: What the two means of gradients, fast and slow, and that of squares keep in a step:
-            the fast one, the squares, the slow one.
+        betas: Shares of the means that a step keeps: the fast mean of gradients, the mean of
+            squares, the slow mean of gradients.
         alpha: The weight of the slow mean.
         alpha_warmup: In how many steps `alpha` rises from 0; 0 is none.
         beta3_warmup: In how many steps `betas[2]` rises from `betas[0]`; 0 is none.
@@ -55,7 +54,7 @@ class AdEMAMix(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         betas: ThreeBetas = (0.9, 0.999, 0.9999),
         weight_decay: float = 0.0,
@@ -63,18 +62,19 @@ class AdEMAMix(ModernOptimizer):
         eps: float = 1e-8,
         alpha_warmup: float = 0,
         beta3_warmup: float = 0,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class ADOPT(ModernOptimizer):
-    """Adam, whose gradients are divided by the root that was before them; the first step measures.
+    """Adam with gradients divided by the root of the step before; the first step only measures.
 
-    What is divided is clipped to the number of the steps before to the power `clip_exp`, the
-    authors' or timm's 0.333; with `decoupled` decay is AdamW's.
+    The quotient is clipped to the number of earlier steps to the power `clip_exp`, the authors' or
+    timm's 0.333; with `decoupled` decay is AdamW's.
 
     Args:
-        clip_exp: The power of the number of steps before to which what is divided is clipped.
-        decoupled: Whether decay is AdamW's, beside the step.
+        clip_exp: The power of the number of earlier steps, to which the quotient is clipped.
+        decoupled: True if decay is AdamW's, beside the step.
 
     Source: Taniguchi et al. 2024, https://arxiv.org/abs/2411.02853
     """
@@ -83,25 +83,27 @@ class ADOPT(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         betas: Betas = (0.9, 0.9999),
         eps: float = 1e-6,
         clip_exp: float = 0.25,
         weight_decay: float = 0.0,
         decoupled: bool = False,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class Adan(ModernOptimizer):
-    """Nesterov's momentum with a mean of the gradients' differences.
+    """Nesterov's momentum with a mean of the differences of gradients.
 
-    `betas` are what is kept of the means of gradients, of differences and of squares. Variables are
-    divided by 1 + lr * weight_decay after the step, or, with `no_prox`, shrink as AdamW's do.
+    Variables are divided by 1 + lr * weight_decay after the step, or, with `no_prox`, shrink as
+    AdamW's do.
 
     Args:
-        betas: What is kept of the means of gradients, of their differences and of squares.
-        no_prox: Whether decay is AdamW's.
+        betas: Shares of the means of gradients, of their differences and of squares that a step
+            keeps.
+        no_prox: True if decay is AdamW's.
 
     Source: Xie et al. 2022, https://arxiv.org/abs/2208.06677; timm.optim.Adan
     """
@@ -111,24 +113,25 @@ class Adan(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         betas: ThreeBetas = (0.98, 0.92, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         no_prox: bool = False,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class LAMB(ModernOptimizer):
-    """Adam, whose steps are as long as their parameters, times the rate.
+    """Adam with steps as long as their parameters, times the rate.
 
     Parameters without decay take Adam's step, unless `always_adapt`; with `trust_clip` no step is
     longer than Adam's. Others clip the norm of gradients to 1 first: `clip_grad_norm=1.0`.
 
     Args:
-        trust_clip: Whether no step is longer than Adam's.
-        always_adapt: Whether parameters without decay take such steps, too.
+        trust_clip: True if no step is longer than Adam's.
+        always_adapt: True if parameters without decay take such steps, too.
 
     Source: You et al. 2019, https://arxiv.org/abs/1904.00962; timm.optim.Lamb
     """
@@ -137,14 +140,15 @@ class LAMB(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         trust_clip: bool = False,
         always_adapt: bool = False,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class AdamH(ModernOptimizer):
@@ -160,12 +164,13 @@ class AdamH(ModernOptimizer):
     _zero_warning = ("radius", "is 0 and has no sphere, so AdamH takes Adam's steps with it.")
 
     def _arguments(
-        self, params: Any, lr: Rate = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8
-    ) -> None: ...
+        self, params: Params, lr: Rate = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class SM3(ModernOptimizer):
-    """Adagrad, whose sum of a matrix's element is the least that its row and column have.
+    """Adagrad with the smaller of a row sum and a column sum for each matrix element.
 
     `state[p]` holds `accumulator_0`, of rows, and `accumulator_1`, of columns, of the parameter's
     shape with 1 in place of the last dimension, or the last but one; parameters of fewer than two
@@ -173,7 +178,7 @@ class SM3(ModernOptimizer):
     `momentum_buffer`. With `beta` sums are running means, and no smaller than before.
 
     Args:
-        beta: What sums keep in a step, which are running means then; 0 keeps all of them.
+        beta: Share of the sums that a step keeps, which makes them running means; 0 keeps sums.
 
     Source: Anil et al. 2019, https://arxiv.org/abs/1901.11150; pytorch_optimizer.SM3
     """
@@ -187,13 +192,15 @@ class SM3(ModernOptimizer):
 
     @staticmethod
     def _rule_by_shape(group: Group, param: Tensor) -> Rule:
+        """Return the rule for the options of a group and the shape of a parameter."""
         return sm3(has_mean=bool(group["momentum"]), is_vector=param.dim() < 2)
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.1,
         momentum: float = 0.0,
         beta: float = 0.0,
         eps: float = 1e-30,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""

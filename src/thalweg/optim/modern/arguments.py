@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
+from thalweg._core.param_groups import Params
 from thalweg.errors import InvalidTypeError
 from thalweg.optim.group_options import PAIRS
 from thalweg.optim.state_mismatch import are_numbers, is_flag
@@ -32,7 +33,7 @@ class Arguments(torch.optim.Optimizer):
 
     _has_step = False
 
-    def __init__(self, params: Any, **defaults: Any) -> None:
+    def __init__(self, params: Params, **defaults: Any) -> None:
         for name, value in defaults.items():
             if name == "layout" and value is not None:
                 with importing:
@@ -57,10 +58,10 @@ class Arguments(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def _numbers_in(self, name: str, value: Any) -> Iterable[Any]:
-        """Return the numbers of an argument.
+        """Return the numbers of an argument to check.
 
         Raises:
-            InvalidTypeError: It is something else; names it.
+            InvalidTypeError: The argument is not a number, or several; names it.
         """
         if name in PAIRS:
             count = getattr(self, "_betas", 2) if name == "betas" else 2
@@ -77,7 +78,7 @@ class Arguments(torch.optim.Optimizer):
         return (value,)
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
-        """Raise an error: these rules have no step of torch's, where engines do not support theirs.
+        """Raise NotImplementedError: these rules run on devices with an engine only.
 
         Raises:
             NotImplementedError: Always.

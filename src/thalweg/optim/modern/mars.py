@@ -1,4 +1,4 @@
-"""MARS, with the arguments and defaults of timm's class."""
+"""MARS, with the arguments and defaults of the class in timm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg._base.showing import show_value
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, Params
 from thalweg.formula import Rule
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
@@ -29,14 +29,14 @@ class MARS(ModernOptimizer):
 
     Raises:
         InvalidArgumentError: `mars_type` is neither "adamw" nor "lion", or `caution` is true, which
-            is not offered: what it measures follows from a norm that is measured in the same step.
+            is not supported: it depends on a norm of the same step.
 
     Args:
         gamma: The weight of a gradient's change.
-        mars_type: "adamw" or "lion": whose steps are taken with corrected gradients.
-        optimize_1d: Whether parameters of fewer than two dimensions take them, too.
-        lr_1d_factor: What their rate is multiplied by otherwise.
-        betas_1d: What the means of theirs keep in a step otherwise.
+        mars_type: "adamw" or "lion": the rule that uses the corrected gradients.
+        optimize_1d: True if parameters of fewer than two dimensions take them, too.
+        lr_1d_factor: Factor of their rate otherwise.
+        betas_1d: Shares of their means that a step keeps otherwise.
         caution: Refused, if it is true.
 
     Source: Yuan et al. 2024, https://arxiv.org/abs/2411.10438; timm.optim.Mars
@@ -47,7 +47,7 @@ class MARS(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 3e-3,
         betas: Betas = (0.9, 0.99),
         eps: float = 1e-8,
@@ -58,18 +58,22 @@ class MARS(ModernOptimizer):
         lr_1d_factor: float = 1.0,
         betas_1d: Betas | None = None,
         caution: bool = False,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
     def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments with `betas_1d` set."""
         pair = arguments["betas_1d"]
         return {**arguments, "betas_1d": arguments["betas"] if pair is None else pair}
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
+        """Return the rule for the options of a group."""
         return getattr(rules, _TYPES[group["mars_type"]])
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+        """Return reasons why the options of a group choose no rule; [] if they do."""
         mars_type = group.get("mars_type")
         if not isinstance(mars_type, str) or mars_type not in _TYPES:
             names = " or ".join(map(repr, _TYPES))
@@ -81,5 +85,6 @@ class MARS(ModernOptimizer):
         return []
 
     @staticmethod
-    def _starts_beside(param: Tensor) -> Entries:
+    def _initials_of_param(param: Tensor) -> Entries:
+        """Return the initial state that tells if a parameter has fewer than two dimensions."""
         return {"is_vector": float(param.dim() < 2)}

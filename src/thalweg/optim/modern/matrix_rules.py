@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from thalweg._base.locks import importing
 from thalweg._base.matrix_layout import MatrixLayout
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, Params
 from thalweg._core.state import shown
 from thalweg.formula import Rule
 from thalweg.optim.group_layout import layout_of
@@ -93,10 +93,10 @@ class OfMatrices:
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
-        """Return the rule of a group.
+        """Return the rule for the options of a group.
 
         Raises:
-            ValueError: An option is not what it can be.
+            ValueError: An option is invalid.
         """
         names = [name for name in cls._choices if name in cls.constructor_signature.parameters]
         rule_options = {cls._choices[name]: _read(name, group[name]) for name in names}
@@ -108,6 +108,7 @@ class OfMatrices:
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+        """Return reasons why the options of a group choose no rule; [] if they do."""
         try:
             cls._choose_rule({**group})
         except (TypeError, ValueError) as error:
@@ -116,7 +117,7 @@ class OfMatrices:
 
 
 def _read(name: str, option: Any) -> Any:
-    """Return an option as a rule's function takes it: of Python's numbers, in tuples."""
+    """Return an option as an argument of a rule's factory: Python numbers, in tuples."""
     if isinstance(option, np.generic | np.ndarray | Tensor):
         option = option.tolist()
     if name == "nesterov":
@@ -131,16 +132,17 @@ def _read(name: str, option: Any) -> Any:
 
 
 class Muon(OfMatrices, ModernOptimizer):
-    """Steps are a mean of gradients, all of whose singular values are made 1.
+    """Steps are a mean of gradients with all singular values set to 1.
 
     `ns_coefficients` are three numbers, a tuple of such for each iteration, or "original",
     "quintic" or "polar_express"; `adjust_lr_fn` is "original", "match_rms_adamw" or "rms_to_rms".
-    `ns_dtype` is what iterations are in: "float32" or "bfloat16"; None is float32 on the CPU, where
+    `ns_dtype` is the dtype of iterations, "float32" or "bfloat16"; None is float32 on the CPU,
+        where
     torch's are in bfloat16, and bfloat16 elsewhere. Products of a processor that has units for
     bfloat16 are faster so, and steps differ by about one percent.
-    `heads` divides fused projections: with 3, queries, keys and values of a weight of shape
-    (3 * d, d) are matrices of their own, with scales of their own; with (256, 64, 64), grouped
-    ones. `layout` describes all other ways in which a parameter holds matrices.
+    `heads` divides fused projections: with 3, queries, keys and values of a weight of shape (3 * d,
+        d) are separate matrices with separate scales; with (256, 64, 64), grouped ones. `layout`
+        describes all other ways in which a parameter holds matrices.
 
     Source: Jordan 2024, https://kellerjordan.github.io/posts/muon; torch.optim.Muon
     """
@@ -150,7 +152,7 @@ class Muon(OfMatrices, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         weight_decay: float = 0.1,
         momentum: float = 0.95,
@@ -163,11 +165,12 @@ class Muon(OfMatrices, ModernOptimizer):
         heads: Heads = None,
         layout: Layout = None,
         ns_dtype: str | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class NorMuon(OfMatrices, ModernOptimizer):
-    """Muon, whose rows are divided by a running root of their mean squares.
+    """Muon with rows divided by a running root of their mean squares.
 
     Steps are as long as Muon's; with `update_scale="match_rms"` about as AdamW's, as in the paper.
 
@@ -182,7 +185,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.02,
         weight_decay: float = 0.0,
         momentum: float = 0.95,
@@ -197,7 +200,8 @@ class NorMuon(OfMatrices, ModernOptimizer):
         heads: Heads = None,
         layout: Layout = None,
         ns_dtype: str | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class AdaMuon(OfMatrices, ModernOptimizer):
@@ -217,7 +221,7 @@ class AdaMuon(OfMatrices, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.02,
         weight_decay: float = 0.01,
         momentum: float = 0.95,
@@ -229,7 +233,8 @@ class AdaMuon(OfMatrices, ModernOptimizer):
         heads: Heads = None,
         layout: Layout = None,
         ns_dtype: str | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class MuonH(OfMatrices, ModernOptimizer):
@@ -244,7 +249,7 @@ class MuonH(OfMatrices, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1e-3,
         momentum: float = 0.95,
         nesterov: bool = False,
@@ -255,14 +260,15 @@ class MuonH(OfMatrices, ModernOptimizer):
         heads: Heads = None,
         layout: Layout = None,
         ns_dtype: str | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class SOAP(OfMatrices, ModernOptimizer):
-    """Adam in the eigenbasis of the gradients' squares, which changes every so many steps.
+    """Adam in the eigenbasis of products of gradients, which changes every so many steps.
 
     The first step makes that basis, and moves nothing. Sides longer than `max_precondition_dim`
-    keep their own.
+    keep the standard basis.
 
     Source: Vyas et al. 2024, https://arxiv.org/abs/2409.11321; pytorch_optimizer.SOAP
     """
@@ -276,7 +282,7 @@ class SOAP(OfMatrices, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 3e-3,
         betas: Betas = (0.95, 0.95),
         shampoo_beta: float = 0.95,
@@ -287,11 +293,12 @@ class SOAP(OfMatrices, ModernOptimizer):
         *,
         heads: Heads = None,
         layout: Layout = None,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class KLSOAP(OfMatrices, ModernOptimizer):
-    """SOAP, whose factors each have the other one's inverse between gradients, as KL-Shampoo's.
+    """SOAP with factors that have the other one's inverse between gradients, as in KL-Shampoo.
 
     Its steps are SOAP's otherwise: the first one moves nothing.
 
@@ -307,7 +314,7 @@ class KLSOAP(OfMatrices, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 3e-3,
         betas: Betas = (0.95, 0.95),
         shampoo_beta: float = 0.95,
@@ -318,4 +325,5 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         *,
         heads: Heads = None,
         layout: Layout = None,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""

@@ -21,7 +21,7 @@ class DeclaredArguments(Arguments):
     _added_options: ClassVar[tuple[str, ...]] = ()  # options that a state may lack
 
     def _arguments(self, params: object) -> None:
-        """Have what constructors take, and nothing to do."""
+        """Define the arguments of the constructor by the signature; the body does nothing."""
 
     def __init__(self, *args: object, **keywords: object) -> None:
         declared = self._arguments
@@ -63,10 +63,12 @@ class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
+        """Return the signature of `_arguments`, with options."""
         signature = inspect.signature(cls._arguments, eval_str=True)
         _, *parameters = signature.parameters.values()  # without `self`
         return signature.replace(parameters=parameters)
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
+        """Return the only rule of the class."""
         return getattr(rules, cls._rule)

@@ -1,4 +1,4 @@
-"""Prodigy, with the arguments and defaults of its authors' class."""
+"""Prodigy, with the arguments and defaults of the authors' class."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg._base.showing import show_value
+from thalweg._core.param_groups import Params
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
 
 
 class Prodigy(ModernOptimizer):
-    """AdamW that finds its rate: leave `lr` at 1, or have a schedule fall from there.
+    """AdamW that finds its rate: leave `lr` at 1, or let a schedule fall from 1.
 
     The estimate `d`, its largest so far, `d_max`, its numerator and the number of steps, `k`, are
-    one for all parameters, whatever their groups, and follow from sums over all of a step; each
-    parameter has a copy in its state. Groups have one rate, or 0, which leaves theirs as they are,
-    and agree in all that the estimate follows from.
+    common to the parameters of all groups, and follow from sums over all of a step; each parameter
+    has a copy in its state. Groups have one rate, or 0, which leaves their parameters unchanged,
+    and agree in all options that affect the estimate.
 
     `fsdp_in_use` has no effect: sums are over whole parameters where these are shards.
 
     Raises:
-        InvalidArgumentError: `d0` or `eps` is 0, `slice_p` is not 1, or groups differ in what
-            the estimate follows from.
+        InvalidArgumentError: `d0` or `eps` is 0, `slice_p` is not 1, or groups differ in options
+            that affect the estimate.
 
     Args:
-        beta3: What the sums of the estimate keep in a step; the root of `betas[1]` if None.
-        decouple: Whether decay is AdamW's, beside the step.
-        use_bias_correction: Whether means are corrected as Adam's.
-        safeguard_warmup: Whether the rate is left out of what the estimate divides by.
-        d0: What the estimate begins with.
-        d_coef: What it is multiplied by.
-        growth_rate: How many times larger it may become in a step.
-        fsdp_in_use: As the authors'; it does nothing.
-        slice_p: As the authors'; 1 alone.
+        beta3: Share of the sums of the estimate that a step keeps; the root of `betas[1]` if None.
+        decouple: True if decay is AdamW's, beside the step.
+        use_bias_correction: True if means are corrected as Adam's.
+        safeguard_warmup: True if the divisor of the estimate excludes the rate.
+        d0: Initial estimate.
+        d_coef: Factor of the estimate.
+        growth_rate: Largest factor by which the estimate grows in a step.
+        fsdp_in_use: Accepted without effect.
+        slice_p: Must be 1.
 
     Source: Mishchenko and Defazio 2023, https://arxiv.org/abs/2306.06101; prodigyopt
     """
@@ -46,7 +47,7 @@ class Prodigy(ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1.0,
         betas: Betas = (0.9, 0.999),
         beta3: float | None = None,
@@ -60,15 +61,18 @@ class Prodigy(ModernOptimizer):
         growth_rate: float = float("inf"),
         fsdp_in_use: bool = False,
         slice_p: int = 1,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
     def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments with the default of `beta3`, which depends on `betas`."""
         if arguments["beta3"] is not None:
             return arguments
         return {**arguments, "beta3": math.sqrt(arguments["betas"][1])}
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+        """Return reasons why the options of a group choose no rule; [] if they do."""
         if group.get("slice_p", 1) != 1:
             return [
                 f"slice_p={show_value(group['slice_p'])} is not offered: sums are over all elements"

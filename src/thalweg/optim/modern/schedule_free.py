@@ -1,4 +1,4 @@
-"""The schedule-free classes, with the arguments and defaults of their authors'."""
+"""The schedule-free classes, with the arguments and defaults of the authors' classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg._base.locks import importing
 from thalweg._core.options.update_targets import MASTER
 from thalweg._core.options.weight_averaging import EMA
-from thalweg._core.param_groups import Group
+from thalweg._core.param_groups import Group, Params
 from thalweg.errors import InvalidArgumentError
 from thalweg.optim.group_options import number
 from thalweg.optim.modern.arguments import Betas, Rate
@@ -21,14 +21,14 @@ _UNWRAPPED = "parameters go with the slot z, which a wrapper of their steps leav
 
 
 class Means:
-    """Methods of the schedule-free classes, whose means x can be swapped with the parameters."""
+    """Mixin of the schedule-free classes: their means x can be swapped with the parameters."""
 
     param_groups: list[Group]
     step_cache: Any
     _has_means: bool = True
 
     def swapped(self) -> AbstractContextManager[None]:
-        """Have parameters be their means in a `with` block, to evaluate or to save a model.
+        """Return a context manager in which parameters are their means, to evaluate or save.
 
         Raises:
             FailedPreconditionError: A step is taken inside, or the state or a copy of the optimizer
@@ -46,6 +46,7 @@ class Means:
         }
 
         def mean_of(param: Tensor, entries: Any) -> Tensor | None:
+            """Return the mean x of a parameter, from its state; None if it has none."""
             if "z" not in entries:
                 return entries.get(EMA)
             share = shares.get(id(param), 0.0)
@@ -74,7 +75,7 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.0025,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-8,
@@ -82,7 +83,8 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
         warmup_steps: int = 0,
         r: float = 0.0,
         weight_lr_power: float = 2.0,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""
 
 
 class ScheduleFreeSGD(Means, ModernOptimizer):
@@ -96,11 +98,12 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
 
     def _arguments(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 1.0,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         warmup_steps: int = 0,
         r: float = 0.0,
         weight_lr_power: float = 2.0,
-    ) -> None: ...
+    ) -> None:
+        """Define the arguments of the constructor."""

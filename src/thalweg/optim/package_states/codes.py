@@ -37,12 +37,12 @@ class Codes:
     block: int
 
     def decode(self) -> Tensor:
-        """Return the numbers, in one dimension."""
+        """Return the numbers in one dimension, float32."""
         scales = self.scales.repeat_interleave(self.block)[: self.indices.numel()]
         return self.table[self.indices.int()] * scales
 
     def records(self, codec: str) -> Tensor | None:
-        """Return the records of `dynamic8` or `dynamic8_positive`; None if the map is another."""
+        """Return the records of a `dynamic8` codec; None if the map is another one."""
         if self.block != _BLOCK or not _is_map_of(self.table, codec):
             return None
         indices = self.indices
@@ -63,7 +63,7 @@ def _numbers_of(codec: str) -> Tensor:
 
 
 def _is_map_of(table: Tensor, codec: str) -> bool:
-    """Return whether a map has the numbers of a codec, up to the last bits."""
+    """Return True if a map has the numbers of a codec, up to the last bits."""
     if not codec.startswith("dynamic8") or table.numel() != _BLOCK:
         return False
     return torch.allclose(table.cpu(), _numbers_of(codec), rtol=1e-6, atol=0)

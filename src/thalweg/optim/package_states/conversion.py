@@ -33,7 +33,7 @@ class Conversion:
 
     Attributes:
         state: The state dict in the form of the optimizer.
-        reports: What the conversion does, for each class.
+        reports: The report of each class.
         values: New values of parameters, with their names.
     """
 
@@ -42,13 +42,13 @@ class Conversion:
     values: list[tuple[str, Tensor, Tensor]]
 
     def report_of(self, source: str, target: str) -> Report:
-        """Return the report of a class, and make it the last one."""
+        """Return the report of a class, created if missing, and move it to the end."""
         report = next((x for x in self.reports if x.source == source), Report(source, target))
         self.reports = [*(x for x in self.reports if x is not report), report]
         return report
 
     def notes(self) -> list[str]:
-        """Return warnings about what was rounded or lost."""
+        """Return warnings about rounded and lost parts."""
         return [
             "converted from " + "; ".join(report.lines())
             for report in self.reports
@@ -57,7 +57,7 @@ class Conversion:
 
 
 def recognize(saved_state: Mapping[str, Any], kinds: Sequence[str] = ()) -> list[Package] | None:
-    """Return the package of each group, or None if a group is of none.
+    """Return the package of each group, or None if a group is of an unknown package.
 
     Args:
         saved_state: A state of the right form.
@@ -76,7 +76,7 @@ def recognize(saved_state: Mapping[str, Any], kinds: Sequence[str] = ()) -> list
 
 
 def _entry_names(saved_state: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the names that are in the states of all parameters of groups that have one."""
+    """Return the entry names that all parameters of groups have in common."""
     keys = [key for group in groups for key in group["params"]]
     states = [saved_state["state"].get(key) for key in keys]
     names = [set(entries) for entries in states if isinstance(entries, Mapping) and entries]
@@ -86,12 +86,12 @@ def _entry_names(saved_state: Mapping[str, Any], groups: Iterable[Mapping[str, A
 def convert_state(
     optimizer: Any, saved_state: dict[str, Any], allow_loss: bool
 ) -> Conversion | None:
-    """Return a state of another package as an optimizer keeps it, or None if it is not of one.
+    """Return a state of another package as the optimizer keeps it; None for unknown packages.
 
     Args:
         optimizer: The optimizer.
         saved_state: The state, of the right form.
-        allow_loss: Whether parts without a counterpart are left out; otherwise they raise.
+        allow_loss: True if parts without a counterpart are left out; otherwise they raise.
 
     Raises:
         CheckpointMismatchError: The optimizer is of another class than continues the state, a part
@@ -113,9 +113,9 @@ def convert_state(
             problem = f"group {place} is of {package.name}, which {expected} continues, here {kind}"
             raise mismatch([problem], title)
         pair = groups[place], saved_groups[place]
-        members = _matched(pair, saved_state["state"], package)
+        members = _match_members(pair, saved_state["state"], package)
         report = conversion.report_of(package.name, kind)
-        options = _converted_group(optimizer, pair, package, report)
+        options = _convert_group(optimizer, pair, package, report)
         converted_groups.append({**options, "params": [key for _, key, _ in members]})
         _convert_members(optimizer, members, pair, package, conversion)
     conversion.state["param_groups"] = converted_groups
@@ -137,10 +137,10 @@ def _class_of(optimizer: Any, group: Group) -> str:
     return names[0] if names else type(optimizer).__name__
 
 
-def _converted_group(
+def _convert_group(
     optimizer: Any, pair: tuple[Group, Mapping[str, Any]], package: Package, report: Report
 ) -> dict[str, Any]:
-    """Return the options of a group, with its own where the other package has none."""
+    """Return the options of a group, with those of the optimizer where the package has none."""
     group, saved_group = pair
     options = {name: value for name, value in group.items() if name not in _OF_GROUPS}
     for name, value in saved_group.items():
@@ -166,7 +166,7 @@ def _converted_group(
 def _note_neutral(
     optimizer: Any, name: str, value: object, package: Package, report: Report
 ) -> None:
-    """Note the loss of an option without a counterpart, unless it has no effect."""
+    """Add an option without a counterpart to the losses, unless it has no effect."""
     is_scalar = isinstance(value, bool | int | float | str | None)
     if is_scalar and value == package.neutral[name]:
         return
@@ -186,7 +186,7 @@ def _convert_members(
     package: Package,
     conversion: Conversion,
 ) -> None:
-    """Convert the states of the parameters of a group, in the state of the conversion."""
+    """Convert the states of the parameters of a group, in `conversion.state`."""
     (group, saved_group), states = pair, conversion.state["state"]
     report = conversion.reports[-1]
     for param, key, title in members:
@@ -199,17 +199,17 @@ def _convert_members(
         if not entries:
             continue
         member = Member(str(title), entries, saved_group, param, group, report)
-        states[key] = _converted_entries(optimizer, member, package)
+        states[key] = _convert_entries(optimizer, member, package)
         if saved_group.get("train_mode") is False:
             conversion.values.append((str(title), param, _train_point(member)))
     if package.remark:
         report.rounded["steps"] = package.remark
 
 
-def _matched(
+def _match_members(
     pair: tuple[Group, Mapping[str, Any]], states: Mapping[Any, Any], package: Package
 ) -> list[tuple[Tensor, Any, Any]]:
-    """Return parameters, keys and titles: by name if both sides have the same names, or by order.
+    """Return (parameter, saved key, title): by name if both sides have equal names, else by order.
 
     Muon's distributed classes sort parameters by size.
     """
@@ -218,20 +218,22 @@ def _matched(
     if names and saved_names and Counter(names) == Counter(saved_names):
         return state_mismatch.matched(group, {**saved_group}, [])
     members = state_mismatch.members_of(group, saved_group)
-    if package.name != "Muon" or all(_fits(states.get(key), param) for param, key, _ in members):
+    if package.name != "Muon" or all(
+        _fits_shape(states.get(key), param) for param, key, _ in members
+    ):
         return members
     order = sorted(range(len(members)), key=lambda n: members[n][0].shape, reverse=True)
     keys = dict(zip(order, saved_group["params"], strict=True))
     return [(param, keys[index], title) for index, (param, _, title) in enumerate(members)]
 
 
-def _fits(entries: Any, param: Tensor) -> bool:
-    """Return whether Muon's state of a parameter has its shape, or is absent."""
+def _fits_shape(entries: Any, param: Tensor) -> bool:
+    """Return True if Muon's state of a parameter has its shape, or is absent."""
     momentum = entries.get("momentum_buffer") if isinstance(entries, Mapping) else None
     return not isinstance(momentum, Tensor) or momentum.shape == param.shape
 
 
-def _converted_entries(optimizer: Any, member: Member, package: Package) -> dict[str, Any]:
+def _convert_entries(optimizer: Any, member: Member, package: Package) -> dict[str, Any]:
     """Return the state of a parameter as the optimizer keeps it."""
     rule: Rule = optimizer.rule_of(member.own_group)
     names = {*package.entries, *package.unread, *package.numbers.values(), *package.slots.values()}
@@ -251,7 +253,7 @@ def _converted_entries(optimizer: Any, member: Member, package: Package) -> dict
         member.report.exact[name] = ""
     for name, source in package.slots.items():
         value = member.tensor(source) if isinstance(source, str) else source(member)
-        converted_entries[name] = _kept(optimizer, rule, member, name, value)
+        converted_entries[name] = _convert_slot(optimizer, rule, member, name, value)
     if any(
         entry.dtype == torch.uint8
         for entry in converted_entries.values()
@@ -261,8 +263,10 @@ def _converted_entries(optimizer: Any, member: Member, package: Package) -> dict
     return converted_entries
 
 
-def _kept(optimizer: Any, rule: Rule, member: Member, name: str, value: Tensor | Codes) -> Tensor:
-    """Return a slot in the codec or dtype that the optimizer keeps it in; report rounding."""
+def _convert_slot(
+    optimizer: Any, rule: Rule, member: Member, name: str, value: Tensor | Codes
+) -> Tensor:
+    """Return a slot in the codec or dtype of the optimizer; add rounding to the report."""
     slot = next((slot for slot in rule.slots if slot.name == name), None)
     member.report.exact[name] = ""
     codec = None if slot is None or not slot.storage else codec_of(slot, member.param)
@@ -284,9 +288,7 @@ def _kept(optimizer: Any, rule: Rule, member: Member, name: str, value: Tensor |
 
 
 def _train_point(member: Member) -> Tensor:
-    """Return the point at which a schedule-free step takes gradients, for a parameter that is the
-    average.
-    """
+    """Return the point y at which schedule-free steps take gradients, from the mean x."""
     beta = member.beta(0) if "betas" in member.group else member.number("momentum")
     param = member.param.detach()
     member.report.exact["parameters"] = ""

@@ -15,14 +15,14 @@ from thalweg.optim.state_mismatch import are_numbers, is_number, kind_of, told
 
 @dataclass
 class Report:
-    """Entries and options of a state by what a conversion does to them.
+    """Report on a conversion: exact, rounded and lost parts of a state.
 
     Attributes:
         source: The class of the other package.
         target: The class here.
-        exact: Names of what keeps its value.
-        rounded: Names of what is rounded, with the reason.
-        lost: Names of what has no counterpart, with the reason.
+        exact: Names of parts that keep their value.
+        rounded: Names of parts that are rounded, with the reason.
+        lost: Names of parts without a counterpart, with the reason.
     """
 
     source: str
@@ -52,7 +52,7 @@ class Member:
         group: The group.
         param: The parameter here.
         own_group: The group here.
-        report: Collector of what the conversion does.
+        report: Report to which the conversion adds.
     """
 
     title: str
@@ -63,7 +63,7 @@ class Member:
     report: Report
 
     def fail(self, name: str, problem: str) -> Exception:
-        """Return the error about an entry or option."""
+        """Return the error about an entry or option of this parameter; raise nothing."""
         return mismatch([f"'{self.title}/{name}' {problem}"], self.report.source)
 
     def read(self, name: str) -> Any:
@@ -78,7 +78,7 @@ class Member:
         raise self.fail(name, "is missing")
 
     def number(self, name: str) -> float:
-        """Return a number.
+        """Return an entry or option as a number.
 
         Raises:
             CheckpointMismatchError: It is missing, or not a number.
@@ -89,7 +89,7 @@ class Member:
         return value.item() if isinstance(value, Tensor) else value
 
     def beta(self, place: int) -> float:
-        """Return one of the two or three betas of the group.
+        """Return the beta at index `place` of the group's two or three betas.
 
         Raises:
             CheckpointMismatchError: They are missing, or not numbers from 0 to below 1.
@@ -102,7 +102,7 @@ class Member:
         return float(betas[place])
 
     def tensor(self, name: str, shape: Sequence[int] | None = None) -> Tensor:
-        """Return a tensor of floating-point numbers.
+        """Return an entry that is a floating-point tensor.
 
         Args:
             name: Its name.
@@ -114,10 +114,10 @@ class Member:
         return self.checked(name, self.read(name), self.param.shape if shape is None else shape)
 
     def checked(self, name: str, value: object, shape: Sequence[int]) -> Tensor:
-        """Return a value, if it is a tensor of floating-point numbers of a shape.
+        """Return a value if it is a floating-point tensor of this shape.
 
         Raises:
-            CheckpointMismatchError: It is not.
+            CheckpointMismatchError: The value is anything else.
         """
         if problem := flaw(value):
             raise self.fail(name, f"is {problem}")
@@ -128,7 +128,7 @@ class Member:
         return value.detach()
 
     def items(self, name: str, count: int) -> list[Any]:
-        """Return a list of so many items.
+        """Return an entry or option that is a list of `count` items.
 
         Raises:
             CheckpointMismatchError: It is missing or something else.

@@ -1,4 +1,4 @@
-"""Table of the packages whose optimizer states are converted, and how."""
+"""Table of the packages with states that can be converted, and of the conversions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Package:
     arguments: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
 
     def matches(self, entries: set[str], group: Mapping[str, Any]) -> bool:
-        """Return whether a group, whose parameters have these entries, is of this class."""
+        """Return True if a group, whose parameters have these entries, is of this class."""
         return (
             self.entries <= entries
             and self.options <= group.keys()
@@ -66,14 +66,15 @@ class Package:
 
 
 def _option(name: str) -> Callable[[Any, Mapping[str, Any]], dict[str, Any]]:
-    """Return the converter of an option that has another name here."""
+    """Return a converter (value, group) -> {name: value} of a renamed option."""
     return lambda value, group: {name: value}
 
 
 def _number_option(name: str) -> Callable[[Any, Mapping[str, Any]], dict[str, Any]]:
-    """Return the converter of an option that is a tensor there, or None for 0."""
+    """Return a converter of an option that may be a tensor there, or None for 0."""
 
     def convert(value: Any, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Return {name: number} for a value."""
         is_single = isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta
         return {name: value.item() if is_single else 0 if value is None else value}
 
@@ -81,18 +82,20 @@ def _number_option(name: str) -> Callable[[Any, Mapping[str, Any]], dict[str, An
 
 
 def _zeros(member: Member) -> Tensor:
+    """Return float32 zeros in the shape of the parameter."""
     return torch.zeros_like(member.param, dtype=torch.float32)
 
 
 def _or_zeros(name: str) -> Callable[[Member], Tensor]:
-    """Return the reader of a slot that is absent or None if beta1 is 0."""
+    """Return the reader of a slot that is absent or None, and then zeros, if beta1 is 0."""
     return lambda m: _zeros(m) if m.entries.get(name) is None else m.tensor(name)
 
 
 def _of_bitsandbytes(number: int) -> Callable[[Member], Tensor | Codes]:
-    """Return the reader of a slot of bitsandbytes, of 8 or 32 bits."""
+    """Return the reader of slot `number` of bitsandbytes, of 8 or 32 bits."""
 
     def read(member: Member) -> Tensor | Codes:
+        """Return the slot as codes or as a tensor of numbers."""
         name = f"state{number}"
         entries = wrapped if isinstance(wrapped := member.entries.get(_WRAPPED), Mapping) else {}
         values: Mapping[str, Any] = {**member.entries, **entries}
@@ -108,9 +111,10 @@ def _of_bitsandbytes(number: int) -> Callable[[Member], Tensor | Codes]:
 
 
 def _of_torchao(name: str) -> Callable[[Member], Tensor | Codes]:
-    """Return the reader of a slot of torchao, of 8, 4 or more bits."""
+    """Return the reader of a slot of torchao, of 4, 8 or more bits."""
 
     def read(member: Member) -> Tensor | Codes:
+        """Return the slot as codes or as a tensor of numbers."""
         value: Any = member.read(name)
         if not hasattr(value, "codes"):
             return member.tensor(name)
@@ -125,10 +129,11 @@ def _of_torchao(name: str) -> Callable[[Member], Tensor | Codes]:
     return read
 
 
-def _spread(name: str) -> Callable[[Member], Tensor]:
-    """Return the reader of a slot of Prodigy, which is flat, or a single 0."""
+def _unflatten(name: str) -> Callable[[Member], Tensor]:
+    """Return the reader of a slot of Prodigy, which is flat, or one number for all elements."""
 
     def read(member: Member) -> Tensor:
+        """Return the slot in the shape of the parameter."""
         value = member.read(name)
         if isinstance(value, Tensor) and not value.dim() and member.param.dim():
             return member.tensor(name, ()).expand(member.param.shape).contiguous()
@@ -138,11 +143,12 @@ def _spread(name: str) -> Callable[[Member], Tensor]:
 
 
 def _beta3(value: Any, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the option `beta3`, with the default that depends on `betas`."""
     return {"beta3": math.sqrt(group["betas"][1]) if value is None else value}
 
 
 def _rate_mean(member: Member) -> float:
-    """Return LaProp's mean of rates; raise the alarm if beta2 has changed in the training."""
+    """Return LaProp's mean of rates; report a loss if betas changed during the training."""
     step, rate_sum = member.number("step"), member.number("exp_avg_lr_2")
     beta2 = member.beta(1)
     if abs(rate_sum - (1 - beta2**step)) > 1e-5 * abs(rate_sum):
@@ -151,9 +157,10 @@ def _rate_mean(member: Member) -> float:
 
 
 def _factor(name: str, side: int) -> Callable[[Member], Tensor]:
-    """Return the reader of a matrix of SOAP; a side that is too long has an empty one."""
+    """Return the reader of a SOAP matrix for side 0 or 1; empty if the side is too long."""
 
     def read(member: Member) -> Tensor:
+        """Return the matrix, or an empty tensor."""
         if member.param.dim() != 2:
             raise member.fail(name, "is converted for parameters of two dimensions only")
         matrix, size = member.items(name, 2)[side], member.param.shape[side]
@@ -164,8 +171,8 @@ def _factor(name: str, side: int) -> Callable[[Member], Tensor]:
     return read
 
 
-def _unturned(member: Member) -> Tensor:
-    """Return SOAP's mean of gradients outside of the basis, as it is kept here."""
+def _rotate_back(member: Member) -> Tensor:
+    """Return SOAP's mean of gradients, rotated out of the eigenbasis; report the rounding."""
     mean = member.tensor("exp_avg")
     rows, columns = (_factor("Q", side)(member).to(mean) for side in (0, 1))
     mean = rows @ mean if rows.numel() else mean
@@ -177,11 +184,13 @@ def _unturned(member: Member) -> Tensor:
 
 
 def _shampoo_beta(value: Any, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the option `shampoo_beta`, with the default that depends on `betas`."""
     is_default = isinstance(value, int | float) and value < 0
     return {"shampoo_beta": group["betas"][1] if is_default else value}
 
 
 def _momentum(value: Any, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the option `momentum`, the first of the betas."""
     return {"momentum": value[0]}
 
 
@@ -200,13 +209,14 @@ _MEANS = {"step": "k", "weight_sum": "weight_sum", "lr_max": "lr_max"}
 
 
 def _keys(*names: str) -> frozenset[str]:
+    """Return a set of names."""
     return frozenset(names)
 
 
 def _bitsandbytes(
     name: str, class_name: str, slots: Mapping[str, Read], **rest: Any
 ) -> list[Package]:
-    """Return the entries of a class of bitsandbytes, with and without wrapped slots."""
+    """Return the rows of a class of bitsandbytes, with and without wrapped slots."""
     options = _keys("lr", "betas", "eps", "weight_decay", *rest.pop("more", ()))
     return [
         Package(f"bitsandbytes.optim.{name}", (class_name,), _keys(key), options, slots,
@@ -251,7 +261,7 @@ PACKAGES: tuple[Package, ...] = (
     Package(
         "prodigyopt.Prodigy", ("Prodigy",), _keys("p0", "s", "exp_avg_sq"),
         _keys("d", "d0", "d_numerator", "k"),
-        {"p0": _spread("p0"), "s": _spread("s"), "exp_avg": _or_zeros("exp_avg"),
+        {"p0": _unflatten("p0"), "s": _unflatten("s"), "exp_avg": _or_zeros("exp_avg"),
          "exp_avg_sq": "exp_avg_sq"},
         numbers={**_STEP, **{name: name for name in ("d", "d_max", "d_numerator", "k")}},
         renamed={"beta3": _beta3}, unread=("d_denom", "d_hat"),
@@ -293,7 +303,7 @@ PACKAGES: tuple[Package, ...] = (
     ),
     Package(
         "SOAP", ("SOAP",), _keys("GG", "Q", *ADAM), _keys("max_precond_dim"),
-        {"exp_avg": _unturned, "exp_avg_sq": "exp_avg_sq",
+        {"exp_avg": _rotate_back, "exp_avg_sq": "exp_avg_sq",
          "row_factor": _factor("GG", 0), "column_factor": _factor("GG", 1),
          "row_basis": _factor("Q", 0), "column_basis": _factor("Q", 1)},
         numbers={"step": lambda m: m.number("step") + 1},

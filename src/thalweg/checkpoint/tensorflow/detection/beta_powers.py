@@ -97,6 +97,7 @@ def with_steps(
 
 
 def _are_different(sets: Sets) -> bool:
+    """Return True unless all sets have the same powers."""
     contents = [
         sorted((name, bytes(t.data)) for name, t in powers.items()) for powers in sets.values()
     ]
@@ -104,12 +105,14 @@ def _are_different(sets: Sets) -> bool:
 
 
 def _has_powers(detected: FoundOptimizer) -> bool:
+    """Return True if the class of an optimizer, or its number of slots, implies beta powers."""
     if detected.family is not None:
         return bool(detected.family.powers)
     return any(len(by_kind) == 2 for by_kind in detected.slots.values())
 
 
 def _with_shared_name(detected: FoundOptimizer, key: str) -> FoundOptimizer:
+    """Return the optimizer with a note that others have the same name; `key` is its scope."""
     scope, _, number = key.partition(" ")
     power_name = f"{scope}/" * bool(scope) + "beta1_power" + f"_{number}" * bool(number)
     note = f"several optimizers are called {detected.name}: this one has {power_name}"

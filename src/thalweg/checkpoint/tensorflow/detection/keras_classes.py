@@ -18,8 +18,8 @@ _BY_LOWER_NAME = {name.lower(): name for name in _NAMES}
 def keras_class(name: str | None) -> str | None:
     """Return the plain name of an optimizer class of Keras; None for any other class.
 
-    "Custom>Adam" and "adam" are "Adam". A class of another package, "mine>Adam", is not one of
-    Keras', whatever its name is.
+    "Custom>Adam" and "adam" are "Adam". A class of another package, "mine>Adam", is not a Keras
+    class, even with the same name.
     """
     package, _, plain_name = (name or "").rpartition(">")
     return _BY_LOWER_NAME.get(plain_name.lower()) if package in ("", *_PACKAGES) else None

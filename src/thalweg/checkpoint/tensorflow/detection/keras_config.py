@@ -69,7 +69,7 @@ def notes_of(family: Family | None, file: KerasFile) -> tuple[str, ...]:
 
 
 def _is_optimizer_v2(file: KerasFile) -> bool:
-    """Return whether the optimizer has the formulas and options of OptimizerV2."""
+    """Return True if the optimizer has the formulas and options of OptimizerV2."""
     return is_legacy(file) or file.package == "thalweg"
 
 
@@ -101,6 +101,7 @@ def momentum_product(file: KerasFile, steps: int) -> dict[str, StoredTensor]:
 
 
 def _make_schedule(config: Mapping[str, object]) -> object:
+    """Return the schedule of a serialized configuration; raise InvalidConfigError if invalid."""
     try:
         return deserialize(dict(config))
     except (ValueError, TypeError, KeyError) as error:

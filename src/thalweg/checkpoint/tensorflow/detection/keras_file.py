@@ -192,7 +192,7 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[Store
 def _fitting_families(
     file: KerasFile, values: Sequence[StoredTensor]
 ) -> list[tuple[Family, Slots]]:
-    """Return each family whose slots the arrays may be, with these slots.
+    """Return (family, slots) for each family whose slots the arrays may be.
 
     Slots of options around the update, such as averages, are left out.
     """
@@ -229,6 +229,7 @@ def _possible_splits(
 
 
 def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
+    """Return the reason why `count` slots of a file cannot be assigned to variables."""
     if file.class_name in UNSUPPORTED.values():
         return (f"nothing in thalweg.keras steps like {file.class_name}",)
     if file.class_name is not None and keras_class(file.class_name) is None:
@@ -238,7 +239,7 @@ def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
 
 
 def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
-    """Return whether the file's description allows an optimizer of this family."""
+    """Return True if the file's description allows an optimizer of this family."""
     if file.class_name is None:
         return True
     if family.cls != file.class_name:

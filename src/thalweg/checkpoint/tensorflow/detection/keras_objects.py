@@ -140,6 +140,7 @@ def _sort_by_lists(listing: ListedVariables, trained: Sequence[Owner], class_nam
 
 
 def _plain_title(title: str) -> str:
+    """Return a title in lower case without underscores, for comparison."""
     return title.lower().replace("_", "")
 
 

@@ -110,6 +110,7 @@ class _GraphView:
         self.claimed: set[int] = set()
 
     def _node_at(self, index: int) -> Node:
+        """Return the node with this number; raise DataLossError if there is none."""
         if not 0 <= index < len(self._nodes):
             raise DataLossError(f"{self._path}: the object graph has no node {index}")
         return self._nodes[index]
@@ -135,12 +136,14 @@ class _GraphView:
         return self.keys[index].removesuffix(SUFFIX)
 
     def value(self, index: int) -> StoredTensor:
+        """Return the tensor of a variable's node; raise DataLossError if it is missing."""
         key = self.keys.get(index)
         if key is None or key not in self._tensors:
             raise DataLossError(f"{self._path}: the object graph names {key!r}, which has no value")
         return self._tensors[key]
 
     def is_counter(self, index: int) -> bool:
+        """Return True for an integer scalar that belongs to no layer or optimizer."""
         tensor = self.value(index)
         name, numbers = self.name(index), INTEGERS
         if name == GLOBAL_STEP:
@@ -262,10 +265,12 @@ class _GraphView:
         return [node for node in self._list_items(index) if node in self.keys]
 
     def _owner_of(self, index: int) -> Owner:
+        """Return the description of a variable that may have slots."""
         order = self._orders.get(index, ())
         return Owner(self.name(index), self.full_name(index), self.value(index), order)
 
     def name_of_owner(self, index: int) -> str:
+        """Return the name of a variable with a slot; raise DataLossError for other nodes."""
         if index not in self.keys:
             raise DataLossError(f"{self._path}: node {index} has a slot, but is no variable")
         return self.name(index)
@@ -274,6 +279,7 @@ class _GraphView:
 def _with_loss_scale(
     detected: FoundOptimizer, scale: dict[str, StoredTensor] | None
 ) -> FoundOptimizer:
+    """Return the optimizer with the state of a loss scale and notes; unchanged for None."""
     notes = (*detected.notes, *scaled_by(scale or {}))
     return detected if scale is None else replace(detected, loss_scale=scale, notes=notes)
 
@@ -285,6 +291,7 @@ def _numbered_name(name: str) -> tuple[str, int]:
 
 
 def _is_optimizer(children: Mapping[str, int]) -> bool:
+    """Return True if the attributes of a node are those of an optimizer."""
     marks = ({"beta1_power"}, {"iter", "learning_rate"}, set(MARKS))
     return any(names <= children.keys() for names in marks)
 
@@ -333,13 +340,14 @@ def _keras_families(kinds: list[str], scalars: dict[str, StoredTensor]) -> list[
 
 
 def _keras_hypers(scalars: dict[str, StoredTensor]) -> dict[str, float]:
+    """Return the hyperparameters among Keras scalars as numbers by name."""
     hyper_names = sorted(scalars.keys() - set(_KERAS_SCALARS))
     all_names = [*hyper_names, *(name for name in ("learning_rate", "decay") if name in scalars)]
     return {name: as_number(scalars[name]) for name in all_names}
 
 
 def _has_default_name(family: Family, titles: set[str], is_keras: bool) -> bool:
-    """Return whether variables are named after the default name of this optimizer."""
+    """Return True if variables are named after the default name of this optimizer."""
     if is_keras:
         return any(title.split("/")[0] == family.title for title in titles)
     return any(title.rpartition("/")[2] == family.title for title in titles)

@@ -150,6 +150,7 @@ def _by_stem(slots_by_part: Slots) -> dict[str, Slots]:
 
 
 def _last_part(name: str) -> str:
+    """Return the part of a name after the last "/"."""
     return name.rpartition("/")[2]
 
 
@@ -160,6 +161,7 @@ def _split_number(part: str) -> tuple[str, int]:
 
 
 def _is_counter(name: str, tensor: StoredTensor) -> bool:
+    """Return True for a scalar called "global_step" in any scope."""
     is_scalar = tensor.dtype in (*INTEGERS, *FLOATS) and not tensor.shape
     return is_scalar and _last_part(name) == GLOBAL_STEP
 
@@ -193,7 +195,7 @@ def _owners_of_slots(
 def _without_scopes(
     stored_tensors: Mapping[str, StoredTensor], names: Sequence[str], unscoped_owners: Sequence[str]
 ) -> dict[str, str]:
-    """Return the variables of slots whose names begin with a scope.
+    """Return {slot name: variable name} for slots with names that begin with a scope.
 
     An optimizer prepends its scope to all its slots. If some of them match no variable, or others
     are beside variables in this scope, they are slots of variables that the file does not have.
@@ -222,6 +224,7 @@ def _without_scopes(
 
 
 def _is_alike(tensor: StoredTensor, variable: StoredTensor) -> bool:
+    """Return True if dtype and shape are equal."""
     return tensor.dtype == variable.dtype and tensor.shape == variable.shape
 
 
@@ -307,6 +310,7 @@ def _numbered_slots(family: Family, slots_by_part: Slots) -> Iterator[tuple[list
 
 
 def _found_optimizer(family: Family, names: Iterable[str], slots: Slots) -> FoundOptimizer:
+    """Return a detected optimizer with slots and without scalars; `names` are its slot names."""
     return FoundOptimizer(
         name=family.title,
         face="openseq2seq" if family.cls == "NovoGrad" else "v1",

@@ -1,4 +1,4 @@
-"""Slots of TensorFlow's optimizers in order of creation."""
+"""Slots of TensorFlow optimizers in order of creation."""
 
 from __future__ import annotations
 

@@ -46,12 +46,12 @@ def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
 
 
 def _is_ordered(places: Sequence[Place]) -> bool:
-    """Return whether the model has these places in this order for certain."""
+    """Return True if each place may come directly after the place before it in the model."""
     return all(map(_may_follow, places, places[1:]))
 
 
 def _may_follow(place: Place, next_place: Place) -> bool:
-    """Return whether the place `next_place` may come directly after `place` in the model."""
+    """Return True if the place `next_place` may come directly after `place` in the model."""
     if place[0] != next_place[0]:  # layers of the model, as they are listed
         return place[0] is not None and next_place[0] is not None
     parts, next_parts = place[1].split("/"), next_place[1].split("/")
@@ -63,6 +63,7 @@ def _may_follow(place: Place, next_place: Place) -> bool:
 
 
 def _layer_class(group: str) -> str:
+    """Return the class of a layer in the name of its group: "dense" for "dense_1"."""
     return re.sub(r"_?\d+$", "", group)
 
 
@@ -218,7 +219,7 @@ def owners_of(
 
 
 def _are_numbered(owners: Sequence[Owner]) -> bool:
-    """Return whether variables differ only in numbers, so that they have an order."""
+    """Return True if variables differ only in numbers, so that they have an order."""
     for owner, next_owner in pairwise(owners):
         pairs = zip(owner.order, next_owner.order, strict=False)
         first = next(((step, next_step) for step, next_step in pairs if step != next_step), None)

@@ -169,6 +169,7 @@ def _stored_copy(tensor: Tensor, axes: Axes | None, label: str) -> StoredTensor:
 
 
 def _slots_by_variable(optimizer: Any) -> list[tuple[Tensor, dict[str, Any]]]:
+    """Return (variable, slots by name) pairs of an optimizer; [] for None."""
     store = None if optimizer is None else optimizer._slots
     if store is not None:
         store.check_whole("written as a checkpoint of TensorFlow's")
@@ -176,12 +177,14 @@ def _slots_by_variable(optimizer: Any) -> list[tuple[Tensor, dict[str, Any]]]:
 
 
 def _hold_steps(optimizer: Any) -> Any:
+    """Return a context manager that blocks steps of the optimizer in other threads."""
     if optimizer is None:
         return no_grad()
     return optimizer._locked()
 
 
 def _stored_scalars(optimizer: Any) -> dict[str, StoredTensor]:
+    """Return copies of the scalars of an optimizer by TensorFlow's names."""
     if isinstance(optimizer, KerasOptimizer):
         return _keras_scalars(optimizer)
     return {entry.name: of_tensor(entry.read()) for entry in optimizer._own_entries()}

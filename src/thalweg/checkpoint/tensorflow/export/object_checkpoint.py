@@ -83,9 +83,9 @@ class _Graph:
             node = self._children[node][part]
         return node
 
-    def add_variable(self, path: str, tensor: StoredTensor, full_name: str) -> int:
+    def add_variable(self, object_path: str, tensor: StoredTensor, full_name: str) -> int:
         """Add a variable at a path and return its node."""
-        parts = path.split("/")
+        parts = object_path.split("/")
         node = self.find_or_add(parts)
         self._add_value(node, f"{_escape_path(parts)}{SUFFIX}", tensor, full_name)
         return node
@@ -94,14 +94,15 @@ class _Graph:
         self,
         optimizer: int,
         original: int,
-        path: str,
+        object_path: str,
         kind: str,
         tensor: StoredTensor,
         full_name: str,
     ) -> None:
         """Add a slot of the variable at a path."""
         node = self._add_node()
-        key = f"{_escape_path(path.split('/'))}{_SLOT}{_OPTIMIZER}/{_escape_path([kind])}{SUFFIX}"
+        path = _escape_path(object_path.split("/"))
+        key = f"{path}{_SLOT}{_OPTIMIZER}/{_escape_path([kind])}{SUFFIX}"
         self._add_value(node, key, tensor, full_name)
         self._slots.setdefault(optimizer, []).append(SlotVariable(original, kind, node))
 
@@ -119,10 +120,12 @@ class _Graph:
         )
 
     def _add_node(self) -> int:
+        """Append an empty node; return its number."""
         self._children.append({})
         return len(self._children) - 1
 
     def _add_value(self, node: int, key: str, tensor: StoredTensor, full_name: str) -> None:
+        """Set the value of a node, and store the tensor under its key."""
         self._attributes[node] = SavedAttribute(ATTRIBUTE, full_name, key)
         self.tensors[key] = tensor
 

@@ -45,7 +45,7 @@ def as_saver(contents: ExportContents) -> tuple[dict[str, StoredTensor], None]:
 
 
 def _slot_titles(contents: ExportContents, kinds: Iterable[str]) -> list[str]:
-    """Return the last parts of the names of a variable's slots."""
+    """Return the last parts of the slot names of one variable, such as "Adam", "Adam_1"."""
     optimizer: Any = contents.optimizer
     parts = {kind: optimizer.get_name() for kind in kinds}
     if isinstance(optimizer, RuleOptimizer):

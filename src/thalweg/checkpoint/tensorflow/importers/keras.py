@@ -23,7 +23,7 @@ Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 def loading_keras(
     optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager whose `Loading` sets slots, counters and hyperparameters.
+    """Return a context manager that validates, and yields the `Loading` of slots and counters.
 
     Args:
         optimizer: The optimizer.

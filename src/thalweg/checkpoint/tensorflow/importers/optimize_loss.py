@@ -43,7 +43,7 @@ def inner_of(opt: Any) -> Any:
 def loading_training(
     opt: Any, mapped: MappedTensors, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager whose `Loading` sets the state of an OpenSeq2Seq training.
+    """Return a context manager that yields the `Loading` of an OpenSeq2Seq training.
 
     The state is masters, slots, powers, the loss scale and the step count. Accumulated gradients
     are set to 0, as OpenSeq2Seq also begins a new sum after loading.

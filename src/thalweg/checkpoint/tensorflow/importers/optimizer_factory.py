@@ -223,6 +223,7 @@ def check_contradictions(
 
 
 def _are_different(first: object, second: object) -> bool:
+    """Return True if two comparable arguments differ; schedules and callables never do."""
     if isinstance(first, bool | str) or isinstance(second, bool | str):
         return first != second
     with np.errstate(over="ignore"):
@@ -240,10 +241,12 @@ def _arguments_in_file(cls: type[object], detected: FoundOptimizer) -> dict[str,
 
 
 def _parameters_of(cls: type[object]) -> Sequence[inspect.Parameter]:
+    """Return the parameters of a constructor, without `self`."""
     return list(inspect.signature(cls).parameters.values())
 
 
 def _accepted_arguments(cls: type[object]) -> set[str]:
+    """Return the names of arguments that constructor calls may pass."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     names = {parameter.name for parameter in _parameters_of(cls) if parameter.kind not in kinds}
     options = {"clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay"}
@@ -251,6 +254,7 @@ def _accepted_arguments(cls: type[object]) -> set[str]:
 
 
 def _required_arguments(cls: type[object]) -> list[str]:
+    """Return the names of arguments without a default."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [
         parameter.name
@@ -260,6 +264,7 @@ def _required_arguments(cls: type[object]) -> list[str]:
 
 
 def _default_arguments(cls: type[object]) -> dict[str, object]:
+    """Return the defaults of a constructor by name."""
     return {
         parameter.name: parameter.default
         for parameter in _parameters_of(cls)
@@ -268,4 +273,5 @@ def _default_arguments(cls: type[object]) -> dict[str, object]:
 
 
 def _has_family(name: str) -> bool:
+    """Return True if the slots of this `thalweg.v1` class are known."""
     return any(family.cls == name for family in V1)

@@ -25,7 +25,7 @@ Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 def loading_v1(
     optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager whose `Loading` sets the slots and powers of an optimizer.
+    """Return a context manager that yields the `Loading` of slots and powers.
 
     Args:
         optimizer: The optimizer.
@@ -98,6 +98,7 @@ def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, ob
 
 
 def _as_scalars(power: Tensor, beta: object) -> tuple[Any, Any]:
+    """Return a power and its beta as NumPy scalars of the power's dtype."""
     scalar = power.numpy()[()]
     return scalar, scalar.dtype.type(np.float32(beta) if type(beta) is float else beta)
 

@@ -96,7 +96,7 @@ class Rules:
         lines: The rules, in order.
         function: Returns, for a variable's name, the name of its parameter, a pair of that and its
             axes as in a rules file, or None to omit the variable.
-        keep_names: Whether all names stay as they are.
+        keep_names: True if all names stay as they are.
     """
 
     lines: tuple[Line, ...] = ()

@@ -83,6 +83,7 @@ def hint_at_variable(target: str, names: Mapping[str, Sequence[str]]) -> str:
 
 
 def _nearest_name(names: Sequence[str], targets: Mapping[str, str]) -> str | None:
+    """Return the target with the name most similar to one of `names`; None if none is similar."""
     for name in names:
         nearest = difflib.get_close_matches(_plain_name(name), targets, n=1, cutoff=0.6)
         if nearest:
@@ -91,6 +92,7 @@ def _nearest_name(names: Sequence[str], targets: Mapping[str, str]) -> str | Non
 
 
 def _parts_of(name: str) -> Parts:
+    """Return the parts of a name, split at "/" and ".", without ":0"."""
     return tuple(part for part in re.split(r"[/.]", name.split(":")[0]) if part)
 
 
@@ -105,5 +107,6 @@ def _endings_of(parts: Parts) -> list[Parts]:
 
 
 def _plain_name(name: str) -> str:
+    """Return a name in lower case without separators, for comparison."""
     parts = _torch_parts(_parts_of(name[-_MAX_LENGTH:]))
     return "/".join(parts).replace("kernel", "weight").lower()

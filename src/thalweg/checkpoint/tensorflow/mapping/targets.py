@@ -67,6 +67,7 @@ class TargetTensors:
 
     @classmethod
     def _of_module(cls, module: torch.nn.Module) -> TargetTensors:
+        """Return parameters and buffers of a module; its parameters get names."""
         parameters = dict(module.named_parameters())
         named_variables([pair for pair in parameters.items() if not _has_name(pair[1])])
         saved_names = module.state_dict(keep_vars=True).keys()

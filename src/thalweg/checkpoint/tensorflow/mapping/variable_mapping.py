@@ -87,6 +87,7 @@ def _hint(
 
 
 def _map_by_rules(names: Names, rules: Rules) -> dict[str, Place]:
+    """Return the destination of each variable that a rule matches, by the variable's key."""
     places: dict[str, Place] = {}
     for name, aliases in names.items():
         candidates = [place for alias in aliases if (place := rules.place(alias)) is not None]
