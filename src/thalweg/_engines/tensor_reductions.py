@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from thalweg._engines.array_types import Float64
-from thalweg._engines.cpu import reductions
+from thalweg._engines.cpu.reductions import max_abs, sums_of
 from thalweg._engines.layout import compute_dtype
 from thalweg._engines.protocol import Columns, Reduction
 from thalweg.formula import variable_squares
@@ -39,18 +39,18 @@ class Tensors:
         """
         formulas, stages = reduction.formulas, reduction.stages
         if reduction.kind == "peaks":
-            return reductions.max_abs(self._gradients)
+            return max_abs(self._gradients)
         sums = np.zeros((len(self._variables), len(formulas)))
         for place, formula in enumerate(formulas):
             if formula is variable_squares:
-                sums[:, place] = reductions.sums_of(formula, self._variables)
+                sums[:, place] = sums_of(formula, self._variables)
                 continue
             if not stages:
-                sums[:, place] = reductions.sums_of(formula, self._gradients)
+                sums[:, place] = sums_of(formula, self._gradients)
                 continue
             # Scalars of the stages may differ between variables.
             for index, (grad, var) in enumerate(zip(self._gradients, self._variables, strict=True)):
                 dtype = compute_dtype(var.dtype)
                 stage_args = stages, columns.scalars_of(index, dtype), dtype, self._flush
-                sums[index, place] = reductions.sums_of(formula, [grad], *stage_args)[0]
+                sums[index, place] = sums_of(formula, [grad], *stage_args)[0]
         return sums

@@ -65,6 +65,8 @@ class _Share(NamedTuple):
 
 # Adapter of one rule, and gradients with the parameters that the rule updates.
 _SubStep = tuple[TorchStepAdapter, list[tuple[Tensor, Tensor]]]
+# Plan of a sub-step, bound to its gradients, if it has one; and whether it is the last one.
+_Bound = tuple[CachedPlan | None, bool]
 
 
 class _LeftToTorch(Exception):
@@ -356,8 +358,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             hooks.gathered, hooks.begun = batch, batch.begun
         transforms = [make_transforms(len(pairs)) for pairs, _ in targets]
         # Each sub-step is bound after the one before has run, except for a common norm.
-        bound: Iterable[tuple[CachedPlan | None, bool]]
-        bound = map(self._bind, steps, targets, transforms)
+        bound: Iterable[_Bound] = map(self._bind, steps, targets, transforms)
         try:
             with note_not_applied(adapters[-1].begun), writable():
                 if adapters[-1].gathered is not None and self._has_common_norm():
@@ -376,8 +377,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                         bound = map(self._bind, steps, targets, transforms)
                 outcome = _run_all(adapters, targets, transforms, bound)
                 if adapters[-1].gathered is not None:
-                    sharings = (hooks.sharing for hooks in adapters)
-                    if (sharing := next(filter(None, sharings), None)) is not None:
+                    for sharing in [hooks.sharing for hooks in adapters if hooks.sharing][:1]:
                         sharing.begin_writing()
                     outcome[0].extend(batch.write_all())
                 return outcome
@@ -389,9 +389,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         options = self.step_options
         return options.base_transforms.global_clipnorm is not None or options.judges
 
-    def _bind(
-        self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
-    ) -> tuple[CachedPlan | None, bool]:
+    def _bind(self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms) -> _Bound:
         """Return the plan of a sub-step, and whether it is the last one.
 
         Returns:
@@ -833,7 +831,7 @@ def _run_all(
     adapters: Sequence[TorchStepAdapter],
     targets: Sequence[UpdatePairs],
     transforms: Sequence[GradientTransforms],
-    bound: Iterable[tuple[CachedPlan | None, bool]],
+    bound: Iterable[_Bound],
 ) -> tuple[list[BaseException], bool, bool]:
     """Execute sub-steps by their plans; return as `FusedTorchOptimizer._write`."""
     errors: list[BaseException] = []

@@ -12,9 +12,9 @@ from thalweg._core.clip_factor import Factor
 from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._core.plan_cache import CachedPlan
-from thalweg._engines import Tensors
 from thalweg._engines.composite import JoinedReductions
 from thalweg._engines.protocol import Reductions
+from thalweg._engines.tensor_reductions import Tensors
 from thalweg.indexed_slices import values_of
 from thalweg.optim.step_adapter import ParamGroupAdapter, UpdatePairs
 

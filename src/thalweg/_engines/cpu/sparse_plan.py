@@ -14,9 +14,9 @@ from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
+from thalweg._engines.cpu.reductions import max_abs, sums_of
 from thalweg._engines.low_precision_copies import resumed
 from thalweg._engines.protocol import Call, Columns, Reduction, StepRequest
-from thalweg._engines.tensor_reductions import Tensors
 from thalweg.formula import variable_squares
 from thalweg.indexed_slices import IndexedSlices
 
@@ -181,6 +181,8 @@ class RowsPlan(ABC):
         Raises:
             NotImplementedError: The reduction is over rows and columns of matrices.
         """
+        if reduction.kind == "peaks":
+            return max_abs([self.values])
         if reduction.kind == "measures":
             raise NotImplementedError("rows of a sparse gradient are no rows of a matrix")
         if reduction.kind == "leaves":
@@ -188,7 +190,19 @@ class RowsPlan(ABC):
         var = self.var
         if self._copy is not None and self._from_copies and variable_squares in reduction.formulas:
             var = resumed(var, self._copy)
-        return Tensors([self.values], [var], self._flush).reduce(reduction, columns)
+        stage_args = (
+            reduction.stages,
+            columns.scalars_of(0, self.compute),
+            self.compute,
+            self._flush,
+        )
+        sums = [
+            sums_of(formula, [var])
+            if formula is variable_squares
+            else sums_of(formula, [self.values], *stage_args)
+            for formula in reduction.formulas
+        ]
+        return np.stack(sums, axis=-1)
 
     @abstractmethod
     def make_calls(self, columns: Columns) -> list[Call]:
