@@ -187,7 +187,7 @@ def test_fallback_step_counts_are_copied_once(monkeypatch: pytest.MonkeyPatch) -
         copies.append(param)
         return original(optimizer, param)
 
-    monkeypatch.setattr(torch_fallback, "_putting_back", counting)
+    monkeypatch.setattr(torch_fallback, "_restore_calls", counting)
     for _ in range(4):
         params[0].grad = rows([1, 1], (4, 3))
         opt.step()

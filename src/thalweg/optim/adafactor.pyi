@@ -54,8 +54,8 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
             beta2_decay: The weight of a square in its mean is the number of the step to this power.
-            eps: The least root of a mean square, the dtype's own if None, and the least length of a
-                parameter.
+            eps: The least root of a mean square, the epsilon of the dtype if None, and the least
+                length of a parameter.
             d: How long the mean step may be, where the rate is 1.
             weight_decay: How much of each parameter decays; 0 is none.
             foreach: As torch's; it chooses nothing where a step is one pass over memory.

@@ -447,7 +447,7 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
             params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
-            alpha: What the running mean of squares keeps in a step.
+            alpha: Share of the running mean of squares that a step keeps.
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
             momentum: What the running mean of gradients keeps in a step.

@@ -834,9 +834,8 @@ class FusedOptimizer(GradScalerMixin):
         if len(params) != len(places):
             return False
         gradients = [param.grad for param in params]
-        if any(map(is_, gradients, itertools.repeat(None))) or not self._updates_all(
-            part, gradients
-        ):
+        has_absent = any(map(is_, gradients, itertools.repeat(None)))
+        if has_absent or not self._updates_all(part, gradients):
             return False
         hooks = self._hooks_for(part, params, places)
         report, unscaling = GradientReport(), self.unscaling()

@@ -51,9 +51,10 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
 
         Args:
             params: Groups as torch takes them, each with a `rule`, a class of `thalweg.optim` or
-                its name, or a `thalweg.Rule` of your own, and options of it; what a group lacks is
-                its default. `thalweg.optim.groups(model, rules=...)` makes such. Of a rule of your
-                own, whose numbers are made as for torch's classes, groups and states have the name.
+                its name, or a `thalweg.Rule` of your own, and options of the rule, with defaults
+                for missing ones. `thalweg.optim.groups(model, rules=...)` makes such. Groups and
+                states store the name of a rule of your own; its numbers are computed as for torch's
+                classes.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
                 adds up duplicate rows of sparse gradients first.

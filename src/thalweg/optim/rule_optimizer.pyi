@@ -61,11 +61,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
         Args:
             params: Parameters, pairs of a name and a parameter, or groups, as torch takes them. A
-                group may have options of its own.
+                group may override options.
             rule: The rule.
             lr: The learning rate, a number or a tensor of shape (). None takes the rule's default.
-            initial: Optional. What slots start from, by name, where that is not what the rule says.
-            capturable: Whether steps over parameters on a GPU can be captured in a CUDA graph:
+            initial: Optional. Initial values of slots by name, in place of those of the rule.
+            capturable: True if steps over parameters on a GPU can be captured in a CUDA graph:
                 `step` is counted there, and `prepare` of the rule is given tensors. Nothing changes
                 elsewhere.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
@@ -141,7 +141,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 which leaves out the step. The host waits for the gradient norm of each step. Not
                 with `in_backward`.
             **hypers: The rule's other hyperparameters by name, or as groups call them: `betas` for
-                beta1 and beta2, `eps` for epsilon; and what is done around an update (see
+                beta1 and beta2, `eps` for epsilon; and options of steps (see
                 `thalweg.optim.step_options`).
         """
     def rule_of(self, group: Group) -> Rule: ...

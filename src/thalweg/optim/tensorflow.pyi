@@ -67,8 +67,8 @@ class SGD(RuleOptimizer):
         Args:
             params: As torch takes them.
             lr: The learning rate, a number or a tensor of shape ().
-            momentum: A number in [0, 1]; whether there is momentum is decided here.
-            nesterov: Whether momentum is Nesterov's.
+            momentum: A number in [0, 1], fixed in the constructor: 0 has no momentum.
+            nesterov: True if momentum is Nesterov's.
             capturable: Whether steps on a GPU can be captured in a CUDA graph.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
@@ -1377,9 +1377,9 @@ class RMSprop(RuleOptimizer):
             params: As torch takes them.
             lr: The learning rate.
             rho: Share of the averages that is kept.
-            momentum: A number in [0, 1]; whether there is momentum is decided here.
+            momentum: A number in [0, 1], fixed in the constructor: 0 has no momentum.
             eps: Epsilon.
-            centered: Whether to divide by the root of the variance.
+            centered: True if to divide by the root of the variance.
             capturable: Whether steps on a GPU can be captured in a CUDA graph.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting

@@ -60,12 +60,12 @@ class AdafactorHF(ModernOptimizer):
             clip_threshold: The largest root mean square of a step before it is multiplied by its
                 rate.
             decay_rate: The weight of a square in its mean is the number of the step to this power.
-            beta1: What the mean of steps keeps; None has no mean.
+            beta1: Share of the mean of steps that a step keeps; None has no mean.
             weight_decay: How much of each parameter decays; 0 is none.
-            scale_parameter: Whether the rate is multiplied by the root mean square of the
+            scale_parameter: True if the rate is multiplied by the root mean square of the
                 parameter.
-            relative_step: Whether the rate is 1 over the root of the step's number, at most 0.01.
-            warmup_init: Whether that rate is at most 1e-6 times the step's number, in place of
+            relative_step: True if the rate is 1 over the root of the step's number, at most 0.01.
+            warmup_init: True if that rate is at most 1e-6 times the step's number, in place of
                 0.01.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting

@@ -171,8 +171,8 @@ class AdEMAMix(ModernOptimizer):
             params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the two means of gradients, fast and slow, and that of squares keep in a
-                step: the fast one, the squares, the slow one.
+            betas: Shares of the means that a step keeps: the fast mean of gradients, the mean of
+                squares, the slow mean of gradients.
             weight_decay: How much of each parameter decays; 0 is none.
             alpha: The weight of the slow mean.
             eps: A small number that keeps a divisor from 0.
@@ -297,9 +297,9 @@ class ADOPT(ModernOptimizer):
             lr: The learning rate, a number or a tensor of shape ().
             betas: What the running means of gradients and of their squares keep in a step.
             eps: A small number that keeps a divisor from 0.
-            clip_exp: The power of the number of steps before to which what is divided is clipped.
+            clip_exp: The power of the number of earlier steps, to which the quotient is clipped.
             weight_decay: How much of each parameter decays; 0 is none.
-            decoupled: Whether decay is AdamW's, beside the step.
+            decoupled: True if decay is AdamW's, beside the step.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
                 adds up duplicate rows of sparse gradients first.
@@ -416,10 +416,11 @@ class Adan(ModernOptimizer):
             params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What is kept of the means of gradients, of their differences and of squares.
+            betas: Shares of the means of gradients, of their differences and of squares that a step
+                keeps.
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
-            no_prox: Whether decay is AdamW's.
+            no_prox: True if decay is AdamW's.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
                 adds up duplicate rows of sparse gradients first.
@@ -540,8 +541,8 @@ class LAMB(ModernOptimizer):
             betas: What the running means of gradients and of their squares keep in a step.
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
-            trust_clip: Whether no step is longer than Adam's.
-            always_adapt: Whether parameters without decay take such steps, too.
+            trust_clip: True if no step is longer than Adam's.
+            always_adapt: True if parameters without decay take such steps, too.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
                 adds up duplicate rows of sparse gradients first.
@@ -774,7 +775,7 @@ class SM3(ModernOptimizer):
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
             momentum: What the running mean of gradients keeps in a step.
-            beta: What sums keep in a step, which are running means then; 0 keeps all of them.
+            beta: Share of the sums that a step keeps, which makes them running means; 0 keeps sums.
             eps: A small number that keeps a divisor from 0.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
-from thalweg._core.param_groups import Params
 from thalweg.errors import InvalidTypeError
 from thalweg.optim.group_options import PAIRS
 from thalweg.optim.state_mismatch import are_numbers, is_flag
@@ -33,7 +32,7 @@ class Arguments(torch.optim.Optimizer):
 
     _has_step = False
 
-    def __init__(self, params: Params, **defaults: Any) -> None:
+    def __init__(self, params: Any, **defaults: Any) -> None:
         for name, value in defaults.items():
             if name == "layout" and value is not None:
                 with importing:

@@ -60,10 +60,10 @@ class MARS(ModernOptimizer):
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
             gamma: The weight of a gradient's change.
-            mars_type: "adamw" or "lion": whose steps are taken with corrected gradients.
-            optimize_1d: Whether parameters of fewer than two dimensions take them, too.
-            lr_1d_factor: What their rate is multiplied by otherwise.
-            betas_1d: What the means of theirs keep in a step otherwise.
+            mars_type: "adamw" or "lion": the rule that uses the corrected gradients.
+            optimize_1d: True if parameters of fewer than two dimensions take them, too.
+            lr_1d_factor: Factor of their rate otherwise.
+            betas_1d: Shares of their means that a step keeps otherwise.
             caution: Refused, if it is true.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting

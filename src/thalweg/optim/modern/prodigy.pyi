@@ -60,17 +60,18 @@ class Prodigy(ModernOptimizer):
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
             betas: What the running means of gradients and of their squares keep in a step.
-            beta3: What the sums of the estimate keep in a step; the root of `betas[1]` if None.
+            beta3: Share of the sums of the estimate that a step keeps; the root of `betas[1]` if
+                None.
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
-            decouple: Whether decay is AdamW's, beside the step.
-            use_bias_correction: Whether means are corrected as Adam's.
-            safeguard_warmup: Whether the rate is left out of what the estimate divides by.
-            d0: What the estimate begins with.
-            d_coef: What it is multiplied by.
-            growth_rate: How many times larger it may become in a step.
-            fsdp_in_use: As the authors'; it does nothing.
-            slice_p: As the authors'; 1 alone.
+            decouple: True if decay is AdamW's, beside the step.
+            use_bias_correction: True if means are corrected as Adam's.
+            safeguard_warmup: True if the divisor of the estimate excludes the rate.
+            d0: Initial estimate.
+            d_coef: Factor of the estimate.
+            growth_rate: Largest factor by which the estimate grows in a step.
+            fsdp_in_use: Accepted without effect.
+            slice_p: Must be 1.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
                 adds up duplicate rows of sparse gradients first.
