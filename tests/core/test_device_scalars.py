@@ -6,6 +6,7 @@ They refuse to be mixed with tensors of the host, and to tell a number.
 from __future__ import annotations
 
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,15 @@ from torch._subclasses import FakeTensorMode
 from thalweg import Rule, rules
 from thalweg._core import norms
 from thalweg._core.device_scalars import device_columns, device_derived_scalars, expand_to_variables
-from thalweg._core.gradient_stats import known_of
+from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.step_scalars import processed
 from thalweg._core.variable_reductions import per_variable
 from thalweg._engines.engine_selection import Selection
-from thalweg._engines.protocol import Columns, StepRequest
-from thalweg.formula import Formula
+from thalweg._engines.protocol import Columns, Reduction, StepRequest
 from thalweg.optim.device_param_scalars import DeviceColumn
-from thalweg.optim.global_norm import CommonNorm
+from thalweg.optim.global_norm import clip_factor
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.step_options import GradientReport, StepOptions, gradient_transforms
 from thalweg.rules.torch import TORCH_RULES
@@ -116,22 +117,19 @@ def test_groups_have_device_scalar_columns() -> None:
         ["a", "b", "b"], lambda dtype, key: scalars[str(key)], (FLOAT32,), variables, GPU
     )
     for name in ("own", "one", "either"):
-        assert_there(columns.separate[name])
-    np.testing.assert_array_equal(columns.separate["both"], [0.1, 0.2, 0.2])
+        assert_there(columns.by_variable[name])
+    np.testing.assert_array_equal(columns.by_variable["both"], [0.1, 0.2, 0.2])
     assert_there(expand_to_variables(["a"] * COUNT, {"a": 0.5}, GPU))
 
 
 class Measured:
-    """The measures of a step whose sums stay on the device."""
+    """The reductions of a step whose sums stay on the device."""
 
-    def compute_sums(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
-        raise AssertionError("the device is asked")
+    device = GPU
 
-    def sums_on_device(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
-        return [vector() for _ in formulas]
-
-    def max_abs(self) -> Any:
-        raise AssertionError("the device is asked")
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        assert reduction.kind == "sums"
+        return torch.stack([vector() for _ in reduction.formulas], dim=-1)
 
 
 @pytest.mark.parametrize(
@@ -150,19 +148,18 @@ def test_unscaling_and_clipping_run_on_the_device(
     scale = torch.ones((), device=GPU)
     transforms = gradient_transforms(options, scale, COUNT, report, is_torchs)
     columns = Columns({FLOAT32: {}, np.float64: {}}, {}, scale > 0)
-    stats = known_of(transforms, Measured(), variables, columns)
+    stats = GradientStats(transforms, Measured(), variables, columns)
     columns = processed(columns, stats, (FLOAT32,))
     stats.decision()
-    assert_there(columns.separate["unscaling"])
-    assert_there(columns.separate["clip_scale"])
-    assert_there(columns.separate["clip_unit"])
+    assert_there(columns.by_variable["unscaling"])
+    assert_there(columns.by_variable["clip_scale"])
+    assert_there(columns.by_variable["clip_unit"])
     assert_there(report.grad_norm, ())
     assert columns.apply_flag is not None
 
 
 def test_rules_share_a_norm_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "sum_in_order", Tensor.sum)
-    monkeypatch.setattr(CommonNorm, "_measure_anew", lambda *_: (Measured(), variables))
     options, scale, report = (
         StepOptions(clip_grad_norm=0.5),
         torch.ones((), device=GPU),
@@ -170,14 +167,17 @@ def test_rules_share_a_norm_on_the_device(monkeypatch: pytest.MonkeyPatch) -> No
     )
     variables = [torch.ones(2, device=GPU) for _ in range(COUNT)]
     transforms = gradient_transforms(options, scale, COUNT, report, is_torchs=True)
-    factor, _ = CommonNorm().clip_factor([], transforms)
+    request = StepRequest(rules.SGD, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
+    plan: Any = CachedPlan(request, Measured(), (), False)
+    adapter: Any = SimpleNamespace(selection=Selection("cuda"), sharing=None)
+    factor, _ = clip_factor([adapter], [([], None)], [(plan, True)], transforms)
     assert_there(factor.scale, ())
     assert_there(report.grad_norm, ())
     transforms = gradient_transforms(options, scale, COUNT, report, is_torchs=True, factor=factor)
-    stats = known_of(transforms, Measured(), variables)
+    stats = GradientStats(transforms, Measured(), variables)
     stats.decision()
     assert not transforms.measured
-    assert_there(stats.separate["clip_scale"])
+    assert_there(stats.variable_scalars["clip_scale"])
 
 
 @pytest.mark.parametrize("rule", [rules.NOVOGRAD, rules.LARS], ids=label)
@@ -187,13 +187,13 @@ def test_per_variable_scalars_stay_on_the_device(rule: Rule) -> None:
     hypers: dict[str, Any] = {hyper.name: FLOAT32(hyper.default) for hyper in rule.hypers}
     hypers |= {"fresh": FLOAT32(0.5), "share": FLOAT32(1)}
     was_applied = torch.ones((), dtype=torch.bool, device=GPU)
-    separate = {"learning_rate": vector(torch.float32)}
-    columns = Columns({FLOAT32: hypers}, separate, was_applied)
+    by_variable = {"learning_rate": vector(torch.float32)}
+    columns = Columns({FLOAT32: hypers}, by_variable, was_applied)
     request = StepRequest(rule, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
-    stats = known_of(GradientTransforms(), Measured(), variables, columns)
+    stats = GradientStats(GradientTransforms(), Measured(), variables, columns)
     results, calls = per_variable(request, slots, columns, stats)
     assert results.apply_flag is was_applied
-    for name, column in results.separate.items():
+    for name, column in results.by_variable.items():
         if name != "learning_rate":
             assert_there(column)
     for call in calls:

@@ -24,7 +24,7 @@ from test_lines import SHAPES as LINE_SHAPES
 from thalweg import IndexedSlices, optim
 from thalweg._engines import Dispatcher
 from thalweg._engines.codecs import OF_SLOTS
-from thalweg._engines.protocol import Columns, StepRequest
+from thalweg._engines.protocol import PEAKS, Columns, Reduction, StepRequest, as_array
 from thalweg._engines.random_bits import scalars_of
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import Adam
@@ -106,11 +106,9 @@ def test_measures_equal_the_cpu(dtype):
             Dispatcher().plan_step(request),
             Columns({np.float32: {}, np.float64: {}}, {}),
         )
-        sums = [
-            *ready.compute_sums(formulas, (), columns),
-            *ready.compute_leaves(formulas, (), columns),
-        ]
-        results.append([torch.from_numpy(np.array(array)) for array in (*sums, ready.max_abs())])
+        reductions = Reduction("sums", formulas), Reduction("leaves", formulas), PEAKS
+        sums, leaves, peaks = (ready.reduce(reduction, columns) for reduction in reductions)
+        results.append([torch.from_numpy(as_array(x)) for x in (sums, *leaves, peaks)])
     assert_same(*results)
 
 

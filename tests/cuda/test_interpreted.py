@@ -33,7 +33,7 @@ from thalweg import IndexedSlices, optim
 from thalweg._engines import Dispatcher, Selection
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK
-from thalweg._engines.protocol import Columns, StepRequest
+from thalweg._engines.protocol import NO_COLUMNS, PEAKS, Columns, Reduction, StepRequest, as_array
 from thalweg.formula import gradient_squares, maximum, sqrt, variable_squares
 from thalweg.indexed_slices import assert_in_range
 from thalweg.keras.optimizers import Adam
@@ -231,8 +231,8 @@ def test_measures_add_in_the_order_of_all_engines(formulas, dtype, stages):
             kind: {k: kind(v) for k, v in scalars.items()} for kind in (np.float32, np.float64)
         }
         columns = Columns(common, {})
-        sums = np.stack(ready.compute_sums(formulas, stages, columns))
-        leaves = np.concatenate(ready.compute_leaves(formulas, stages, columns))
+        sums = as_array(ready.reduce(Reduction("sums", formulas, stages), columns))
+        leaves = np.concatenate(ready.reduce(Reduction("leaves", formulas, stages), columns))
         results_by_engine.append([torch.from_numpy(sums), torch.from_numpy(leaves)])
     assert_same(*results_by_engine)
 
@@ -250,7 +250,8 @@ def test_peaks_equal_the_reference(dtype, special):
             case.rule, (), problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name),
         )  # fmt: skip
-        results_by_engine.append([torch.from_numpy(Dispatcher().plan_step(request).max_abs())])
+        peaks = Dispatcher().plan_step(request).reduce(PEAKS, NO_COLUMNS)
+        results_by_engine.append([torch.from_numpy(as_array(peaks))])
     assert_same(*results_by_engine)
 
 

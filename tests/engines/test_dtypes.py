@@ -18,7 +18,7 @@ from pairwise import cover_pairs
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, Row, assert_same, label, sparse
 from thalweg import Hyper, Rule, Slot, exp, sqrt, where
 from thalweg._engines.cpu import kernel_cache, machine_code
-from thalweg._engines.protocol import Columns, StepRequest
+from thalweg._engines.protocol import PEAKS, Columns, Reduction, StepRequest
 from thalweg.formula import absolute, gradient_squares, maximum, narrow, variable_squares, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
 
@@ -226,10 +226,9 @@ def equal_measures(types: tuple[Any, ...], form: str, engine_name: str) -> None:
                 dtype: case.scalars(dtype) | {name: dtype(value) for name, value in FACTORS.items()}
                 for dtype in ready.dtypes
             }
-            sums = ready.compute_sums(formulas, stages, Columns(shared, {}))
-            results.append(
-                [torch.from_numpy(np.array(array)) for array in (*sums, ready.max_abs())]
-            )
+            columns = Columns(shared, {})
+            reductions = Reduction("sums", formulas, stages), PEAKS
+            results.append([torch.from_numpy(ready.reduce(x, columns)) for x in reductions])
         assert_same(results[0], results[1])
 
 

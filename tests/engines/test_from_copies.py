@@ -12,7 +12,7 @@ from torch import Tensor
 import rulebook
 from rulebook import FIRST, FLUSH, KEEP, KINDS, Case, Problem, assert_same, label, slow_unless
 from test_dtypes import CASES
-from thalweg._engines.protocol import Columns, StepRequest
+from thalweg._engines.protocol import Columns, Reduction, StepRequest
 from thalweg.formula import gradient_squares, variable_squares
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -209,8 +209,8 @@ def equal_measures(kind: torch.dtype, form: str, engine: Any) -> None:
         )  # fmt: skip
         ready = rulebook.Engines().plan_step(request)
         shared = {dtype: case.scalars(dtype) for dtype in ready.dtypes}
-        sums = ready.compute_sums(formulas, (), Columns(shared, {}))
-        results.append([torch.from_numpy(np.array(sums_of_one)) for sums_of_one in sums])
+        sums = ready.reduce(Reduction("sums", formulas), Columns(shared, {}))
+        results.append([torch.from_numpy(sums)])
     assert not torch.equal(problem.variables[0], started.variables[0])
     assert_same(*results)
 

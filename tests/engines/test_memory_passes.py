@@ -21,7 +21,7 @@ from thalweg import IndexedSlices, Variable
 from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._engines import Tensors
-from thalweg._engines.protocol import Columns
+from thalweg._engines.protocol import NO_COLUMNS, PEAKS, Reduction
 from thalweg._engines.reference import saturated
 from thalweg.errors import PerformanceWarning
 from thalweg.formula import gradient_squares, variable_squares
@@ -198,9 +198,9 @@ def test_peaks_and_squares_see_every_element(
     grad = torch.linspace(-1, 1, 70_000, dtype=torch.float64).to(dtype)
     grad[position] = -3.0 if special is None else float(special)
     tensors = Tensors([grad, grad[:0]], [grad, grad[:0]])
-    peak, empty = tensors.max_abs()
-    formulas = gradient_squares, variable_squares
-    squares, squares_of_vars = tensors.compute_sums(formulas, (), Columns({}, {}))
+    peak, empty = tensors.reduce(PEAKS, NO_COLUMNS)
+    sums = Reduction("sums", (gradient_squares, variable_squares))
+    squares, squares_of_vars = tensors.reduce(sums, NO_COLUMNS).T
     assert empty == 0
     assert np.isnan(peak) if special == "nan" else peak == abs(float(special or -3.0))
     expected = float(grad.double().square().sum())

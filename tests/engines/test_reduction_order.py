@@ -20,7 +20,7 @@ from thalweg._engines.cpu.offsets import Offsets
 from thalweg._engines.cpu.reductions import Leaves, sums_of
 from thalweg._engines.denormals import set_denormals
 from thalweg._engines.layout import STORAGE_NAMES, compute_dtype
-from thalweg._engines.protocol import Columns, StepRequest
+from thalweg._engines.protocol import NO_COLUMNS, Columns, Reduction, StepRequest
 from thalweg._engines.reduction_order import (
     LANES,
     LEAF,
@@ -35,7 +35,6 @@ from thalweg.keras.optimizers import SGD
 from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
 from thalweg.rules.modern.common import ones
 
-NO_COLUMNS = Columns({}, {})
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 7, 1023, 1024, 1025, 8191, 8193, 65535, 65536, 65537, 200003, 3 * 65536 + 5)
 SPECIAL = (np.nan, np.inf, -np.inf, -0.0)
@@ -285,8 +284,9 @@ def of_step(streams, engine: str, repeats: int = 1) -> np.ndarray:
     totals = []
     for _ in range(repeats):
         ready = gate.plan_step(StepRequest(SLOTTED, (), [var], [grad], [[slot]], ["x"], selection))
-        totals.append(np.concatenate(ready.compute_sums(READING, (), columns)))
-        totals[-1] = np.append(totals[-1], ready.compute_leaves(READING[2:], (), columns)[0].sum())
+        (sums,) = ready.reduce(Reduction("sums", READING), columns)
+        (leaves,) = ready.reduce(Reduction("leaves", READING[2:]), columns)
+        totals.append(np.append(sums, leaves.sum()))
         ready.release_gradients()
         for tensor in (grad, slot):
             tensor.mul_(0.75)
@@ -312,8 +312,8 @@ def test_elements_count_in_row_major_order_whatever_their_layout(of_var, of_grad
             ]
             assert_bits(of_step(streams, engine, 2), expected)
     var, grad = LAYOUTS[of_var](tensors[0]), LAYOUTS[of_grad](tensors[1])
-    actual = Tensors([grad], [var]).compute_sums(READING[:2], (), NO_COLUMNS)
-    assert_bits(np.concatenate(actual), expected[0, :2])
+    (actual,) = Tensors([grad], [var]).reduce(Reduction("sums", READING[:2]), NO_COLUMNS)
+    assert_bits(actual, expected[0, :2])
 
 
 def test_transposed_matrix_is_measured_from_a_copy():
@@ -499,7 +499,9 @@ def test_unused_streams_are_not_read():
     grad = numbers(3000)
     kernel = launch.sum_kernel(Measurement((gradient_squares,), ("float32",) * 2, "float32"))
     base = np.array([[0, grad.data_ptr()]], np.int64)  # a variable at address 0 cannot be read
-    assert_bits(Leaves([3000]).compute_sums(kernel, base), [sums_of(gradient_squares, [grad])])
+    leaves = Leaves([3000])
+    sums = leaves.combine(leaves.measure(kernel, base))
+    assert_bits(sums, [sums_of(gradient_squares, [grad])])
 
 
 def test_products_are_rounded_before_summing():

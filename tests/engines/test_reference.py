@@ -14,7 +14,7 @@ from rulebook import KEEP, Case, Problem, by_rule, case, take
 from thalweg import IndexedSlices
 from thalweg._engines import reference, saturated, torch_functions
 from thalweg._engines.layout import compute_dtype
-from thalweg._engines.protocol import Columns, StepRequest
+from thalweg._engines.protocol import NO_COLUMNS, PEAKS, Columns, Reduction, StepRequest
 from thalweg._engines.torch_functions import TORCH, torch_evaluate
 from thalweg.formula import FORMULAS, Formula, gradient_squares, variable_squares
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
@@ -137,7 +137,7 @@ def test_partial_step_is_not_replayed() -> None:
     assert not part.try_rebind(request, np.empty(0, np.int64))
     part.release_gradients()
     with pytest.raises(RuntimeError, match="not aimed at a gradient"):
-        part.max_abs()
+        part.reduce(PEAKS, NO_COLUMNS)
 
 
 def test_repeated_rows_are_updated_in_waves() -> None:
@@ -153,12 +153,12 @@ def test_partial_step_computes_sums() -> None:
     (var,), (grad,) = request.variables, request.gradients
     columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})
     part = reference.ReferencePart(request)
-    sums = part.compute_sums((gradient_squares, variable_squares), (), columns)
-    expected = [[tensor.double().square().sum().item()] for tensor in (grad, var)]
+    sums = part.reduce(Reduction("sums", (gradient_squares, variable_squares)), columns)
+    expected = [[tensor.double().square().sum().item() for tensor in (grad, var)]]
     np.testing.assert_allclose(sums, expected, rtol=1e-12)
-    assert part.max_abs().tolist() == [grad.abs().max().item()]
+    assert part.reduce(PEAKS, columns).tolist() == [grad.abs().max().item()]
     empty = request._replace(gradients=[grad[:0]], variables=[var[:0]])
-    assert reference.ReferencePart(empty).max_abs().tolist() == [0.0]
+    assert reference.ReferencePart(empty).reduce(PEAKS, columns).tolist() == [0.0]
 
 
 def slot_product(var: Any, grad: Any, m: Any, v: Any) -> Any:
@@ -168,7 +168,8 @@ def slot_product(var: Any, grad: Any, m: Any, v: Any) -> Any:
 def test_a_measure_reads_slots() -> None:
     request = one_step()._replace(stages=())
     columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})
-    ((measured,),) = reference.ReferencePart(request).compute_sums((slot_product,), (), columns)
+    reduction = Reduction("sums", (slot_product,))
+    ((measured,),) = reference.ReferencePart(request).reduce(reduction, columns)
     m, v = (slot.double() for slot in request.slots[0])
     assert measured == pytest.approx((m * v).sum().item(), rel=1e-12)
 

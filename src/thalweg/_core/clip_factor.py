@@ -102,7 +102,7 @@ def factor_of(
     """
     root = norm.root
     is_tensor = isinstance(root, Tensor)
-    largest = furthest_of(limit, dtype)
+    largest = largest_plain_norm(limit, dtype)
     if limit == math.inf and epsilon is None:
         largest = math.inf  # TensorFlow's formula makes NaN of all gradients
     if limit < 0:
@@ -137,7 +137,7 @@ def factor_of(
         return Factor(functions.where(is_extreme, factor.scale, simple_factor), unit)
 
 
-def furthest_of(limit: float, dtype: Dtype) -> float:
+def largest_plain_norm(limit: float, dtype: Dtype) -> float:
     """Return the largest norm for which the formula of a factor has no overflow and no denormal.
 
     Returns:

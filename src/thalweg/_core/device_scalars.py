@@ -43,7 +43,7 @@ def device_columns(
         name: expand_to_variables(keys, {key: row[name] for key, row in table.items()}, device)
         for name in names
     }
-    return columns._replace(separate={**columns.separate, **device_vectors})
+    return columns._replace(by_variable={**columns.by_variable, **device_vectors})
 
 
 def expand_to_variables(

@@ -22,15 +22,24 @@ from thalweg._core.clip_factor import (
     Norm,
     exact_norm,
     factor_of,
-    furthest_of,
+    largest_plain_norm,
     parts_of,
 )
-from thalweg._core.gradient_transforms import Decision, GradientTransforms, Measures, all_dense
+from thalweg._core.gradient_transforms import Decision, GradientTransforms, all_dense
 from thalweg._core.grads_and_vars import Pair
 from thalweg._core.validation import check_memories, check_readable
 from thalweg._engines import compute_dtype
 from thalweg._engines.array_types import Array
-from thalweg._engines.protocol import Columns, Dtype, Formulas
+from thalweg._engines.protocol import (
+    NO_COLUMNS,
+    PEAKS,
+    Columns,
+    Dtype,
+    Formulas,
+    Reduction,
+    Reductions,
+    as_array,
+)
 from thalweg.formula import Formula, gradient_squares, variable_squares
 from thalweg.indexed_slices import values_of, with_values
 from thalweg.variable import titles_of
@@ -40,7 +49,7 @@ _STANDARD = (gradient_squares, variable_squares)
 _SAFE = 1e38
 
 
-class Usual(NamedTuple):
+class PlainRange(NamedTuple):
     """Range of sums of squares, and highest norm, for the plain formula of the clip factor."""
 
     dtype: Dtype
@@ -53,28 +62,38 @@ class GradientStats:
     """Statistics of a step's gradients, before and after their transforms.
 
     Each is computed at first use; sums that are requested together need one pass over memory.
+
+    Args:
+        transforms: The transforms of the gradients.
+        reductions: Computes reductions over the tensors of the step.
+        variables: The variables, whose dtypes determine the compute dtypes.
+        columns: The scalars of the rule, if there is one.
+        formulas: Further sums, computed in the same pass if possible.
+        on_host: Whether all statistics must be on the host.
     """
 
     def __init__(
         self,
         transforms: GradientTransforms,
-        measures: Measures,
+        reductions: Reductions,
         variables: Sequence[Tensor],
-        columns: Columns,
-        formulas: tuple[Formula, ...],
-        on_host: bool,
+        columns: Columns | None = None,
+        formulas: Formulas = (),
+        on_host: bool = False,
     ) -> None:
         self._transforms = transforms
-        self._measures = measures
+        self._reductions = reductions
         self._variables = variables
+        if columns is None:
+            columns = Columns({compute_dtype(var.dtype): {} for var in variables}, {})
         self._columns = columns
         # A rule's formula applies to transformed gradients, so it is computed later.
         direct = [formula for formula in formulas if formula in _STANDARD or not transforms.stages]
         self._pending = tuple(dict.fromkeys((*transforms.measured, *direct)))
         # Sums stay on a device if no decision of the host depends on them.
         on_host = on_host or transforms.judge is not None
-        self._on_device = not (on_host or (transforms.decide and not transforms.decides_there))
-        self._sums: dict[Formula, object] = {}
+        self._on_host = on_host or bool(transforms.decide and not transforms.decides_there)
+        self._sums: dict[Formula, Any] = {}
 
     @lazy
     def _narrow(self) -> Array:
@@ -121,39 +140,40 @@ class GradientStats:
         transforms = self._transforms
         return transforms.overflow and (transforms.casts or self._norm_dtype is np.float32)
 
-    def _sum_over(self, formula: Formula) -> object:
+    def _reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """Return the results of a reduction, on the host if all statistics must be there."""
+        results = self._reductions.reduce(reduction, columns)
+        return as_array(results) if self._on_host else results
+
+    def _sum_over(self, formula: Formula) -> Any:
         """Return a formula's sums over raw gradients, or over those with clipped elements.
 
         Float64 of shape (n,): an array, or a tensor if sums stay on a device.
         """
         if formula not in self._sums:
             formulas = tuple(dict.fromkeys((*self._pending, formula)))
-            transforms, columns = self._transforms, self._columns
-            columns = self._rounded_columns(columns)
+            transforms, columns = self._transforms, self._rounded_columns(self._columns)
             rows = columns.shared.items()
             shared = {dtype: {**row, **transforms.shared(dtype)} for dtype, row in rows}
-            separate = columns.separate
+            by_variable = columns.by_variable
             if transforms.unscaling is not None:
-                separate = {**separate, "unscaling": transforms.unscaling}
+                by_variable = {**by_variable, "unscaling": transforms.unscaling}
+            if self._on_host or self._reductions.device is None:
+                rows = by_variable.items()
+                by_variable = {name: vectors.place_like(row, None) for name, row in rows}
             # Reading whether squares overflow float64 would synchronize with the device.
-            extra = SCALED_SQUARES if self._needs_extra_sums else ()
-            sum_args = transforms.first, Columns(shared, separate)
-            sums = None
-            if self._on_device:
-                sums = self._measures.sums_on_device((*formulas, *extra), *sum_args)
-            if sums is None:
-                vectors_by_name = separate.items()
-                on_host = {name: vectors.place_like(row, None) for name, row in vectors_by_name}
-                sums = self._measures.compute_sums(formulas, sum_args[0], Columns(shared, on_host))
-                extra = ()
-            self._sums |= zip((*formulas, *extra), sums, strict=True)
+            elif self._needs_extra_sums:
+                formulas += SCALED_SQUARES
+            reduction = Reduction("sums", formulas, transforms.first)
+            sums = self._reduce(reduction, Columns(shared, by_variable))
+            self._sums |= zip(formulas, sums.T, strict=True)
         return self._sums[formula]
 
     def _rounded_columns(self, columns: Columns) -> Columns:
         """Return scalars rounded to the compute dtypes, as in updates."""
         shared = {dtype: vectors.rounded(row, dtype) for dtype, row in columns.shared.items()}
-        separate = {name: self._rounded(vector) for name, vector in columns.separate.items()}
-        return columns._replace(shared=shared, separate=separate)
+        by_variable = {name: self._rounded(vector) for name, vector in columns.by_variable.items()}
+        return columns._replace(shared=shared, by_variable=by_variable)
 
     def _rounded(self, vector: Any) -> object:
         if isinstance(vector, Tensor):
@@ -224,14 +244,15 @@ class GradientStats:
         return exact_norm(self._squares_of, not self._is_float64)
 
     @property
-    def usual(self) -> Usual:
+    def plain_range(self) -> PlainRange:
         """Range in which the plain formula gives the clip factor."""
         transforms, dtype = self._transforms, self._norm_dtype
         if transforms.overflow:
-            return Usual(dtype, 0.0, norms.HIGHEST if self._does_overflow else HIGHEST, np.inf)
+            highest = norms.HIGHEST if self._does_overflow else HIGHEST
+            return PlainRange(dtype, 0.0, highest, np.inf)
         limit, lowest = transforms.global_clipnorm, LOWEST if self._is_float64 else 0.0
-        furthest = np.inf if limit is None else furthest_of(limit, dtype)
-        return Usual(dtype, lowest, HIGHEST, furthest)
+        largest = np.inf if limit is None else largest_plain_norm(limit, dtype)
+        return PlainRange(dtype, lowest, HIGHEST, largest)
 
     @lazy
     def clip_factor(self) -> Factor:
@@ -276,7 +297,7 @@ class GradientStats:
             return norms.global_norm(squares, self._does_overflow)
 
     @lazy
-    def trust(self) -> Any:
+    def trust_ratios(self) -> Any:
         """Trust ratio of each gradient, of shape (n,)."""
         if self._transforms.trust is None:
             return np.ones(len(self.clipped_norms), np.float32)
@@ -303,7 +324,7 @@ class GradientStats:
         return factor if self._transforms.overflow else parts_of(factor, self._narrow)
 
     @lazy
-    def separate(self) -> dict[str, Any]:
+    def variable_scalars(self) -> dict[str, Any]:
         """Scalars of the transforms that differ by variable."""
         transforms = self._transforms
         scalars: dict[str, Array] = {}
@@ -316,7 +337,7 @@ class GradientStats:
             for name, part in zip(("clip_scale", "clip_unit"), self.clip_parts, strict=True):
                 scalars[name] = vectors.for_each(self._variables, part)
         if transforms.trust is not None:
-            scalars["trust_factor"] = self.trust
+            scalars["trust_factor"] = self.trust_ratios
         return scalars
 
     def measure(self, formula: Formula, columns: Columns) -> Any:
@@ -329,14 +350,13 @@ class GradientStats:
         if formula is gradient_squares and not self._roots_overflow:
             with np.errstate(all="ignore"):
                 roots = self.clipped_norms
-                roots = roots if self._transforms.trust is None else roots * self.trust
+                roots = roots if self._transforms.trust is None else roots * self.trust_ratios
                 return vectors.functions_of(roots).square(roots)
-        sum_args = (formula,), self._transforms.stages, self._rounded_columns(columns)
-        sums = self._measures.sums_on_device(*sum_args) if self._on_device else None
-        return (self._measures.compute_sums(*sum_args) if sums is None else sums)[0]
+        reduction = Reduction("sums", (formula,), self._transforms.stages)
+        return self._reduce(reduction, self._rounded_columns(columns)).T[0]
 
-    def want(self, formulas: Formulas, columns: Columns | None = None) -> None:
-        """Request further sums, computed in one pass if possible.
+    def request_sums(self, formulas: Formulas, columns: Columns | None = None) -> None:
+        """Add sums to the next pass over memory, where that is possible.
 
         Args:
             formulas: The sums.
@@ -372,19 +392,18 @@ class GradientStats:
             # No element is larger than the norm, after none of the multiplications.
             bounds = [self.gradient_norms, self.clipped_norms]
             if self._transforms.trust is not None:
-                bounds.append(self.clipped_norms * self.trust)
+                bounds.append(self.clipped_norms * self.trust_ratios)
             if isinstance(bounds[0], Tensor):
                 unsafe = ~(torch.stack(bounds) < _SAFE).all()
-                max_abs = self._measures.max_abs_on_device(
-                    torch.ones_like(unsafe) if exact else unsafe
+                is_checked = torch.ones_like(unsafe) if exact else unsafe
+                peaks = self._process_peaks(
+                    self._reduce(PEAKS._replace(is_checked=is_checked), NO_COLUMNS)
                 )
-                if max_abs is not None:
-                    max_abs = self._process_peaks(max_abs)
-                    return max_abs.isnan().any(), max_abs.amax()
+                return peaks.isnan().any(), peaks.amax()
             if not exact and all((bound < _SAFE).all() for bound in bounds):
                 return False, 0.0
-            max_abs = self._process_peaks(self._measures.max_abs())
-        return bool(np.isnan(max_abs).any()), float(np.max(max_abs, initial=0.0))
+            peaks = self._process_peaks(self._reduce(PEAKS, NO_COLUMNS))
+        return bool(np.isnan(peaks).any()), float(np.max(peaks, initial=0.0))
 
     def _process_peaks(self, max_abs: Any) -> Any:
         """Return each transformed gradient's largest magnitude, in its update's arithmetic.
@@ -419,33 +438,10 @@ class GradientStats:
         if transforms.global_clipnorm is not None:
             for part in self.clip_parts:
                 max_abs = max_abs * rounded(vectors.for_each(raw_peaks, part))
-        return max_abs if transforms.trust is None else max_abs * rounded(self.trust)
+        return max_abs if transforms.trust is None else max_abs * rounded(self.trust_ratios)
 
 
-def known_of(
-    transforms: GradientTransforms,
-    measures: Measures,
-    variables: Sequence[Tensor],
-    columns: Columns | None = None,
-    formulas: Formulas = (),
-    on_host: bool = False,
-) -> GradientStats:
-    """Return the statistics of a step.
-
-    Args:
-        transforms: The transforms of its gradients.
-        measures: Computes reductions over the step's tensors.
-        variables: The variables, whose dtypes determine the compute dtypes.
-        columns: The scalars of the rule, if there is one.
-        formulas: Further sums, computed in the same pass if possible.
-        on_host: Whether all statistics must be on the host.
-    """
-    if columns is None:
-        columns = Columns({compute_dtype(var.dtype): {} for var in variables}, {})
-    return GradientStats(transforms, measures, variables, columns, formulas, on_host)
-
-
-def materialised(
+def transform_gradients(
     pairs: Sequence[Pair], transforms: GradientTransforms, flush: bool
 ) -> tuple[list[Pair], Decision]:
     """Return pairs with new gradients in their variables' dtypes, and the decision of the step.
@@ -462,9 +458,9 @@ def materialised(
         pairs = all_dense(pairs)
     values = [values_of(grad) for grad, _ in pairs]
     dtypes = dict.fromkeys(compute_dtype(var.dtype) for var in variables)
-    stats = known_of(transforms, _engines.Tensors(values, variables, flush), variables)
+    stats = GradientStats(transforms, _engines.Tensors(values, variables, flush), variables)
     shared: Mapping[Dtype, object] = {dtype: stats.shared(dtype) for dtype in dtypes}
-    columns = Columns(shared, stats.separate)
+    columns = Columns(shared, stats.variable_scalars)
     processed_pairs: list[Pair] = []
     for index, (grad, var) in enumerate(pairs):
         scalars = columns.scalars_of(index, compute_dtype(var.dtype))

@@ -22,8 +22,7 @@ from torch import Tensor
 from thalweg._base.lazy import lazy
 from thalweg._core.atomic_section import Call
 from thalweg._core.grads_and_vars import Pair
-from thalweg._engines.array_types import Float64
-from thalweg._engines.protocol import Columns, Dtype, Formulas, Stages
+from thalweg._engines.protocol import Dtype, Stages
 from thalweg.formula import Formula, gradient_squares, variable_squares
 from thalweg.indexed_slices import IndexedSlices, whole, with_values
 from thalweg.rules import clipping
@@ -45,22 +44,6 @@ SCALARS = frozenset(
     for stage in (*_STAGES.values(), _COMMON_NORM)
     for name in list(signature(stage).parameters)[1:]
 )
-
-
-class Measures(Protocol):
-    """Reductions of the tensors of a step; see `StepPlan`."""
-
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]: ...
-
-    def sums_on_device(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Tensor] | None: ...
-
-    def max_abs(self) -> Float64: ...
-
-    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None: ...
 
 
 class Decision(NamedTuple):

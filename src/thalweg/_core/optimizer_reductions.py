@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from thalweg._base.device_numbers import number_of
@@ -81,14 +79,14 @@ def per_optimizer(
     shared = {
         dtype: {**dtype_scalars, **other_scalars} for dtype, dtype_scalars in columns.shared.items()
     }
-    return columns._replace(shared=shared), _writes_of(rule, slots, new_scalars, columns.apply_flag)
+    return columns._replace(shared=shared), _writes_of(rule, slots, new_scalars, columns)
 
 
 def _scalars_of(columns: Columns) -> Iterator[tuple[str, Any]]:
     """Yield the name and the float64 value of each scalar; an array if variables differ."""
     for name, scalar in next(iter(columns.shared.values())).items():
         yield name, np.float64(scalar.item() if isinstance(scalar, Tensor) else scalar)
-    for name, scalar in columns.separate.items():
+    for name, scalar in columns.by_variable.items():
         yield name, vectors.place_like(scalar, None).astype(np.float64)
 
 
@@ -108,7 +106,7 @@ def _writes_of(
     rule: Rule,
     slots: Sequence[Sequence[Tensor]],
     new_scalars: Mapping[str, float],
-    apply_flag: Tensor | None,
+    columns: Columns,
 ) -> list[Call]:
     """Return the calls that write new scalars to the slots of all variables, unless skipped."""
     targets: list[Tensor] = []
@@ -123,8 +121,4 @@ def _writes_of(
                     values[key] = vectors.as_slot(new_scalars[slot_spec.name], slot)
                 targets.append(slot)
                 new_values.append(values[key])
-    if apply_flag is not None:
-        pairs = zip(new_values, targets, strict=True)
-        new_values = [torch.where(apply_flag, new, old) for new, old in pairs]
-    copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-    return [partial(copy, targets, new_values)] if targets else []
+    return columns.write_calls(targets, new_values)

@@ -100,7 +100,7 @@ class Launch:
 
     def separate_members(self) -> None:
         """Give each variable its own row of scalars and copy of chunks, for a replay to set."""
-        self.separate()
+        self.use_member_rows()
         self._argument.copy_chunks()
         self._row_count = np.zeros(1, np.int64)
 
@@ -142,7 +142,7 @@ class Launch:
             if name in values:
                 rows[:, self.names.index(name)] = values[name]
 
-    def separate(self) -> tuple[Int64, Array]:
+    def use_member_rows(self) -> tuple[Int64, Array]:
         """Give each member a row of scalars, first set as the row of its place.
 
         Returns:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thalweg._core.gradient_stats import Usual
+from thalweg._core.gradient_stats import PlainRange
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.replay import Launch
 from thalweg._engines.cpu import replay_global_norm
@@ -48,7 +48,7 @@ class ReplayedGlobalNorm:
         words[replay_global_norm.ROUTINE] = norm_routine()
         self.address = words.ctypes.data
 
-    def set(self, transforms: GradientTransforms, usual_range: Usual) -> None:
+    def set(self, transforms: GradientTransforms, usual_range: PlainRange) -> None:
         """Set the transforms of gradients, and the range in which the plain formula is exact."""
         words, numbers = self._words, self._numbers
         words[replay_global_norm.IS_FLOAT32] = usual_range.dtype is np.float32

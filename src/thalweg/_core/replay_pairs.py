@@ -388,13 +388,13 @@ class ReplayedPairs:
             failure = gradients.measure(transforms, self.snapshot, count, pairs, is_beyond)
             if failure:
                 return failure
-            shared, separate = gradients.scalars()
+            shared, by_variable = gradients.scalars()
             for launch, scalars in self._scalars:
                 inputs = values_of and scalars.made(values_of(launch.dtype), step)
                 if not self._can_store(inputs):
                     return FAILED
                 launch.set_scalars({0: {**launch.unset, **(inputs or {}), **shared[launch.dtype]}})
-            gradients.set_separate(separate)
+            gradients.set_separate(by_variable)
             self._launches.set_threads(self.snapshot)
             failure = self.snapshot.replay(pairs, count, gradients.part, (), flags)
             if failure != replay_kernel.OUT_OF_RANGE:

@@ -73,16 +73,16 @@ class StageScalars:
     def columns(self) -> Columns:
         """Return the scalars of the step."""
         if len(self._rows) == 1 == self._row_counts[0]:
-            shared, separate = dict(zip(self._names, self._rows[0, 0].tolist(), strict=True)), {}
+            shared, by_variable = dict(zip(self._names, self._rows[0, 0].tolist(), strict=True)), {}
         else:
             values = self._rows[self._place_of, self._row_of]
             shared = dict(zip(self._names, values[0].tolist(), strict=True))
-            separate = {
+            by_variable = {
                 name: values[:, column]
                 for column, name in enumerate(self._names)
                 if (values[:, column] != values[0, column]).any()
             }
-        return Columns(dict.fromkeys(self._dtypes, shared), separate)
+        return Columns(dict.fromkeys(self._dtypes, shared), by_variable)
 
 
 class ReplayedPasses:

@@ -44,7 +44,7 @@ class ReplayedReductions:
     def __init__(
         self, rule: Rule, launch: Any, stages: Stages, slots: Sequence[Sequence[Tensor]]
     ) -> None:
-        places, own_rows = launch.separate()
+        places, own_rows = launch.use_member_rows()
         count = len(launch.places)
         formulas = tuple(rule.measures.values())
         self.sweep = launch.group.sweep(formulas, stages, launch.base, len(places))

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from torch import Tensor
-
 from thalweg._base.lazy import lazy
 from thalweg._core.atomic_section import Call
 from thalweg._core.gradient_stats import GradientStats
@@ -18,7 +15,7 @@ from thalweg._core.replay_global_norm import ReplayedGlobalNorm
 from thalweg._engines.array_types import Float64
 from thalweg._engines.cpu.openmp import parallel_address
 from thalweg._engines.cpu.replay_records import span_of
-from thalweg._engines.protocol import Columns, Dtype, Formulas, Stages
+from thalweg._engines.protocol import Columns, Dtype, Reduction
 
 if TYPE_CHECKING:
     from thalweg._engines.cpu.launch import Compiled
@@ -81,7 +78,7 @@ class ReplayedTransforms:
         self._rows = [_SeparateRows(launch, self._separate) for launch in separate_launches]
         self._variables = [var for plan in plans for var in plan.request.variables]
         self._dtypes = {dtype for plan in plans for dtype in plan_of(plan).dtypes}
-        self._formulas_and_stages = transforms.measured, transforms.first
+        self._reduction = Reduction("sums", transforms.measured, transforms.first)
         self._sweeps: list[tuple[list[int], Dtype, Sweep]] = []
         # Set if the global norm is the only measure.
         self._norm: ReplayedGlobalNorm | None = None
@@ -93,7 +90,7 @@ class ReplayedTransforms:
                 (
                     launch.members,
                     launch.dtype,
-                    launch.group.sweep(*self._formulas_and_stages, launch.base),
+                    launch.group.sweep(transforms.measured, transforms.first, launch.base),
                 )
                 for launch in launches.all
             ]
@@ -117,7 +114,7 @@ class ReplayedTransforms:
                 _set_rows(sweep.kernel, sweep.rows, transforms, dtype)
         shared: dict[str, Any] = {}
         if self._norm is not None:
-            self._norm.set(transforms, stats.usual)
+            self._norm.set(transforms, stats.plain_range)
             shared = {} if transforms.global_clipnorm is None else _NO_FACTOR
         if transforms.unscaling is not None:
             shared = {"unscaling": transforms.unscaling[0], **shared}
@@ -212,15 +209,15 @@ class ReplayedTransforms:
             return self._shared, {}
         stats = self._stats
         stats.forget()
-        separate = dict(stats.separate)
-        separate.pop("unscaling", None)
-        if not separate.keys() <= self._separate:
+        by_variable = dict(stats.variable_scalars)
+        by_variable.pop("unscaling", None)
+        if not by_variable.keys() <= self._separate:
             raise NotMeasured
         if report is not None:
             report(stats)
         return {
             dtype: {**shared, **stats.shared(dtype)} for dtype, shared in self._shared.items()
-        }, separate
+        }, by_variable
 
     def judge(self) -> Sequence[Call] | None:
         """Return the calls of the judge of steps; None if the planned step is to decide.
@@ -235,37 +232,23 @@ class ReplayedTransforms:
         norm = float(self._stats.global_norm)
         return judge.taking_calls([norm]) if norm <= judge.norm_limit() else None
 
-    def set_separate(self, separate: Mapping[str, Any]) -> None:
+    def set_separate(self, by_variable: Mapping[str, Any]) -> None:
         """Set the scalars that differ between variables; call it after the shared ones are set."""
         for rows in self._rows:
-            rows.set(separate)
+            rows.set(by_variable)
 
-    # Interface of `StepPlan` for `GradientStats`.
+    # Interface of `Reductions`, for `GradientStats`.
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """Return the sums that `measure` has computed; see `StepPlan`."""
-        if (formulas, stages) != self._formulas_and_stages:
+    device = None
+
+    def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
+        """Return the sums that `measure` has computed; raise `NotMeasured` for others."""
+        if reduction != self._reduction:
             raise NotMeasured
         if len(self._sweeps) == 1 and len(self._sweeps[0][0]) == len(self._variables):
-            return list(self._sweeps[0][2].sums().T)
-        sums = np.zeros((len(self._variables), len(formulas)), np.float64)
-        for members, _, sweep in self._sweeps:
-            sums[members] = sweep.sums()
-        return list(sums.T)
-
-    def sums_on_device(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Tensor] | None:
-        """Return None: sums are on the host."""
-
-    def max_abs(self) -> Float64:
-        """Raise `NotMeasured`; replayed steps do not check numerics."""
-        raise NotMeasured
-
-    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
-        """Return None: sums are on the host."""
+            return self._sweeps[0][2].sums()
+        sums = ((members, sweep.sums()) for members, _, sweep in self._sweeps)
+        return reduction.gather(len(self._variables), sums)
 
 
 class _SeparateRows:
@@ -278,13 +261,13 @@ class _SeparateRows:
 
     def __init__(self, launch: Launch, names: Collection[str]) -> None:
         self._members = launch.members
-        _, self._rows = launch.separate()
+        _, self._rows = launch.use_member_rows()
         self._columns = {name: launch.names.index(name) for name in names}
 
-    def set(self, separate: Mapping[str, Any]) -> None:
+    def set(self, by_variable: Mapping[str, Any]) -> None:
         """Set these scalars in all rows."""
         for name, column in self._columns.items():
-            self._rows[:, column] = separate[name][self._members]
+            self._rows[:, column] = by_variable[name][self._members]
 
 
 def _set_rows(

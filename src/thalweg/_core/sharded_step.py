@@ -12,9 +12,8 @@ from typing import Protocol
 from torch import Tensor
 
 from thalweg._core.commit import PostUpdateCall
-from thalweg._core.gradient_transforms import Measures
 from thalweg._core.grads_and_vars import Pair
-from thalweg._engines.protocol import StepPlan, StepRequest
+from thalweg._engines.protocol import Reductions, StepRequest
 from thalweg.formula import Rule
 
 
@@ -39,12 +38,13 @@ class Sharing(Protocol):
         """Return the request over this process's part of each variable, gradient and copy."""
         ...
 
-    def measure_whole(self, plan: StepPlan, request: StepRequest) -> Measures:
+    def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
         """Return reductions over full variables.
 
         Args:
-            plan: The plan of the step over the parts.
-            request: The step over full variables.
+            parts: Reductions over the parts.
+            pairs: The full variables, with gradients as the caller passed them.
+            flush: Whether stages treat denormals as zero.
         """
         ...
 

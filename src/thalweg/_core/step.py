@@ -43,7 +43,17 @@ from thalweg._core.step_scalars import columns_of, processed
 from thalweg._core.validation import check_memories, check_numerics, sparse_and_constrained
 from thalweg._core.vectors import is_host
 from thalweg._engines import check_scalars
-from thalweg._engines.protocol import Columns, Copies, StepPlan, StepRequest, WriteRound
+from thalweg._engines.protocol import (
+    NO_COLUMNS,
+    PEAKS,
+    Columns,
+    Copies,
+    Reductions,
+    StepPlan,
+    StepRequest,
+    WriteRound,
+    as_array,
+)
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices, values_of
@@ -110,12 +120,10 @@ def try_rebind(
     if cache.last is None:
         return None
     try:
-        cached_plan = _try_rebind_plan(adapter, cache, grads_and_vars, transforms, copies)
+        cached_plan = rebind_plan(adapter, cache, grads_and_vars, transforms, copies)
         if cached_plan is None:
             return None
-        return _execute_step(
-            adapter, cached_plan, transforms, is_final, _is_checked(adapter, transforms)
-        )
+        return execute_plan(adapter, cache, cached_plan, transforms, is_final)
     except BaseException as error:
         add_note(error, adapter.begun)
         raise
@@ -126,14 +134,14 @@ def finish(adapter: StepAdapter) -> list[BaseException]:
     return write_step([], adapter.finishing_calls(), [*adapter.counting_calls({}), *adapter.ending])
 
 
-def _try_rebind_plan(
+def rebind_plan(
     adapter: StepAdapter,
     cache: PlanCache,
     pairs: Sequence[tuple[Any, Any]],
     transforms: GradientTransforms,
     copies: Copies,
 ) -> CachedPlan | None:
-    """Rebind the last plan to new gradients; return None if it does not fit."""
+    """Return the last plan, bound to new gradients; None if it does not fit."""
     rule = adapter.step_rule()
     if cache.last is None or rule is None or not adapter.repeats:
         return None
@@ -201,14 +209,7 @@ def _plan_step(
     is_final: bool,
 ) -> StepResult:
     """Run a planned step: validate everything, build a new plan and cache it."""
-    cache.last = None
-    pairs = adapter.convert_pairs(grads_and_vars)
-    _check_pairs(adapter, pairs, transforms.narrow)
-    rule = adapter.step_rule()
-    adapter.check_flat_buffers(rule, transforms, [var for _, var in pairs])
-    if rule is not None and rule.passes:
-        _check_matrices(adapter, rule, pairs)
-    pairs = _create_state(adapter, pairs)
+    pairs = _prepare_pairs(adapter, cache, grads_and_vars, transforms)
     rule, is_checked = adapter.step_rule(), _is_checked(adapter, transforms)
     if rule is None or adapter.one_by_one(pairs):
         if is_checked:
@@ -230,46 +231,58 @@ def _plan_step(
     if rule.is_whole or transforms.trust is not None:
         pairs = all_dense(pairs)
     cached_plan = _build_plan(adapter, cache, pairs, transforms, copies)
-    step_result = _execute_step(adapter, cached_plan, transforms, is_final, is_checked, is_new=True)
-    _keep_plan(cache, cached_plan)
-    return step_result
+    return execute_plan(adapter, cache, cached_plan, transforms, is_final, is_checked)
 
 
-def _keep_plan(cache: PlanCache, cached_plan: CachedPlan) -> None:
+def _prepare_pairs(
+    adapter: StepAdapter,
+    cache: PlanCache,
+    grads_and_vars: Sequence[tuple[object, object]],
+    transforms: GradientTransforms,
+) -> list[Pair]:
+    """Validate a step, create its state, read its hyperparameters; return its pairs."""
+    cache.last = None
+    pairs = adapter.convert_pairs(grads_and_vars)
+    _check_pairs(adapter, pairs, transforms.narrow)
+    rule = adapter.step_rule()
+    adapter.check_flat_buffers(rule, transforms, [var for _, var in pairs])
+    if rule is not None and rule.passes:
+        _check_matrices(adapter, rule, pairs)
+    return _create_state(adapter, pairs)
+
+
+def keep_plan(cache: PlanCache, cached_plan: CachedPlan) -> None:
     """Store a plan of one engine without its gradients, for `try_rebind`."""
     if cached_plan.ready.is_single:
         cache.last = cached_plan._replace(request=cached_plan.request._replace(gradients=()))
 
 
-def plan(
+def plan_step(
     adapter: StepAdapter,
     cache: PlanCache,
     grads_and_vars: Sequence[tuple[object, object]],
     transforms: GradientTransforms,
     copies: Copies,
-) -> bool:
-    """Plan a step for the next `try_rebind` without running it.
+) -> CachedPlan | None:
+    """Plan a step without running it, in place of the last plan.
 
     Args:
-        adapter, grads_and_vars, transforms, copies: As in `run_step`; gradients are dense.
-        cache: Plans of earlier steps; its last plan is replaced.
+        adapter, cache, grads_and_vars, transforms, copies: As in `run_step`.
 
     Returns:
-        True if planned; False if user functions update variables, or the rule has passes.
+        The plan, bound to the gradients, for `execute_plan`; None if user functions update
+        variables, or the rule makes sparse gradients dense, which only `run_step` does.
 
     Raises:
         Exception: Any error of a check; state created by then is discarded.
     """
-    cache.last = None
-    pairs = adapter.convert_pairs(grads_and_vars)
-    _check_pairs(adapter, pairs, transforms.narrow)
     rule = adapter.step_rule()
-    if rule is None or rule.passes or rule.is_whole or adapter.one_by_one(pairs):
-        return False
-    cached_plan = _build_plan(adapter, cache, _create_state(adapter, pairs), transforms, copies)
-    cached_plan.ready.release_gradients()
-    _keep_plan(cache, cached_plan)
-    return cached_plan.ready.is_single
+    is_whole = rule is None or rule.is_whole or transforms.trust is not None
+    if rule is None or (is_whole and any(has_rows(grad) for grad, _ in grads_and_vars)):
+        return None
+    pairs = _prepare_pairs(adapter, cache, grads_and_vars, transforms)
+    is_planned = not adapter.one_by_one(pairs)
+    return _build_plan(adapter, cache, pairs, transforms, copies) if is_planned else None
 
 
 def _create_state(adapter: StepAdapter, pairs: list[Pair]) -> list[Pair]:
@@ -304,28 +317,46 @@ def _build_plan(
     return CachedPlan(request, plan, scalar_slots, transforms.narrow, shaped_slots)
 
 
+def execute_plan(
+    adapter: StepAdapter,
+    cache: PlanCache,
+    cached_plan: CachedPlan,
+    transforms: GradientTransforms,
+    is_final: bool = True,
+    is_checked: bool | None = None,
+) -> StepResult:
+    """Run a bound plan: reduce, decide, run passes, write, constrain, finish, count.
+
+    Update the variables and their state, unless the decision is to skip the step.
+
+    Args:
+        adapter, transforms: As in `run_step`.
+        cache: The cache of the plan, which keeps a new plan for `try_rebind`.
+        cached_plan: The plan, with its gradients and variables.
+        is_final: Run `finishing_calls` and count the step; False for one variable's share of it.
+        is_checked: Raise on gradients that are not finite; by default as the engine is set to.
+
+    Returns:
+        Whether the step was taken, and the exceptions raised after its writes.
+    """
+    is_new = cache.last is None
+    if is_checked is None:
+        is_checked = _is_checked(adapter, transforms)
+    step_result = _execute_step(adapter, cached_plan, transforms, is_final, is_checked, is_new)
+    if is_new:
+        keep_plan(cache, cached_plan)
+    return step_result
+
+
 def _execute_step(
     adapter: StepAdapter,
     cached_plan: CachedPlan,
     transforms: GradientTransforms,
     is_final: bool,
     is_checked: bool,
-    is_new: bool = False,
+    is_new: bool,
 ) -> StepResult:
-    """Run a validated plan: reduce, decide, run passes, write, constrain, finish, count.
-
-    Update the variables and their state, unless the decision is to skip the step.
-
-    Args:
-        adapter, transforms: As in `run_step`.
-        cached_plan: The plan, with its gradients and variables.
-        is_final: Run `finishing_calls` and count the step; False for one variable's share of it.
-        is_checked: Raise on gradients that are not finite.
-        is_new: Check the scalars; a rebound plan has done so before.
-
-    Returns:
-        Whether the step was taken, and the exceptions raised after its writes.
-    """
+    """Run a bound plan as `execute_plan`; check the scalars if it is new."""
     request, plan, scalar_slots, _, shaped_slots = cached_plan
     guard = None
     if request.rule.calls_users:
@@ -337,7 +368,7 @@ def _execute_step(
         columns, state_writes = _run_passes(adapter, cached_plan, columns, stats)
         if is_new:
             for values in columns.shared.values():
-                check_scalars(request.rule, {**values, **columns.separate})
+                check_scalars(request.rule, {**values, **columns.by_variable})
         counters = [*state_writes, *decision.calls, *adapter.ending]
         callbacks: list[PostUpdateCall] = []
         if is_final:
@@ -376,9 +407,13 @@ def _reduce(
     Raises:
         InvalidArgumentError: A gradient is not finite, with `is_checked`.
     """
-    measures = plan if adapter.sharing is None else adapter.sharing.measure_whole(plan, request)
+    reductions: Reductions = plan
+    if adapter.sharing is not None:
+        pairs = list(zip(request.gradients, request.variables, strict=True))
+        is_flushing = adapter.selection.denormals == "flush"
+        reductions = adapter.sharing.make_reductions(plan, pairs, is_flushing)
     if is_checked:
-        check_numerics(measures.max_abs(), request.titles)
+        check_numerics(as_array(reductions.reduce(PEAKS, NO_COLUMNS)), request.titles)
     groups = adapter.group_variables(request.variables, request.gradients)
     column_args = groups, adapter.scalars_of, plan.dtypes, request.variables
     if adapter.there is None:
@@ -391,14 +426,12 @@ def _reduce(
         return columns, Decision(True, []), None
     # User functions receive NumPy arrays, so reductions must be on the host.
     on_host = rule.calls_users or rule.per_optimizer is not None
-    if transforms.judge is not None:
-        on_host = True
     if transforms.decide is not None:
         on_host = on_host or not (is_final and _can_decide_on_device(adapter, request, plan))
     formulas = () if rule.passes else tuple(rule.measures.values())
     with importing:
-        from thalweg._core.gradient_stats import known_of
-    stats = known_of(transforms, measures, request.variables, columns, formulas, on_host)
+        from thalweg._core.gradient_stats import GradientStats
+    stats = GradientStats(transforms, reductions, request.variables, columns, formulas, on_host)
     columns = processed(columns, stats, plan.dtypes)
     decision = stats.decision()
     if isinstance(decision.apply_flag, Tensor):
@@ -426,7 +459,7 @@ def _run_passes(
         return columns, state_writes
     if rule.passes:
         # Passes change the tensors that these reductions read.
-        stats.want(tuple(rule.measures.values()))
+        stats.request_sums(tuple(rule.measures.values()))
     if rule.per_optimizer is not None:
         with importing:
             from thalweg._core.optimizer_reductions import per_optimizer
@@ -460,8 +493,8 @@ def _check_numerics(adapter: StepAdapter, pairs: Sequence[Pair]) -> None:
     """Raise on gradients that are not finite, in a step without a plan of all variables."""
     variables = [var for _, var in pairs]
     values = [values_of(grad) for grad, _ in pairs]
-    max_abs = _engines.Tensors(values, variables).max_abs()
-    check_numerics(max_abs, adapter.names_of(variables))
+    peaks = _engines.Tensors(values, variables).reduce(PEAKS, NO_COLUMNS)
+    check_numerics(peaks, adapter.names_of(variables))
 
 
 def _is_checked(adapter: StepAdapter, transforms: GradientTransforms) -> bool:
@@ -597,8 +630,8 @@ def _process_gradients(
     if not transforms:
         return pairs, Decision(True, [])
     with importing:
-        from thalweg._core.gradient_stats import materialised
-    return materialised(pairs, transforms, flush)
+        from thalweg._core.gradient_stats import transform_gradients
+    return transform_gradients(pairs, transforms, flush)
 
 
 def _skip_step(adapter: StepAdapter, decision: Decision) -> StepResult:

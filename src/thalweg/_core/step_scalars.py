@@ -120,11 +120,15 @@ def columns_of(
         for name, value in values.items()
         if value != shared[dtype][name]
     }
-    separate = {name: np.array([table[key][name] for key in keys], np.float64) for name in unequal}
-    return Columns(shared, separate)
+    by_variable = {
+        name: np.array([table[key][name] for key in keys], np.float64) for name in unequal
+    }
+    return Columns(shared, by_variable)
 
 
 def processed(columns: Columns, stats: GradientStats, dtypes: Sequence[Dtype]) -> Columns:
     """Return columns with the scalars of the transforms of gradients added."""
     shared = {dtype: {**columns.shared[dtype], **stats.shared(dtype)} for dtype in dtypes}
-    return columns._replace(shared=shared, separate={**columns.separate, **stats.separate})
+    return columns._replace(
+        shared=shared, by_variable={**columns.by_variable, **stats.variable_scalars}
+    )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from thalweg._base.device_numbers import number_of
@@ -51,7 +49,7 @@ def per_variable(
     for index, level in enumerate(rule.all_levels):
         # The measures of the first level have been requested already.
         if index or rule.per_variable is None:
-            stats.want(tuple(level.measures.values()), columns)
+            stats.request_sums(tuple(level.measures.values()), columns)
         measures = {
             name: stats.measure(formula, columns) for name, formula in level.measures.items()
         }
@@ -63,11 +61,12 @@ def per_variable(
             slot_values = {
                 key: number_of(slot) if device is None else slot for key, slot in slots.items()
             }
-        columns = _leveled(level, request, scalar_slots, columns, measures, slot_values, device)
-    return columns, _writes_of(slots, slot_values, columns.apply_flag) if slots else []
+        columns = _add_level(level, request, scalar_slots, columns, measures, slot_values, device)
+    new_values = [vectors.as_slot(slot_values[key], slot) for key, slot in slots.items()]
+    return columns, columns.write_calls(slots.values(), new_values)
 
 
-def _leveled(
+def _add_level(
     level: Level,
     request: StepRequest,
     scalar_slots: Sequence[Sequence[Tensor]],
@@ -89,7 +88,7 @@ def _leveled(
     names = [slot.name for slot in rule.measured_slots]
     scalars: dict[str, list[Any]] = {}
     dtypes = [compute_dtype(var.dtype) for var in variables]
-    for members in _in_turn(variables, dtypes):
+    for members in _members_by_dtype(variables, dtypes):
         dtype = dtypes[members[0]]
         arguments = _scalars_of_members(columns, measures, members, dtype, device)
         for position, name in enumerate(names):
@@ -109,9 +108,11 @@ def _leveled(
                 var_values = scalars.setdefault(name, [values[0]] * len(variables))
                 for member, number in zip(members, values, strict=True):
                     var_values[member] = number
-    separate = {**columns.separate}
-    separate |= {name: vectors.join_numbers(numbers, device) for name, numbers in scalars.items()}
-    return columns._replace(separate=separate)
+    by_variable = {**columns.by_variable}
+    by_variable |= {
+        name: vectors.join_numbers(numbers, device) for name, numbers in scalars.items()
+    }
+    return columns._replace(by_variable=by_variable)
 
 
 def _check_numbers(request: StepRequest, scalar_slots: Sequence[Sequence[Tensor]]) -> None:
@@ -145,31 +146,14 @@ def _scalars_of_members(
 ) -> dict[str, object]:
     """Return the scalars and measures of some variables of one dtype, by name."""
     scalars = vectors.rounded(columns.shared[dtype], dtype)
-    for name, values in columns.separate.items():
+    for name, values in columns.by_variable.items():
         scalars[name] = vectors.round_to(vectors.pick_members(values, members), dtype, device)
     return scalars | {
         name: vectors.pick_members(values, members) for name, values in measures.items()
     }
 
 
-def _writes_of(
-    slots: Mapping[int, Tensor], slot_values: Mapping[int, object], apply_flag: Any
-) -> list[Call]:
-    """Return the calls that write new values to scalar slots, unless the step is skipped.
-
-    Args:
-        slots, slot_values: The slots and their new values, both by the `id` of the slot.
-        apply_flag: A bool tensor, or None if the step is certainly taken.
-    """
-    new_values = [vectors.as_slot(slot_values[key], slot) for key, slot in slots.items()]
-    if apply_flag is not None:
-        pairs = zip(new_values, slots.values(), strict=True)
-        new_values = [torch.where(apply_flag, new_value, slot) for new_value, slot in pairs]
-    copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-    return [partial(copy, list(slots.values()), new_values)]
-
-
-def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
+def _members_by_dtype(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
     """Yield the indices of variables of one dtype; a repeated variable comes in later lists."""
     for round_members in in_rounds(variables):
         for dtype in dict.fromkeys(dtypes[index] for index in round_members):

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.array_types import Int64
 from thalweg._engines.protocol import (
     Call,
     Columns,
     Dtype,
-    Formulas,
-    Stages,
+    Reduction,
+    Reductions,
     StepRequest,
     WriteRound,
 )
-
-if TYPE_CHECKING:
-    from thalweg._base.rule_passes import Measure
 
 
 class Part(Protocol):
@@ -38,19 +35,7 @@ class Part(Protocol):
         """See `StepPlan`; return False if a gradient overlaps with memory in `bounds`, too."""
         ...
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]: ...
-
-    def compute_leaves(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> list[Float64]: ...
-
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]: ...
-
-    def max_abs(self) -> Float64: ...
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any: ...
 
     def make_calls(self, columns: Columns) -> list[Call]: ...
 
@@ -70,6 +55,8 @@ class CompositeStep:
     Attributes:
         parts: The parts of all rounds.
     """
+
+    device = None
 
     def __init__(self, request: StepRequest, rounds: Sequence[Parts]) -> None:
         self._count = len(request.variables)
@@ -93,50 +80,13 @@ class CompositeStep:
         self.release_gradients()
         return False
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """See `StepPlan`."""
-        sums = [np.zeros(self._count, np.float64) for _ in formulas]
-        for members, part in self.parts:
-            for total, part_sums in zip(
-                sums, part.compute_sums(formulas, stages, columns.of_members(members)), strict=True
-            ):
-                total[members] = part_sums
-        return sums
-
-    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
-        """See `StepPlan`."""
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `StepPlan`."""
-        leaves_by_variable = [np.empty((0, len(formulas)))] * self._count
-        for members, part in self.parts:
-            parts = part.compute_leaves(formulas, stages, columns.of_members(members))
-            for index, leaves in zip(members, parts, strict=True):
-                leaves_by_variable[index] = leaves
-        return leaves_by_variable
-
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
-        """See `StepPlan`."""
-        tensors_by_variable: list[list[Tensor]] = [[] for _ in range(self._count)]
-        for members, part in self.parts:
-            parts = part.compute_lines(measures, stages, columns.of_members(members))
-            for index, tensors in zip(members, parts, strict=True):
-                tensors_by_variable[index] = tensors
-        return tensors_by_variable
-
-    def max_abs(self) -> Float64:
-        """See `StepPlan`."""
-        largest = np.zeros(self._count, np.float64)
-        for members, part in self.parts:
-            largest[members] = part.max_abs()
-        return largest
-
-    def max_abs_on_device(self, is_checked: Tensor) -> None:
-        """See `StepPlan`."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """See `Reductions`."""
+        results = (
+            (members, part.reduce(reduction, columns.of_members(members)))
+            for members, part in self.parts
+        )
+        return reduction.gather(self._count, results)
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `StepPlan`."""
@@ -153,6 +103,33 @@ class CompositeStep:
         """See `StepPlan`."""
         for _, part in self.parts:
             part.release_gradients()
+
+
+class JoinedReductions:
+    """Reductions over the variables of several plans, one plan after the other.
+
+    Args:
+        parts: The reductions of each plan, and the number of its variables.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Reductions, int]]) -> None:
+        self._parts: list[tuple[Sequence[int], Reductions]] = []
+        self._count = 0
+        for part, count in parts:
+            self._parts.append((range(self._count, self._count + count), part))
+            self._count += count
+        devices = {part.device for part, _ in parts}
+        self.device = devices.pop() if len(devices) == 1 else None
+
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """Return sums or peaks; see `Reductions`."""
+        results = [
+            (members, part.reduce(reduction, columns.of_members(members)))
+            for members, part in self._parts
+        ]
+        if self.device is None:
+            return reduction.gather(self._count, results)
+        return torch.cat([result for _, result in results])
 
 
 def share_of(request: StepRequest, members: Sequence[int]) -> StepRequest:

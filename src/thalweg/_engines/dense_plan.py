@@ -15,14 +15,13 @@ from torch._C import DisableTorchFunctionSubclass
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
 from thalweg._engines import layout
-from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.array_types import Int64
 from thalweg._engines.formula_parser import Composed
 from thalweg._engines.metadata_guard import MetadataGuard
-from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest, WriteRound
+from thalweg._engines.protocol import Call, Columns, Formulas, Reduction, StepRequest, WriteRound
 from thalweg._engines.storage_guard import StorageGuard
 
 if TYPE_CHECKING:
-    from thalweg._base.rule_passes import Measure
     from thalweg._engines.row_major import RowMajorGroups
 
 
@@ -76,11 +75,13 @@ class Group(Protocol):
         members: Indices of these variables in the plan.
         has_all_variables: The group has all variables of the plan.
         bytes: The size of each gradient in bytes.
+        device: The device of sums and peaks, or None for the host.
     """
 
     members: list[int]
     has_all_variables: bool
     bytes: Int64
+    device: torch.device | None
 
     @property
     def measures_in_place(self) -> bool:
@@ -95,34 +96,8 @@ class Group(Protocol):
         """Set the addresses of this step's gradients, one per member."""
         ...
 
-    def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
-        """Return the sums of formulas over the elements of each member: (members, formulas)."""
-        ...
-
-    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor | None:
-        """Return `compute_sums` as a tensor on the members' device; None if that is the host."""
-        ...
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """Return the partial sums of each member that `compute_sums` adds: (leaves, formulas)."""
-        ...
-
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
-        """Return for each member its measures of rows, of columns or of the variable."""
-        ...
-
-    def max_abs(self) -> Float64:
-        """Return the largest magnitude of each member's gradient."""
-        ...
-
-    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
-        """Return `max_abs` on the members' device; None if that is the host.
-
-        Args:
-            is_checked: A bool tensor of shape () on the device. If it is False, the results are 0.
-        """
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """Return the results of a reduction for each member, on `device` or on the host."""
         ...
 
     def make_calls(self, columns: Columns) -> list[Call]:
@@ -341,22 +316,27 @@ class DensePlan:
             group.point_at(addresses[group.members])
         self._gradients, self.is_bound = gradients, True
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """See `StepPlan`."""
-        sums = np.zeros((len(self.variables), len(formulas)), np.float64)
-        for group in self._measured_groups(formulas):
-            sums[group.members] = group.compute_sums(formulas, stages, columns)
-        return list(sums.T)
+    @lazy
+    def device(self) -> torch.device | None:
+        """Device of sums and peaks; see `Reductions`."""
+        return self.groups[0].device if self.groups and len(set(self._devices)) == 1 else None
 
-    def sums_on_device(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Tensor] | None:
-        """See `StepPlan`."""
-        groups = self._measured_groups(formulas)
-        sums = self._collect(groups, lambda group: group.sums_on_device(formulas, stages, columns))
-        return None if sums is None else sums.unbind(1)
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """See `Reductions`."""
+        groups = self.groups
+        if reduction.kind in ("sums", "leaves"):
+            groups = self._row_major(groups, reduction.formulas)
+        results = [group.reduce(reduction, columns) for group in groups]
+        if self.device is None or reduction.kind in ("leaves", "measures"):
+            members = (group.members for group in groups)
+            return reduction.gather(len(self.variables), zip(members, results, strict=True))
+        if groups[0].has_all_variables:
+            return results[0]
+        # Variables without elements are in no group.
+        values = results[0].new_zeros(len(self.variables), *results[0].shape[1:])
+        for group, group_values in zip(groups, results, strict=True):
+            values.index_copy_(0, group.positions(), group_values)
+        return values
 
     @lazy
     def measures_in_place(self) -> bool:
@@ -370,61 +350,11 @@ class DensePlan:
             from thalweg._engines.row_major import RowMajorGroups
         return RowMajorGroups(self._request, self._make_group)
 
-    def _measured_groups(self, formulas: Formulas) -> Sequence[Group]:
+    def _row_major(self, groups: Sequence[Group], formulas: Formulas) -> Sequence[Group]:
         """Return groups whose memory has the elements that formulas read in row-major order."""
         if self.measures_in_place:
-            return self.groups
-        return self._row_major_groups.refresh(self.groups, self._gradients, formulas)
-
-    def _collect(
-        self, groups: Sequence[Group], compute_values: Callable[[Group], Tensor | None]
-    ) -> Tensor | None:
-        """Return the values of all variables, computed by groups on their common device, or None.
-
-        Variables without a group have 0. None: several devices, the host, or no elements.
-        """
-        if len(set(self._devices)) > 1 or not groups:
-            return None
-        values: Tensor | None = None
-        for group in groups:
-            group_values = compute_values(group)
-            if group_values is None or group.has_all_variables:
-                return group_values
-            if values is None:
-                values = group_values.new_zeros(len(self.variables), *group_values.shape[1:])
-            values.index_copy_(0, group.positions(), group_values)
-        return values
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `StepPlan`."""
-        leaves_by_variable = [np.empty((0, len(formulas)))] * len(self.variables)
-        for group in self._measured_groups(formulas):
-            parts = group.compute_leaves(formulas, stages, columns)
-            for index, leaves in zip(group.members, parts, strict=True):
-                leaves_by_variable[index] = leaves
-        return leaves_by_variable
-
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
-        """See `StepPlan`."""
-        tensors_by_variable: list[list[Tensor]] = [[] for _ in self.variables]
-        for group in self.groups:
-            parts = group.compute_lines(measures, stages, columns)
-            for index, tensors in zip(group.members, parts, strict=True):
-                tensors_by_variable[index] = tensors
-        return tensors_by_variable
-
-    def max_abs(self) -> Float64:
-        """See `StepPlan`."""
-        largest = np.zeros(len(self.variables), np.float64)
-        for group in self.groups:
-            largest[group.members] = group.max_abs()
-        return largest
-
-    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
-        """See `StepPlan`."""
-        return self._collect(self.groups, lambda group: group.max_abs_on_device(is_checked))
+            return groups
+        return self._row_major_groups.refresh(groups, self._gradients, formulas)
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return C functions without arguments that write all variables, slots and copies."""

@@ -90,11 +90,12 @@ class VariableDiagnostics:
     def _scalars(self, columns: Columns, index: int) -> dict[str, Any]:
         """Return the scalars by name; tensors stay on their device."""
         dtype = layout.compute_dtype(self._var.dtype)
-        separate = {name: vector[index] for name, vector in columns.separate.items()}
-        separate = {
-            n: x.to(self._kind) if isinstance(x, Tensor) else dtype(x) for n, x in separate.items()
+        by_variable = {name: vector[index] for name, vector in columns.by_variable.items()}
+        by_variable = {
+            n: x.to(self._kind) if isinstance(x, Tensor) else dtype(x)
+            for n, x in by_variable.items()
         }
-        return {**columns.shared[dtype], **separate}
+        return {**columns.shared[dtype], **by_variable}
 
     def _weight(self, is_pre_write: bool) -> Tensor:
         """Return the variable's elements in the compute dtype, with all bits of a split weight.

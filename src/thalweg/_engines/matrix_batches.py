@@ -217,10 +217,10 @@ class Batch:
         Raises:
             KeyError: The step has no such scalar.
         """
-        if name not in columns.separate:
+        if name not in columns.by_variable:
             shared_scalar = columns.shared[self.dtype][name]
             return shared_scalar if isinstance(shared_scalar, Tensor) else float(shared_scalar)
-        vector = columns.separate[name][[self.members[row] for row in rows]]
+        vector = columns.by_variable[name][[self.members[row] for row in rows]]
         ones = [1] * len(shape)
         kind = wide_dtype(self.device) if self.is_of_lines else self.kind  # as a number is
         if isinstance(vector, Tensor):
@@ -250,10 +250,10 @@ def empty_like_elements(var: Tensor) -> Tensor:
 
 def counts_of(columns: Columns, members: Sequence[int]) -> list[float]:
     """Return the step number of each of some variables."""
-    if COUNT not in columns.separate:
+    if COUNT not in columns.by_variable:
         scalars = next(iter(columns.shared.values()))
         return [float(scalars[COUNT])] * len(members)
-    counts: list[float] = columns.separate[COUNT][list(members)].tolist()
+    counts: list[float] = columns.by_variable[COUNT][list(members)].tolist()
     return counts
 
 
@@ -417,7 +417,7 @@ def _gather_inputs(
                 if name == RANDOM:
                     inputs[name] = _random_of(rule, stage, batch, rows, columns)
                     continue
-                scalars = {**columns.shared[batch.dtype], **columns.separate}
+                scalars = {**columns.shared[batch.dtype], **columns.by_variable}
                 if name in parameters.required:
                     pass_values = {**batch.pass_values, **batch.measured_values}
                     title = f"Stage {place_of(stage.function)}"
@@ -431,7 +431,7 @@ def _random_of(
 ) -> Any:
     """Return the random numbers of a stage for some variables, which have the same step number."""
     members = [batch.members[row] for row in rows]
-    numbers = columns.separate[NUMBER][members].tolist()
+    numbers = columns.by_variable[NUMBER][members].tolist()
     step = int(counts_of(columns, members)[0])
     return StageRandom(rule, stage, numbers, step, batch.device, batch.kind)
 

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg._base.rule_passes import Measure
 from thalweg._engines import layout
-from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.array_types import Int64
 from thalweg._engines.composite import Part, share_of
-from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest
+from thalweg._engines.protocol import Call, Columns, Reduction, StepRequest
 from thalweg._engines.reference import ReferencePart
 from thalweg._engines.torch_part import TorchPart
 from thalweg.indexed_slices import IndexedSlices, values_of
@@ -247,29 +246,10 @@ class OffloadedPart:
         for event in self._events:
             event.synchronize()
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """See `StepPlan`."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """See `Reductions`."""
         self._wait_for_rows()
-        return self._inner.compute_sums(formulas, stages, columns)
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `StepPlan`."""
-        self._wait_for_rows()
-        return self._inner.compute_leaves(formulas, stages, columns)
-
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
-        """See `StepPlan`."""
-        self._wait_for_rows()
-        return self._inner.compute_lines(measures, stages, columns)
-
-    def max_abs(self) -> Float64:
-        """See `StepPlan`."""
-        self._wait_for_rows()
-        return self._inner.max_abs()
+        return self._inner.reduce(reduction, columns)
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """See `Part`."""

@@ -6,8 +6,9 @@ computes reductions, and returns the writes as functions that cannot fail or be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,9 +19,6 @@ from thalweg._engines.engine_selection import Selection
 from thalweg._engines.random_bits import Place
 from thalweg.formula import Formula, Rule
 from thalweg.indexed_slices import IndexedSlices
-
-if TYPE_CHECKING:
-    from thalweg._base.rule_passes import Measure
 
 Gradient = Tensor | IndexedSlices
 Dtype = type[np.floating[Any]]
@@ -83,30 +81,45 @@ class Columns(NamedTuple):
 
     Attributes:
         shared: For each compute dtype the scalars of all its variables, by name.
-        separate: Scalars that differ between variables, by name: arrays over the variables of the
-            step, or tensors, if only a device knows them.
+        by_variable: Scalars that differ between variables, by name: arrays over the variables of
+            the step, or tensors, if only a device knows them.
         apply_flag: A bool tensor of shape () on that device, True if the step is applied; None if
             it is always applied.
     """
 
     shared: Mapping[Dtype, Scalars]
-    separate: Mapping[str, Any]
+    by_variable: Mapping[str, Any]
     apply_flag: Tensor | None = None
 
     def of_members(self, members: Sequence[int]) -> Columns:
         """Return the scalars of some of the variables."""
-        if not self.separate:
+        if not self.by_variable:
             return self
-        separate = {name: pick_members(vector, members) for name, vector in self.separate.items()}
-        return self._replace(separate=separate)
+        by_variable = {
+            name: pick_members(vector, members) for name, vector in self.by_variable.items()
+        }
+        return self._replace(by_variable=by_variable)
 
     def scalars_of(self, index: int, dtype: Dtype) -> Scalars:
         """Return the scalars of one variable with the compute dtype `dtype`, by name."""
         shared = self.shared[dtype]
-        if not self.separate:
+        if not self.by_variable:
             return shared
-        separate = {name: dtype(float(vector[index])) for name, vector in self.separate.items()}
-        return {**shared, **separate}
+        by_variable = {
+            name: dtype(float(vector[index])) for name, vector in self.by_variable.items()
+        }
+        return {**shared, **by_variable}
+
+    def write_calls(self, slots: Iterable[Tensor], values: Iterable[Tensor]) -> list[Call]:
+        """Return C functions that copy values to slots, if the step is applied."""
+        slots, values = list(slots), list(values)
+        if not slots:
+            return []
+        if self.apply_flag is not None:
+            pairs = zip(values, slots, strict=True)
+            values = [torch.where(self.apply_flag, value, slot) for value, slot in pairs]
+        copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        return [partial(copy, slots, values)]
 
 
 def pick_members(vector: Any, members: Sequence[int]) -> Any:
@@ -150,7 +163,83 @@ def formula_of_rows(rule: Rule, var: Tensor) -> Formula:
     return rule.update_sparse or rule.update
 
 
-class StepPlan(Protocol):
+class Reduction(NamedTuple):
+    """Reductions over the elements of each variable, computed in one sweep over memory.
+
+    A sum has the order of `reduction_order`; measures have that of `row_column_reductions`.
+
+    Attributes:
+        kind: The results, for n variables:
+            "sums": float64 of shape (n, formulas); an array, or a tensor on `Reductions.device`.
+            "leaves": for each variable the partial sums that "sums" adds up, an array of shape
+                (leaves, formulas); without leaves for a sparse gradient.
+            "measures": for each variable the tensors of its measures; see `reduce_lines`.
+            "peaks": the largest magnitude of each gradient before stages, NaN if it contains NaN;
+                float64 of shape (n,), as an array or a tensor like sums.
+        formulas: Functions of (variable, gradient, *slots), computed in float64; for "measures"
+            instances of `Measure`.
+        stages: Formulas that transform the gradient first, in the compute dtype.
+        is_checked: Optional, for peaks. A bool tensor of shape () on the device. If it is False,
+            the results are 0, and no gradient is read.
+    """
+
+    kind: Literal["sums", "leaves", "measures", "peaks"]
+    formulas: tuple[Any, ...] = ()
+    stages: Stages = ()
+    is_checked: Tensor | None = None
+
+    def gather(self, count: int, parts: Iterable[tuple[Sequence[int], Any]]) -> Any:
+        """Return the results of `count` variables, on the host.
+
+        Args:
+            count: The number of variables; those in no part have zeros, or no results.
+            parts: The indices of some of the variables, and their results.
+        """
+        if self.kind in ("sums", "peaks"):
+            shape = (count, len(self.formulas)) if self.kind == "sums" else count
+            numbers = np.zeros(shape, np.float64)
+            for members, result in parts:
+                numbers[members] = as_array(result)
+            return numbers
+        results: list[Any] = [np.empty((0, len(self.formulas)))] * count
+        if self.kind == "measures":
+            results = [[]] * count
+        for members, result in parts:
+            for index, var_result in zip(members, result, strict=True):
+                results[index] = var_result
+        return results
+
+
+def as_array(results: Any) -> Float64:
+    """Return sums or peaks on the host."""
+    return results.cpu().numpy() if isinstance(results, Tensor) else results
+
+
+PEAKS = Reduction("peaks")
+NO_COLUMNS = Columns({}, {})
+
+
+class Reductions(Protocol):
+    """Reductions over the variables and gradients of a step.
+
+    Attributes:
+        device: The device on which sums and peaks may stay, or None for the host.
+    """
+
+    @property
+    def device(self) -> torch.device | None: ...
+
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """Return the results of a reduction, without waiting for the device if they stay there.
+
+        Args:
+            reduction: The reduction.
+            columns: The scalars of its stages and formulas.
+        """
+        ...
+
+
+class StepPlan(Reductions, Protocol):
     """Plan of a step, bound to gradients.
 
     Attributes:
@@ -168,64 +257,6 @@ class StepPlan(Protocol):
         """Bind the plan to the gradients of a request; return False if anything else differs.
 
         Slots and titles are not compared: the caller passes those of the last request.
-        """
-        ...
-
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """Return for each formula its sums over the elements of each variable.
-
-        Args:
-            formulas: Functions of (variable, gradient, *slots), computed in float64.
-            stages: Formulas that transform the gradient first, in the compute dtype.
-            columns: The scalars of the stages.
-        """
-        ...
-
-    def sums_on_device(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Tensor] | None:
-        """Return the results of `compute_sums` as tensors, without waiting for the device.
-
-        Returns:
-            The sums, or None if the variables are on the host or on several devices.
-        """
-        ...
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """Return the partial sums that `compute_sums` adds up, of shape (leaves, formulas).
-
-        Returns:
-            An array for each variable; without leaves for a sparse gradient.
-        """
-        ...
-
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
-        """Return the measures of each variable; compute all of them in one sweep.
-
-        Args:
-            measures: Measures of rows, of columns or of the variable.
-            stages: Formulas that transform the gradient first, in the compute dtype.
-            columns: The scalars of the stages and the measures.
-
-        Returns:
-            For each variable the tensors of its measures; see `reduce_lines` for their shapes.
-        """
-        ...
-
-    def max_abs(self) -> Float64:
-        """Return the largest magnitude of each gradient before stages; NaN if it contains NaN."""
-        ...
-
-    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
-        """Return `max_abs` as a tensor of shape (n,) on the device of all variables, or None.
-
-        Args:
-            is_checked: A bool tensor of shape () on the device. If it is False, the results are 0,
-                and no gradient is read.
         """
         ...
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
+from thalweg._base.device_numbers import to_host
 from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Array, Float64, Int64
@@ -29,8 +30,8 @@ from thalweg._engines.protocol import (
     Call,
     Columns,
     Dtype,
-    Formulas,
     Gradient,
+    Reduction,
     Scalars,
     Stages,
     StepRequest,
@@ -252,37 +253,39 @@ class ReferencePart:
         """Return False: each step is planned from scratch."""
         return False
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """See `StepPlan`."""
-        if isinstance(self._staged_gradient, IndexedSlices):
-            grad, var = self._apply_stages(stages, columns), self._resume_at_copy
-            sums: list[Float64] = []
-            for formula in formulas:
-                source = var if formula is variable_squares else grad
-                leaves = _leaves_of_sum(formula, [source, source], {})
-                sums.append(combine_leaves(leaves, np.array([len(leaves)])))
-            return sums
-        (leaves,) = self.compute_leaves(formulas, stages, columns)
-        return list(combine_leaves(leaves, np.array([len(leaves)])).T)
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `StepPlan`."""
-        if isinstance(self._staged_gradient, IndexedSlices):
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """See `Reductions`."""
+        formulas, stages = reduction.formulas, reduction.stages
+        if reduction.kind == "peaks":
+            values = self._measured_values.detach()
+            is_empty = not values.numel()
+            return np.zeros(1) if is_empty else to_host(values.abs().max().reshape(1))
+        if reduction.kind == "measures":
+            return [self._reduce_lines(formulas, stages, columns)]
+        var = self._resume_at_copy
+        if not isinstance(self._staged_gradient, IndexedSlices):
+            scalars = columns.scalars_of(0, self._dtype)
+            tensors = [var, self._apply_stages(stages, columns), *self._slots]
+            flat = [layout.as_packed(tensor).reshape(-1) for tensor in tensors]
+            leaves = [_leaves_of_sum(formula, flat, scalars) for formula in formulas]
+            if reduction.kind == "leaves":
+                return [np.stack(leaves, axis=-1)]
+        elif reduction.kind == "leaves":
             return [np.empty((0, len(formulas)))]
-        scalars = columns.scalars_of(0, self._dtype)
-        tensors = [self._resume_at_copy, self._apply_stages(stages, columns), *self._slots]
-        flat = [layout.as_packed(tensor).reshape(-1) for tensor in tensors]
-        return [np.stack([_leaves_of_sum(formula, flat, scalars) for formula in formulas], axis=-1)]
+        else:
+            grad = self._apply_stages(stages, columns)
+            sources = [var if formula is variable_squares else grad for formula in formulas]
+            pairs = zip(formulas, sources, strict=True)
+            leaves = [_leaves_of_sum(formula, [source] * 2, {}) for formula, source in pairs]
+        return np.stack([combine_leaves(part, np.array([len(part)])) for part in leaves], axis=-1)
 
-    def compute_lines(
+    def _reduce_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
-        """See `StepPlan`."""
+    ) -> list[Tensor]:
+        """Return measures of rows, of columns or of the variable; [] without elements."""
         var, grad = self._tensors[0], cast("Tensor", self._staged_gradient)
         if not var.numel():
-            return [[]]
+            return []
         scalars = self._scalars_of(columns)
         staged_grad = transform(stages, grad, scalars, self._flush, torch_dtype(self._dtype))
         tensors = [self._resume_at_copy, staged_grad, *self._slots]
@@ -293,7 +296,7 @@ class ReferencePart:
                 values = _values_of(measure.function, tensors, scalars).expand(var.shape)
                 lines = reduce_lines(values.reshape(view), measure.over, measure.reduce)
                 line_tensors.append(lines)
-        return [line_tensors]
+        return line_tensors
 
     def _scalars_of(self, columns: Columns) -> dict[str, Any]:
         """Return the scalars of the variable and its vectors over rows and columns, by name."""
@@ -307,13 +310,6 @@ class ReferencePart:
             return grad
         scalars = columns.scalars_of(0, self._dtype)
         return transform(stages, grad, scalars, self._flush, torch_dtype(self._dtype))
-
-    def max_abs(self) -> Float64:
-        """See `StepPlan`."""
-        values = self._measured_values
-        if not values.numel():
-            return np.zeros(1)
-        return values.detach().abs().max().double().reshape(1).cpu().numpy()
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """Compute the new values, and return calls that copy them; [] if the step is not taken."""

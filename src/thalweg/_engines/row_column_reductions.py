@@ -69,7 +69,7 @@ class TileMeasures:
     """
 
     def __init__(
-        self, views: Sequence[View], measures: Sequence[Measure], device: torch.device
+        self, views: Sequence[View], measures: tuple[Measure, ...], device: torch.device
     ) -> None:
         self._measures = measures
         self._members_by_view: dict[View, list[int]] = {}

@@ -36,14 +36,16 @@ from thalweg._engines.matrix_batches import (
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
 from thalweg._engines.pass_updates import sweeps_of, updates_of
 from thalweg._engines.protocol import (
+    NO_COLUMNS,
     Call,
     Columns,
     Dtype,
     Formulas,
-    Stages,
+    Reduction,
     StepPlan,
     StepRequest,
     WriteRound,
+    as_array,
 )
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
@@ -69,6 +71,10 @@ class SlotUpdates(dict[int, tuple[Tensor, Tensor]]):
     def __init__(self) -> None:
         super().__init__()
         self.gathered_tensors: dict[Any, Any] = {}
+
+    def pairs(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the slots and their new values."""
+        return [slot for slot, _ in self.values()], [value for _, value in self.values()]
 
 
 class Matrices(Protocol):
@@ -310,18 +316,6 @@ def newest(slot: Tensor, updates: SlotUpdates) -> Tensor:
     return updates[id(slot)][1] if id(slot) in updates else slot.detach()
 
 
-def _slot_writes(updates: SlotUpdates, apply_flag: Tensor | None) -> list[Call]:
-    """Return the C functions without arguments that write the new values of slots."""
-    if not updates:
-        return []
-    old_tensors, new_tensors = zip(*updates.values(), strict=True)
-    if apply_flag is not None:
-        pairs = zip(new_tensors, old_tensors, strict=True)
-        new_tensors = [torch.where(apply_flag, new, old) for new, old in pairs]
-    copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-    return [partial(copy, list(old_tensors), list(new_tensors))]
-
-
 class StagedStep:
     """A `StepPlan` of a rule with passes, over variables that `check_step` accepts.
 
@@ -331,6 +325,10 @@ class StagedStep:
     Args:
         request: The step.
         plans: The planners of each pass and of the update.
+
+    Attributes:
+        stages: The transforms of gradients.
+        pass_plans, update_plan: The plans of the passes, in order, and of the update.
     """
 
     is_single = True
@@ -338,7 +336,7 @@ class StagedStep:
     def __init__(self, request: StepRequest, plans: Sequence[Plan]) -> None:
         self._rule = rule = request.rule
         self._variables, self._titles = list(request.variables), request.titles
-        self._stages, self._variable_numbers = request.stages, request.numbers
+        self.stages, self._variable_numbers = request.stages, request.numbers
         self._slot_layout: list[Any] | None = None
         for rule_pass in rule.passes:
             # Raises for an unsupported stage, even if torch would compute it.
@@ -358,13 +356,13 @@ class StagedStep:
         ]
         self._updates = updates_of(rule)
         *pass_pairs, (plan_update, update_rule) = zip(plans, self._updates, strict=False)
-        self._pass_plans = [
+        self.pass_plans = [
             plan(self._request_for(request, pass_rule)) for plan, pass_rule in pass_pairs
         ]
-        self._update_plan = plan_update(self._request_for(request, update_rule))
+        self.update_plan = plan_update(self._request_for(request, update_rule))
         # Replaced when the slots of small matrices are bound.
         self._mark_slots_written: Call = tuple
-        groups = _groups_of(self._update_plan) if request.short else []
+        groups = _groups_of(self.update_plan) if request.short else []
         self._short_groups = [
             (members, group) for members, group in groups if hasattr(group, "run_passes")
         ]
@@ -376,7 +374,7 @@ class StagedStep:
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
         """See `StepPlan`."""
-        return self._update_plan.dtypes
+        return self.update_plan.dtypes
 
     def _request_for(self, request: StepRequest, update: Rule) -> StepRequest:
         """Return the request for one pass or the update, with the values of passes as slots."""
@@ -387,11 +385,11 @@ class StagedStep:
 
     def try_rebind(self, request: StepRequest) -> bool:
         """See `StepPlan`."""
-        if request.rule is not self._rule or request.stages != self._stages:
+        if request.rule is not self._rule or request.stages != self.stages:
             return False
         if request.numbers != self._variable_numbers:
             return False
-        plans = zip((*self._pass_plans, self._update_plan), self._updates, strict=True)
+        plans = zip((*self.pass_plans, self.update_plan), self._updates, strict=True)
         return all(plan.try_rebind(self._request_for(request, update)) for plan, update in plans)
 
     def run_passes(self, columns: Columns, slots: Sequence[Sequence[Tensor]]) -> list[Call]:
@@ -409,12 +407,12 @@ class StagedStep:
             InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
         """
         self._check_slots(slots)
-        passes, updates = iter(self._pass_plans), SlotUpdates()
+        passes, updates = iter(self.pass_plans), SlotUpdates()
         self._numbers, sweeps = None, sweeps_of(self._rule)
         stage_columns = columns
         if self._variable_numbers:
-            separate = {**columns.separate, NUMBER: np.array(self._variable_numbers)}
-            stage_columns = columns._replace(separate=separate)
+            by_variable = {**columns.by_variable, NUMBER: np.array(self._variable_numbers)}
+            stage_columns = columns._replace(by_variable=by_variable)
         with no_grad():
             for members, group in self._short_groups:
                 group.run_passes(columns.of_members(members))
@@ -434,22 +432,7 @@ class StagedStep:
                 self._matrices.write_slots(slots, updates)
         calls = [self._mark_slots_written] if self._short_groups else list[Call]()
         calls += [call for _, group in self._short_groups for call in group.write_staged()]
-        return [*calls, *_slot_writes(updates, columns.apply_flag)]
-
-    @property
-    def update_plan(self) -> StepPlan:
-        """Return the plan of the update."""
-        return self._update_plan
-
-    @property
-    def pass_plans(self) -> Sequence[StepPlan]:
-        """Return the plans of the passes, in order."""
-        return self._pass_plans
-
-    @property
-    def stages(self) -> Stages:
-        """Return the transforms of gradients."""
-        return self._stages
+        return [*calls, *columns.write_calls(*updates.pairs())]
 
     @property
     def stage_scalars(self) -> tuple[str, ...]:
@@ -491,11 +474,12 @@ class StagedStep:
                     self._matrices.run_stage(entry, columns(), slots, updates)
                 elif status := run_pass(next(pass_indices)):
                     return status, []
-        return 0, _slot_writes(updates, None)
+        return 0, NO_COLUMNS.write_calls(*updates.pairs())
 
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
         """Compute measures in one sweep over memory, and store them in the matrices."""
-        lines = self._update_plan.compute_lines(measures, self._stages, columns)
+        reduction = Reduction("measures", measures, self.stages)
+        lines = self.update_plan.reduce(reduction, columns)
         for position, measure in enumerate(measures):
             values = [tensors[position] if tensors else _EMPTY for tensors in lines]
             self._matrices.give(measure.makes, values)
@@ -506,7 +490,7 @@ class StagedStep:
             return columns
         if self._numbers is None:
             self._numbers = self._matrices.numbers()
-        return columns._replace(separate={**columns.separate, **self._numbers})
+        return columns._replace(by_variable={**columns.by_variable, **self._numbers})
 
     def _check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Validate the `shaped_slots` unless they are unchanged, then bind small matrices."""
@@ -555,7 +539,7 @@ class StagedStep:
         try:
             rounds = list(plan.make_rounds(columns._replace(apply_flag=None)))
         except KeyError:
-            scalars = {**columns.shared[plan.dtypes[0]], **columns.separate}
+            scalars = {**columns.shared[plan.dtypes[0]], **columns.by_variable}
             check_given(
                 place_of(rule_pass.function),
                 trace_formula(rule_pass.function).scalars,
@@ -567,26 +551,48 @@ class StagedStep:
             for call in write_round.calls:
                 call()
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """See `StepPlan`."""
-        columns = self._with_numbers(columns)
-        line_formulas = self._line_formulas(formulas)
-        leaf_formulas = tuple(formula for formula in formulas if formula not in line_formulas)
+    @property
+    def device(self) -> torch.device | None:
+        """See `Reductions`."""
+        return self.update_plan.device
+
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """See `Reductions`.
+
+        Raises:
+            RuleError: Leaves of a measure of a rule over rows or columns, which has none.
+        """
+        if reduction.kind == "measures":
+            return self.update_plan.reduce(reduction, self._with_numbers(columns))
+        line_formulas = self._line_formulas(reduction.formulas)
+        if not line_formulas:
+            return self.update_plan.reduce(reduction, columns)
+        if reduction.kind == "leaves":
+            raise RuleError(
+                f"Rule {self._rule.name!r} has measures that may read values of rows or columns,"
+                " and cannot update variables that are sharded over ranks."
+            )
+        return self._sum_lines(reduction, line_formulas, self._with_numbers(columns))
+
+    def _sum_lines(
+        self, reduction: Reduction, line_formulas: tuple[Any, ...], columns: Columns
+    ) -> Float64:
+        """Return sums on the host, of which those of `line_formulas` are not sums of leaves."""
         totals: dict[Any, Float64] = {}
+        leaf_formulas = tuple(x for x in reduction.formulas if x not in line_formulas)
         if leaf_formulas:
-            sums = self._update_plan.compute_sums(leaf_formulas, stages, columns)
-            totals |= zip(leaf_formulas, sums, strict=True)
-        if line_formulas:
-            measures = tuple(map(_sum_measure, line_formulas))
-            lines = self._update_plan.compute_lines(measures, stages, columns)
-            for position, formula in enumerate(line_formulas):
-                values = [
-                    tensors[position].reshape(()) if tensors else _EMPTY.sum() for tensors in lines
-                ]
-                totals[formula] = np.array(list(map(to_host, values)), np.float64)
-        return [totals[formula] for formula in formulas]
+            sums = self.update_plan.reduce(reduction._replace(formulas=leaf_formulas), columns)
+            totals |= zip(leaf_formulas, as_array(sums).T, strict=True)
+        measures = tuple(map(_sum_measure, line_formulas))
+        lines = Reduction("measures", measures, reduction.stages)
+        tensors_by_variable = self.update_plan.reduce(lines, columns)
+        for position, formula in enumerate(line_formulas):
+            values = [
+                tensors[position].reshape(()) if tensors else _EMPTY.sum()
+                for tensors in tensors_by_variable
+            ]
+            totals[formula] = np.array(list(map(to_host, values)), np.float64)
+        return np.stack([totals[formula] for formula in reduction.formulas], axis=-1)
 
     def _line_formulas(self, formulas: Formulas) -> tuple[Any, ...]:
         """Return those of `formulas` that are the rule's own and may read rows and columns.
@@ -602,46 +608,11 @@ class StagedStep:
         }
         return tuple(formula for formula in formulas if formula in line_formulas)
 
-    def sums_on_device(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Tensor] | None:
-        """See `StepPlan`."""
-        if self._line_formulas(formulas):
-            return None
-        return self._update_plan.sums_on_device(formulas, stages, columns)
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """Return for each variable the sums of formulas over its leaves, (leaves, formulas) each.
-
-        Raises:
-            RuleError: A formula is a measure of a rule over rows or columns, which has no leaves.
-        """
-        if self._line_formulas(formulas):
-            raise RuleError(
-                f"Rule {self._rule.name!r} has measures that may read values of rows or columns,"
-                " and cannot update variables that are sharded over ranks."
-            )
-        return self._update_plan.compute_leaves(formulas, stages, columns)
-
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
-        """See `StepPlan`."""
-        return self._update_plan.compute_lines(measures, stages, self._with_numbers(columns))
-
-    def max_abs(self) -> Float64:
-        """See `StepPlan`."""
-        return self._update_plan.max_abs()
-
-    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
-        """See `StepPlan`."""
-        return self._update_plan.max_abs_on_device(is_checked)
-
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `StepPlan`."""
-        return self._update_plan.make_rounds(self._with_numbers(columns))
+        return self.update_plan.make_rounds(self._with_numbers(columns))
 
     def release_gradients(self) -> None:
         """See `StepPlan`."""
-        for plan in (*self._pass_plans, self._update_plan):
+        for plan in (*self.pass_plans, self.update_plan):
             plan.release_gradients()

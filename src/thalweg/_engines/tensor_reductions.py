@@ -8,9 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from thalweg._engines.array_types import Float64
-from thalweg._engines.cpu import reductions
+from thalweg._engines.cpu.reductions import max_abs, sums_of
 from thalweg._engines.layout import compute_dtype
-from thalweg._engines.protocol import Columns, Formulas, Stages
+from thalweg._engines.protocol import Columns, Reduction
 from thalweg.formula import variable_squares
 
 
@@ -30,32 +30,27 @@ class Tensors:
         self._gradients = gradients
         self._variables = variables
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """See `StepPlan`; formulas read the gradient alone, `variable_squares` the variable."""
-        if not stages:
-            return [
-                reductions.sums_of(
-                    formula, self._variables if formula is variable_squares else self._gradients
-                )
-                for formula in formulas
-            ]
-        sums = np.zeros((len(formulas), len(self._variables)))
-        for index, (grad, var) in enumerate(zip(self._gradients, self._variables, strict=True)):
-            dtype = compute_dtype(var.dtype)
-            scalars = columns.scalars_of(index, dtype)
-            sums[:, index] = np.concatenate(
-                reductions.sums_of_pair(formulas, grad, var, stages, scalars, dtype, self._flush)
-            )
-        return list(sums)
+    device = None
 
-    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
-        """See `StepPlan`."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
+        """Return sums or peaks on the host; see `Reductions`.
 
-    def max_abs(self) -> Float64:
-        """See `StepPlan`."""
-        return reductions.max_abs(self._gradients)
-
-    def max_abs_on_device(self, is_checked: Tensor) -> None:
-        """See `StepPlan`."""
+        Formulas read the gradient alone, `variable_squares` the variable.
+        """
+        formulas, stages = reduction.formulas, reduction.stages
+        if reduction.kind == "peaks":
+            return max_abs(self._gradients)
+        sums = np.zeros((len(self._variables), len(formulas)))
+        for place, formula in enumerate(formulas):
+            if formula is variable_squares:
+                sums[:, place] = sums_of(formula, self._variables)
+                continue
+            if not stages:
+                sums[:, place] = sums_of(formula, self._gradients)
+                continue
+            # Scalars of the stages may differ between variables.
+            for index, (grad, var) in enumerate(zip(self._gradients, self._variables, strict=True)):
+                dtype = compute_dtype(var.dtype)
+                stage_args = stages, columns.scalars_of(index, dtype), dtype, self._flush
+                sums[index, place] = sums_of(formula, [grad], *stage_args)[0]
+        return sums

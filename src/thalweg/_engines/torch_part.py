@@ -29,7 +29,7 @@ from thalweg._engines.low_precision_copies import resumed, saturated
 from thalweg._engines.protocol import (
     Call,
     Columns,
-    Formulas,
+    Reduction,
     Scalars,
     Stages,
     StepRequest,
@@ -145,7 +145,7 @@ class TorchPart:
         first = request.variables[members[0]]
         kind, scalars = self._kind(batch), dict(columns.shared[compute_dtype(first.dtype)])
         sizes = [request.variables[member].numel() for member in members]
-        for name, vector in columns.separate.items():
+        for name, vector in columns.by_variable.items():
             if not isinstance(vector, Tensor) and (vector[members] == vector[members[0]]).all():
                 scalars[name] = compute_dtype(first.dtype)(vector[members[0]])
                 continue
@@ -195,61 +195,57 @@ class TorchPart:
             slots.append(decode_tensor(codec, records, self._starts(batch)))
         return slots
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """See `StepPlan`."""
-        leaves = self.compute_leaves(formulas, stages, columns)
-        counts = np.array([len(rows) for rows in leaves])
-        return list(combine_leaves(np.concatenate(leaves), counts).T)
-
     @no_grad()
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `StepPlan`."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """See `Reductions`."""
+        if reduction.kind == "peaks":
+            return self._reduce_peaks()
+        if reduction.kind == "measures":
+            return self._reduce_lines(reduction, columns)
+        leaves = self._reduce_leaves(reduction, columns)
+        if reduction.kind == "leaves":
+            return leaves
+        return combine_leaves(np.concatenate(leaves), np.array([len(rows) for rows in leaves]))
+
+    def _values_of(
+        self, reduction: Reduction, columns: Columns, batch: Batch
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """Yield each formula or measure of a reduction with its values for the elements."""
+        scalars = self._scalars(batch, columns)
+        staged_grad = self._staged(batch, reduction.stages, scalars)
+        tensors = [self._starts(batch), staged_grad, *self._slots(batch)]
+        for entry in reduction.formulas:
+            formula = entry.function if reduction.kind == "measures" else entry
+            yield entry, values_of_measure(formula, tensors, scalars)
+
+    def _reduce_leaves(self, reduction: Reduction, columns: Columns) -> list[Float64]:
+        """Return the leaves of the sums of each variable, (leaves, formulas)."""
         values: list[list[Tensor]] = [[] for _ in self._request.variables]
         for batch in self._batches:
-            scalars = self._scalars(batch, columns)
-            tensors = [
-                self._starts(batch),
-                self._staged(batch, stages, scalars),
-                *self._slots(batch),
-            ]
-            for formula in formulas:
-                measured_values = values_of_measure(formula, tensors, scalars)
-                for member, part in zip(
-                    batch.members, self._split(batch, measured_values), strict=True
-                ):
+            for _, formula_values in self._values_of(reduction, columns, batch):
+                parts = self._split(batch, formula_values)
+                for member, part in zip(batch.members, parts, strict=True):
                     values[member].append(part.reshape(-1))
         flat = leaves_by_tensor([part for parts in values for part in parts])
         counts = [len(leaves) for leaves in flat]
         split = iter(np.split(to_host(torch.cat(flat)), np.cumsum(counts)[:-1]))
         return [np.stack([next(split) for _ in parts], axis=-1) for parts in values]
 
-    @no_grad()
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
-        """See `StepPlan`."""
+    def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
+        """Return the measures of each variable over rows, over columns or over all elements."""
         lines: list[list[Tensor]] = [[] for _ in self._request.variables]
         for batch in self._batches:
-            var = self._request.variables[batch.members[0]]
-            if not var.numel():
+            shape = self._request.variables[batch.members[0]].shape
+            if not shape.numel():
                 continue
-            scalars = self._scalars(batch, columns)
-            tensors = [
-                self._starts(batch),
-                self._staged(batch, stages, scalars),
-                *self._slots(batch),
-            ]
-            for measure in measures:
-                values = values_of_measure(measure.function, tensors, scalars)
-                parts = _reduce(values, view_of(var.shape), len(batch.members), measure)
+            for measure, values in self._values_of(reduction, columns, batch):
+                parts = _reduce(values, view_of(shape), len(batch.members), measure)
                 for member, part in zip(batch.members, parts, strict=True):
                     lines[member].append(part)
         return lines
 
-    def max_abs(self) -> Float64:
-        """See `StepPlan`."""
+    def _reduce_peaks(self) -> Float64:
+        """Return the largest magnitude of each gradient."""
         largest = np.zeros(len(self._request.variables))
         grads = {
             index: self._gradient(index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -15,8 +15,7 @@ from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.protocol import (
     Call,
     Columns,
-    Formulas,
-    Stages,
+    Reduction,
     StepRequest,
 )
 from thalweg._engines.reduction_order import combine_leaves
@@ -45,24 +44,22 @@ class TorchRows(TorchPart):
         return False
 
     @no_grad()
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """See `StepPlan`."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """See `Reductions`; rows of sparse gradients have no leaves."""
+        if reduction.kind == "leaves":
+            return [np.empty((0, len(reduction.formulas)))]
+        if reduction.kind != "sums":
+            return super().reduce(reduction, columns)
         (batch,) = self._batches
-        grad = self._staged(batch, stages, self._scalars(batch, columns))
+        grad = self._staged(batch, reduction.stages, self._scalars(batch, columns))
         sums: list[Float64] = []
-        for formula in formulas:
+        for formula in reduction.formulas:
             source = self._starts(batch) if formula is variable_squares else grad
             (leaves,) = leaves_by_tensor(
                 [values_of_measure(formula, [source, source], {}).reshape(-1)]
             )
             sums.append(combine_leaves(to_host(leaves), np.array([len(leaves)])))
-        return sums
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `StepPlan`."""
-        return [np.empty((0, len(formulas)))]
+        return np.stack(sums, axis=-1)
 
     def _update(self, batch: Batch, columns: Columns) -> list[Call]:
         """Return calls that copy the new rows of variable, slots and copy."""

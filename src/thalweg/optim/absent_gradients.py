@@ -16,9 +16,9 @@ from torch import Tensor
 from thalweg._base.context_managers import no_grad, writable
 from thalweg._core.atomic_section import run
 from thalweg._core.replay import ERRORS, may_hold_lock
-from thalweg._core.step import plan
+from thalweg._core.step import keep_plan, plan_step
 from thalweg.optim.scalars_in_call import are_numbers_in_call
-from thalweg.optim.step_adapter import RepeatedSubStep
+from thalweg.optim.step_adapter import TorchStepAdapter
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep |
         return None
     try:
         with writable():
-            substeps = _plan_rules(optimizer, absent)
+            adapters = _plan_rules(optimizer, absent)
     except ERRORS:  # which a careful step reports, if it comes to that
         return None
-    return kind.of(optimizer, substeps, absent) if substeps else None
+    return kind.of(optimizer, adapters, absent) if adapters else None
 
 
 def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
@@ -71,35 +71,32 @@ def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
     }
 
 
-def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[RepeatedSubStep]:
+def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStepAdapter]:
     """Plan a step over all parameters that have a gradient or a stand-in.
 
     Returns:
-        The plan of each rule; empty if one of them has to make state first.
+        The adapter of each rule; empty if one of them has to make state first.
     """
     shares = optimizer._shares(absent)
     parts = optimizer.step_cache.parts
     steps = [optimizer._sub_step(rule, share, parts) for rule, share in shares.items()]
-    if not all(are_numbers_in_call(part) for _, part, _ in steps):
+    if not all(are_numbers_in_call(hooks.part) for hooks, _ in steps):
         return ()
-    if not optimizer._supports_step(steps):
+    if any(rule.passes or rule.is_whole for rule in shares) or not optimizer._supports_step(steps):
         return ()
-    substeps: list[RepeatedSubStep] = []
-    for share, part, hooks in steps:
-        transforms = gradient_transforms(
-            optimizer.step_options,
-            optimizer.unscaling(),
-            len(share.pairs),
-            GradientReport(),
-            is_torchs=True,
-        )
+    for hooks, given_pairs in steps:
+        arguments = optimizer.unscaling(), len(given_pairs), GradientReport()
+        transforms = gradient_transforms(optimizer.step_options, *arguments, is_torchs=True)
         with no_grad():
-            pairs, copies = hooks.aim(share.pairs)
-        is_planned = plan(hooks, part.plans, pairs, transforms, copies)
-        if not is_planned or not part.publishes_numbers_only:
+            pairs, copies = hooks.aim(given_pairs)
+        part, plan = hooks.part, plan_step(hooks, hooks.part.plans, pairs, transforms, copies)
+        if plan is None:
+            return ()
+        plan.ready.release_gradients()
+        keep_plan(part.plans, plan)
+        if not plan.ready.is_single or not part.publishes_numbers_only:
             return ()
         run(part.publishing())
         hooks.settle()
         hooks.detach()
-        substeps.append(RepeatedSubStep(part, hooks, share.places))
-    return substeps
+    return [hooks for hooks, _ in steps]

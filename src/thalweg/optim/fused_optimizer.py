@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 
 from thalweg._base.context_managers import enable_grad, host_allocations, no_grad
 from thalweg._base.execution_context import replicas
-from thalweg._base.lazy import lazy
 from thalweg._base.locks import Guard, importing
 from thalweg._base.showing import Describing, show_value
 from thalweg._base.tracing import untraced, without_dynamo
@@ -68,7 +67,7 @@ from thalweg.optim.param_state import ParamState
 from thalweg.optim.profiler_hooks import has_hooks
 from thalweg.optim.signatures import OfConstructor
 from thalweg.optim.state_mismatch import of_options, of_strange, told
-from thalweg.optim.step_adapter import ParamGroupAdapter, RepeatedSubStep
+from thalweg.optim.step_adapter import ParamGroupAdapter
 from thalweg.optim.step_options import (
     FOUND_INF,
     KEYWORDS,
@@ -86,7 +85,6 @@ if TYPE_CHECKING:
     from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
     from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
     from thalweg.optim.flat_gradients import FlatGradients
-    from thalweg.optim.global_norm import CommonNorm
     from thalweg.optim.replay import ReplayedStep
 
 _NOT_IN_GRAPHS = (
@@ -171,7 +169,7 @@ class StepCache:
         # The part that updated all groups in the last step, with the group of each parameter.
         self.rebind_target: tuple[ParamState, list[int]] | None = None
         self.replay: ReplayedStep | None = None
-        self.due_substeps: Sequence[RepeatedSubStep] = ()  # the next replay is planned from these
+        self.due_adapters: Sequence[ParamGroupAdapter] = ()  # the next replay is planned from these
         self.changes = SetChanges()
         self.diagnosing: Diagnosing | None = None
         self.watch: StepWatch | None = None  # set in a measured step
@@ -203,31 +201,24 @@ class StepCache:
         self.settle()
         if self.replay is not None:
             self.changes.note_end(self.replay.taken)
-        self.replay, self.due_substeps = None, ()
+        self.replay, self.due_adapters = None, ()
 
-    def _is_replayed(self, shares: Sequence[RepeatedSubStep]) -> bool:
-        """Return True if `replay` repeats exactly the plans that these sub-steps ran last."""
-        plans = [] if self.replay is None else [substep.plan for substep in self.replay.shares]
-        current_plans = [substep.part.plans.last for substep in shares]
+    def _is_replayed(self, adapters: Sequence[ParamGroupAdapter]) -> bool:
+        """Return True if `replay` repeats exactly the plans that `adapters` ran last."""
+        plans = [] if self.replay is None else [share.plan for share in self.replay.shares]
+        current_plans = [adapter.part.plans.last for adapter in adapters]
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 
-    def note_repeated(self, *shares: RepeatedSubStep) -> None:
-        """Record the sub-steps of a repeated step: the next one may be replayed."""
-        if self.watch is not None and self._is_replayed(shares):
+    def note_repeated(self, *adapters: ParamGroupAdapter) -> None:
+        """Record the adapters of a repeated step: the next one may be replayed."""
+        if self.watch is not None and self._is_replayed(adapters):
             # The measured step was an exception; the next one can be replayed.
             return
         self.forget_replay()
-        if shares[0].part.plans.count_repeated():
-            for _, hooks, _ in shares:
-                hooks.detach()
-            self.due_substeps = shares
-
-    @lazy
-    def norm(self) -> CommonNorm:
-        """Common norm of the gradients of several rules."""
-        with importing:
-            from thalweg.optim.global_norm import CommonNorm
-        return CommonNorm()
+        if adapters[0].part.plans.count_repeated():
+            for adapter in adapters:
+                adapter.detach()
+            self.due_adapters = adapters
 
 
 class FusedOptimizer(GradScalerMixin):
@@ -700,7 +691,7 @@ class FusedOptimizer(GradScalerMixin):
                 from thalweg.optim.step_in_backward import apply_fetched
             apply_fetched(self)
         with cache._lock:
-            may_replay = closure is not None or bool(cache.due_substeps) or cache.changes.needs_plan
+            may_replay = closure is not None or bool(cache.due_adapters) or cache.changes.needs_plan
             if may_replay and self.step_options.accumulate == 1 and self._try_replay():
                 return loss
             cache.settle()
@@ -812,14 +803,14 @@ class FusedOptimizer(GradScalerMixin):
     def _try_replay(self, has_sums: bool = False) -> bool:
         """Plan the replay if due, and replay the step in one call; return False if impossible."""
         cache = self.step_cache
-        if cache.due_substeps or cache.changes.needs_plan:
-            substeps, cache.due_substeps = cache.due_substeps, ()
+        if cache.due_adapters or cache.changes.needs_plan:
+            adapters, cache.due_adapters = cache.due_adapters, ()
             with importing:
                 from thalweg.optim.replay import ReplayedStep
             kind = ReplayedStep if cache.diagnosing is None else cache.diagnosing.replay_class()
             replay = self._plan_with_absent(kind) if cache.changes.needs_plan else None
             cache.changes.needs_plan = False
-            cache.replay = kind.of(self, substeps) if replay is None and substeps else replay
+            cache.replay = kind.of(self, adapters) if replay is None and adapters else replay
         return cache.replay is not None and cache.replay.take(self, has_sums)
 
     def is_torchs_group(self, group: Group) -> bool:
@@ -869,7 +860,7 @@ class FusedOptimizer(GradScalerMixin):
         raise_first(outcome.errors)
         if outcome.taken is False:
             return True
-        cache.note_repeated(RepeatedSubStep(part, hooks, places))
+        cache.note_repeated(hooks)
         return True
 
     def _rules(self) -> set[Rule]:

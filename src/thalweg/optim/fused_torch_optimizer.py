@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
@@ -16,16 +17,17 @@ from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import without_dynamo
 from thalweg._core.atomic_section import run
-from thalweg._core.commit import WriteBatch, raise_first
+from thalweg._core.commit import WriteBatch, note_not_applied, raise_first
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.update_targets import MASTER
 from thalweg._core.options.wrappers import Wrapper
 from thalweg._core.param_groups import Group, parameter_names, params_of
+from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.sparse_gradients import is_sparse
-from thalweg._core.step import run_step, skip_step, try_rebind
+from thalweg._core.step import execute_plan, plan_step, rebind_plan, run_step, skip_step
 from thalweg._engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
@@ -45,7 +47,7 @@ from thalweg.optim.state_mismatch import (
     state_mismatches,
     sum_spec,
 )
-from thalweg.optim.step_adapter import RepeatedSubStep, TorchStepAdapter, UpdatePairs
+from thalweg.optim.step_adapter import TorchStepAdapter, UpdatePairs
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
@@ -61,12 +63,14 @@ class _Share(NamedTuple):
     places: list[int]
 
 
-class _SubStep(NamedTuple):
-    """Update of one rule in a step: its share, state and adapter."""
+# Adapter of one rule, and gradients with the parameters that the rule updates.
+_SubStep = tuple[TorchStepAdapter, list[tuple[Tensor, Tensor]]]
+# Plan of a sub-step, bound to its gradients, if it has one; and whether it is the last one.
+_Bound = tuple[CachedPlan | None, bool]
 
-    share: _Share
-    part: ParamState
-    hooks: TorchStepAdapter
+
+class _LeftToTorch(Exception):
+    """Raised before anything is written if the engines do not support a step."""
 
 
 class FusedTorchOptimizer(FusedOptimizer):
@@ -278,35 +282,22 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Take the sub-steps of all rules as one step, or leave the step to torch."""
         if not self._supports_step(steps):
             return self._step_of_torch()
-        with no_grad():
-            update_pairs = [substep.hooks.aim(substep.share.pairs) for substep in steps]
+        report, options = GradientReport(), self.step_options
         # The last sub-step commits the writes of all others.
-        report, final, options = GradientReport(), steps[-1], self.step_options
-        ending = (
+        steps[-1][0].ending = (
             self._end_calls(report) if single_param is None else self._end_calls_of(single_param)
         )
-        final.hooks.ending = ending
         make_transforms = partial(
             gradient_transforms, options, self.unscaling(), grad_report=report, is_torchs=True
         )
-        if len(steps) > 1 and options.base_transforms.has_global_norm:
-            pairs = [pairs for pairs, _ in update_pairs]
-            all_pairs = list(zip([substep.hooks for substep in steps], pairs, strict=True))
-            if not self.step_cache.norm.try_rebind(all_pairs) and not self._supports_shares(steps):
-                return self._step_of_torch()
-            transforms = make_transforms(sum(len(substep.share.pairs) for substep in steps))
-            with no_grad():
-                factor, decision = self.step_cache.norm.clip_factor(all_pairs, transforms)
-            if not decision.apply_flag:
-                return raise_first(skip_step(decision.calls, final.hooks.begun))
-            final.hooks.ending = [*ending, *decision.calls]
-            make_transforms = partial(make_transforms, factor=factor)
-        outcome = self._write(steps, update_pairs, make_transforms)
+        outcome = None
+        with suppress(_LeftToTorch):
+            outcome = self._write(steps, make_transforms)
         if outcome is None:
             return self._step_of_torch()
         errors, was_rebound, takes_step = outcome
-        for substep in steps if takes_step else ():
-            substep.hooks.settle()
+        for hooks, _ in steps if takes_step else ():
+            hooks.settle()
         raise_first(errors)
         if takes_step and single_param is None:
             self._note_taken(steps, was_rebound)
@@ -315,24 +306,20 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
         """Record a step that was taken, so that it may be repeated or rebound."""
         if len(steps) == 1:
-            self._keep_rebind_target(steps[0].part, steps[0].share.places)
+            hooks = steps[0][0]
+            self._keep_rebind_target(hooks.part, hooks.places)
         if was_rebound:
-            self.step_cache.note_repeated(
-                *(RepeatedSubStep(part, hooks, share.places) for share, part, hooks in steps)
-            )
+            self.step_cache.note_repeated(*(hooks for hooks, _ in steps))
         else:
             trainable = sum(param.requires_grad for param in params_of(self.param_groups))
-            gradients = sum(len(substep.share.pairs) for substep in steps)
+            gradients = sum(len(pairs) for _, pairs in steps)
             self.step_cache.changes.note_planned(gradients, trainable)
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
         """Return the sub-step of a rule over a share of parameters."""
         part = self.part_of(rule, share.places[0], parts)
-        return _SubStep(
-            share,
-            part,
-            TorchStepAdapter(self, part, [param for _, param in share.pairs], share.places),
-        )
+        params = [param for _, param in share.pairs]
+        return TorchStepAdapter(self, part, params, share.places), share.pairs
 
     def part_of(self, rule: Rule, place: int, parts: dict[Rule, ParamState]) -> ParamState:
         """Return the state of a rule for the class of a group; create it in `parts` if missing."""
@@ -348,57 +335,82 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def _supports_step(self, steps: Sequence[_SubStep]) -> bool:
         """Return True if the engines support the whole step."""
-        new_substeps = [substep for substep in steps if not substep.hooks.repeats]
-        if not new_substeps:
+        new_steps = [step for step in steps if not step[0].repeats]
+        if not new_steps:
             return True
-        return self._supports_shares(new_substeps) and not self._shares_counts(steps)
-
-    def _supports_shares(self, steps: Sequence[_SubStep]) -> bool:
-        """Return True if the engines support the share of each sub-step."""
-        return all(self._supports_share(substep.share) for substep in steps)
+        return all(map(self._supports_sub_step, new_steps)) and not self._shares_counts(steps)
 
     def _write(
-        self,
-        steps: Sequence[_SubStep],
-        update_pairs: Sequence[UpdatePairs],
-        make_transforms: Callable[[int], GradientTransforms],
-    ) -> tuple[list[BaseException], bool, bool] | None:
+        self, steps: Sequence[_SubStep], make_transforms: Callable[..., GradientTransforms]
+    ) -> tuple[list[BaseException], bool, bool]:
         """Execute the sub-steps; several of them commit together.
 
         Returns: (errors raised after the writes, True if the last step was repeated with new
-        gradients, True if the step was taken); None, and nothing written, if torch must take the
-        step.
+        gradients, True if the step was taken).
+
+        Raises:
+            _LeftToTorch: Torch must take the step; nothing was written.
         """
-        batch = WriteBatch() if len(steps) > 1 else None
-        errors: list[BaseException] = []
-        was_rebound = takes_step = True
+        with no_grad():
+            targets = [hooks.aim(pairs) for hooks, pairs in steps]
+        adapters, batch = [hooks for hooks, _ in steps], WriteBatch()
+        for hooks in adapters if len(steps) > 1 else ():
+            hooks.gathered, hooks.begun = batch, batch.begun
+        transforms = [make_transforms(len(pairs)) for pairs, _ in targets]
+        # Each sub-step is bound after the one before has run, except for a common norm.
+        bound: Iterable[_Bound] = map(self._bind, steps, targets, transforms)
         try:
-            for substep, (pairs, copies) in zip(steps, update_pairs, strict=True):
-                hooks, plans = substep.hooks, substep.part.plans
-                transforms = make_transforms(len(pairs))
-                if batch is not None:
-                    hooks.gathered, hooks.begun = batch, batch.begun
-                outcome = None
-                if self._may_repeat(substep.part, [grad for grad, _ in pairs]):
-                    outcome = try_rebind(hooks, plans, pairs, transforms, copies)
-                if outcome is None:
-                    was_rebound = False
-                    # A step that is not the one before is looked at as a first one is.
-                    if hooks.repeats and not self._supports_share(substep.share):
-                        return None
-                    outcome = run_step(hooks, plans, pairs, transforms, copies, may_rebind=False)
-                errors += outcome.errors
-                takes_step = takes_step and outcome.taken is not False
-            if batch is not None:
-                shared = (substep.hooks.sharing for substep in steps)
-                if (sharing := next(filter(None, shared), None)) is not None:
-                    sharing.begin_writing()
-                with writable():
-                    errors += batch.write_all()
-            return errors, was_rebound, takes_step
+            with note_not_applied(adapters[-1].begun), writable():
+                if adapters[-1].gathered is not None and self._has_common_norm():
+                    bound = list(bound)
+                    all_transforms = make_transforms(sum(len(pairs) for pairs, _ in targets))
+                    with importing:
+                        from thalweg.optim.global_norm import clip_factor
+                    factor, decision = clip_factor(adapters, targets, bound, all_transforms)
+                    if not decision.apply_flag:
+                        return skip_step(decision.calls, batch.begun), False, False
+                    adapters[-1].ending = [*adapters[-1].ending, *decision.calls]
+                    transforms = [make_transforms(len(x), factor=factor) for x, _ in targets]
+                    if any(hooks.part.rule.calls_users for hooks in adapters):
+                        # A function of one rule may move tensors of another.
+                        batch.release_gradients()
+                        bound = map(self._bind, steps, targets, transforms)
+                outcome = _run_all(adapters, targets, transforms, bound)
+                if adapters[-1].gathered is not None:
+                    for sharing in [hooks.sharing for hooks in adapters if hooks.sharing][:1]:
+                        sharing.begin_writing()
+                    outcome[0].extend(batch.write_all())
+                return outcome
         finally:
-            if batch is not None:
-                batch.release_gradients()
+            batch.release_gradients()
+
+    def _has_common_norm(self) -> bool:
+        """Return True if gradients of several rules are clipped, or judged, together."""
+        options = self.step_options
+        return options.base_transforms.global_clipnorm is not None or options.judges
+
+    def _bind(self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms) -> _Bound:
+        """Return the plan of a sub-step, and whether it is the last one.
+
+        Returns:
+            The plan, bound to the gradients, or None if `run_step` has to plan the sub-step.
+
+        Raises:
+            _LeftToTorch: The engines do not support it; nothing was written.
+        """
+        (hooks, _), (pairs, copies) = step, target
+        plan_args = hooks, hooks.part.plans, pairs, transforms, copies
+        may_repeat = self._may_repeat(hooks.part, [grad for grad, _ in pairs])
+        plan = rebind_plan(*plan_args) if may_repeat else None
+        was_rebound = plan is not None
+        if plan is None:
+            # A step that is not the one before is validated as a first one is.
+            if hooks.repeats and not self._supports_sub_step(step):
+                raise _LeftToTorch
+            plan = plan_step(*plan_args)
+        if plan is not None and hooks.gathered is not None:
+            hooks.gathered.hold(plan.ready)
+        return plan, was_rebound
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
         """Return a replayable step in which gradients may be absent, or None."""
@@ -436,7 +448,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return True if gradients may be bound to the last plan: all dense, or equal options.
 
         The options of groups decide about sparse gradients; plans check everything else that
-        `_supports_share` does.
+        `_supports_sub_step` does.
         """
         return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
@@ -486,14 +498,15 @@ class FusedTorchOptimizer(FusedOptimizer):
             for param in params
         )
 
-    def _supports_share(self, share: _Share) -> bool:
-        """Return True if the engines support the gradients and parameters of a share.
+    def _supports_sub_step(self, step: _SubStep) -> bool:
+        """Return True if the engines support a sub-step.
 
         Raises:
             RuntimeError: The class rejects sparse, or dense, gradients.
         """
+        hooks, pairs = step
         options = self.step_options
-        for (grad, param), place in zip(*share, strict=True):
+        for (grad, param), place in zip(pairs, hooks.places, strict=True):
             group, has_rows = self.param_groups[place], grad.layout != torch.strided
             kind = self._kind_of(group)
             if refusal := kind._sparse if has_rows else kind._dense:
@@ -506,13 +519,13 @@ class FusedTorchOptimizer(FusedOptimizer):
                 return False
         wide = options.kinds.masters and self.step_cache.sums is not None
         is_offloaded = options.kinds.device is not None
-        (_, first), place = share.pairs[0], share.places[0]
+        (_, first), place = pairs[0], hooks.places[0]
         rule = options.rule(self.base_rule(self.param_groups[place], first))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         coded = {slot.name for slot in rule.element_slots if slot.storage}
         # Torch's step reads values, which tensors of the meta device do not have.
         anywhere = is_offloaded or first.is_meta or self._has_no_torch_step()
-        return engines_support(share.pairs, self.state, names, wide, anywhere, coded)
+        return engines_support(pairs, self.state, names, wide, anywhere, coded)
 
     def _has_no_torch_step(self) -> bool:
         """Return True if the engines take the step on every device, because torch has no step."""
@@ -532,8 +545,8 @@ class FusedTorchOptimizer(FusedOptimizer):
 
         Raise NotImplementedError if options then need more than torch does.
         """
-        scalars = {slot.name for substep in steps for slot in substep.part.rule.scalar_slots}
-        params = [param for substep in steps for _, param in substep.share.pairs]
+        scalars = {slot.name for hooks, _ in steps for slot in hooks.part.rule.scalar_slots}
+        params = [param for _, pairs in steps for _, param in pairs]
         shared_scalar = find_shared_scalar(params, self.state, {STEP, *scalars})
         if shared_scalar is not None and self.step_options:
             first_name, second_name = parameter_names(self.param_groups, shared_scalar[1])
@@ -809,3 +822,25 @@ class FusedTorchOptimizer(FusedOptimizer):
         with importing:
             from thalweg.optim.torch_fallback import check_memories
         check_memories(self)
+
+
+def _run_all(
+    adapters: Sequence[TorchStepAdapter],
+    targets: Sequence[UpdatePairs],
+    transforms: Sequence[GradientTransforms],
+    bound: Iterable[_Bound],
+) -> tuple[list[BaseException], bool, bool]:
+    """Execute sub-steps by their plans; return as `FusedTorchOptimizer._write`."""
+    errors: list[BaseException] = []
+    was_rebound = takes_step = True
+    rows = zip(adapters, targets, transforms, bound, strict=True)
+    for hooks, (pairs, copies), rule_transforms, (plan, is_last) in rows:
+        plans = hooks.part.plans
+        if plan is None:
+            outcome = run_step(hooks, plans, pairs, rule_transforms, copies, may_rebind=False)
+        else:
+            outcome = execute_plan(hooks, plans, plan, rule_transforms)
+        errors += outcome.errors
+        was_rebound = was_rebound and is_last
+        takes_step = takes_step and outcome.taken is not False
+    return errors, was_rebound, takes_step

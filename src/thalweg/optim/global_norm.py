@@ -1,4 +1,4 @@
-"""Global gradient norm over several rules."""
+"""Global gradient norm over several rules, measured by their plans before the first update."""
 
 from __future__ import annotations
 
@@ -7,103 +7,52 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg import _engines
+from thalweg._base.context_managers import no_grad
 from thalweg._core.clip_factor import Factor
-from thalweg._core.gradient_stats import known_of
-from thalweg._core.gradient_transforms import Decision, GradientTransforms, Measures
-from thalweg._engines import Dispatcher, layout
-from thalweg._engines.protocol import StepPlan, StepRequest
+from thalweg._core.gradient_stats import GradientStats
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
+from thalweg._core.plan_cache import CachedPlan
+from thalweg._engines.composite import JoinedReductions
+from thalweg._engines.protocol import Reductions
+from thalweg._engines.tensor_reductions import Tensors
 from thalweg.indexed_slices import values_of
-from thalweg.optim.step_adapter import ParamGroupAdapter
-from thalweg.rules import torch as rules
-
-Share = tuple[
-    ParamGroupAdapter, list[tuple[Any, Tensor]]
-]  # what a rule updates, by which gradients
+from thalweg.optim.step_adapter import ParamGroupAdapter, UpdatePairs
 
 
-class CommonNorm:
-    """Norm of all gradients of a step, measured before the first rule's update."""
+@no_grad()
+def clip_factor(
+    adapters: Sequence[ParamGroupAdapter],
+    targets: Sequence[UpdatePairs],
+    bound: Sequence[tuple[CachedPlan | None, bool]],
+    transforms: GradientTransforms,
+) -> tuple[Factor, Decision]:
+    """Return the factor that clips all gradients of a step, and whether the step is taken.
 
-    def __init__(self) -> None:
-        self._gate = Dispatcher()
-        self._ready: StepPlan | None = None
-
-    def try_rebind(self, shares: Sequence[Share]) -> bool:
-        """Return True if the last measurement fits the present gradients; bind it to them.
-
-        Otherwise the measurement is dropped.
-        """
-        pairs = [pair for _, grads_and_vars in shares for pair in grads_and_vars]
-        request = _make_request(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
-        if self._ready is not None and not self._ready.try_rebind(_norm_request(shares, request)):
-            self._ready = None
-        return self._ready is not None
-
-    def clip_factor(
-        self, shares: Sequence[Share], transforms: GradientTransforms
-    ) -> tuple[Factor, Decision]:
-        """Return (factor that clips all gradients by their common norm, decision to take the step).
-
-        Args:
-            shares: The shares that `try_rebind` was given.
-            transforms: The transforms of all gradients; `watch` receives the statistics.
-
-        Raises:
-            Exception: Any error of a step that cannot be taken as a whole.
-        """
-        variables = [var for _, grads_and_vars in shares for _, var in grads_and_vars]
-        measures: Any = self._ready
-        if measures is None:
-            measures, variables = self._measure_anew(shares, transforms)
-        sharing = _sharer_of(shares)
-        if sharing is not None:
-            measures = sharing.measure_whole(measures, _make_request(shares, (), variables))
-        try:
-            stats = known_of(transforms, measures, variables)
-            return stats.clip_factor, stats.decision()
-        finally:
-            if self._ready is not None:
-                self._ready.release_gradients()
-
-    def _measure_anew(
-        self, shares: Sequence[Share], transforms: GradientTransforms
-    ) -> tuple[Measures, list[Tensor]]:
-        """Return (new measures of unchecked gradients, their variables)."""
-        gradients: list[Any] = []
-        variables: list[Tensor] = []
-        for hooks, grads_and_vars in shares:
-            pairs = hooks.convert_pairs(grads_and_vars)
-            sharing = hooks.sharing
-            local_pairs = pairs if sharing is None else sharing.local_parts(pairs)
-            hooks.check_pairs(local_pairs, transforms.narrow)
-            gradients += [grad for grad, _ in pairs]
-            variables += [var for _, var in pairs]
-        request = _make_request(shares, gradients, variables)
-        pairs = zip(gradients, variables, strict=True)
-        if any(layout.is_far(values_of(grad), var.device) for grad, var in pairs):
-            flush = request.selection.denormals == "flush"
-            values = list(map(values_of, gradients))
-            return _engines.Tensors(values, variables, flush), variables
-        self._ready = self._gate.plan_step(_norm_request(shares, request))
-        return self._ready, variables
-
-
-def _make_request(
-    shares: Sequence[Share], gradients: Sequence[object], variables: Any
-) -> StepRequest:
-    """Return a request that only measures gradients; its rule has no slots."""
-    slots, titles = [()] * len(variables), [""] * len(variables)
-    arguments = gradients, slots, titles, shares[0][0].selection
-    return StepRequest(rules.TORCH_SGD, (), variables, *arguments)
-
-
-def _norm_request(shares: Sequence[Share], request: StepRequest) -> StepRequest:
-    """Return the request over the local parts, if ranks share the step."""
-    sharing = _sharer_of(shares)
-    return request if sharing is None else sharing.share_out(request)
-
-
-def _sharer_of(shares: Sequence[Share]) -> Any:
-    """Return the object that shares the step between ranks, or None."""
-    return next((hooks.sharing for hooks, _ in shares if hooks.sharing is not None), None)
+    Args:
+        adapters: The adapter of each rule.
+        targets: The gradients and update targets of each rule.
+        bound: The plan of each rule, bound to these gradients, if it has one.
+        transforms: The transforms of all gradients; `watch` receives the statistics.
+    """
+    flush = adapters[0].selection.denormals == "flush"
+    parts: list[tuple[Reductions, int]] = []
+    pairs: list[tuple[Any, Tensor]] = []
+    for adapter, (rule_pairs, _), (plan, _) in zip(adapters, targets, bound, strict=True):
+        if plan is not None:
+            request = plan.request
+            pairs += zip(request.gradients, request.variables, strict=True)
+            parts.append((plan.ready, len(request.variables)))
+            continue
+        rule_pairs = adapter.convert_pairs(rule_pairs)
+        pairs += rule_pairs
+        if adapter.sharing is not None:
+            rule_pairs = adapter.sharing.local_parts(rule_pairs)
+        adapter.check_pairs(rule_pairs, transforms.narrow)
+        values, variables = [values_of(grad) for grad, _ in rule_pairs], [x for _, x in rule_pairs]
+        parts.append((Tensors(values, variables, flush), len(rule_pairs)))
+    reductions: Reductions = JoinedReductions(parts)
+    sharings = (adapter.sharing for adapter in adapters)
+    if (sharing := next(filter(None, sharings), None)) is not None:
+        reductions = sharing.make_reductions(reductions, pairs, flush)
+    stats = GradientStats(transforms, reductions, [var for _, var in pairs])
+    return stats.clip_factor, stats.decision()

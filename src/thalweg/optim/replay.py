@@ -38,7 +38,7 @@ from thalweg.optim.group_options import Options, number
 from thalweg.optim.replay_scalars import hold
 from thalweg.optim.replay_substep import PARAM_CLASSES, ColumnUpdate, ReplayedSubStep
 from thalweg.optim.scalars_in_call import ScalarsInCall
-from thalweg.optim.step_adapter import RepeatedSubStep
+from thalweg.optim.step_adapter import ParamGroupAdapter
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ class ReplayedStep:
     def __init__(
         self,
         optimizer: Any,
-        substeps: Sequence[RepeatedSubStep],
+        adapters: Sequence[ParamGroupAdapter],
         absent: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
         self._class = type(optimizer)
         self.groups = optimizer.param_groups
         self._group_count = len(self.groups)
         self.state = optimizer.state
-        self.shares = list(map(ReplayedSubStep, substeps))
+        self.shares = list(map(ReplayedSubStep, adapters))
         self.selection = self.shares[0].hooks.selection
         self._choices = choices() if current(self.selection) == self.selection else None
         self._owners = [owner for share in self.shares for owner in share.owners]
@@ -92,14 +92,14 @@ class ReplayedStep:
     def of(
         cls,
         optimizer: Any,
-        substeps: Sequence[RepeatedSubStep],
+        adapters: Sequence[ParamGroupAdapter],
         absent: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> Self | None:
         """Return the replay of the step that was repeated last, or None if impossible.
 
         Arguments are those of the class.
         """
-        replay = cls(optimizer, substeps, absent)
+        replay = cls(optimizer, adapters, absent)
         try:
             return replay if replay._plan(optimizer) else None
         except ERRORS:  # such as of the options of a group that has no gradient

@@ -25,7 +25,7 @@ from thalweg._core.scalar_programs import RuleScalars
 from thalweg._engines.protocol import Stages
 from thalweg.optim.param_scalars import STEP, Column
 from thalweg.optim.replay_scalars import TensorFlowScalars, TorchScalars, hold
-from thalweg.optim.step_adapter import RepeatedSubStep, TorchStepAdapter
+from thalweg.optim.step_adapter import ParamGroupAdapter, TorchStepAdapter
 
 if TYPE_CHECKING:
     from thalweg._core.replay_transforms import Scalars
@@ -38,7 +38,7 @@ class ReplayedSubStep:
     """Replayed update of one rule.
 
     Args:
-        substep: The update in the step that was repeated.
+        adapter: The adapter of the update in the step that was repeated.
 
     Attributes:
         owners: The parameters that have the gradients of the update.
@@ -47,8 +47,9 @@ class ReplayedSubStep:
         is_torchs: True if the numbers are computed as in torch, not as in TensorFlow.
     """
 
-    def __init__(self, substep: RepeatedSubStep) -> None:
-        self.part, self.hooks, self.places = substep
+    def __init__(self, adapter: ParamGroupAdapter) -> None:
+        self.hooks: Any = adapter
+        self.part, self.places = adapter.part, adapter.owner_places
         self.plan: Any = self.part.plans.last
         self.columns: Any = self.part.columns
         self.owners = [] if self.plan is None else _owners_of(self.plan)

@@ -38,7 +38,6 @@ from thalweg.optim.load_state import in_place, load
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import Entries, ParamState, ScalarSpec, check_number
 from thalweg.optim.signatures import publish, with_options
-from thalweg.optim.step_adapter import RepeatedSubStep
 from thalweg.optim.step_options import KEYWORDS, GradientReport, check_hypers, gradient_transforms
 from thalweg.optim.tensorflow_hooks import TensorFlowStepAdapter
 
@@ -255,8 +254,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         if ends_step and outcome.taken is not False:
             self._keep_rebind_target(part, places if len(members) == len(params) else [])
             if was_rebound:
-                own_places = [places[member] for member in members]
-                self.step_cache.note_repeated(RepeatedSubStep(part, hooks, own_places))
+                self.step_cache.note_repeated(hooks)
 
     def _hooks_for(
         self, part: ParamState, params: Sequence[Tensor], places: list[int]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
 import torch
@@ -51,7 +51,7 @@ class ParamGroupAdapter(StepAdapter):
         optimizer: The optimizer.
         part: The state of the parameters.
         params: The parameters of the part.
-        places: The index of the group of each parameter.
+        places: The index of the group of each parameter, also an attribute.
     """
 
     from_copies = True
@@ -64,7 +64,7 @@ class ParamGroupAdapter(StepAdapter):
         self.optimizer = optimizer
         self.part = part
         self._params = params
-        self._places = places
+        self.places = places
         self._keys: list[Hashable] | None = None
         self._pending_numbers: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
@@ -77,6 +77,11 @@ class ParamGroupAdapter(StepAdapter):
             part.locals = locals_of(params)  # anew: it holds slots that may have been replaced
         if part.locals is not None:
             self.sharing = sharing_of(part.locals, optimizer.step_cache.team)
+
+    @property
+    def owner_places(self) -> Sequence[int]:
+        """Return the index of the group of each parameter that has a gradient."""
+        return self.places
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
         """Return (gradient, update target) pairs, and the parameters that copy the targets.
@@ -174,7 +179,7 @@ class ParamGroupAdapter(StepAdapter):
                     layout.check_memory(local(value), f"'{name}' of '{title}'", param)
                     numbers.append((local(value), f"{name} of {title}"))
         check_writable(numbers)
-        starts = optimizer._initial_entries(self._params, self._places)
+        starts = optimizer._initial_entries(self._params, self.places)
         self.part.make(optimizer.state, self._params, starts, self._homes)
 
     def slots_of(self, var: Tensor) -> list[Tensor]:
@@ -224,7 +229,7 @@ class ParamGroupAdapter(StepAdapter):
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         """Read the numbers of parameters, and set the keys of equal scalars."""
-        part, places = self.part, self._places
+        part, places = self.part, self.places
         for column in part.columns:
             column.read()
         varying = [
@@ -289,7 +294,7 @@ class ParamGroupAdapter(StepAdapter):
         """
         part = self.part
         place, *differing_numbers = key if isinstance(key, tuple) else (key,)
-        place = self._places[0] if place is None else place
+        place = self.places[0] if place is None else place
         remaining_numbers = iter(differing_numbers)
         numbers = {
             column.name: next(remaining_numbers) if column.common is None else column.common
@@ -368,20 +373,6 @@ class TorchStepAdapter(ParamGroupAdapter):
             # As in torch's code, the default dtype decides how it is rounded.
             return torch.tensor(value, dtype=torch.get_default_dtype(), device="cpu").item()
         return value
-
-
-class RepeatedSubStep(NamedTuple):
-    """Update of one rule in a step that is repeated.
-
-    Attributes:
-        part: The state of the rule's parameters.
-        hooks: The adapter of the step.
-        places: The index of the group of each parameter.
-    """
-
-    part: ParamState
-    hooks: Any
-    places: Sequence[int]
 
 
 def _describe_betas(group: Mapping[str, Any]) -> str:

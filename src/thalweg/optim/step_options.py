@@ -313,7 +313,7 @@ def gradient_transforms(
         count: The number of gradients.
         grad_report: Receives the norm and factor where gradients are measured.
         is_torchs: True if a common norm clips with torch's factor, not with TensorFlow's.
-        factor: The factor that clips by a common norm, if it is known; see `CommonNorm`.
+        factor: The factor that clips by a common norm, if it is known; see `global_norm.py`.
     """
     if not options.clips and unscaling is None:
         return options.base_transforms

@@ -48,6 +48,10 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         self._members = members
         self.scalars_by_key: dict[tuple[Dtype, Hashable], dict[str, object]] = {}
 
+    @property
+    def owner_places(self) -> Sequence[int]:
+        return [self.places[member] for member in self._members]
+
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         """Raise if shapes, dtypes or memory of the pairs are invalid."""
         param_pairs = [(grad, self._real.get(id(var), var)) for grad, var in pairs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from thalweg._engines.formula_source import FUNCTION_PREFIX
 
 
-class Reduction:
+class ReductionText:
     """Expressions that reduce values to one.
 
     Args:

@@ -10,7 +10,7 @@ from thalweg._engines.codegen_measure import Measurement, Targets, share_reducti
 from thalweg._engines.cpu.codegen import STORAGE, load_scalars, name_kernel, write_threads
 from thalweg._engines.cpu.codegen_broadcast import SHORT, spread_name, spread_vectors
 from thalweg._engines.cpu.codegen_measure import Elements
-from thalweg._engines.cpu.codegen_reduction import Reduction
+from thalweg._engines.cpu.codegen_reduction import ReductionText
 from thalweg._engines.reduction_order import LANES
 from thalweg._engines.row_column_reductions import TILE_COLUMNS, TILE_ROWS
 
@@ -109,17 +109,17 @@ while tile < end:
 _SIZES = {"tile_rows": TILE_ROWS, "tile_columns": TILE_COLUMNS, "lane_count": LANES}
 
 
-class _TileReduction(Targets, Reduction):
+class _TileReduction(Targets, ReductionText):
     """Reduction of one formula in a tile.
 
     Args:
         value: The index of the formula.
-        reduce: As for `Reduction`.
+        reduce: As for `ReductionText`.
     """
 
     def __init__(self, value: int, reduce: str) -> None:
         Targets.__init__(self)
-        Reduction.__init__(self, reduce)
+        ReductionText.__init__(self, reduce)
         self.value = value
 
 

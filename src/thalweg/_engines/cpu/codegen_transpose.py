@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codegen import nest
-from thalweg._engines.cpu.codegen_reduction import Reduction
+from thalweg._engines.cpu.codegen_reduction import ReductionText
 
 SIDE = 8  # rows and columns at most: LLVM takes so many numbers apart that lie one after the other
 LANES = 32  # matrices side by side
@@ -108,7 +108,7 @@ def reduce_values(measure: Measure, values: str, sides: tuple[int, int]) -> list
         An expression for each row or each column, or one for the variable.
     """
     rows, columns = map(range, sides)
-    reduction = Reduction(measure.reduce)
+    reduction = ReductionText(measure.reduce)
     if measure.over == "row":
         return [
             reduction.fold([f"{values}_{row * len(columns) + k}" for k in columns]) for row in rows

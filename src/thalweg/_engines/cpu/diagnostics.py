@@ -46,7 +46,7 @@ class DiagnosedUpdate:
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return the call that updates the variables and fills the leaves' results; see `Group`."""
         group, leaves = self._group, self._leaves
-        group.set_scalars(columns.shared[group.dtype], columns.separate)
+        group.set_scalars(columns.shared[group.dtype], columns.by_variable)
         arrays = (leaves.bounds, leaves.chunks, group.table.base, group.table.scalar_row)
         addresses = [array.ctypes.data for array in (*arrays, group.scalars, self._leaf_results)]
         slices = len(leaves.bounds) - 1

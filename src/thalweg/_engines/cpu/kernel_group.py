@@ -25,11 +25,18 @@ from thalweg._engines.cpu.work_table import (
     make_table,
 )
 from thalweg._engines.kernel_streams import Streams, streams_of
-from thalweg._engines.protocol import Call, Columns, Formulas, Scalars, Stages, StepRequest
+from thalweg._engines.protocol import (
+    Call,
+    Columns,
+    Formulas,
+    Reduction,
+    Scalars,
+    Stages,
+    StepRequest,
+)
 from thalweg._engines.random_bits import UNCOUNTED
 
 if TYPE_CHECKING:
-    from thalweg._base.rule_passes import Measure
     from thalweg._engines.cpu.offsets import Layout, Offsets
     from thalweg._engines.cpu.reductions import Leaves, Sweep
     from thalweg._engines.cpu.row_column_reductions import Lines
@@ -42,6 +49,8 @@ class Group:
         request: The step.
         members: Positions of the group's variables in the request.
     """
+
+    device = None
 
     def __init__(self, request: StepRequest, members: list[int]) -> None:
         streams = self._set_members(request, members)
@@ -87,13 +96,8 @@ class Group:
             from thalweg._engines.cpu.offsets import Offsets
         return Offsets(self._layouts)
 
-    @property
-    def measures_in_place(self) -> bool:
-        """See `thalweg._engines.dense_plan.Group`."""
-        return self._measures_in_place
-
     @lazy
-    def _measures_in_place(self) -> bool:
+    def measures_in_place(self) -> bool:
         """True if members are row-major, or their elements lie near each other in that order."""
         return self._offsets is None or self._offsets.are_compact
 
@@ -110,10 +114,9 @@ class Group:
             from thalweg._engines.cpu.row_column_reductions import Lines
         return Lines(self._shapes, self._vectors)
 
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
+    def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
         """Return for each member its measures over rows, over columns or over all elements."""
+        measures, stages = reduction.formulas, reduction.stages
         formulas = distinct_formulas(measures)
         measurement = replace(self._memory, formulas=formulas, stages=stages, vectors=self._kinds)
         kernel = launch.lines_kernel(measures, measurement)
@@ -131,44 +134,42 @@ class Group:
         """Set the addresses of this step's gradients, one per member."""
         self.table.base[:, 1] = addresses
 
-    def set_scalars(self, shared: Scalars, separate: Any) -> None:
+    def set_scalars(self, shared: Scalars, by_variable: Any) -> None:
         """Fill the scalar rows.
 
         Args:
             shared: Scalars of the group's compute dtype.
-            separate: Scalars that differ by variable, an array over the plan's variables each.
+            by_variable: Scalars that differ by variable, an array over the plan's variables each.
         """
         names, shared = self.kernel.scalars, {**UNCOUNTED, **shared}
-        if separate.keys().isdisjoint(names):
+        if by_variable.keys().isdisjoint(names):
             self.scalars[:] = [shared[name] for name in names]
             return
         if len(self.scalars) != len(self.members):
             self.scalars = np.zeros((len(self.members), len(names)), self.dtype)
             self.table.scalar_row[:] = self._rows
         for column, name in enumerate(names):
-            scalar = separate[name][self.members] if name in separate else shared[name]
+            scalar = by_variable[name][self.members] if name in by_variable else shared[name]
             self.scalars[:, column] = scalar
-
-    def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
-        """Return the sums of formulas over the elements of each member, (members, formulas)."""
-        return self._leaves.combine(self._measure_leaves(formulas, stages, columns))
 
     def positions(self) -> Tensor:
         """See `thalweg._engines.dense_plan.Group`."""
         return torch.tensor(self.members, dtype=torch.int64, device="cpu")
 
-    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
-        """Return None: the sums are on the host; see `compute_sums`."""
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """Return for each member the leaves of its sums, (leaves, formulas)."""
-        return self._leaves.split_by_tensor(self._measure_leaves(formulas, stages, columns))
-
-    def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
-        """Return the leaves of all members, (leaves, formulas)."""
-        kernel = self._sum_kernel(formulas, stages)
-        scalars = self._scalars_of(kernel.scalars, columns)
-        return self._leaves.measure(kernel, self.table.base, scalars, self.flush and bool(stages))
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """See `thalweg._engines.dense_plan.Group`."""
+        if reduction.kind == "peaks":
+            return self._measure_peaks(self.table, self._gradient, 1)
+        if reduction.kind == "measures":
+            return self._reduce_lines(reduction, columns)
+        kernel = self._sum_kernel(reduction.formulas, reduction.stages)
+        scalars, flush = self._scalars_of(kernel.scalars, columns), self.flush
+        leaves = self._leaves.measure(
+            kernel, self.table.base, scalars, flush and bool(reduction.stages)
+        )
+        if reduction.kind == "sums":
+            return self._leaves.combine(leaves)
+        return self._leaves.split_by_tensor(leaves)
 
     def _sum_kernel(self, formulas: Formulas, stages: Stages) -> Compiled:
         """Return the kernel that sums formulas over the members without copies."""
@@ -176,9 +177,9 @@ class Group:
         return launch.sum_kernel(measurement, bool(self._layouts))
 
     def _scalars_of(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
-        shared, separate = columns.shared.get(self.dtype, {}), columns.separate
+        shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         return {
-            name: separate[name][self.members] if name in separate else shared[name]
+            name: by_variable[name][self.members] if name in by_variable else shared[name]
             for name in names
         }
 
@@ -186,7 +187,7 @@ class Group:
         """Return a sweep that sums formulas over memory at other addresses, for repeated calls.
 
         Args:
-            formulas, stages: As in `compute_sums`.
+            formulas, stages: As in `Reduction`.
             base: (members, streams) contiguous addresses, as in the table.
             rows: The number of rows of scalars: 1, or one for each member. All scalars are 0.
         """
@@ -196,14 +197,7 @@ class Group:
         scalars = np.zeros((rows, len(kernel.scalars)))
         return Sweep(self._leaves, kernel, base, scalars, self.flush and bool(stages))
 
-    def max_abs(self) -> Float64:
-        """Return the largest magnitude of each member's gradient."""
-        return self._measure_peaks(self.table, self._gradient, 1)
-
-    def max_abs_on_device(self, is_checked: Tensor) -> None:
-        """Return None: the magnitudes are on the host; see `max_abs`."""
-
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return C functions that launch the update kernel with these scalars."""
-        self.set_scalars(columns.shared[self.dtype], columns.separate)
+        self.set_scalars(columns.shared[self.dtype], columns.by_variable)
         return [self.kernel.bind_table(self.table, self.scalars, self.flush)]

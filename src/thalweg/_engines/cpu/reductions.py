@@ -17,7 +17,7 @@ from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.work_table import Table, chunk_of, cut_slices, dense_chunks, make_table
 from thalweg._engines.protocol import Dtype, Stages
 from thalweg._engines.reduction_order import LEAF, Tree, leaf_counts, leaves_of
-from thalweg.formula import Formula, variable_squares
+from thalweg.formula import Formula
 
 if TYPE_CHECKING:
     from thalweg._engines.cpu.offsets import Offsets
@@ -75,16 +75,6 @@ class Leaves:
     def split_by_tensor(self, leaves: Float64) -> list[Float64]:
         """Return the leaves of each tensor, from the leaves of all tensors."""
         return np.split(leaves, np.cumsum(self.counts)[:-1])
-
-    def compute_sums(
-        self,
-        kernel: Compiled,
-        base: Int64,
-        scalars: Mapping[str, Any] | None = None,
-        flush: bool = False,
-    ) -> Float64:
-        """Return the sums of all tensors, (tensors, measures); see `measure`."""
-        return self.combine(self.measure(kernel, base, scalars, flush))
 
 
 class Sweep:
@@ -254,7 +244,9 @@ def sums_of(
         storage = (layout.STORAGE_NAMES[dtype],) * 2
         name = np.dtype(compute or layout.compute_dtype(dtype)).name
         kernel = launch.sum_kernel(Measurement((formula,), storage, name, stages))
-        return Leaves(sizes).compute_sums(kernel, pair_base, scalars, flush and bool(stages))[:, 0]
+        leaves = Leaves(sizes)
+        parts = leaves.measure(kernel, pair_base, scalars, flush and bool(stages))
+        return leaves.combine(parts)[:, 0]
 
     def of_other(tensor: Tensor) -> Tensor:
         compute_torch_dtype = torch.float64 if compute is np.float64 else None
@@ -265,35 +257,6 @@ def sums_of(
         return Tree(leaf_counts([tensor.numel()]), tensor.device).combine(leaves)[0]
 
     return _by_tensor(tensors, of_memory, of_other)
-
-
-def sums_of_pair(
-    formulas: Sequence[Formula],
-    grad: Tensor,
-    var: Tensor,
-    stages: Stages,
-    scalars: Mapping[str, Any],
-    compute: Dtype,
-    flush: bool,
-) -> list[Float64]:
-    """Return the sum of each formula over a gradient, or over its variable.
-
-    The values of a sparse gradient are summed with repeated rows.
-
-    Args:
-        formulas: Formulas that read only the gradient, or `variable_squares`.
-        grad, var: Gradient, or values of a sparse gradient, and variable.
-        stages, scalars, compute, flush: The arguments of `sums_of` for the gradient.
-
-    Returns:
-        For each formula an array of shape (1,), float64.
-    """
-    return [
-        sums_of(formula, [var])
-        if formula is variable_squares
-        else sums_of(formula, [grad], stages, scalars, compute, flush)
-        for formula in formulas
-    ]
 
 
 def max_abs(tensors: Sequence[Tensor]) -> Float64:

@@ -71,7 +71,7 @@ class Lines:
     def measure(
         self,
         kernel: Compiled,
-        measures: Sequence[Measure],
+        measures: tuple[Measure, ...],
         streams: Int64,
         scalars: Mapping[str, Any],
         flush: bool,
@@ -85,7 +85,7 @@ class Lines:
             scalars: The scalars by name: a number for all variables, or an array of one for each.
             flush: Whether denormals count as zero.
         """
-        tiles, fixed_columns = self._buffers_for(kernel, tuple(measures))
+        tiles, fixed_columns = self._buffers_for(kernel, measures)
         base = np.concatenate((streams, fixed_columns), axis=1)
         rows = scalar_rows(kernel.scalars, scalars)
         block = np.array(

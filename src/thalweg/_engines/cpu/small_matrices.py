@@ -30,7 +30,7 @@ from thalweg._engines.cpu.work_table import Table, chunk_of, cut_slices, dense_c
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.fused_stage import read_stage
 from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage, stage_inputs
-from thalweg._engines.protocol import Call, Columns, Stages, StepRequest
+from thalweg._engines.protocol import Call, Columns, Reduction, StepRequest
 from thalweg._engines.reduction_order import Tree
 from thalweg._engines.row_column_reductions import view_of
 from thalweg.formula import Formula, Rule
@@ -298,9 +298,7 @@ class ShortGroup(Group):
         measured_scalars = {name: self._numbers[name] for name in names if name in self._numbers}
         return {**super()._scalars_of(other_names, columns), **measured_scalars}
 
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
+    def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
         """Return no measures: the group stores them itself."""
         return [[] for _ in self.members]
 

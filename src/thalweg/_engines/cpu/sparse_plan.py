@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import partial
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +13,13 @@ from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._engines import layout
-from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.array_types import Int64
 from thalweg._engines.codegen import Update
-from thalweg._engines.cpu.reductions import max_abs, sums_of_pair
+from thalweg._engines.cpu.reductions import max_abs, sums_of
 from thalweg._engines.low_precision_copies import resumed
-from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest, formula_of_rows
+from thalweg._engines.protocol import Call, Columns, Reduction, StepRequest, formula_of_rows
 from thalweg.formula import variable_squares
 from thalweg.indexed_slices import IndexedSlices
-
-if TYPE_CHECKING:
-    from thalweg._base.rule_passes import Measure
 
 _INDICES = (torch.int64, torch.int32)
 
@@ -213,28 +209,34 @@ class RowsPlan(ABC):
             raise RuntimeError("the plan is not aimed at a gradient")
         return self._values
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """See `StepPlan`."""
-        scalars, var = columns.scalars_of(0, self.compute), self.var
-        if self._copy is not None and self._from_copies and variable_squares in formulas:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+        """See `Reductions`; rows of sparse gradients have no leaves.
+
+        Raises:
+            NotImplementedError: The reduction is over rows and columns of matrices.
+        """
+        if reduction.kind == "peaks":
+            return max_abs([self.values])
+        if reduction.kind == "measures":
+            raise NotImplementedError("rows of a sparse gradient are no rows of a matrix")
+        if reduction.kind == "leaves":
+            return [np.empty((0, len(reduction.formulas)))]
+        var = self.var
+        if self._copy is not None and self._from_copies and variable_squares in reduction.formulas:
             var = resumed(var, self._copy)
-        return sums_of_pair(formulas, self.values, var, stages, scalars, self.compute, self._flush)
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `StepPlan`."""
-        return [np.empty((0, len(formulas)))]
-
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
-        """Raise NotImplementedError: rows of sparse gradients are not rows of matrices."""
-        raise NotImplementedError("rows of a sparse gradient are no rows of a matrix")
-
-    def max_abs(self) -> Float64:
-        """See `StepPlan`."""
-        return max_abs([self.values])
+        stage_args = (
+            reduction.stages,
+            columns.scalars_of(0, self.compute),
+            self.compute,
+            self._flush,
+        )
+        sums = [
+            sums_of(formula, [var])
+            if formula is variable_squares
+            else sums_of(formula, [self.values], *stage_args)
+            for formula in reduction.formulas
+        ]
+        return np.stack(sums, axis=-1)
 
     @abstractmethod
     def make_calls(self, columns: Columns) -> list[Call]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
-from thalweg._engines.array_types import Array, Float64, Int64, numbered
+from thalweg._engines.array_types import Array, Int64, numbered
 from thalweg._engines.codegen_measure import distinct_formulas
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK, SIZES, WIDTH
@@ -22,12 +22,11 @@ from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, send_constant
 from thalweg._engines.cuda.tree_reduction import LaunchedTree
 from thalweg._engines.kernel_streams import streams_of
-from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest
+from thalweg._engines.protocol import Call, Columns, Formulas, Reduction, Stages, StepRequest
 from thalweg._engines.random_bits import GROUP, UNCOUNTED
 from thalweg._engines.reduction_order import LEAF, leaf_counts
 
 if TYPE_CHECKING:
-    from thalweg._base.rule_passes import Measure
     from thalweg._engines.cuda.row_column_reductions import Lines
 
 
@@ -53,7 +52,7 @@ class Group:
         self.members = members
         self.has_all_variables = len(members) == len(request.variables)
         self._sizes, self.bytes = kernel_streams.sizes, kernel_streams.bytes
-        self._device = device = request.variables[members[0]].device
+        self.device = device = request.variables[members[0]].device
         n_streams = len(kernel_streams.names)
         base = np.ascontiguousarray(kernel_streams.base[:, :n_streams])
         self._base = Mirror(base, device)
@@ -80,18 +79,18 @@ class Group:
 
     @lazy
     def _leaves(self) -> _Leaves:
-        return _Leaves(self._sizes, self._device)
+        return _Leaves(self._sizes, self.device)
 
     @lazy
     def lines(self) -> Lines:
         """Return the row and column tables of the members."""
         with importing:
             from thalweg._engines.cuda.row_column_reductions import Lines
-        return Lines(self._shapes, self._vectors, self._device)
+        return Lines(self._shapes, self._vectors, self.device)
 
     @lazy
     def _member_places(self) -> Tensor:
-        return send_constant(self.members, np.int64, self._device)
+        return send_constant(self.members, np.int64, self.device)
 
     def positions(self) -> Tensor:
         """See `thalweg._engines.dense_plan.Group`."""
@@ -99,7 +98,7 @@ class Group:
 
     @lazy
     def _own_rows(self) -> Tensor:
-        return send_constant(np.arange(len(self.members)), np.int64, self._device)
+        return send_constant(np.arange(len(self.members)), np.int64, self.device)
 
     @lazy
     def _written_sizes(self) -> Tensor:
@@ -118,12 +117,12 @@ class Group:
 
     def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
         """Send scalars; return device tensors: each variable's row index, and the rows."""
-        shared, separate = columns.shared.get(self.dtype, {}), columns.separate
+        shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         shared = {**UNCOUNTED, **shared}
-        is_shared = separate.keys().isdisjoint(kernel.scalars)
+        is_shared = by_variable.keys().isdisjoint(kernel.scalars)
         values: dict[str, Any] = {}
         for name in kernel.scalars:
-            value = separate.get(name)
+            value = by_variable.get(name)
             if isinstance(value, Tensor):
                 values[name] = value if self.has_all_variables else value[self._member_places]
             else:
@@ -131,7 +130,7 @@ class Group:
         n_rows = 1 if is_shared else len(self.members)
         device_rows = self._rows.get(kernel)
         if device_rows is None or device_rows.count != n_rows:
-            device_rows = self._rows[kernel] = Rows(n_rows, kernel, self._device)
+            device_rows = self._rows[kernel] = Rows(n_rows, kernel, self.device)
         return self._one_row if is_shared else self._own_rows, device_rows.send_if_changed(values)
 
     def _sizes_of(self, columns: Columns) -> Tensor:
@@ -164,27 +163,25 @@ class Group:
             self._bound_to = arguments, aligned
         return self._bound.make_calls()
 
-    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
         """See `thalweg._engines.dense_plan.Group`."""
-        return self._leaves.combine(self._measure_leaves(formulas, stages, columns))
+        if reduction.kind == "peaks":
+            return self._reduce_peaks(reduction.is_checked)
+        if reduction.kind == "measures":
+            return self._reduce_lines(reduction, columns)
+        leaves = self._reduce_leaves(reduction.formulas, reduction.stages, columns)
+        if reduction.kind == "sums":
+            return self._leaves.combine(leaves)
+        return np.split(leaves.cpu().numpy(), np.cumsum(self._leaves.counts)[:-1])
 
-    def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
-        """See `thalweg._engines.dense_plan.Group`."""
-        return self.sums_on_device(formulas, stages, columns).cpu().numpy()
-
-    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `thalweg._engines.dense_plan.Group`."""
-        leaves = self._measure_leaves(formulas, stages, columns).cpu().numpy()
-        return np.split(leaves, np.cumsum(self._leaves.counts)[:-1])
-
-    def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
+    def _reduce_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
         """Return float64 sums of formulas for each leaf, of shape (leaves, formulas)."""
         flush = self._flush and bool(stages)
         measurement = replace(self._memory, formulas=tuple(formulas), stages=stages)
         kernel = launch.sum_kernel(measurement, flush)
         rows, scalars = self._send_scalars(kernel, columns)
         leaves = torch.empty(
-            (len(self._leaves.chunks), kernel.measures), dtype=torch.float64, device=self._device
+            (len(self._leaves.chunks), kernel.measures), dtype=torch.float64, device=self.device
         )
         arguments = (
             self._send_addresses(),
@@ -198,10 +195,9 @@ class Group:
         kernel.bind_to((len(leaves), 1), arguments, self._all_aligned()).run()
         return leaves
 
-    def compute_lines(
-        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
-    ) -> list[list[Tensor]]:
-        """See `thalweg._engines.dense_plan.Group`."""
+    def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
+        """Return for each member its measures of rows, of columns or of all elements."""
+        measures, stages = reduction.formulas, reduction.stages
         flush = self._flush and bool(stages)
         formulas = distinct_formulas(measures)
         measurement = replace(self._memory, formulas=formulas, stages=stages, vectors=self._kinds)
@@ -211,18 +207,12 @@ class Group:
         base = self._send_addresses()
         return self.lines.measure(kernels, measures, base, rows, scalars, flush)
 
-    def max_abs(self) -> Float64:
-        """See `thalweg._engines.dense_plan.Group`."""
-        return self._measure_peaks(self._sizes_on_device).cpu().numpy()
-
-    def max_abs_on_device(self, is_checked: Tensor) -> Tensor:
-        """See `thalweg._engines.dense_plan.Group`."""
-        return self._measure_peaks(self._sizes_on_device * is_checked)
-
-    def _measure_peaks(self, sizes: Tensor) -> Tensor:
-        """Return each variable's largest gradient magnitude as float64; 0 if its size is 0."""
+    def _reduce_peaks(self, is_checked: Tensor | None) -> Tensor:
+        """Return each variable's largest gradient magnitude; 0 if `is_checked` is False."""
+        sizes = self._sizes_on_device
+        sizes = sizes if is_checked is None else sizes * is_checked
         storage = self._names[1]
-        peaks = torch.zeros(len(self._leaves.chunks), dtype=torch.int64, device=self._device)
+        peaks = torch.zeros(len(self._leaves.chunks), dtype=torch.int64, device=self.device)
         n_streams = len(self._names)
         arguments = (self._send_addresses(), self._leaves.chunks, sizes, peaks, peaks, n_streams)
         launch.peak_kernel(storage).bind_to((len(peaks), 1), arguments, self._all_aligned()).run()

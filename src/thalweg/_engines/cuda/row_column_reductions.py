@@ -87,7 +87,7 @@ class Lines:
             self._tables[names] = send_constant(self._places_of(names), np.int64, self._device)
         return self._tables[names]
 
-    def _make_workspace(self, kernel: Compiled, measures: Sequence[Measure]) -> _Workspace:
+    def _make_workspace(self, kernel: Compiled, measures: tuple[Measure, ...]) -> _Workspace:
         """Allocate partial results and send the table that kernels read."""
         tile_measures = TileMeasures(self._views, measures, self._device)
         pairs = zip(self._views, self._layouts, strict=True)
@@ -104,7 +104,7 @@ class Lines:
     def measure(
         self,
         kernels: tuple[Compiled, ...],
-        measures: Sequence[Measure],
+        measures: tuple[Measure, ...],
         base: Tensor,
         scalar_row: Tensor,
         scalars: Tensor,

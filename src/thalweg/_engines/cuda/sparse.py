@@ -86,8 +86,8 @@ class RowsPart(RowsPlan):
         if self._indices is None:
             raise RuntimeError("the part is not aimed at a gradient")
         _check_not_capturing()
-        separate = {name: vector[0] for name, vector in columns.separate.items()}
-        scalars = {**columns.shared[self.compute], **separate}
+        by_variable = {name: vector[0] for name, vector in columns.by_variable.items()}
+        scalars = {**columns.shared[self.compute], **by_variable}
         rows, order = self._indices.long().sort(stable=True)
         calls = self._calls_of_touched(rows, order, scalars, columns.apply_flag)
         if self._untouched is not None:

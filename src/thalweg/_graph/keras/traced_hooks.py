@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg._base.execution_context import first_graph, is_ours, is_symbolic
 from thalweg._core.atomic_section import run
-from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_stats import transform_gradients
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import Pair, as_pairs, distinct
 from thalweg._core.validation import counting
@@ -170,7 +170,9 @@ def clip(pairs: Sequence[Pair], transforms: GradientTransforms, flush: bool) -> 
 
     def clip_now(gradients: list[Any], leaves: list[Tensor]) -> list[object]:
         own = [(grad, leaf) for grad, leaf in zip(gradients, leaves, strict=True)]
-        found, _ = materialised([pair for pair in own if pair[0] is not None], transforms, flush)
+        found, _ = transform_gradients(
+            [pair for pair in own if pair[0] is not None], transforms, flush
+        )
         made = iter([grad for grad, _ in found])
         return [None if grad is None else next(made) for grad, _ in own]
 

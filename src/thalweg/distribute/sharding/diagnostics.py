@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg._core.dtensor import is_on_mesh
 from thalweg._engines.diagnostics import MEASURED, PEAKS
 from thalweg.distribute.process_group import Ranks
-from thalweg.distribute.sharding.matrix_group import cut_dims
+from thalweg.distribute.sharding.sharded_reductions import group_by_mesh
 from thalweg.distribute.tree_reduction import tree_sum
 
 # State beside 0 (not measured) and 1 (measured): a rank failed, so no rank has the numbers.
@@ -56,7 +56,7 @@ def over_ranks(variables: Sequence[Tensor], parts: Sequence[RankMeasures]) -> li
         numbers = numbers.to(values.device)
         numbers[rows] = torch.where(flags.to(values.device), values, 0.0)
         is_known[rows] = flags.long()
-    for (mesh, *dims), rows in _group_by_mesh(cut).items():
+    for (mesh, *dims), rows in group_by_mesh(cut).items():
         for dim in dims:
             part_rows, flags = _reduce_ranks(
                 numbers[rows], is_known[rows], Ranks(mesh.get_group(dim))
@@ -86,15 +86,6 @@ def _match_rows(
                 (part, [row_by_id[id(part.variables[index])] for index in part_rows], part_rows)
             )
     return matches
-
-
-def _group_by_mesh(cut: Sequence[Tensor]) -> dict[tuple[Any, ...], list[int]]:
-    """Return row numbers of variables, grouped by (mesh, *sharded mesh dimensions)."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for row, var in enumerate(cut):
-        dtensor: Any = var
-        groups.setdefault((dtensor.device_mesh, *cut_dims(var)), []).append(row)
-    return groups
 
 
 def _reduce_ranks(numbers: Tensor, is_known: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:

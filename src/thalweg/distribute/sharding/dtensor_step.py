@@ -11,23 +11,20 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
 from thalweg._core.commit import PostUpdateCall
 from thalweg._core.dtensor import any_on_mesh, is_on_mesh
-from thalweg._core.gradient_transforms import Measures
 from thalweg._core.grads_and_vars import Pair
 from thalweg._core.slots import SlotStore
-from thalweg._engines.array_types import Float64
 from thalweg._engines.layout import check_memory
-from thalweg._engines.protocol import Columns, Formulas, Stages, StepPlan, StepRequest
+from thalweg._engines.protocol import Reductions, StepRequest
 from thalweg.distribute.handshake import PendingCollective
 from thalweg.distribute.process_group import Ranks
-from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, cut_dims
-from thalweg.distribute.tree_reduction import tree_sum
+from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
+from thalweg.distribute.sharding.sharded_reductions import DTensorReductions
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
@@ -209,9 +206,9 @@ class LocalStep:
             return grad
         return self._parts.cut(grad, var)
 
-    def measure_whole(self, plan: StepPlan, request: StepRequest) -> Measures:
+    def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
         """Return reductions over full variables from those over local parts."""
-        return _ShardedMeasures(plan, request.variables, self._group)
+        return DTensorReductions(parts, [var for _, var in pairs], self._group)
 
     def diagnostics_of_whole(self, variables: Sequence[Tensor], parts: Any) -> Any:
         """Return the diagnostics of full variables by `sharding.diagnostics.over_ranks`."""
@@ -231,60 +228,6 @@ class LocalStep:
     def joining_calls(self, request: StepRequest) -> PostUpdateCall | None:
         """Return None: updated DTensors stay sharded."""
         return None
-
-
-class _ShardedMeasures:
-    """Reductions over full DTensors from those over local parts."""
-
-    def __init__(
-        self, plan: StepPlan, variables: Sequence[Tensor], group: MatrixProcessGroup | None
-    ) -> None:
-        self._plan, self._group = plan, group
-        # The variables that are cut along the same dimensions of the same mesh.
-        self._cut: dict[tuple[Any, ...], list[int]] = {}
-        for index, var in enumerate(variables):
-            if is_on_mesh(var):
-                mesh: Any = var
-                self._cut.setdefault((mesh.device_mesh, *cut_dims(var)), []).append(index)
-
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """Return, per formula, the sums over each full variable; see `StepPlan`."""
-        totals = np.stack(self._plan.compute_sums(formulas, stages, columns), axis=-1)
-        self._compare_ranks(len(formulas))
-        for (mesh, *dims), indices in self._cut.items():
-            local_totals = torch.from_numpy(totals[indices])  # pyright: ignore[reportUnknownMemberType]
-            for dim in dims:
-                ranks = Ranks(mesh.get_group(dim))
-                local_totals = tree_sum(ranks.all_gather(local_totals.to(ranks.device)))
-            totals[indices] = local_totals.cpu().numpy()
-        return list(totals.T)
-
-    def _compare_ranks(self, *values: object) -> None:
-        """Wait for the other ranks; compare the sharded variables and `values` with theirs."""
-        if self._group is not None:
-            self._group.meet([len(places) for places in self._cut.values()], *values)
-
-    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
-        """Do nothing: sums over ranks are computed by `compute_sums` alone."""
-
-    def max_abs(self) -> Float64:
-        """Return the largest gradient magnitude of each full variable; NaN is largest."""
-        magnitudes = np.abs(self._plan.max_abs())
-        self._compare_ranks()
-        for (mesh, *dims), indices in self._cut.items():
-            # As whole numbers, magnitudes have the same order, and NaN is the largest.
-            bits = torch.from_numpy(magnitudes[indices].view(np.int64))  # pyright: ignore[reportUnknownMemberType]
-            for dim in dims:
-                ranks = Ranks(mesh.get_group(dim))
-                bits = bits.to(ranks.device)
-                ranks.take_maximum(bits)
-            magnitudes[indices] = bits.cpu().numpy().view(np.float64)
-        return magnitudes
-
-    def max_abs_on_device(self, is_checked: Tensor) -> None:
-        """Do nothing: maxima over ranks are computed by `max_abs` alone."""
 
 
 def place_on_mesh(

@@ -153,9 +153,9 @@ class GatheredMatrices:
         """Return the step scalars with one element per stack in place of one per variable."""
         if np.array_equal(self._variables, range(len(self._titles))):
             return columns
-        separate = columns.separate.items()
+        by_variable = columns.by_variable.items()
         return columns._replace(
-            separate={name: scalars[self._variables] for name, scalars in separate}
+            by_variable={name: scalars[self._variables] for name, scalars in by_variable}
         )
 
     def _returned(

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from thalweg._core.dtensor import is_on_mesh
+from thalweg._core.grads_and_vars import Pair
 from thalweg._engines.array_types import Float64, Int64
-from thalweg._engines.protocol import Columns, Formulas, Stages, StepPlan, StepRequest
+from thalweg._engines.protocol import Columns, Reduction, Reductions, as_array
 from thalweg._engines.reduction_order import LEAF, combine_leaves, leaf_counts
 from thalweg._engines.tensor_reductions import Tensors
+from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, cut_dims
 from thalweg.distribute.sharding.shards import Shards
+from thalweg.distribute.tree_reduction import tree_sum
 from thalweg.indexed_slices import IndexedSlices
 
 
@@ -23,42 +30,49 @@ class ShardedReductions:
 
     Args:
         shards: The assignment of elements to ranks.
-        plan: The step over this rank's parts.
-        request: The step over full variables, with the original sparse gradients.
+        parts: Reductions over this rank's parts.
+        pairs: The full variables, with the original sparse gradients.
+        flush: Whether stages treat denormals as zero.
         meet: Called before messages are sent.
     """
 
     def __init__(
-        self, shards: Shards, plan: StepPlan, request: StepRequest, meet: Callable[[], None]
+        self,
+        shards: Shards,
+        parts: Reductions,
+        pairs: Sequence[Pair],
+        flush: bool,
+        meet: Callable[[], None],
     ) -> None:
-        self._shards, self._plan, self._request, self._meet = shards, plan, request, meet
+        self._shards, self._parts, self._pairs = shards, parts, pairs
+        self._flush, self._meet = flush, meet
 
-    def compute_sums(
-        self, formulas: Formulas, stages: Stages, columns: Columns
-    ) -> Sequence[Float64]:
-        """Return, per formula, the sums over each full variable; see `StepPlan`."""
-        request = self._request
-        local_leaves = self._plan.compute_leaves(formulas, stages, columns)
-        sums = np.zeros((len(local_leaves), len(formulas)))
-        rows: list[int] = []
+    device = None
+
+    def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
+        """Return sums or peaks on the host; see `Reductions`."""
+        local = reduction._replace(kind="leaves") if reduction.kind == "sums" else reduction
+        local_results = self._parts.reduce(local, columns)
+        if reduction.kind == "peaks":
+            self._meet()
+            return largest_over(as_array(local_results), [self._shards.ranks])
+        sums = np.zeros((len(local_results), len(reduction.formulas)))
         dense: list[int] = []
-        for index, grad in enumerate(request.gradients):
-            (rows if isinstance(grad, IndexedSlices) else dense).append(index)
-        flush = request.selection.denormals == "flush"
-        for index in rows:
-            tensors = Tensors([request.gradients[index].values], [request.variables[index]], flush)
-            sums[index] = np.concatenate(
-                tensors.compute_sums(formulas, stages, columns.of_members([index]))
-            )
+        for index, (grad, var) in enumerate(self._pairs):
+            if isinstance(grad, IndexedSlices):
+                rows = Tensors([grad.values], [var], self._flush)
+                sums[index] = rows.reduce(reduction, columns.of_members([index]))
+            else:
+                dense.append(index)
         if dense:
-            dense_leaves = np.concatenate([local_leaves[index] for index in dense])
+            dense_leaves = np.concatenate([local_results[index] for index in dense])
             sums[dense] = self._combine_leaves(dense, np.ascontiguousarray(dense_leaves))
-        return list(sums.T)
+        return sums
 
     def _combine_leaves(self, indices: Sequence[int], local_leaves: Float64) -> Float64:
         """Return the sums of the variables at `indices` from the leaves of all ranks."""
         ranks = self._shards.ranks
-        variables = [self._request.variables[index] for index in indices]
+        variables = [self._pairs[index][1] for index in indices]
         counts = leaf_counts([var.numel() for var in variables])
         offsets = np.cumsum(counts) - counts
         leaf_indices: list[list[Int64]] = [[] for _ in range(ranks.size)]
@@ -81,17 +95,61 @@ class ShardedReductions:
                 leaves[np.concatenate(runs)] = part.cpu().numpy()
         return combine_leaves(leaves, counts)
 
-    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
-        """Do nothing: sums over ranks are computed by `compute_sums` alone."""
 
-    def max_abs(self) -> Float64:
-        """Return the largest gradient magnitude of each full variable."""
-        # As whole numbers, magnitudes have the same order, and NaN is the largest.
-        bits = np.abs(self._plan.max_abs()).view(np.int64)
-        max_bits = torch.from_numpy(bits).to(self._shards.ranks.device)  # pyright: ignore[reportUnknownMemberType]
-        self._meet()
-        self._shards.ranks.take_maximum(max_bits)
-        return max_bits.cpu().numpy().view(np.float64)
+class DTensorReductions:
+    """Reductions of a step over full DTensors, from those over local parts.
 
-    def max_abs_on_device(self, is_checked: torch.Tensor) -> None:
-        """Do nothing: maxima over ranks are computed by `max_abs` alone."""
+    Sums are added in the order of the ranks along the sharded mesh dimensions.
+
+    Args:
+        parts: Reductions over this rank's parts.
+        variables: The full variables.
+        group: Optional. The ranks that have parts, if they compare the step before messages.
+    """
+
+    device = None
+
+    def __init__(
+        self, parts: Reductions, variables: Sequence[Tensor], group: MatrixProcessGroup | None
+    ) -> None:
+        self._parts, self._group, self._cut = parts, group, group_by_mesh(variables)
+
+    def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
+        """Return sums or peaks on the host; see `Reductions`."""
+        numbers = as_array(self._parts.reduce(reduction, columns))
+        if self._group is not None:
+            cut_counts = [len(places) for places in self._cut.values()]
+            self._group.meet(cut_counts, *[len(reduction.formulas)] * (reduction.kind == "sums"))
+        over_ranks = sums_over if reduction.kind == "sums" else largest_over
+        for (mesh, *dims), indices in self._cut.items():
+            ranks = [Ranks(mesh.get_group(dim)) for dim in dims]
+            numbers[indices] = over_ranks(numbers[indices], ranks)
+        return numbers
+
+
+def sums_over(numbers: Float64, groups: Sequence[Ranks]) -> Float64:
+    """Return the sums of numbers over ranks, group after group, each in tree order."""
+    totals = torch.from_numpy(numbers)  # pyright: ignore[reportUnknownMemberType]
+    for ranks in groups:
+        totals = tree_sum(ranks.all_gather(totals.to(ranks.device)))
+    return totals.cpu().numpy()
+
+
+def largest_over(magnitudes: Float64, groups: Sequence[Ranks]) -> Float64:
+    """Return the largest of magnitudes over ranks; NaN if one is NaN."""
+    # As whole numbers, magnitudes have the same order, and NaN is the largest.
+    bits = torch.from_numpy(np.abs(magnitudes).view(np.int64))  # pyright: ignore[reportUnknownMemberType]
+    for ranks in groups:
+        bits = bits.to(ranks.device)
+        ranks.take_maximum(bits)
+    return bits.cpu().numpy().view(np.float64)
+
+
+def group_by_mesh(variables: Sequence[Tensor]) -> dict[tuple[Any, ...], list[int]]:
+    """Return the indices of DTensors by mesh and sharded mesh dimensions."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for index, var in enumerate(variables):
+        if is_on_mesh(var):
+            dtensor: Any = var
+            groups.setdefault((dtensor.device_mesh, *cut_dims(var)), []).append(index)
+    return groups

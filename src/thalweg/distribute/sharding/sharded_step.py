@@ -10,9 +10,8 @@ from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
 from thalweg._core.commit import PostUpdateCall
-from thalweg._core.gradient_transforms import Measures
 from thalweg._core.grads_and_vars import Pair
-from thalweg._engines.protocol import StepPlan, StepRequest
+from thalweg._engines.protocol import Reductions, StepRequest
 from thalweg.distribute.handshake import PendingCollective, RankMessage
 from thalweg.distribute.sharding.all_gather import join_parts
 from thalweg.distribute.sharding.sharded_reductions import ShardedReductions
@@ -78,9 +77,9 @@ class SharedStep:
         ]
         return request._replace(variables=parts, gradients=gradients, slots=slots, copies=copies)
 
-    def measure_whole(self, plan: StepPlan, request: StepRequest) -> Measures:
+    def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
         """Return reductions over full variables, which exchange messages with the other ranks."""
-        return ShardedReductions(self.shards, plan, request, self._wait_for_ranks)
+        return ShardedReductions(self.shards, parts, pairs, flush, self._wait_for_ranks)
 
     def begin_writing(self) -> None:
         """Wait until all ranks are about to write; raise ReplicaMismatchError if one failed."""

@@ -34,7 +34,7 @@ from thalweg._core.atomic_section import Call
 from thalweg._core.commit import StepResult, raise_first
 from thalweg._core.config_registry import Configurable
 from thalweg._core.dtensor import is_imported, is_on_mesh
-from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_stats import transform_gradients
 from thalweg._core.gradient_transforms import NOTHING
 from thalweg._core.grads_and_vars import Pair, as_pairs
 from thalweg._core.graph_mode import graph_mode
@@ -383,7 +383,7 @@ class Optimizer(
         if is_deferred(*(grad for grad, _ in grads_and_vars)):
             pairs = graph_mode().clip(grads_and_vars, self._clipping, flush)
         else:
-            pairs, _ = materialised(grads_and_vars, self._clipping, flush)
+            pairs, _ = transform_gradients(grads_and_vars, self._clipping, flush)
         for transformer in self._transformers:
             pairs = as_pairs(transformer(pairs))
         return pairs

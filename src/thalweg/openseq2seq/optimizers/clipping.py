@@ -22,7 +22,7 @@ from thalweg.openseq2seq.optimizers.gradients import (
     map_gradients,
     refuse_none,
     title,
-    transform_gradients,
+    transform_present,
 )
 from thalweg.openseq2seq.optimizers.norms import norm_of
 
@@ -101,7 +101,7 @@ def _clip_by_global_norm(
         transforms = GradientTransforms(
             global_clipnorm=limit, clip_factor=factor, overflow=as_shipped
         )
-        return transform_gradients(wide, dtype_sources, transforms)[0]
+        return transform_present(wide, dtype_sources, transforms)[0]
 
     clipped = map_gradients(
         clip,
@@ -147,7 +147,7 @@ def _clip_gradients_by_norm(
         transforms = GradientTransforms(
             global_clipnorm=float(limit), overflow=as_shipped, casts=True, nan_if_not_finite=False
         )
-        return transform_gradients(gradients, variables, transforms)[0]
+        return transform_present(gradients, variables, transforms)[0]
 
     new_gradients = map_gradients(
         clip,

@@ -22,7 +22,7 @@ from thalweg._core.replay_trigger import ReplayResult
 from thalweg.openseq2seq.optimizers.accumulation import are_addable
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult, raw, unscaled
-from thalweg.openseq2seq.optimizers.gradients import transform_gradients
+from thalweg.openseq2seq.optimizers.gradients import transform_present
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
@@ -275,7 +275,7 @@ class StepPipeline:
             transforms = treatment.post.gradient_transforms(
                 backward.present().pairs, step_inputs.rate, journal, unscaling=unscaling
             )
-            transform_gradients(backward.gradients, backward.targets, transforms)
+            transform_present(backward.gradients, backward.targets, transforms)
         return journal.sent(0)
 
     def _check_gradients(self, backward: BackwardResult) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
 from thalweg._base.execution_context import is_deferred
-from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_stats import transform_gradients
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._core.grads_and_vars import concrete as concrete
 from thalweg._engines import current
@@ -65,7 +65,7 @@ def floating(values: Tensor) -> Tensor:
     return values if values.is_floating_point() else values.float()
 
 
-def transform_gradients(
+def transform_present(
     gradients: Sequence[Gradient], variables: Sequence[object], transforms: GradientTransforms
 ) -> tuple[list[Gradient], Decision]:
     """Return gradients with transforms applied, as new tensors, and the decision of the step.
@@ -77,7 +77,7 @@ def transform_gradients(
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     pairs: Any = [(gradients[index], variables[index]) for index in present]
-    new_pairs, decision = materialised(pairs, transforms, current().denormals == "flush")
+    new_pairs, decision = transform_gradients(pairs, transforms, current().denormals == "flush")
     new_gradients = list(gradients)
     for index, (grad, _) in zip(present, new_pairs, strict=True):
         new_gradients[index] = grad

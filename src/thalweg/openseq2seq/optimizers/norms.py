@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.execution_context import is_deferred
-from thalweg._core.gradient_stats import known_of
+from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._engines import Tensors
 from thalweg._graph import Output, operation
@@ -27,7 +27,7 @@ def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
             floating(values_of(grad)) for grad in map(concrete, gradient_list) if grad is not None
         ]
         transforms = GradientTransforms(overflow=as_shipped, casts=True)
-        stats = known_of(transforms, Tensors(values, values), values)
+        stats = GradientStats(transforms, Tensors(values, values), values)
         with np.errstate(over="ignore"):
             norm = np.float32(stats.global_norm)
         device = values[0].device if values else "cpu"

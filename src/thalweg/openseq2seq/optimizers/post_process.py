@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg._base.context_managers import no_grad
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
-from thalweg._core.gradient_stats import GradientStats, known_of
+from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import Pair
 from thalweg._core.hyperparameters import check_size, is_number
@@ -27,7 +27,7 @@ from thalweg.openseq2seq.optimizers.gradients import (
     concretes,
     map_gradients,
     refuse_none,
-    transform_gradients,
+    transform_present,
 )
 from thalweg.openseq2seq.optimizers.larc import Larc, larc_of
 from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS, checked_summaries
@@ -112,7 +112,7 @@ class PostProcessing(NamedTuple):
     ) -> list[Gradient]:
         """Return new gradients, clipped or scaled; summaries go to the journal."""
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
-        return transform_gradients(
+        return transform_present(
             gradients, variables, self.gradient_transforms(pairs, rate, journal)
         )[0]
 
@@ -187,13 +187,13 @@ class PostProcessing(NamedTuple):
             return stats
         values, variables = [values_of(grad) for grad, _ in pairs], [var for _, var in pairs]
         transforms = GradientTransforms(unscaling=unscaling, overflow=self.as_shipped, casts=True)
-        return known_of(transforms, Tensors(values, variables), variables)
+        return GradientStats(transforms, Tensors(values, variables), variables)
 
     def _note_larc(
         self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, stats: GradientStats
     ) -> None:
         ratios = self._ratios(larc, rate, stats.variable_norms, stats.clipped_norms)
-        for tag, ratio, factor in zip(tags, ratios, stats.trust, strict=True):
+        for tag, ratio, factor in zip(tags, ratios, stats.trust_ratios, strict=True):
             if larc.clips:
                 journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)
             journal.scalar(f"larc_grad_update/{tag}", factor)

@@ -44,7 +44,7 @@ from thalweg._graph import (
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult
-from thalweg.openseq2seq.optimizers.gradients import transform_gradients
+from thalweg.openseq2seq.optimizers.gradients import transform_present
 from thalweg.v1.train.apply_gradients import StepRequest
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import REDUCED
@@ -115,7 +115,7 @@ def update(
     if uses_transforms and {target.dtype for target in present.targets}.isdisjoint(REDUCED):
         return optimizer._take(present.pairs, request, transforms, copies)
     with optimizer._turn_lock(), optimizer._locked():
-        gradients, decision = transform_gradients(backward.gradients, backward.targets, transforms)
+        gradients, decision = transform_present(backward.gradients, backward.targets, transforms)
         if not decision.apply_flag:
             run(decision.calls)
             return StepResult(False, [])
@@ -187,7 +187,7 @@ def process_gradients(backward: BackwardResult, transforms: GradientTransforms) 
 
     The state of the loss scaler is updated, and the other calls of the decision are made.
     """
-    gradients, decision = transform_gradients(backward.gradients, backward.targets, transforms)
+    gradients, decision = transform_present(backward.gradients, backward.targets, transforms)
     run(decision.calls)
     return gradients if decision.apply_flag else None
 
