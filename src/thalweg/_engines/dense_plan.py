@@ -81,7 +81,9 @@ class Group(Protocol):
     members: list[int]
     has_all_variables: bool
     bytes: Int64
-    device: torch.device | None
+
+    @property
+    def device(self) -> torch.device | None: ...
 
     @property
     def measures_in_place(self) -> bool:
@@ -316,9 +318,14 @@ class DensePlan:
             group.point_at(addresses[group.members])
         self._gradients, self.is_bound = gradients, True
 
-    @lazy
+    @property
     def device(self) -> torch.device | None:
         """Device of sums and peaks; see `Reductions`."""
+        return self._common_device
+
+    @lazy
+    def _common_device(self) -> torch.device | None:
+        """Device of sums and peaks if all variables are on it."""
         return self.groups[0].device if self.groups and len(set(self._devices)) == 1 else None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Any:

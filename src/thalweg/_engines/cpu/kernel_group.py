@@ -96,7 +96,7 @@ class Group:
             from thalweg._engines.cpu.offsets import Offsets
         return Offsets(self._layouts)
 
-    @lazy
+    @property
     def measures_in_place(self) -> bool:
         """True if members are row-major, or their elements lie near each other in that order."""
         return self._offsets is None or self._offsets.are_compact

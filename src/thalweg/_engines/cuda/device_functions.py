@@ -12,6 +12,7 @@ correctly rounded sequences that keep denormals.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -22,14 +23,14 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 if INTERPRETED:
 
-    def lacks_ptx():
-        """Return whether the target has no PTX assembly."""
+    def lacks_ptx():  # pyright: ignore[reportRedeclaration]
+        """Return True: the interpreter has no PTX assembly."""
         return True
 
 else:
 
     @tl.core.builtin
-    def lacks_ptx(_builder=None, _semantic=None):
+    def lacks_ptx(_builder: Any = None, _semantic: Any = None):
         """Return whether the target has no PTX assembly; a constant of the compiled kernel."""
         # Triton passes one of the two, by its version.
         builder = _builder or _semantic.builder

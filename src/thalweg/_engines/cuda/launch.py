@@ -154,7 +154,7 @@ def compiled_for(kernel: Kernel, aligned: bool, architecture: driver.Architectur
         source = compiler.ASTSource(function, signature, {"ALIGNED": aligned})
         # A program of AMD's GPUs has 64 threads where the kernel needs 32: half of them repeat.
         warps = max(kernel.threads // warp, 1)
-        options = {"num_warps": warps, "enable_fp_fusion": kernel.fast}
+        options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": kernel.fast}
         if not is_amd:
             options["maxnreg"] = kernel.max_registers
         target = backends.GPUTarget("hip" if is_amd else "cuda", architecture, warp)

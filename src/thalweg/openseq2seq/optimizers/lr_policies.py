@@ -333,7 +333,7 @@ def inv_poly_decay(
 
 
 def _warmed_up(
-    learning_rate: object,
+    learning_rate: Any,
     decay: Callable[[Any, Any, ScalarType], Any],
     begin_decay_at: int,
     warmup_steps: int = 0,

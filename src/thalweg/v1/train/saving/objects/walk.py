@@ -78,7 +78,7 @@ class Walk:
 
     def _link_slot(self, link: Link, node: int, held: Any) -> None:
         """Restore a slot, if its optimizer and its variable are both found."""
-        ends = [
+        ends: list[Any] = [
             held if end == node else self._objects.get(end, self._values.objects.get(end))
             for end in link[:2]
         ]
