@@ -31,7 +31,7 @@ MAX_ACCESSES = {
     "diagnostics": 12,
     "distribute": 13,
     "integrations": 29,
-    "keras": 95,
+    "keras": 96,
     "openseq2seq": 20,
     "optim": 54,
     "tf": 4,

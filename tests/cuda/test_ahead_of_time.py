@@ -13,8 +13,7 @@ import pytest
 from pairwise import cover_pairs
 from rulebook import DTYPES, FIRST, KINDS, label, slow_unless
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.codegen import Update
-from thalweg._engines.codegen_measure import Measurement, distinct_formulas
+from thalweg._engines.codegen import Measurement, Update, distinct_formulas
 from thalweg._engines.cpu.sparse_plan import from_zero
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import WARP, WIDTH, generate_update

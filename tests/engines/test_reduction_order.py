@@ -14,7 +14,7 @@ from rulebook import slow_unless
 from thalweg import Hyper, Rule, RuleError, Slot, Variable, optim, sqrt, where
 from thalweg import engine as use_engine
 from thalweg._engines import Dispatcher, Selection, Tensors
-from thalweg._engines.codegen_measure import Measurement
+from thalweg._engines.codegen import Measurement
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.offsets import Offsets
 from thalweg._engines.cpu.reductions import Leaves, sums_of

@@ -18,6 +18,7 @@ from thalweg._engines.random_bits import NARROW, SCALARS
 from thalweg.formula import Formula
 
 if TYPE_CHECKING:
+    from thalweg._base.rule_passes import Measure
     from thalweg._engines.codecs.codec import Codec
 
 # The largest number of each type that a copy of a variable may have; beyond it copies saturate.
@@ -213,6 +214,34 @@ class Update:
     def traced(self) -> TracedUpdate:
         """Graphs and local names, traced once."""
         return TracedUpdate(self)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Formulas that a kernel reduces, and the memory that they read: the key of the kernel.
+
+    Attributes:
+        formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64, or in the
+            compute dtype of the update if the formula is marked `like_update`.
+        storage: Storage types of variable, gradient, slots and copy (if any). Streams that no
+            formula reads are not loaded.
+        compute: The dtype of the update, of stages and of vectors: "float32" or "float64".
+        stages: Formulas `(grad, *, scalars) -> grad` that transform the gradient first.
+        copy, from_copy, vectors: As for `Update`.
+    """
+
+    formulas: tuple[Formula, ...]
+    storage: tuple[str, ...]
+    compute: str
+    stages: tuple[Formula, ...] = ()
+    copy: bool = False
+    from_copy: bool = False
+    vectors: tuple[tuple[str, str], ...] = ()
+
+
+def distinct_formulas(measures: Sequence[Measure]) -> tuple[Formula, ...]:
+    """Return the formulas of measures, each once."""
+    return tuple(dict.fromkeys(measure.function for measure in measures))
 
 
 class TracedUpdate:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from thalweg._base.locks import importing
@@ -11,7 +10,9 @@ from thalweg._base.rule_passes import Measure
 from thalweg._engines.codegen import (
     Field,
     FormulaWriter,
+    Measurement,
     codecs_of,
+    distinct_formulas,
     name_scalars,
     name_vectors,
 )
@@ -25,29 +26,6 @@ if TYPE_CHECKING:
     from thalweg._engines.codecs.codec import Codec
 
 ReductionType = TypeVar("ReductionType", bound="Targets")
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Formulas that a kernel reduces, and the memory that they read: the key of the kernel.
-
-    Attributes:
-        formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64, or in the
-            compute dtype of the update if the formula is marked `like_update`.
-        storage: Storage types of variable, gradient, slots and copy (if any). Streams that no
-            formula reads are not loaded.
-        compute: The dtype of the update, of stages and of vectors: "float32" or "float64".
-        stages: Formulas `(grad, *, scalars) -> grad` that transform the gradient first.
-        copy, from_copy, vectors: As for `thalweg._engines.codegen.Update`.
-    """
-
-    formulas: tuple[Formula, ...]
-    storage: tuple[str, ...]
-    compute: str
-    stages: tuple[Formula, ...] = ()
-    copy: bool = False
-    from_copy: bool = False
-    vectors: tuple[tuple[str, str], ...] = ()
 
 
 class Sweep:
@@ -126,11 +104,6 @@ class Targets:
     def has_columns(self) -> bool:
         """Return whether measures need the reductions of columns, or of variables, made of them."""
         return not self.targets.keys().isdisjoint(("column", "variable"))
-
-
-def distinct_formulas(measures: Sequence[Measure]) -> tuple[Formula, ...]:
-    """Return the formulas of measures, each once."""
-    return tuple(dict.fromkeys(measure.function for measure in measures))
 
 
 def share_reductions(

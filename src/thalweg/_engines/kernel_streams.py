@@ -12,8 +12,7 @@ from torch import Tensor
 from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
-from thalweg._engines.codegen import Update
-from thalweg._engines.codegen_measure import Measurement
+from thalweg._engines.codegen import Measurement, Update
 from thalweg._engines.protocol import Dtype, StepRequest
 from thalweg._engines.random_bits import NARROW, ElementRuns, Place
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from thalweg._engines.codegen import Field, FormulaWriter, Kernel, fill, nest, read_vectors
-from thalweg._engines.codegen_measure import Measurement, Sweep
+from thalweg._engines.codegen import (
+    Field,
+    FormulaWriter,
+    Kernel,
+    Measurement,
+    fill,
+    nest,
+    read_vectors,
+)
+from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cpu.codegen import (
     HEADER,
     STORAGE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.codegen import Kernel, fill, nest
-from thalweg._engines.codegen_measure import Measurement, Targets, share_reductions
+from thalweg._engines.codegen import Kernel, Measurement, fill, nest
+from thalweg._engines.codegen_measure import Targets, share_reductions
 from thalweg._engines.cpu.codegen import STORAGE, load_scalars, name_kernel, write_threads
 from thalweg._engines.cpu.codegen_broadcast import SHORT, spread_name, spread_vectors
 from thalweg._engines.cpu.codegen_measure import Elements

@@ -14,8 +14,15 @@ from math import prod
 
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.codegen import Kernel, TracedUpdate, Update, fill, nest
-from thalweg._engines.codegen_measure import Measurement, distinct_formulas
+from thalweg._engines.codegen import (
+    Kernel,
+    Measurement,
+    TracedUpdate,
+    Update,
+    distinct_formulas,
+    fill,
+    nest,
+)
 from thalweg._engines.cpu.codegen import (
     HEADER,
     STORAGE,

@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
 from thalweg._engines.array_types import Float64, Int64
-from thalweg._engines.codegen_measure import distinct_formulas
+from thalweg._engines.codegen import distinct_formulas
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.work_table import (

@@ -18,7 +18,7 @@ from thalweg._engines.cpu.work_table import Table
 
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
-    from thalweg._engines.codegen_measure import Measurement
+    from thalweg._engines.codegen import Measurement
     from thalweg._engines.cpu.compiled_loops import Loop
 
 

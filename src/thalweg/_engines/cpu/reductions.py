@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg._engines import layout, reference
 from thalweg._engines.array_types import Float64, Int64
-from thalweg._engines.codegen_measure import Measurement
+from thalweg._engines.codegen import Measurement
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.work_table import Table, chunk_of, cut_slices, dense_chunks, make_table

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-from thalweg._engines.cuda import driver
+from thalweg._base.locks import importing
 from thalweg._engines.engine_selection import EngineName
 
 # The lowest compute capability supported. Below 8.0, kernels have been compiled, but never run.
@@ -42,6 +42,8 @@ def why_not_automatic() -> str:
 @cache
 def _why_unsupported(index: int) -> str:
     """Return the reason why kernels cannot run on a GPU; an empty string if they can."""
+    with importing:
+        from thalweg._engines.cuda import driver
     architecture = driver.of_torch().architecture_of(index)
     if isinstance(architecture, str):
         required = " or ".join(AMD_ARCHITECTURES)

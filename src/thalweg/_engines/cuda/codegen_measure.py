@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thalweg._engines.codegen import fill
-from thalweg._engines.codegen_measure import Measurement, Sweep
+from thalweg._engines.codegen import Measurement, fill
+from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cuda.codegen import (
     BLOCKWISE,
     Kernel,

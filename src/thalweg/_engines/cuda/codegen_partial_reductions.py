@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.codegen import Field, fill
-from thalweg._engines.codegen_measure import Measurement, Sweep, Targets, share_reductions
+from thalweg._engines.codegen import Field, Measurement, fill
+from thalweg._engines.codegen_measure import Sweep, Targets, share_reductions
 from thalweg._engines.cuda.codegen import Kernel, name_kernel
 from thalweg._engines.cuda.codegen_measure import Program
 from thalweg._engines.row_column_reductions import places_for

@@ -15,7 +15,7 @@ from torch import Tensor
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
 from thalweg._engines.array_types import Array, Int64, numbered
-from thalweg._engines.codegen_measure import distinct_formulas
+from thalweg._engines.codegen import distinct_formulas
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK, SIZES, WIDTH
 from thalweg._engines.cuda.device_scalars import Rows

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.locks import Awaited, importing
-from thalweg._engines.codegen import Update
-from thalweg._engines.codegen_measure import Measurement
+from thalweg._engines.codegen import Measurement, Update
 from thalweg._engines.cuda import driver
 from thalweg._engines.cuda.availability import is_interpreted
 from thalweg._engines.cuda.codegen import SIZES, THREADS, Kernel, generate_update
