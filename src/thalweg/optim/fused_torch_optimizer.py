@@ -386,8 +386,7 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def _has_common_norm(self) -> bool:
         """Return True if gradients of several rules are clipped, or judged, together."""
-        options = self.step_options
-        return options.base_transforms.global_clipnorm is not None or options.judges
+        return self.step_options.base_transforms.has_global_norm
 
     def _bind(self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms) -> _Bound:
         """Return the plan of a sub-step, and whether it is the last one.
