@@ -8,6 +8,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch import Tensor
 
 from thalweg._base.execution_context import replicas, thread
@@ -84,6 +85,7 @@ class ReplayedStep:
         self._idle_options: list[tuple[int, Options]] = []  # of groups that have no gradient
         self._reports: list[tuple[int, GradientReport]] = []  # by the number of their step
         self._passes: Sequence[ReplayedPasses] = ()  # of rules with passes
+        self._rounds_as_tensor = False  # True if a number follows the default dtype
         self._in_call: ScalarsInCall | None = None  # what makes the scalars, if that is the call
         self._shared: Scalars | None = None  # those of gradients that kernels have
         self.reported = 0  # of the steps it has taken, those that the optimizer has counted
@@ -150,6 +152,8 @@ class ReplayedStep:
                 share.group_by_scalars()
             return not self.may_lack
         self._in_call.hold_groups(guards, dict(self._idle_options))
+        specs = chain.from_iterable(share.part.numbers.values() for share in self.shares)
+        self._rounds_as_tensor = any(spec.rounds_as_tensor for spec in specs)
         return len(self.shares) == 1 or not self.may_lack
 
     @property
@@ -337,6 +341,7 @@ class ReplayedStep:
             or cache.holds_averages
             or (cache.stepping is not None and not self._has_sums)
             or not (choices() is self._choices or current(self.selection) == self.selection)
+            or (self._rounds_as_tensor and torch.get_default_dtype() != torch.float32)
         ):
             return False
         if self._is_single_call and "found_inf" not in fields and "grad_scale" not in fields:

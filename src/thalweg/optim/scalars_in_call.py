@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
+from torch import get_default_dtype
 
 from thalweg._base.locks import importing
 from thalweg._core.replay import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from thalweg.optim.replay_substep import ReplayedSubStep
 
 _FLOAT64 = KINDS[torch.float64]
+_SINGLE = torch.float32, torch.float32
 
 
 class ScalarsInCall:
@@ -248,7 +250,7 @@ def _is_number_in_call(part: ParamState, column: AnyColumn) -> bool:
     return (
         type(column) is Column
         and column.dtype in (torch.float32, torch.float64)
-        and not (spec.rounds_as_tensor and column.dtype != torch.float32)
+        and not (spec.rounds_as_tensor and (column.dtype, get_default_dtype()) != _SINGLE)
         and not part.rule.passes
         and all(param.numel() for param in part.params)
     )
