@@ -97,9 +97,10 @@ def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
 
 
 def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
-    """Return records of a state in the form that the optimizer keeps beside a parameter.
+    """Return records viewed in the shape that the optimizer keeps for a parameter.
 
-    Records of another shape are returned unchanged.
+    Contiguous records that are flat or in rows are viewed and share memory; all others are returned
+    unchanged.
     """
     shape = likeness_of(codec, param).shape
     shapes = (codec.bytes_of(param.numel()),), codec.shape_of_rows(param.shape)

@@ -69,7 +69,8 @@ class ReplayedPairs:
         numbers: Guarded tensors of one number, beginning with the counters.
         transforms: The transforms of the step's gradients.
         read: Tensors from which `take_coming` reads hyperparameters, by name.
-        replaced: Names of the scalars that each step reads from the last counters and stores there.
+        carried_scalars: Names of the scalars that each step reads from the last counters and stores
+            there.
             The counters have the compute dtype of some of the variables.
     """
 
@@ -81,10 +82,10 @@ class ReplayedPairs:
         numbers: Sequence[Tensor],
         transforms: GradientTransforms,
         read: Mapping[str, Tensor],
-        replaced: Sequence[str] = (),
+        carried_scalars: Sequence[str] = (),
     ) -> None:
         self.read = read
-        self._replaced, self._has_columns = replaced, not replaced
+        self._carried_scalars, self._has_columns = carried_scalars, not carried_scalars
         self.planned, self.snapshot, self._counters = cached_plan, guards, counters
         self._kinds = [KINDS[number.dtype] for number in numbers]
         counter_kinds = self._kinds[: len(counters)]
@@ -95,7 +96,9 @@ class ReplayedPairs:
         self._launches = Launches([cached_plan], places)
         rule = cached_plan.request.rule
         self._may_have_threads = self._launches.may_have_threads
-        loads = dict(zip(replaced, counters[len(counters) - len(replaced) :], strict=True))
+        loads = dict(
+            zip(carried_scalars, counters[len(counters) - len(carried_scalars) :], strict=True)
+        )
         self._scalars = [
             (launch, RuleScalars(rule, launch, loads=loads)) for launch in self._launches.all
         ]
@@ -114,7 +117,7 @@ class ReplayedPairs:
         attributes: Sequence[tuple[dict[str, object], str | None]] = (),
         transforms: GradientTransforms = NOTHING,
         read: Mapping[str, Tensor] = MappingProxyType({}),
-        replaced: Sequence[str] = (),
+        carried_scalars: Sequence[str] = (),
     ) -> ReplayedPairs | None:
         """Return the replay of a planned step, or None if the step cannot be replayed.
 
@@ -126,7 +129,7 @@ class ReplayedPairs:
             attributes: Pairs of a dictionary and a key. A step is not replayed if a dictionary
                 changed, except in the value of its key; with None, no value may change.
             transforms: The transforms of the gradients.
-            read, replaced: As in the class; `can_read` is true for each tensor of `read`.
+            read, carried_scalars: As in the class; `can_read` is true for each tensor of `read`.
         """
         guards = make_guard_table()
         if (
@@ -143,7 +146,7 @@ class ReplayedPairs:
         ):
             return None
         try:
-            arguments = counters, numbers, transforms, read, replaced
+            arguments = counters, numbers, transforms, read, carried_scalars
             replay = ReplayedPairs(cached_plan, guards, *arguments)
         except ERRORS:
             return None
@@ -249,12 +252,12 @@ class ReplayedPairs:
         return bool(rows)
 
     def _connect_columns(self) -> None:
-        """Make steps store the scalars `replaced`, once there are programs that compute them."""
+        """Make steps store the carried scalars, once there are programs that compute them."""
         if self._has_columns:
             return
-        first = len(self._counters) - len(self._replaced)
+        first = len(self._counters) - len(self._carried_scalars)
         rows: list[tuple[int, int]] = []
-        for column, name in enumerate(self._replaced, first):
+        for column, name in enumerate(self._carried_scalars, first):
             dtype = np.float64 if self._counters[column].dtype == torch.float64 else np.float32
             makers = [scalars for launch, scalars in self._scalars if launch.dtype is dtype]
             if not makers or makers[0].span == (0, 0):
@@ -264,13 +267,13 @@ class ReplayedPairs:
         self._has_columns = True
 
     def _can_store(self, rule_scalars: object) -> bool:
-        """Return whether a step can store the scalars `replaced`: a program computes them.
+        """Return whether a step can store the carried scalars: a program computes them.
 
         Args:
             rule_scalars: The scalars of a launch; None if its program computes them.
         """
         self._connect_columns()
-        return not self._replaced or (rule_scalars is None and self._has_columns)
+        return not self._carried_scalars or (rule_scalars is None and self._has_columns)
 
     def _make_table(self) -> None:
         scalars = [

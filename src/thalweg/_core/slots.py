@@ -83,11 +83,11 @@ class SlotStore:
         ) = None
 
     def _settled(self) -> dict[int, dict[str, Variable]]:
-        """Return the slots by id of variable and by name.
+        """Return the slots by id of variable and by name; assign the slots of a deepcopy first.
 
-        A deepcopy refers to the original variables, or to copies of them if the same call of
-        deepcopy copied them. Only when deepcopy has ended is it known which: then, at the first
-        lookup, the slots are assigned to their variables.
+        Only a finished deepcopy shows whether it also copied a variable. Its slots belong to the
+        copy
+        if so, else to the original variable.
         """
         if self._pending_copies is not None:
             (slots, memo), self._pending_copies = self._pending_copies, None

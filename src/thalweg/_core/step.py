@@ -277,12 +277,14 @@ def plan_step(
         Exception: Any error of a check; state created by then is discarded.
     """
     rule = adapter.step_rule()
-    is_whole = rule is None or rule.is_whole or transforms.trust is not None
-    if rule is None or (is_whole and any(has_rows(grad) for grad, _ in grads_and_vars)):
+    needs_whole_gradients = rule is None or rule.is_whole or transforms.trust is not None
+    if rule is None or (
+        needs_whole_gradients and any(has_rows(grad) for grad, _ in grads_and_vars)
+    ):
         return None
     pairs = _prepare_pairs(adapter, cache, grads_and_vars, transforms)
-    is_planned = not adapter.one_by_one(pairs)
-    return _build_plan(adapter, cache, pairs, transforms, copies) if is_planned else None
+    has_one_plan = not adapter.one_by_one(pairs)
+    return _build_plan(adapter, cache, pairs, transforms, copies) if has_one_plan else None
 
 
 def _create_state(adapter: StepAdapter, pairs: list[Pair]) -> list[Pair]:
@@ -560,7 +562,14 @@ def _commit_rounds(
     callbacks: list[PostUpdateCall],
     counters: list[Call],
 ) -> list[BaseException]:
-    """Commit a step in which variables repeat; restore all tensors if it is interrupted."""
+    """Write the rounds of a step in which variables repeat, then run callbacks and counters.
+
+    The constraints of a round run after its writes. If anything raises before the callbacks begin,
+    variables, slots and copies are restored.
+
+    Returns:
+        The errors of constraints and callbacks.
+    """
     tensors = [*request.variables, *(slot for var_slots in request.slots for slot in var_slots)]
     tensors += [copy for copy in request.copies or () if copy is not None]
     errors: list[BaseException] = []

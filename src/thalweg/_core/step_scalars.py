@@ -99,12 +99,13 @@ def _converted(rule: Rule, name: str, value: object, dtype: Dtype) -> object:
 def columns_of(
     groups: Groups, scalars_of: ScalarsOf, dtypes: Sequence[Dtype], variables: Sequence[Tensor]
 ) -> Columns:
-    """Return the scalars of a rule, shared by all variables or separate where groups differ.
+    """Return the scalars of a rule: shared for each dtype, and by variable where groups differ.
 
     Args:
         groups: The group of each variable; None for a single group.
-        scalars_of: Returns the scalars of a group in a compute dtype; called once for each.
-        dtypes: The compute dtypes of the step.
+        scalars_of: Called as `scalars_of(dtype, group)`, once for each pair that occurs; returns
+            scalars by name.
+        dtypes: The compute dtypes of the step, for a single group.
         variables: The variables.
     """
     if groups is None:

@@ -54,9 +54,10 @@ def digest(*parts: str) -> str:
 
 
 def fill(template: str, **fields: Field) -> list[str]:
-    """Return the lines of a template with values in place of its fields.
+    """Return the lines of a template with `{field}`s replaced, as by `str.format`.
 
-    A list of lines replaces a field that is alone in its line; it gets the field's indentation.
+    A field whose value is a list of lines must be alone in its line; each of the lines gets its
+    indentation.
     """
     blocks = {f"{{{name}}}": value for name, value in fields.items() if isinstance(value, list)}
     lines: list[str] = []
@@ -296,16 +297,16 @@ class TracedUpdate:
         self.width = self.vectors_at + (len(self.vectors) + 2 if self.vectors else 0)
         self.random_streams: dict[int, int] = {}
         if update.draws:
-            written = {stream for _, stream in self.written_results()}
+            written_streams = {stream for _, stream in self.written_results()}
             self.random_streams = {
-                k: k and k - 1 for k in sorted(written) if self.storage[k] in NARROW
+                k: k and k - 1 for k in sorted(written_streams) if self.storage[k] in NARROW
             }
 
     @property
     def written_blocks(self) -> dict[int, Codec]:
         """Codecs of the slots in blocks of codes that the update changes, by stream."""
-        written = {stream for _, stream in self.written_results()}
-        return {k: codec for k, codec in self.blocks.items() if k in written}
+        written_streams = {stream for _, stream in self.written_results()}
+        return {k: codec for k, codec in self.blocks.items() if k in written_streams}
 
     def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
         """Return definitions, by name, of the functions that the lines of an element call."""

@@ -495,14 +495,14 @@ def run_stage(
 ) -> dict[str, list[tuple[int, Tensor]]]:
     """Run a stage over a batch, separately for variables with different step numbers if needed.
 
-    New values of pass values, measures and slots of rows and columns are stored in the batch.
+    Store new pass values, measures, and slots of rows and columns in `batch`; write no slot.
 
     Args:
         rule, stage, batch, columns, slot_of: As in `call_stage`.
 
     Returns:
-        For each output name pairs of a variable's position and the new value of its shaped slot.
-        The slots are not written. Outputs that the batch stores have no pairs.
+        For each output name a list of pairs: the index of a variable in the step, and the new value
+        of its shaped slot. The list is empty for outputs that are stored in `batch`.
     """
     parameters, new_slots = stage_inputs(stage), dict[str, list[tuple[int, Tensor]]]()
     names = {*parameters.required, *parameters.optional}

@@ -120,9 +120,10 @@ def _first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _made_of_measures(rule: Rule, known_scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scalars that `per_optimizer` and `per_variable` make for `update`, by name.
+    """Call `per_optimizer` and `per_variable` with measures of 1; return their scalars by name.
 
-    `per_variable` gets arrays over two variables: an array over one would work like a number.
+    `per_variable` gets arrays over two variables, since an array over one works like a number; the
+    scalars of the first variable are returned, as float32.
     """
     measured_scalars: dict[str, Any] = {}
     if rule.per_optimizer is not None:

@@ -182,7 +182,10 @@ class TorchPart:
         return resumed(var, self._join(batch, cast("list[Tensor]", copies)))
 
     def _slots(self, batch: Batch) -> list[Tensor]:
-        """Return the slots in the dtype of the arithmetic, decoded if they have codecs."""
+        """Return one tensor per slot: the values of all variables of a batch, joined.
+
+        They have the dtype of the arithmetic; slots with codecs are decoded.
+        """
         slots: list[Tensor] = []
         for position, codec in enumerate(batch.codecs[1:]):
             tensors = [self._request.slots[member][position] for member in batch.members]

@@ -158,7 +158,12 @@ class _ConfigEncoder:
         }
 
     def __call__(self, argument: object, name: str) -> Any:
-        """Return a schedule, rule, tensor, class, function or set as JSON, or NotImplemented."""
+        """Return JSON values that describe a constructor argument, or NotImplemented.
+
+        Schedules, known rules, tensors, classes, dtypes and sets can be described. Functions and
+        rules
+        of the user become `{YOURS: text}`, which only names them.
+        """
         if isinstance(argument, LearningRateSchedule):
             return self._describe_schedule(argument)
         if isinstance(argument, Rule):

@@ -88,7 +88,15 @@ def _make_optimizer(
     name: str | None,
     arguments: Mapping[str, Any],
 ) -> Any:
-    """Return a `thalweg.optim` optimizer over new parameters with the shapes of a state."""
+    """Return a `thalweg.optim` optimizer over zero parameters with the shapes of a state.
+
+    Args:
+        state: The state that will be loaded.
+        packages: The package of each group.
+        name: The rule of all groups; None for the first choice of each package. Different rules
+            give a `Mixed`.
+        arguments: Arguments of the constructor; with `masters`, parameters are bfloat16.
+    """
     dtype = torch.bfloat16 if arguments.get("masters") else torch.float32
     names = [name or package.into[0] for package in packages]
     is_mixed = len(set(names)) > 1

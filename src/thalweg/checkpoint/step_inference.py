@@ -44,7 +44,11 @@ class Steps:
 
 
 def power_blocks(beta: Any) -> Iterator[np.ndarray]:
-    """Yield the powers after 0, 1, 2 ... steps, in blocks; `beta` is a NumPy scalar."""
+    """Yield blocks of beta, beta**2, beta**3 ...: the stored powers after 0, 1, 2 ... steps.
+
+    The powers are products in the dtype of `beta`, a NumPy scalar; subnormal powers are 0. The last
+    block ends with 0; with a beta of 1 there is no last block.
+    """
     dtype = beta.dtype.type
     smallest = np.finfo(dtype).tiny
     last_power, size = dtype(1), _FIRST_BLOCK

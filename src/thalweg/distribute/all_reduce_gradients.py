@@ -105,12 +105,14 @@ def sum_pairs(
 def sum_matched_pairs(
     pairs: Sequence[MaybePair], sender: Sender, early_sums: Mapping[int, Tensor]
 ) -> list[MaybePair]:
-    """Return (gradient sum, variable) pairs; each gradient has the same kind on all ranks.
+    """Sum dense gradients over all ranks, gather rows of sparse ones; return new pairs in order.
+
+    All ranks call this with the same kinds of gradients: dense, sparse or None.
 
     Args:
         pairs: As in `sum_pairs`.
         sender: The sender; its dense sums are whole, or parts if it scatters.
-        early_sums: Dense sums that have already arrived, by index.
+        early_sums: Dense sums that have already arrived, by index; these are not sent.
     """
     gradients: list[Any] = [grad for grad, _ in pairs]
     variables = [var for _, var in pairs]

@@ -98,10 +98,10 @@ class RankMessage:
         self._pending = ranks.begin_maximum(self._numbers)
 
     def receive(self) -> Received:
-        """Wait for the numbers of the other ranks and return them.
+        """Wait for all ranks; return which digests are equal on all, and the maxima of flags.
 
         Raises:
-            BaseException: `trouble`, on this rank.
+            BaseException: The error that this rank gave as `trouble`.
             ReplicaMismatchError: Another rank failed, or takes another action.
             ReplicaLostError: A rank did not answer.
         """

@@ -296,7 +296,11 @@ def first_of(update: TracedUpdate, stream: int) -> str:
 
 
 def _update_chunk(definitions: str, element: Element) -> list[str]:
-    """Return a loop that updates the elements of a chunk, in blocks with prefetches if they pay."""
+    """Return kernel lines that update elements 0 to `length` of a chunk.
+
+    They prefetch block by block if the processor has a distance for it and the formula is short, or
+    writes a copy. `definitions`: Text of the functions that the lines call.
+    """
     lines, storage = element.update_element(), element.update.storage
     distance = tuning().prefetch
     # The processor does not fetch lines ahead that are only written, such as those of a copy.

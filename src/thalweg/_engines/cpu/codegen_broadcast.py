@@ -139,13 +139,14 @@ def spread_name(vector: str) -> str:
 
 
 def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
-    """Return lines that copy the vectors' numbers of each element into lanes.
+    """Return kernel lines that copy each vector's numbers to one lane per element.
 
-    The elements are those from `start` on, in row `line`. A loop over many short rows is then one
-    loop over lanes.
+    The lines read `start`, `line` and `along`, and fill the arrays that `spread_name` names, which
+    the kernel has declared. A loop over many short rows is then one loop over elements.
 
     Args:
-        pointers: Expressions for pointers to the vectors of the tensor, by name.
+        pointers: For each vector an expression of a pointer; a name is "row" or "column", with
+            digits if there are several.
         count: An expression for the number of elements.
     """
     if not pointers:

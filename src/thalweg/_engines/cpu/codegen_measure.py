@@ -306,8 +306,8 @@ def generate_measure(measurement: Measurement, gathers: bool = False) -> Kernel:
     leaves = {k: "float64(length)" for k in range(1, count) if _counts(graphs[k])}
     summed_indices = [k for k in range(count) if k not in leaves]
     leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(summed_indices)}
-    summed = tuple(formulas[k] for k in summed_indices)
-    sweep = Elements(replace(measurement, formulas=summed))
+    sum_formulas = tuple(formulas[k] for k in summed_indices)
+    sweep = Elements(replace(measurement, formulas=sum_formulas))
     fields = _lane_fields(sweep, gathers)
     leaf_lines = fill(
         _LEAVES,

@@ -364,9 +364,11 @@ class GuardTable:
     def _set_members(
         self, members: Sequence[Member], pass_members: Sequence[Member], may_be_absent: bool
     ) -> None:
-        """Create the records of members, and add their spans to the records of gradients.
+        """Create records of members and pass members; enable the gradient of each member.
 
-        A step sets the lengths in the spans to 0 to leave a member out.
+        The record of a gradient, which must exist, gets the spans of its member. A step sets their
+        lengths
+        to 0 to leave the member out. `may_be_absent`: True if steps may lack gradients.
         """
         # The references keep the tables of the spans alive.
         self._spans = [member.spans for member in members]

@@ -932,17 +932,17 @@ def run_part(block, part):
 
 
 def step(block, pairs, replay_count, request):
-    """Check all guards, then replay the step or a part of it.
+    """Check all guards, then run the part of a step that `request` names.
 
     Args:
-        block: The block.
-        pairs: The list of gradients and variables, or 0.
+        block: The block; changes.
+        pairs: The list of (gradient, variable) tuples, or 0 if gradients are read from parameters.
         replay_count: The number of replayed steps when this step began, or ANY_STEP.
-        request: The sum of a part of a step (FULL_STEP ...) and of flags.
+        request: The sum of a part (FULL_STEP, UPDATE, RUN_PASS, ...) and of flags. RUN_PASS writes
+            no state.
 
     Returns:
-        0, or a constant for the first difference; nothing was written then, except sums of a norm.
-        A RUN_PASS writes no state.
+        0, or a constant for the first difference; then no tensor but sums of a norm was written.
     """
     part, first_guard = request & 7, 1
     if request & UNRECORDED:

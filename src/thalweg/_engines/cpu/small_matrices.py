@@ -230,7 +230,8 @@ class ShortGroup(Group):
         passes: tuple[Measure | FusedStage, ...],
         update: Formula | None,
     ) -> _Launch:
-        """Return the launch of a sweep over members with equal matrix sizes and slot dtypes.
+        """Return kernel and work table of a sweep over members with equal matrix sizes and slot
+        dtypes.
 
         Args:
             key: Rows, columns, and the storage types of the slots of rows and columns.

@@ -179,7 +179,8 @@ class RowsPlan(ABC):
         )
 
     def _is_readable(self, tensor: Tensor) -> bool:
-        """Return whether the elements are allocated, contiguous, aligned and not negated."""
+        """True if a tensor is on the plan's device, allocated, contiguous, aligned and not
+        negated."""
         return (
             tensor.get_device() == self._device
             and tensor.is_contiguous()

@@ -122,7 +122,7 @@ def _read_function_sources() -> str:
 def name_kernel(
     definitions: str, lines: list[str], scalars: tuple[str, ...], **attributes: Any
 ) -> Kernel:
-    """Return a kernel named by the hash of its text, put in place of KERNEL_NAME.
+    """Return a kernel whose text has its name, with a hash of the text, in place of KERNEL_NAME.
 
     Args:
         definitions: The text before the kernel function: imports and functions that it calls.

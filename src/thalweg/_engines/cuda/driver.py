@@ -46,15 +46,15 @@ class Driver(ABC):
         """Return names or paths of the library, the best one first."""
 
     @abstractmethod
-    def architecture_of(self, device: int) -> Architecture:
+    def architecture_of(self, device_index: int) -> Architecture:
         """Return the architecture that kernels for a device are compiled for."""
 
     @abstractmethod
-    def describe_device(self, device: int) -> str:
+    def describe_device(self, device_index: int) -> str:
         """Return a device's properties that kernels depend on, as text."""
 
     @abstractmethod
-    def calls_around(self, device: int) -> tuple[Call, Call]:
+    def calls_around(self, device_index: int) -> tuple[Call, Call]:
         """Return C functions that make a device current in this thread, and restore the last one.
 
         Raises:
@@ -71,8 +71,8 @@ class Driver(ABC):
         if code:
             text = c_char_p()
             getattr(self.library, self.functions[0])(code, byref(text))
-            described = (text.value or b"unknown error").decode()
-            raise RuntimeError(f"{action} failed: {described} ({self.title} error {code}).")
+            message = (text.value or b"unknown error").decode()
+            raise RuntimeError(f"{action} failed: {message} ({self.title} error {code}).")
 
 
 class Cuda(Driver):
@@ -85,16 +85,16 @@ class Cuda(Driver):
     def library_names(self) -> Iterable[str]:
         return ("nvcuda.dll" if os.name == "nt" else "libcuda.so.1",)
 
-    def architecture_of(self, device: int) -> Architecture:
-        major, minor = torch.cuda.get_device_capability(device)
+    def architecture_of(self, device_index: int) -> Architecture:
+        major, minor = torch.cuda.get_device_capability(device_index)
         return 10 * major + minor
 
-    def describe_device(self, device: int) -> str:
-        return "capability {}.{}".format(*torch.cuda.get_device_capability(device))
+    def describe_device(self, device_index: int) -> str:
+        return "capability {}.{}".format(*torch.cuda.get_device_capability(device_index))
 
-    def calls_around(self, device: int) -> tuple[Call, Call]:
+    def calls_around(self, device_index: int) -> tuple[Call, Call]:
         popped_context = c_void_p()
-        push = partial(self.library.cuCtxPushCurrent_v2, _context_of(device))
+        push = partial(self.library.cuCtxPushCurrent_v2, _context_of(device_index))
         return push, partial(self.library.cuCtxPopCurrent_v2, byref(popped_context))
 
 
@@ -117,23 +117,23 @@ class Hip(Driver):
         bundled = sorted((Path(torch.__file__).parent / "lib").glob("libamdhip64.so*"))
         return (*map(str, bundled), f"libamdhip64.so.{major}", "libamdhip64.so")
 
-    def architecture_of(self, device: int) -> Architecture:
+    def architecture_of(self, device_index: int) -> Architecture:
         # A name such as "gfx942:sramecc+:xnack-".
-        return self._properties_of(device).gcnArchName.partition(":")[0]
+        return self._properties_of(device_index).gcnArchName.partition(":")[0]
 
-    def describe_device(self, device: int) -> str:
-        wavefront = self._properties_of(device).warp_size
-        return f"{self.architecture_of(device)}, wavefronts of {wavefront} threads"
+    def describe_device(self, device_index: int) -> str:
+        wavefront = self._properties_of(device_index).warp_size
+        return f"{self.architecture_of(device_index)}, wavefronts of {wavefront} threads"
 
-    def _properties_of(self, device: int) -> Any:
+    def _properties_of(self, device_index: int) -> Any:
         # Some versions of torch do not type it.
         cuda: Any = torch.cuda
-        return cuda.get_device_properties(device)
+        return cuda.get_device_properties(device_index)
 
-    def calls_around(self, device: int) -> tuple[Call, Call]:
+    def calls_around(self, device_index: int) -> tuple[Call, Call]:
         """See `Driver`. A stream has its device, but the default stream is the current device's."""
         set_device, last_device = self.library.hipSetDevice, torch.cuda.current_device()
-        return partial(set_device, c_int(device)), partial(set_device, c_int(last_device))
+        return partial(set_device, c_int(device_index)), partial(set_device, c_int(last_device))
 
 
 @cache
@@ -162,7 +162,7 @@ def _load_library(driver: Driver) -> Any:
 
 
 @cache
-def load_function(code: bytes, name: str, device: int) -> c_void_p:
+def load_function(code: bytes, name: str, device_index: int) -> c_void_p:
     """Load machine code on a device and return the handle of one kernel.
 
     HIP reads the code later, too; the cache keeps it.
@@ -172,8 +172,8 @@ def load_function(code: bytes, name: str, device: int) -> c_void_p:
     """
     driver = of_torch()
     _, load, find, _ = (getattr(driver.library, function) for function in driver.functions)
-    with torch.cuda.device(device):
-        torch.cuda.current_stream(device).query()  # creates the context of the device
+    with torch.cuda.device(device_index):
+        torch.cuda.current_stream(device_index).query()  # creates the context of the device
         module, function = c_void_p(), c_void_p()
         driver.check_code(load(byref(module), code), f"Loading {name}")
         driver.check_code(find(byref(function), module, name.encode()), f"Finding {name}")
@@ -181,15 +181,15 @@ def load_function(code: bytes, name: str, device: int) -> c_void_p:
 
 
 @cache
-def _context_of(device: int) -> c_void_p:
+def _context_of(device_index: int) -> c_void_p:
     """Return CUDA's current context of a device; raise a RuntimeError if it has none."""
     driver = of_torch()
-    with torch.cuda.device(device):
+    with torch.cuda.device(device_index):
         context = c_void_p()
         code = driver.library.cuCtxGetCurrent(byref(context))
         driver.check_code(code, "Asking for the context")
     if not context.value:
-        raise RuntimeError(f"GPU {device} has no context in this thread.")
+        raise RuntimeError(f"GPU {device_index} has no context in this thread.")
     return context
 
 

@@ -54,10 +54,10 @@ def _make_tables(upper_count: int, is_positive: bool) -> np.ndarray:
     entries = np.searchsorted(cuts[:-1] >> 23, np.arange(128 - LANES, 128))
     inverses = 1 / np.array([1, *_ENDS, 1], np.float64)
     counts = singles([upper_count, *counts, 2 * upper_count])
-    last, base = counts - 1, counts - is_positive
-    last[-1], base[-1] = counts[-1], 0.5 - is_positive
+    last_places, base = counts - 1, counts - is_positive
+    last_places[-1], base[-1] = counts[-1], 0.5 - is_positive
     low = inverses - singles(inverses)
-    rows = [singles(row).view(np.int32) for row in (inverses, low, counts, last, base)]
+    rows = [singles(row).view(np.int32) for row in (inverses, low, counts, last_places, base)]
     table = np.stack([-cuts & (_ONE - 1), *rows])[:, entries]
     # Of the largest code: its rank has the mantissa 1 + 1 / (4 * upper_count).
     tenths = singles([0.1]) + singles([0.25 / upper_count]) * singles([0.9])
@@ -74,9 +74,9 @@ def _write_tables(tables: np.ndarray) -> str:
     lines = ["{.reg .pred p; .reg .u32 lane; mov.u32 lane, %laneid;"]
     lines += [f"mov.b32 ${row}, {entry};" for row, entry in enumerate(tables[:, 0])]
     for lane in range(1, LANES):
-        changed = np.flatnonzero(tables[:, lane] != tables[:, lane - 1])
-        lines += [f"setp.ge.u32 p, lane, {lane};"] * bool(len(changed))
-        lines += [f"@p mov.b32 ${row}, {tables[row, lane]};" for row in changed]
+        changed_rows = np.flatnonzero(tables[:, lane] != tables[:, lane - 1])
+        lines += [f"setp.ge.u32 p, lane, {lane};"] * bool(len(changed_rows))
+        lines += [f"@p mov.b32 ${row}, {tables[row, lane]};" for row in changed_rows]
     return "\n".join([*lines, "}"])
 
 
@@ -169,8 +169,10 @@ def _rank_of(share, shifts, inverses, low_inverses, counts, lasts, bases):
     part = _multiply_add(share, _constant(inverses, lane), low) - _TENTH
     part = _multiply_add(part, _INVERSE, part * _INVERSE_LOW)
     place = _multiply_add(part, _constant(counts, lane), -0.5)
-    last = _constant(lasts, lane)
-    place = tl.minimum(tl.minimum(place, place * _FIVE_THIRDS), last + (place - last) * _THIRD)
+    last_place = _constant(lasts, lane)
+    place = tl.minimum(
+        tl.minimum(place, place * _FIVE_THIRDS), last_place + (place - last_place) * _THIRD
+    )
     return _constant(bases, lane) + place
 
 

@@ -42,7 +42,12 @@ def fuse_roots(graph: FormulaGraph) -> FormulaGraph:
 
 
 def _match(node: Node, uses: Counter[Node]) -> tuple[str, list[Node], Node] | None:
-    """Return the fused operation of a quotient by a root, its operands, and the root; else None."""
+    """Match `x / (sqrt(y) + s)` or `x / (sqrt(y) / c + s)`, with scalars `s` and `c`.
+
+    Returns:
+        The fused operation, its operands [x, y, c or 1, s], and the node of the root. None if the
+        node is another operation, or the divisor is used elsewhere.
+    """
     if node.op != "/" or not (isinstance(node.args[1], Node) and node.args[1].op == "+"):
         return None
     numerator, divisor = node.args

@@ -81,7 +81,9 @@ def _with_offsets(runs: tuple[Run, ...]) -> list[tuple[int, int, int]]:
 def shard_index(
     shape: Size, mesh_shape: tuple[int, ...], placements: tuple[Any, ...], position: tuple[int, ...]
 ) -> ShardIndex:
-    """Return the indices of a shard; mesh dimensions cut one after the other, as in torch.
+    """Return, for each tensor dimension, the runs of indices in a shard.
+
+    Mesh dimensions cut one after the other, as in torch.
 
     Args:
         shape: The shape of the full tensor.

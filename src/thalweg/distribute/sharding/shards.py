@@ -190,11 +190,12 @@ class Shards:
         return part
 
     def writable_part(self, tensor: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's elements of `tensor`, of the shape of `var`, as a view to write to.
+        """Return a view of this rank's elements of `tensor`, to write to.
+
+        `tensor` has the full shape of `var`.
 
         Raises:
-            LayoutError: The order of elements differs from the variable's, so that a view is
-                impossible.
+            LayoutError: `tensor` and `var` have different strides, so that a view is impossible.
         """
         part = self.cut(tensor, var)
         if part.numel() and part.untyped_storage().data_ptr() != (

@@ -157,7 +157,7 @@ class KerasReplay(ReplayedApply):
             checked_dicts.append((vars(optimizer), "_plans"))
         pairs_args = (plan, pairs, counters, numbers, checked_dicts)
         replayed_pairs = ReplayedPairs.of(
-            *pairs_args, optimizer._clipping, replaced=list(step_numbers)
+            *pairs_args, optimizer._clipping, carried_scalars=list(step_numbers)
         )
         if replayed_pairs is None:
             return None

@@ -116,8 +116,8 @@ def _unscaled(
         # Rows that repeat are added up in the wider dtype.
         scale = scale.to(target.device) if isinstance(scale, Tensor) else scale
         return (whole(with_values(grad, values), target) + penalty * scale) * inverse
-    is_one = not isinstance(inverse, Tensor) and inverse == 1
-    return with_values(grad, values if is_one else values * inverse)
+    is_identity = not isinstance(inverse, Tensor) and inverse == 1
+    return with_values(grad, values if is_identity else values * inverse)
 
 
 def unscaling(scale: Any, targets: Sequence[Tensor]) -> Any:

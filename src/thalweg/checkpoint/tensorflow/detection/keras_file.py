@@ -306,14 +306,14 @@ def _found_optimizer(
     scalars: Mapping[str, StoredTensor],
     name: str,
 ) -> FoundOptimizer:
-    """Return the detected optimizer; its family is set only if `families` has just one.
+    """Return the detected optimizer; family and hyperparameters are set if just one family fits.
 
     Args:
         file: The file.
         families: The families that the arrays fit.
         slots: Slots by variable and kind.
-        scalars: The optimizer's scalars by name. "iter" is also the step count; "learning_rate"
-            becomes a hyperparameter instead.
+        scalars: The optimizer's scalars by name. "iter" is also the step count. "learning_rate"
+            becomes a hyperparameter. A missing "momentum_cache" of Nadam is computed.
         name: The name of the optimizer in the file.
     """
     family = families[0] if len(families) == 1 else None

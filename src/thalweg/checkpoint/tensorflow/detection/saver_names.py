@@ -82,10 +82,12 @@ def _with_loss_scale(
     families: Sequence[Family],
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
-    """Assign the file's loss scale to the optimizer if there is just one.
+    """Add the file's loss scale, with notes, to the optimizer, if there is exactly one.
+
+    A file with a scale and no optimizer has one of the first of `families` without slots.
 
     Returns:
-        The optimizers, and the tensors of the scale by name; {} if no optimizer has a scale.
+        The optimizers, and the tensors of the scale by name; {} if the scale was not added.
     """
     scale = scale_in(stored_tensors)
     if scale and not optimizers:
