@@ -135,13 +135,13 @@ def test_lost_rank_leaves_other_ranks_unchanged(index: int, tmp_path: Path) -> N
 
 
 def test_work_is_spread_evenly() -> None:
-    from thalweg.distribute.sharding.matrix_owners import spread
+    from thalweg.distribute.sharding.matrix_owners import assign_owners
 
     draw = random.Random(0)
     for count in (1, 2, 3, 8):
         sides = [(draw.choice((64, 128, 256)), draw.choice((64, 512))) for _ in range(40)]
         work = [rows * columns * min(rows, columns) for rows, columns in sides]
-        owners = spread(work, [range(count)] * len(sides))
+        owners = assign_owners(work, [range(count)] * len(sides))
         loads = [0] * count
         for cost, owner in zip(work, owners, strict=True):
             loads[owner] += cost
