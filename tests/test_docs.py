@@ -56,7 +56,7 @@ NAMES = (".".join(path.parts).removesuffix(".__init__") for path in FILES)
 MODULES = sorted(name for name in NAMES if not re.search(r"\.(cli|race|bench)\b", name))
 EXTRAS = {  # what modules import that may not be installed
     re.compile(r"\.keras3|\.tf\.keras\.(models|lookup)"): "keras",
-    re.compile(r"cuda\.(device|blockwise)_functions"): "triton",
+    re.compile(r"cuda\.(device|blockwise|dynamic8)_functions"): "triton",
     re.compile(r"integrations\.lightning$"): "lightning",
     re.compile(r"integrations\.transformers$"): "transformers",
     re.compile(r"integrations\.torchtitan$"): "torchtitan",

@@ -41,7 +41,8 @@ def update_rows(
     if rule.before is not None:
         blocks[0] = evaluate(rule.before, blocks[:1])[0].to(var.dtype).to(kind)
     if rule.duplicates == "sum":
-        values, places = add(values, places, len(rows)), torch.arange(len(rows), device=var.device)
+        values = add(values, places, len(rows))
+        places = torch.arange(len(rows), dtype=torch.int64, device=var.device)
     for wave in _waves(places, len(rows)):
         inputs = [block[places[wave]] for block in blocks]
         results = evaluate(formula, [inputs[0], values[wave], *inputs[1:]])
