@@ -536,7 +536,9 @@ def sampled_kernel(kind, name, flush):
     if kind in ("sum", "successive", "untouched"):
         return rows_kernel(kind, storage[kind == "untouched" :], name)
     if kind in ("tile", "short"):
-        builder = MeasureBuilder(MEASURES, (), (name,) * 3, 2, compute, VECTORS, flush, False)
+        formulas, vectors = distinct_formulas(MEASURES), tuple(VECTORS.items())
+        measurement = Measurement(formulas, (name,) * 3, compute, vectors=vectors)
+        builder = MeasureBuilder(MEASURES, measurement, flush)
         tile = kind == "tile"
         return generate_lines(builder, 128) if tile else generate_short(builder, (4, 4))
     kernels = {
@@ -544,16 +546,16 @@ def sampled_kernel(kind, name, flush):
         "fast": lambda: fast_kernel("dense", name),
         "narrow": lambda: generate_rows(update, compute, flush, "sum", threads=WARP),
         "measure": lambda: generate_measure(
-            (gradient_squares,), (clip_by_value,), (name, name), 2, compute, flush
+            Measurement((gradient_squares,), (name, name), compute, (clip_by_value,)), flush
         ),
         "peak": lambda: generate_peak(name),
         "combine": generate_combine,
         "lines": lambda: generate_update(
-            Update(update_of_lines, (name,) * 3, vectors=VECTORS), compute, flush
+            Update(update_of_lines, (name,) * 3, vectors=tuple(VECTORS.items())), compute, flush
         ),
-        "drawn": lambda: generate_blocks(ADAM.rule.update, storage, flush, draws=True),
-        "coded": lambda: generate_blocks(ADAM.rule.update, CODED[0], flush),
-        "split": lambda: generate_blocks(split_rule(ADAM.rule).update, CODED[-1], flush),
+        "drawn": lambda: generate_blocks(Update(ADAM.rule.update, storage, draws=True), flush),
+        "coded": lambda: generate_blocks(Update(ADAM.rule.update, CODED[0]), flush),
+        "split": lambda: generate_blocks(Update(split_rule(ADAM.rule).update, CODED[-1]), flush),
         "library": lambda: generate_update(
             Update(through_the_library, (name, name)), compute, flush
         ),

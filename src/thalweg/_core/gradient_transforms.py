@@ -86,7 +86,7 @@ class GradientTransforms:
         global_clipnorm: All gradients are scaled so that their common norm is no higher.
         overflow: Whether a sum of squares beyond float32 is infinite, unless it is of float64
             gradients, or has some among others'; see `norms_of`. Without it the common norm has
-            no ends; see `common_factor`.
+            no ends; see `clip_factor.factor_of`.
         casts: Whether it is infinite of float64 gradients, too.
         nan_if_not_finite: Whether an infinite common norm makes NaN of everything.
         epsilon: Added to the common norm by the factor of torch; without it that is TensorFlow's.

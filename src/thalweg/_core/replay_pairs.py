@@ -70,8 +70,7 @@ class ReplayedPairs:
         transforms: The transforms of the step's gradients.
         read: Tensors from which `take_coming` reads hyperparameters, by name.
         carried_scalars: Names of the scalars that each step reads from the last counters and stores
-            there.
-            The counters have the compute dtype of some of the variables.
+            there. These counters have the compute dtype of some of the variables.
     """
 
     def __init__(

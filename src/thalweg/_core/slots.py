@@ -85,9 +85,8 @@ class SlotStore:
     def _settled(self) -> dict[int, dict[str, Variable]]:
         """Return the slots by id of variable and by name; assign the slots of a deepcopy first.
 
-        Only a finished deepcopy shows whether it also copied a variable. Its slots belong to the
-        copy
-        if so, else to the original variable.
+        Only a finished deepcopy shows whether it also copied a variable. If so, its slots belong to
+        the copy, else to the original variable.
         """
         if self._pending_copies is not None:
             (slots, memo), self._pending_copies = self._pending_copies, None

@@ -122,12 +122,12 @@ class JoinedReductions:
         self.device = devices.pop() if len(devices) == 1 else None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Any:
-        """Return sums or peaks; see `Reductions`."""
+        """See `Reductions`; leaves and measures are on the host."""
         results = [
             (members, part.reduce(reduction, columns.of_members(members)))
             for members, part in self._parts
         ]
-        if self.device is None:
+        if self.device is None or reduction.kind in ("leaves", "measures"):
             return reduction.gather(self._count, results)
         return torch.cat([result for _, result in results])
 

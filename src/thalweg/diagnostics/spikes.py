@@ -33,7 +33,12 @@ from thalweg.diagnostics.jsonl_reader import UNMEASURED, JsonLinesReader
 from thalweg.diagnostics.spike_judge import ACTIONS, Action, SpikeAction, SpikeJudge
 from thalweg.diagnostics.table import Table
 from thalweg.diagnostics.warned import Warned
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.errors import (
+    CheckpointMismatchError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
 
 # Minimum factor above the median at which a number leaves its band.
 FACTORS = {"ratio": 4.0, "gradient_norm": 8.0, "nonzero": 8.0}
@@ -146,7 +151,12 @@ class Spikes:
         Raises:
             CheckpointMismatchError: The state is invalid.
         """
-        run(self._require_judge().loading_calls(state_dict.get("history")))
+        judge = self._require_judge()
+        if "history" not in state_dict:
+            raise CheckpointMismatchError(
+                f"A state of Spikes has the key 'history', and this one has {list(state_dict)}."
+            )
+        run(judge.loading_calls(state_dict["history"]))
 
     def _require_judge(self) -> SpikeJudge:
         """Return the judge; raise without an action."""

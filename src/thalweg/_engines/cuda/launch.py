@@ -22,6 +22,7 @@ from thalweg._engines.cuda.availability import is_interpreted
 from thalweg._engines.cuda.codegen import SIZES, THREADS, Kernel, generate_update
 from thalweg._engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg._engines.cuda.codegen_sparse import generate_rows, generate_untouched
+from thalweg.errors import RuleError
 
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
@@ -139,6 +140,11 @@ def compiled_for(kernel: Kernel, aligned: bool, architecture: driver.Architectur
     compiler: Any = import_module("triton.compiler")
     backends: Any = import_module("triton.backends.compiler")
     is_amd = isinstance(architecture, str)
+    if is_amd and "dynamic8_tables" in kernel.source:
+        raise RuleError(
+            "state_storage='dynamic8' has no kernels for AMD GPUs; use '8bit', or"
+            " thalweg.engine('torch')."
+        )
     warp = driver.warp_of(architecture)
     with _compiling:
         text = kernel.source + (_BY_BITS if is_amd or architecture < 80 else "")
