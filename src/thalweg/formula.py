@@ -342,7 +342,7 @@ class Rule:
 
     @property
     def is_measured(self) -> bool:
-        """Return whether a step computes reductions over variables."""
+        """Return True if a step computes reductions over variables."""
         return bool(self.measures or self.all_levels or self.per_optimizer is not None)
 
     @lazy

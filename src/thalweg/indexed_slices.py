@@ -335,7 +335,7 @@ _PASSING = ("AliasBackward0", "CloneBackward0")
 
 
 def _takes_rows(params: torch.Tensor) -> bool:
-    """Return whether the tensor's gradient may be sparse: for a variable, its alias or clone."""
+    """Return True if the tensor's gradient may be sparse: for a variable, its alias or clone."""
     node = params.grad_fn
     while node is not None and node.name() in _PASSING:
         node = node.next_functions[0][0]

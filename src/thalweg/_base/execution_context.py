@@ -53,7 +53,7 @@ class SymbolicVariable(Symbolic):
 
 
 def is_symbolic(x: object) -> bool:
-    """Return whether `x` is a symbolic tensor, variable or slices, without a value of its own."""
+    """Return True if `x` is a symbolic tensor, variable or slices, without a value of its own."""
     return type(x) is not torch.Tensor and isinstance(x, Symbolic)
 
 

@@ -11,7 +11,7 @@ _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "\"'"
 
 
 def names_file(text: str) -> bool:
-    """Return whether a text is `file.py`, or `file.py:NAME` for an object in the file."""
+    """Return True if a text is `file.py`, or `file.py:NAME` for an object in the file."""
     return _FILE.search(text) is not None
 
 

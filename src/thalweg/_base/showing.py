@@ -20,7 +20,7 @@ _READERS: set[Any] = {
 
 
 def holds_elements(tensor: Tensor) -> bool:
-    """Return whether the storage of a strided tensor contains its last element.
+    """Return True if the storage of a strided tensor contains its last element.
 
     Raises:
         RuntimeError, NotImplementedError: The tensor has no storage, such as a tensor of functorch.
@@ -64,7 +64,7 @@ class Describing(TorchFunctionMode):
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    """Return whether a tensor is small, and its elements are in memory."""
+    """Return True if a tensor is small, and its elements are in memory."""
     # The elements of a class with a dispatch of its own are elsewhere.
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # pyright: ignore
         return False

@@ -118,14 +118,14 @@ class Shape(tuple[int | None, ...]):
         return math.prod(sizes) if len(sizes) == len(self) else None
 
     def accepts(self, sizes: Sequence[int | None] | UnknownShape) -> bool:
-        """Return whether a tensor of `sizes` may have this shape."""
+        """Return True if a tensor of `sizes` may have this shape."""
         if isinstance(sizes, UnknownShape):
             return True
         pairs = zip(_sizes(self), _sizes(sizes), strict=False)
         return len(self) == len(sizes) and all(a == b or None in (a, b) for a, b in pairs)
 
     def is_compatible_with(self, other: Any) -> bool:
-        """Return whether a tensor may have both shapes; None stands for an unknown shape."""
+        """Return True if a tensor may have both shapes; None stands for an unknown shape."""
         return other is None or Shape.accepts(self, other)
 
     def assert_is_compatible_with(self, other: Any) -> None:

@@ -116,7 +116,7 @@ def sparse_words(
 
 
 def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
-    """Return whether a class raises an error for sparse gradients beside decay.
+    """Return True if a class raises an error for sparse gradients beside decay.
 
     Torch's own step does so, too, because torch cannot add a dense tensor to a sparse one.
     """

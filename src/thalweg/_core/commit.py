@@ -89,12 +89,12 @@ def say_refused(error: Exception) -> None:
 
 
 def says_not_taken(error: BaseException) -> bool:
-    """Return whether an exception has the note that nothing has changed."""
+    """Return True if an exception has the note that nothing has changed."""
     return _NOT_APPLIED_NOTE in _notes_of(error)
 
 
 def says_committed(error: BaseException) -> bool:
-    """Return whether an exception has the note that the step was taken or skipped."""
+    """Return True if an exception has the note that the step was taken or skipped."""
     return any(note.startswith((TAKEN, SKIPPED)) for note in _notes_of(error))
 
 

@@ -60,7 +60,7 @@ _ANALYTIC = {*ROUNDED, "neg", "sqrt", "square", "stream", "scalar", "const"}
 
 @cache
 def is_analytic(rule: Rule) -> bool:
-    """Return whether a rule consists of arithmetic and square roots, so that it can run on complex
+    """Return True if a rule consists of arithmetic and square roots, so that it can run on complex
     tensors.
     """
     other_functions = rule.before, rule.update_single, rule.per_variable

@@ -107,5 +107,5 @@ class Argument:
 
 
 def is_argument(value: object) -> TypeGuard[Argument]:
-    """Return whether files describe a value as an `Argument`; its class need not derive from it."""
+    """Return True if files describe a value as an `Argument`; its class need not derive from it."""
     return hasattr(type(value), "_made_by")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def is_imported() -> bool:
-    """Return whether `torch.distributed.tensor` is imported; without it there are no DTensors."""
+    """Return True if `torch.distributed.tensor` is imported; without it there are no DTensors."""
     return "torch.distributed.tensor" in sys.modules
 
 
@@ -22,7 +22,7 @@ def is_on_mesh(tensor: object) -> bool:
 
 
 def any_on_mesh(tensors: Iterable[object]) -> bool:
-    """Return whether a tensor is a DTensor; cheap, because each step calls this."""
+    """Return True if a tensor is a DTensor; cheap, because each step calls this."""
     return is_imported() and any(map(is_on_mesh, tensors))
 
 

@@ -372,7 +372,7 @@ class GradientStats:
         self._pending = tuple(formula for formula in direct if formula not in self._sums)
 
     def decision(self) -> Decision:
-        """Return whether the step is taken."""
+        """Return True if the step is taken."""
         transforms = self._transforms
         if transforms.watch is not None:
             transforms.watch(self)
@@ -387,7 +387,7 @@ class GradientStats:
         return Decision(decision.apply_flag, [*decision.calls, *transforms.calls])
 
     def _find_extremes(self, exact: bool) -> tuple[Any, Any]:
-        """Return whether a transformed gradient has a NaN, and the largest magnitude."""
+        """Return True if a transformed gradient has a NaN, and the largest magnitude."""
         with np.errstate(all="ignore"):
             # No element is larger than the norm, after none of the multiplications.
             bounds = [self.gradient_norms, self.clipped_norms]

@@ -128,7 +128,7 @@ class GradientTransforms:
     narrow: bool = False
 
     def __bool__(self) -> bool:
-        """Return whether there is any transformation, callback or call."""
+        """Return True if there is any transformation, callback or call."""
         has_callbacks = (self.decide, self.judge, self.watch) != (None, None, None)
         return has_callbacks or bool(self.stages) or bool(self.calls)
 

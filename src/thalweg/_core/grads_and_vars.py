@@ -92,7 +92,7 @@ def concrete(grad: object) -> Gradient | None:
 
 
 def has_rows(grad: object) -> bool:
-    """Return whether a gradient is sparse: `IndexedSlices` or a sparse tensor of torch."""
+    """Return True if a gradient is sparse: `IndexedSlices` or a sparse tensor of torch."""
     return not isinstance(grad, Tensor) or grad.layout is not torch.strided
 
 

@@ -141,7 +141,7 @@ def register(mode: GraphMode) -> None:
 
 
 def has_graphs() -> bool:
-    """Return whether graph mode is available: `register` was called."""
+    """Return True if graph mode is available: `register` was called."""
     return bool(_modes)
 
 

@@ -26,7 +26,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 def is_number(value: object) -> TypeGuard[int | float | np.integer[Any] | np.floating[Any]]:
-    """Return whether a value is a real number of Python or NumPy."""
+    """Return True if a value is a real number of Python or NumPy."""
     return isinstance(value, int | float | np.integer | np.floating)
 
 
@@ -39,12 +39,12 @@ def _is_numpy_scalar(value: object) -> TypeGuard[np.generic[Any]]:
 
 
 def is_function(value: object) -> bool:
-    """Return whether a value is a callable or a schedule, but neither a tensor nor a module."""
+    """Return True if a value is a callable or a schedule, but neither a tensor nor a module."""
     return callable(value) and not isinstance(value, torch.Tensor | torch.nn.Module)
 
 
 def is_on(value: object) -> bool:
-    """Return whether a momentum needs a slot: a number above 0, or any tensor or callable."""
+    """Return True if a momentum needs a slot: a number above 0, or any tensor or callable."""
     if _is_array(value):
         value = value[()]
     return bool(value > 0) if is_number(value) else True

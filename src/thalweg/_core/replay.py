@@ -283,7 +283,7 @@ class Launches:
 
     @property
     def may_have_threads(self) -> bool:
-        """Return whether a kernel is large enough for several threads."""
+        """Return True if a kernel is large enough for several threads."""
         return bool(self._large or self._measures)
 
     def set_threads(self, guards: GuardTable) -> None:
@@ -318,7 +318,7 @@ def is_repeatable(
     stages: Stages = (),
     may_have_passes: bool = False,
 ) -> bool:
-    """Return whether a replay can do the step: a plan over dense gradients, scalars and counters.
+    """Return True if a replay can do the step: a plan over dense gradients, scalars and counters.
 
     Args:
         cached_plan: The step.
@@ -347,7 +347,7 @@ def is_repeatable(
 
 
 def _is_repeatable_plan(step_plan: object, stages: Stages) -> bool:
-    """Return whether a plan is of kernels over dense gradients with these transforms."""
+    """Return True if a plan is of kernels over dense gradients with these transforms."""
     return (
         isinstance(step_plan, DensePlan)
         and step_plan.stages == stages
@@ -358,21 +358,21 @@ def _is_repeatable_plan(step_plan: object, stages: Stages) -> bool:
 
 
 def _has_stages_alone(step_plan: StepPlan) -> bool:
-    """Return whether a plan of a rule with passes has `StagedStep.has_stages_alone`."""
+    """Return True if a plan of a rule with passes has `StagedStep.has_stages_alone`."""
     with importing:
         from thalweg._engines.staged_step import StagedStep
     return isinstance(step_plan, StagedStep) and step_plan.has_stages_alone()
 
 
 def are_small(plans: Sequence[CachedPlan], may_lack: bool = False) -> bool:
-    """Return whether Python's lock may be held during the plans of a step; see `may_hold_lock`."""
+    """Return True if Python's lock may be held during the plans of a step; see `may_hold_lock`."""
     groups = cast("list[engine.Group]", [group for plan in plans for group in plan_of(plan).groups])
     count = sum(len(group.members) for group in groups)
     return may_hold_lock(count, sum(group.table.elements for group in groups), may_lack)
 
 
 def may_hold_lock(variables: int, elements: int, may_lack: bool = False) -> bool:
-    """Return whether Python's lock may be held while variables are updated.
+    """Return True if Python's lock may be held while variables are updated.
 
     Args:
         variables: The number of variables.
@@ -420,7 +420,7 @@ def _scalar_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
 
 
 def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
-    """Return whether the full check of a rebind accepts these gradients."""
+    """Return True if the full check of a rebind accepts these gradients."""
     # Slots share a block of memory, which users may have truncated.
     for slot in _scalar_slots_of(cached_plan):
         end = (slot.storage_offset() + 1) * slot.element_size()
@@ -444,7 +444,7 @@ def hold_tensors(guards: GuardTable, tensors: Sequence[Tensor]) -> bool:
 
 
 def is_traced() -> bool:
-    """Return whether a mode or trace of torch observes operations, or tensors have no versions."""
+    """Return True if a mode or trace of torch observes operations, or tensors have no versions."""
     return bool(
         _torch._len_torch_dispatch_stack()
         or _torch._len_torch_function_stack()

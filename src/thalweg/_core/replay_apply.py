@@ -78,7 +78,7 @@ class ReplayedApply(ABC):
             raise
 
     def _fits(self, optimizer: Any, cache: PlanCache) -> bool:
-        """Return whether this was the last step of the optimizer, which has not changed since."""
+        """Return True if this was the last step of the optimizer, which has not changed since."""
         return (
             cache.last is self._planned
             and type(optimizer) is self._class
@@ -152,7 +152,7 @@ class ReplayedApply(ABC):
         self._found.set_coming(0, ())
 
     def _has_equal_attributes(self, optimizer: Any) -> bool:
-        """Return whether the attributes on which a step depends have their old values."""
+        """Return True if the attributes on which a step depends have their old values."""
         return False
 
     def _drop(self, optimizer: Any, cache: PlanCache, mismatch: int) -> None:
@@ -170,6 +170,6 @@ class ReplayedApply(ABC):
 
 
 def has_own_methods(optimizer: object) -> bool:
-    """Return whether an attribute of the instance hides a method of its class."""
+    """Return True if an attribute of the instance hides a method of its class."""
     optimizer_class = type(optimizer)
     return any(callable(getattr(optimizer_class, name, None)) for name in vars(optimizer))

@@ -266,7 +266,7 @@ class ReplayedPairs:
         self._has_columns = True
 
     def _can_store(self, rule_scalars: object) -> bool:
-        """Return whether a step can store the carried scalars: a program computes them.
+        """Return True if a step can store the carried scalars: a program computes them.
 
         Args:
             rule_scalars: The scalars of a launch; None if its program computes them.
@@ -405,7 +405,7 @@ class ReplayedPairs:
 
 
 def _are_pairs(pairs: object, cached_plan: CachedPlan) -> bool:
-    """Return whether these are plain gradients of the variables of a step, in their order."""
+    """Return True if these are plain gradients of the variables of a step, in their order."""
     variables = cached_plan.request.variables
     return (
         type(pairs) is list
@@ -419,7 +419,7 @@ def _is_number(tensor: Tensor) -> bool:
 
 
 def can_read(value: object) -> bool:
-    """Return whether `take_coming` can read a number from a value: a plain float tensor."""
+    """Return True if `take_coming` can read a number from a value: a plain float tensor."""
     return (
         isinstance(value, Tensor)
         and _is_number(value)
@@ -432,7 +432,7 @@ def can_read(value: object) -> bool:
 
 
 def _are_disjoint(counters: Sequence[Tensor], cached_plan: CachedPlan) -> bool:
-    """Return whether counters overlap neither each other nor the memory that the step updates."""
+    """Return True if counters overlap neither each other nor the memory that the step updates."""
     starts, ends = plan_of(cached_plan).bounds.reshape(-1, 2).T
     addresses = [counter.data_ptr() for counter in counters]
     are_disjoint = len({address // 8 for address in addresses}) == len(addresses)

@@ -46,7 +46,7 @@ class NotMeasured(RuntimeError):
 
 
 def is_clipped_in_call(transforms: GradientTransforms) -> bool:
-    """Return whether the native call computes all scalars that depend on gradients."""
+    """Return True if the native call computes all scalars that depend on gradients."""
     if transforms.clipnorm is not None or transforms.trust is not None:
         return False
     return not transforms.measured or transforms.has_global_norm

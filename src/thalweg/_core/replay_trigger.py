@@ -31,7 +31,7 @@ class ReplayTrigger:
         self._make_replay = make
 
     def is_over(self, pairs: list[object]) -> bool:
-        """Return whether this may be a step over these pairs; here always True."""
+        """Return True if this may be a step over these pairs; here always True."""
         return True
 
     def take(self, optimizer: Any, cache: PlanCache, step_args: object) -> bool:

@@ -53,7 +53,7 @@ class SlotOptimizer(TrackableSlots):
         return self
 
     def _one_by_one(self) -> bool:
-        """Return whether a subclass's hook updates each variable separately."""
+        """Return True if a subclass's hook updates each variable separately."""
         return True
 
     def _steps_taken(self) -> int | None:
@@ -61,5 +61,5 @@ class SlotOptimizer(TrackableSlots):
         return None
 
     def _scatters(self) -> bool:
-        """Return whether TensorFlow uses scatter kernels; they determine errors of bad indices."""
+        """Return True if TensorFlow uses scatter kernels; they determine errors of bad indices."""
         return True

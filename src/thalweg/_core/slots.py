@@ -314,7 +314,7 @@ class SlotStore:
 
 
 def _is_here(slot: object) -> bool:
-    """Return whether a slot is a tensor with memory."""
+    """Return True if a slot is a tensor with memory."""
     return isinstance(slot, Tensor) and not isinstance(slot, SymbolicVariable)
 
 

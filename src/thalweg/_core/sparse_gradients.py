@@ -76,7 +76,7 @@ def check_inside(tensor: Tensor, description: str) -> None:
 
 
 def is_misplaced(tensor: Tensor) -> bool:
-    """Return whether torch adds a sparse tensor to a view at twice the view's storage offset."""
+    """Return True if torch adds a sparse tensor to a view at twice the view's storage offset."""
     return not tensor.dense_dim() and (tensor.is_coalesced() or tensor._nnz() < 2)
 
 

@@ -482,7 +482,7 @@ def _run_passes(
 
 
 def _can_decide_on_device(adapter: StepAdapter, request: StepRequest, plan: StepPlan) -> bool:
-    """Return whether a device may decide, without the host, if the step is taken."""
+    """Return True if a device may decide, without the host, if the step is taken."""
     is_unsharded = adapter.sharing is None and adapter.gathered is None and plan.is_single
     if not (adapter.may_leave and is_unsharded) or all(map(is_host, request.variables)):
         return False
@@ -500,7 +500,7 @@ def _check_numerics(adapter: StepAdapter, pairs: Sequence[Pair]) -> None:
 
 
 def _is_checked(adapter: StepAdapter, transforms: GradientTransforms) -> bool:
-    """Return whether gradients that are not finite raise; a loss scaler skips the step instead."""
+    """Return True if gradients that are not finite raise; a loss scaler skips the step instead."""
     has_loss_scaler = transforms.decide is not None or adapter.apply_flag is not None
     return adapter.selection.check_numerics and not has_loss_scaler
 

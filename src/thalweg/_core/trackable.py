@@ -43,7 +43,7 @@ class Position(Protocol):
     def graph(self) -> Any: ...
 
     def is_simple_variable(self) -> bool:
-        """Return whether the position holds a single value and no children."""
+        """Return True if the position holds a single value and no children."""
         ...
 
     def value(self) -> Tensor:

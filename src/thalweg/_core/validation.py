@@ -22,7 +22,7 @@ from thalweg.variable import check_number, name_of, variable_constraint
 
 
 def scatters(rule: Rule) -> bool:
-    """Return whether TensorFlow has scatter kernels for a rule; errors of indices follow them."""
+    """Return True if TensorFlow has scatter kernels for a rule; errors of indices follow them."""
     return rule.update_untouched is not None or rule.duplicates == "successive"
 
 

@@ -34,7 +34,7 @@ def place_of(vector: object) -> Device:
 
 
 def is_host(tensor: Tensor) -> bool:
-    """Return whether a tensor is on the CPU, and GPU kernels are not interpreted there."""
+    """Return True if a tensor is on the CPU, and GPU kernels are not interpreted there."""
     return tensor.is_cpu and not _INTERPRETS
 
 

@@ -361,7 +361,7 @@ class TracedUpdate:
                 yield result, stream
 
     def writes_copy(self) -> bool:
-        """Return whether the update writes the copy."""
+        """Return True if the update writes the copy."""
         leaves_variable = self.formula.passes_through(0, 0) and not self.before
         return self.copy and not (self.from_copy and leaves_variable)
 

@@ -102,7 +102,7 @@ class Targets:
 
     @property
     def has_columns(self) -> bool:
-        """Return whether measures need the reductions of columns, or of variables, made of them."""
+        """Return True if measures need the reductions of columns, or of variables, made of them."""
         return not self.targets.keys().isdisjoint(("column", "variable"))
 
 

@@ -14,7 +14,7 @@ _TWO = np.full(1, 2.0, np.float32)
 
 
 def is_flushing() -> bool:
-    """Return whether NumPy flushes denormals to zero on the calling thread; runs one product."""
+    """Return True if NumPy flushes denormals to zero on the calling thread; runs one product."""
     return bool((_TINY * _TWO)[0] == 0)
 
 

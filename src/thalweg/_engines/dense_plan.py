@@ -34,7 +34,7 @@ def _ids(tensors: Sequence[Any]) -> list[int]:
 
 
 def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
-    """Return whether dense tensors of `sizes` bytes are within their storages."""
+    """Return True if dense tensors of `sizes` bytes are within their storages."""
     storages = map(Tensor.untyped_storage, tensors)
     if any(map(Tensor.storage_offset, tensors)):
         offsets = [int(tensor.storage_offset()) * tensor.element_size() for tensor in tensors]
@@ -87,7 +87,7 @@ class Group(Protocol):
 
     @property
     def measures_in_place(self) -> bool:
-        """Return whether measuring non-contiguous members in place is faster than copying them."""
+        """Return True if measuring non-contiguous members in place is faster than copying them."""
         ...
 
     def positions(self) -> Tensor:
@@ -194,7 +194,7 @@ class DensePlan:
             return self._is_unmoved(request.variables) and self._bind(request.gradients, bounds)
 
     def serves(self, request: StepRequest) -> bool:
-        """Return whether this plan, bound to the request's gradients, would execute the request."""
+        """Return True if this plan, bound to the request's gradients, would execute the request."""
         return (
             request.rule is self.rule
             and request.stages == self.stages
@@ -209,7 +209,7 @@ class DensePlan:
         )
 
     def _has_copies_of(self, request: StepRequest) -> bool:
-        """Return whether the request and the plan have the same copies, or both have none."""
+        """Return True if the request and the plan have the same copies, or both have none."""
         copies = request.copies
         if copies is None:
             return not self._copy_tensors
@@ -218,7 +218,7 @@ class DensePlan:
         return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
 
     def _is_unmoved(self, variables: Sequence[Tensor]) -> bool:
-        """Return whether the variables are the plan's, with unchanged addresses and layouts."""
+        """Return True if the variables are the plan's, with unchanged addresses and layouts."""
         if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
             return False
         try:
@@ -237,7 +237,7 @@ class DensePlan:
         return True
 
     def _has_planned_layout(self) -> bool:
-        """Return whether variables and copies have their planned shapes, dtypes and strides."""
+        """Return True if variables and copies have their planned shapes, dtypes and strides."""
         if not all(map(eq, map(Tensor.size, self.variables), self._shapes)):
             return False
         if [var.dtype for var in self.variables] != self._dtypes:
@@ -284,7 +284,7 @@ class DensePlan:
         return True
 
     def _points_at(self, gradients: Sequence[Any], addresses: Int64, bounds: Int64) -> bool:
-        """Return whether the gradients and their addresses are those of the last step.
+        """Return True if the gradients and their addresses are those of the last step.
 
         A storage that was resized has another address.
         """
@@ -295,7 +295,7 @@ class DensePlan:
         )
 
     def _fits(self, gradients: Sequence[Any]) -> bool:
-        """Return whether gradients are plain tensors with planned shapes, dtypes and strides."""
+        """Return True if gradients are plain tensors with planned shapes, dtypes and strides."""
         if (
             set(map(type, gradients)) != {Tensor}
             or not all(map(eq, map(Tensor.size, gradients), self._shapes))
@@ -347,7 +347,7 @@ class DensePlan:
 
     @lazy
     def measures_in_place(self) -> bool:
-        """Return whether groups measure elements in row-major order without copies."""
+        """Return True if groups measure elements in row-major order without copies."""
         return self._contiguous or all(group.measures_in_place for group in self.groups)
 
     @lazy

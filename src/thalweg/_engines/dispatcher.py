@@ -201,7 +201,7 @@ class Dispatcher:
         return engine
 
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
-        """Return whether variable, slots and copy support access by address; warn once if not."""
+        """Return True if variable, slots and copy support access by address; warn once if not."""
         var, grad = request.variables[index], request.gradients[index]
         copy = None if request.copies is None else request.copies[index]
         slots = layout.without_records(request.slots[index], request.rule.codecs)

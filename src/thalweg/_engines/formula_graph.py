@@ -55,7 +55,7 @@ class Node:
         return [arg for arg in self.args if isinstance(arg, Node)]
 
     def is_stream(self, position: int) -> bool:
-        """Return whether the node is the value that a formula takes at a position."""
+        """Return True if the node is the value that a formula takes at a position."""
         return self.op == "stream" and self.args[0] == position
 
 
@@ -150,11 +150,11 @@ class FormulaGraph:
         return sorted(int(node.args[0]) for node in self.nodes if node.op == "stream")
 
     def passes_through(self, result: int, parameter: int) -> bool:
-        """Return whether a result is the unchanged value of a positional parameter."""
+        """Return True if a result is the unchanged value of a positional parameter."""
         return self.results[result].is_stream(parameter)
 
     def is_rounded(self, result: int) -> bool:
-        """Return whether the last operation of a result is arithmetic, which flushes denormals."""
+        """Return True if the last operation of a result is arithmetic, which flushes denormals."""
         return self.results[result].op in ROUNDED
 
     def apply(self, values: Sequence[Node]) -> list[Node]:

@@ -283,7 +283,7 @@ class FormulaRewriter(ast.NodeTransformer):
             raise self.error_at(node, problem)
 
     def is_condition(self, node: ast.expr) -> bool | None:
-        """Return whether an expression is a condition; None for a parameter that may be either."""
+        """Return True if an expression is a condition; None for a parameter that may be either."""
         if isinstance(node, ast.Compare):
             return True
         if isinstance(node, ast.BinOp):
@@ -317,7 +317,7 @@ class FormulaRewriter(ast.NodeTransformer):
         )
 
     def fix_kind(self, node: ast.expr, is_condition: bool) -> bool:
-        """Return whether an expression has a kind; give this kind to a parameter without one."""
+        """Return True if an expression has a kind; give this kind to a parameter without one."""
         kind = self.is_condition(node)
         if kind is None and isinstance(node, ast.Name):
             kind = self.conditions[node.id] = is_condition

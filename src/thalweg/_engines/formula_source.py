@@ -105,7 +105,7 @@ def _check_current(function: types.FunctionType) -> None:
 
 
 def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
-    """Return whether the code of a module contains a function."""
+    """Return True if the code of a module contains a function."""
     codes = [] if module is None else [module]
     # The list grows by nested functions.
     for code in codes:

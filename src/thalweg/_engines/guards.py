@@ -74,6 +74,6 @@ def _recording() -> object:
 
 
 def is_recorded() -> bool:
-    """Return whether profilers record operations; True if torch lacks the function."""
+    """Return True if profilers record operations; True if torch lacks the function."""
     recording = _recording()
     return not callable(recording) or bool(recording())

@@ -128,7 +128,7 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
 
 
 def _have_blocks(names: Sequence[str]) -> bool:
-    """Return whether one of these storage types is a codec with blocks."""
+    """Return True if one of these storage types is a codec with blocks."""
     with importing:
         from thalweg._engines.codecs import CODECS
     return any(name in CODECS and not CODECS[name].is_beside for name in names)

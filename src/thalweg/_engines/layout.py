@@ -38,7 +38,7 @@ def compute_dtype(dtype: torch.dtype) -> type[np.floating]:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements fill contiguous memory once, in any order of dimensions."""
+    """Return True if the elements fill contiguous memory once, in any order of dimensions."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -51,7 +51,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def same_strides(tensor: Tensor, other_tensor: Tensor) -> bool:
-    """Return whether two tensors of one shape have equal strides, except in dims of size 1."""
+    """Return True if two tensors of one shape have equal strides, except in dims of size 1."""
     return tensor.numel() == 0 or all(
         stride == other_stride or size == 1
         for stride, other_stride, size in zip(
@@ -61,12 +61,12 @@ def same_strides(tensor: Tensor, other_tensor: Tensor) -> bool:
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Return whether the address of the first element is a multiple of the element size."""
+    """Return True if the address of the first element is a multiple of the element size."""
     return tensor.data_ptr() % tensor.element_size() == 0
 
 
 def is_far(tensor: Any, device: torch.device) -> bool:
-    """Return whether a tensor, or `IndexedSlices`, is on another device than `device`."""
+    """Return True if a tensor, or `IndexedSlices`, is on another device than `device`."""
     return tensor.device != device
 
 
@@ -203,7 +203,7 @@ def without_records(slots: Sequence[Tensor], codecs: Sequence[str | None]) -> Se
 
 
 def may_overlap(tensor: Tensor) -> bool:
-    """Return whether two elements of a tensor may have the same address."""
+    """Return True if two elements of a tensor may have the same address."""
     if is_dense(tensor):
         return False
     extents = zip(tensor.stride(), tensor.shape, strict=True)
@@ -259,7 +259,7 @@ def joined(runs: Sequence[Int64]) -> Int64:
 
 
 def lie_apart(starts: Int64 | int, sizes: Int64 | int, bounds: Int64) -> bool:
-    """Return whether ranges of memory do not overlap with the ranges of `bounds`.
+    """Return True if ranges of memory do not overlap with the ranges of `bounds`.
 
     Args:
         starts, sizes: The addresses and the sizes in bytes.
@@ -293,7 +293,7 @@ def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
 
 
 def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
-    """Return whether tensors with overlapping spans share a byte; True if they are too large."""
+    """Return True if tensors with overlapping spans share a byte; True if they are too large."""
     if tensor1.device != tensor2.device:
         return False
     # Elsewhere the address of a tensor is that of an object, which says nothing about its memory.

@@ -66,7 +66,7 @@ def stage_inputs(stage: Stage) -> StageInputs:
 
 @lru_cache(256)
 def draws(rule: Rule) -> bool:
-    """Return whether a stage of the rule takes random numbers."""
+    """Return True if a stage of the rule takes random numbers."""
     known_names = {*rule.made, *rule.seen, *(entry.name for entry in (*rule.slots, *rule.hypers))}
     stages = [entry for entry in rule.passes if isinstance(entry, Stage)]
     return RANDOM not in known_names and any(
@@ -191,7 +191,7 @@ class Batch:
         self.new_slot_values[name] = values.to(self.kind)
 
     def owns_memory_of(self, tensor: Tensor) -> bool:
-        """Return whether a tensor shares a storage with values that passes computed."""
+        """Return True if a tensor shares a storage with values that passes computed."""
         return tensor.untyped_storage().data_ptr() in self._memories
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
@@ -258,7 +258,7 @@ def counts_of(columns: Columns, members: Sequence[int]) -> list[float]:
 
 
 def is_due(count: float, period: int) -> bool:
-    """Return whether a stage with a period runs in a step with this number."""
+    """Return True if a stage with a period runs in a step with this number."""
     return not (count - 1) % period
 
 

@@ -25,7 +25,7 @@ def _maps() -> bytes:
 
 
 def _is_protected(maps: bytes, first: int, end: int) -> bool:
-    """Return whether an address from `first` up to `end` is in a mapping without write access."""
+    """Return True if an address from `first` up to `end` is in a mapping without write access."""
     # A process may have thousands of mappings, so a binary search parses few of them.
     low, high = 0, len(maps)
     while low < high:
@@ -76,7 +76,7 @@ def check_numbers_writable(tensors: Sequence[Tensor], name_of: Callable[[int], s
 
 
 def are_allocated_by_torch(tensors: Iterable[Tensor]) -> bool:
-    """Return whether torch allocated the memory of all tensors, so that it can be written.
+    """Return True if torch allocated the memory of all tensors, so that it can be written.
 
     The loops run in C.
     """

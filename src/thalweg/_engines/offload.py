@@ -55,7 +55,7 @@ class Prefetch:
         grad._thalweg_prefetch = self  # pyright: ignore[reportAttributeAccessIssue]
 
     def has_arrived(self) -> bool:
-        """Return whether the transfer is complete."""
+        """Return True if the transfer is complete."""
         return self.event is None or self.event.query()
 
     @staticmethod
@@ -84,7 +84,7 @@ class OffloadLink:
         self._gradient: Tensor | None = None
 
     def connects(self, var: Tensor, copy: Tensor) -> bool:
-        """Return whether the link is for this variable and copy, whose dtype is unchanged."""
+        """Return True if the link is for this variable and copy, whose dtype is unchanged."""
         return var is self._var and copy is self.copy and copy.dtype == self._dtype
 
     def fetch_gradient(self, grad: Any) -> Any:

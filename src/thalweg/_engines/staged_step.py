@@ -444,7 +444,7 @@ class StagedStep:
         return tuple(dict.fromkeys([*names, COUNT]))
 
     def has_stages_alone(self) -> bool:
-        """Return whether all passes are over elements, or stages over whole matrices on the CPU."""
+        """Return True if all passes are over elements, or stages over whole matrices on the CPU."""
         return (
             all(type(entry) in (Pass, Stage) for entry in self._rule.passes)
             and type(self._matrices) is WholeMatrices

@@ -47,7 +47,7 @@ class StorageGuard:
         self._metadata_guard = MetadataGuard()
 
     def confirm_places(self) -> bool:
-        """Return whether all slots have the memory and layout of the constructor's call.
+        """Return True if all slots have the memory and layout of the constructor's call.
 
         Raises:
             RuntimeError: A slot has no memory.
@@ -70,7 +70,7 @@ class StorageGuard:
 
 
 def _is_strange(slot: Tensor) -> bool:
-    """Return whether a slot counts no changes: a plain tensor, or a slot that was swapped."""
+    """Return True if a slot counts no changes: a plain tensor, or a slot that was swapped."""
     return type(slot) is not StateVariable
 
 

@@ -227,7 +227,7 @@ def _find_flags() -> tuple[int, int]:
 
 
 def _is_address(word: int) -> bool:
-    """Return whether a word can be an address, rather than a number or unwritten memory."""
+    """Return True if a word can be an address, rather than a number or unwritten memory."""
     return 2**16 < word < 2**47 and word % WORD == 0
 
 

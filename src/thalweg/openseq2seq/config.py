@@ -133,7 +133,7 @@ class TrainingConfig:
 
 
 def _is_graph_loss(loss: Any) -> bool:
-    """Return whether a loss is of a graph; raise InvalidTypeError if it is not a loss."""
+    """Return True if a loss is of a graph; raise InvalidTypeError if it is not a loss."""
     in_graph = is_deferred(loss)
     if not is_symbolic(loss) and (in_graph or not callable(loss)):
         kind = "a tensor of the graph" if in_graph else "a callable that returns the loss"

@@ -93,7 +93,7 @@ def _copy(value: Any) -> Any:
 
 
 def _fits(memory: Tensor, value: Tensor) -> bool:
-    """Return whether a tensor can take over the values of a copy."""
+    """Return True if a tensor can take over the values of a copy."""
     form = memory.shape, memory.dtype, memory.device
     return form == (value.shape, value.dtype, value.device) and not may_overlap(memory)
 

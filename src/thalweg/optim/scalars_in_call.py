@@ -231,7 +231,7 @@ def _check_share(share: ReplayedSubStep) -> None:
 
 
 def are_numbers_in_call(part: ParamState) -> bool:
-    """Return whether the call can make the scalars of a rule from options, step counts and other
+    """Return True if the call can make the scalars of a rule from options, step counts and other
     numbers of parameters.
     """
     rule = part.rule
@@ -241,7 +241,7 @@ def are_numbers_in_call(part: ParamState) -> bool:
 
 
 def _is_number_in_call(part: ParamState, column: AnyColumn) -> bool:
-    """Return whether the call can replace a number of each parameter beside the step count.
+    """Return True if the call can replace a number of each parameter beside the step count.
 
     The call makes no number of an empty parameter. A number that torch rounds to the default dtype
     must be rounded where it is stored.

@@ -105,7 +105,7 @@ def split(
 
 
 def _are_sizes(sizes_or_count: object) -> bool:
-    """Return whether the argument is a list of sizes, not a number of parts."""
+    """Return True if the argument is a list of sizes, not a number of parts."""
     if isinstance(sizes_or_count, Sequence | np.ndarray):
         return np.ndim(sizes_or_count) > 0  # pyright: ignore[reportArgumentType]
     return is_tensor(sizes_or_count) and tensor(sizes_or_count).shape != ()

@@ -65,7 +65,7 @@ def openseq2seq(fullname: str, path: str, loader: Any) -> ModuleSpec | None:
 
 
 def is_neighbour(module: str) -> bool:
-    """Return whether a module name belongs to one of the listed packages."""
+    """Return True if a module name belongs to one of the listed packages."""
     return module.partition(".")[0] in _PACKAGES
 
 

@@ -16,7 +16,7 @@ __all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pa
 
 
 def is_nested(structure: object) -> bool:
-    """Return whether a value is a mapping, a view of one, or a sequence other than a string."""
+    """Return True if a value is a mapping, a view of one, or a sequence other than a string."""
     kinds = Sequence, Mapping, MappingView
     return isinstance(structure, kinds) and not isinstance(structure, str | bytes)
 

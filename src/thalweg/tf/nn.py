@@ -141,7 +141,7 @@ softmax_cross_entropy_with_logits_v2 = cross_entropy  # as TensorFlow 1 calls it
 
 
 def _is_trained(target: _graph.SymbolicTensor) -> bool:
-    """Return whether a gradient of the tensor reaches a variable that is trained."""
+    """Return True if a gradient of the tensor reaches a variable that is trained."""
     pending, visited = [target], {target}
     while pending:
         symbol = pending.pop()

@@ -225,7 +225,7 @@ _PACKAGES = {"", *(name[:end] for name in _NAMES for end, sign in enumerate(name
 
 
 def has(fullname: str) -> bool:
-    """Return whether a module below `tensorflow.python` is available."""
+    """Return True if a module below `tensorflow.python` is available."""
     return fullname.removeprefix("tensorflow.python").removeprefix(".") in _NAMES | _PACKAGES
 
 
@@ -268,7 +268,7 @@ def module(fullname: str) -> MergedModules:
 
 
 def _is_resource(var: object) -> bool:
-    """Return whether `var` is a resource variable, as eager variables are."""
+    """Return True if `var` is a resource variable, as eager variables are."""
     return isinstance(var, Variable) and getattr(var, "is_resource", True)
 
 

@@ -61,7 +61,7 @@ def _check_k(k: int, shape: Any) -> None:
 
 
 def in_top_k(targets: object, predictions: object, k: int, name: str | None = None) -> Tensor:
-    """Return whether the prediction of each target is among the `k` largest of its row.
+    """Return True if the prediction of each target is among the `k` largest of its row.
 
     Predictions equal to the k-th count as among them. The two tensors may be swapped, as their
     order differs between TensorFlow 1 and 2.

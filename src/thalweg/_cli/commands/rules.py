@@ -214,7 +214,7 @@ def _helpers_of(functions: list[object]) -> list[Any]:
 
 
 def _is_known(function: object) -> bool:
-    """Return whether a function belongs to a library, whose source is not printed."""
+    """Return True if a function belongs to a library, whose source is not printed."""
     package, *submodules = function.__module__.split(".")
     if package == "thalweg":
         return submodules[:1] != ["rules"]

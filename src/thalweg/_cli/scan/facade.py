@@ -101,7 +101,7 @@ _SHARED_NAMES = {
 
 
 def _is_of_keras(path: Path) -> bool:
-    """Return whether a name may be a Keras class in a module of TensorFlow 2."""
+    """Return True if a name may be a Keras class in a module of TensorFlow 2."""
     module, class_name = path[:1], path[1:2]
     is_class = not class_name or class_name[0][:1].isupper()
     return is_class and module in (("initializers",), ("losses",), ("metrics",))

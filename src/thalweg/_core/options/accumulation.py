@@ -119,7 +119,7 @@ def _add_calls(
 
 
 def is_empty_sum(entry: object) -> bool:
-    """Return whether an entry stands for a sum without gradients."""
+    """Return True if an entry stands for a sum without gradients."""
     return type(entry) is int and entry == 0
 
 
@@ -130,14 +130,14 @@ def _sum_in(param_state: Mapping[str, Any]) -> Any:
 
 
 def are_zero(gradients: Sequence[Tensor]) -> bool:
-    """Return whether there are gradients, and all of them are dense and 0."""
+    """Return True if there are gradients, and all of them are dense and 0."""
     if not gradients or not all_have_memory(gradients):
         return False
     return all(grad.layout == torch.strided and not grad.any() for grad in gradients)
 
 
 def is_count(count: object) -> bool:
-    """Return whether the value is a valid number of summed passes: an int in [0, 2**63)."""
+    """Return True if the value is a valid number of summed passes: an int in [0, 2**63)."""
     return type(count) is int and 0 <= count < 2**63
 
 
@@ -274,7 +274,7 @@ def _begin_sum(
 
 
 def _is_sole_holder(param: Tensor) -> bool:
-    """Return whether only the parameter holds its gradient and the gradient's memory.
+    """Return True if only the parameter holds its gradient and the gradient's memory.
 
     Other holders are DDP buckets, lists and NumPy arrays.
     """

@@ -66,7 +66,7 @@ def answer(
 
 
 def _overflows(has_nan: object, amax: object) -> Any:
-    """Return whether the gradients contain NaN or infinity, as a bool or a tensor."""
+    """Return True if the gradients contain NaN or infinity, as a bool or a tensor."""
     return has_nan | ~vectors.functions_of(amax).isfinite(amax)
 
 

@@ -50,7 +50,7 @@ class StateStorage(NamedTuple):
         return self.masters or self.device is not None
 
     def has_master(self, param: Tensor) -> bool:
-        """Return whether the parameter has a master weight in its state."""
+        """Return True if the parameter has a master weight in its state."""
         return self.masters and param.dtype in REDUCED
 
     def updated_dtype(self, param: Tensor) -> torch.dtype:
@@ -58,7 +58,7 @@ class StateStorage(NamedTuple):
         return torch.float32 if self.has_master(param) else param.dtype
 
     def is_away(self, param: Tensor) -> bool:
-        """Return whether the parameter is on another device than its state."""
+        """Return True if the parameter is on another device than its state."""
         return self.device is not None and layout.is_far(param, self.device)
 
     def home_of(self, name: str, param: Tensor) -> torch.device:
@@ -162,7 +162,7 @@ class UpdateTargets:
         return self.refresh_targets()
 
     def are_in_place(self) -> bool:
-        """Return whether memory, dtype and layout of all parameters are unchanged."""
+        """Return True if memory, dtype and layout of all parameters are unchanged."""
         # The version counter does not count `param.data = other`.
         return all(map(_lies_at, self._params, self._memory_keys))
 
@@ -219,7 +219,7 @@ def _memory_key(param: Tensor) -> tuple[object, object]:
 
 
 def _lies_at(param: Tensor, memory_key: tuple[Any, Any]) -> bool:
-    """Return whether the parameter still has the storage, dtype and layout of the key."""
+    """Return True if the parameter still has the storage, dtype and layout of the key."""
     storage_ref, metadata = memory_key
     is_same_storage = storage_ref.cdata == local(param).untyped_storage()._cdata  # pyright: ignore
     return is_same_storage and metadata == _metadata(param)

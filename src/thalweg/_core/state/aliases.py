@@ -97,7 +97,7 @@ def _later_name(group: Sequence[_Write], index: int) -> str:
 
 
 def _are_same_view(tensor1: Tensor, tensor2: Tensor) -> bool:
-    """Return whether both tensors have the same address, dtype and layout."""
+    """Return True if both tensors have the same address, dtype and layout."""
 
     def key(tensor: Tensor) -> Any:
         bits = tensor.dtype, tensor.is_conj(), tensor.is_neg()
@@ -107,7 +107,7 @@ def _are_same_view(tensor1: Tensor, tensor2: Tensor) -> bool:
 
 
 def alike(tensor1: Tensor, tensor2: Tensor) -> bool:
-    """Return whether two tensors have the same dtype, device, and bits."""
+    """Return True if two tensors have the same dtype, device, and bits."""
     if tensor1.dtype != tensor2.dtype or tensor1.device != tensor2.device:
         return False
     return torch.equal(_bits(tensor1), _bits(tensor2))

@@ -268,7 +268,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def has_storage(tensor: Tensor) -> bool:
-    """Return whether the tensor has a storage; wrapper subclasses have none."""
+    """Return True if the tensor has a storage; wrapper subclasses have none."""
     try:
         return tensor.untyped_storage().nbytes() >= 0
     except (RuntimeError, NotImplementedError):
@@ -276,12 +276,12 @@ def has_storage(tensor: Tensor) -> bool:
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Return whether the tensor's storage was freed or truncated."""
+    """Return True if the tensor's storage was freed or truncated."""
     return not _is_whole(tensor)
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Return whether the storage holds all elements; True for tensors without a single storage."""
+    """Return True if the storage holds all elements; True for tensors without a single storage."""
     if tensor.layout != torch.strided or not tensor.numel():
         return True
     ends = ((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -290,7 +290,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def is_writable(tensor: Tensor) -> bool:
-    """Return whether `copy_` into the tensor succeeds for a source of the same shape."""
+    """Return True if `copy_` into the tensor succeeds for a source of the same shape."""
     plain_tensor = plain(tensor)
     is_broadcast = any(
         step == 0 and size > 1

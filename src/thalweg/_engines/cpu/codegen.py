@@ -321,7 +321,7 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
 
 
 def _prefetch_pays(source: str, streams: int) -> bool:
-    """Return whether an update is faster with prefetches.
+    """Return True if an update is faster with prefetches.
 
     Args:
         source: The source of the update.

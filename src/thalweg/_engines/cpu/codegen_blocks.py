@@ -182,7 +182,7 @@ def _loop_over_elements(element: Element) -> list[str]:
 
 
 def _is_decoded_inline(codec: Codec) -> bool:
-    """Return whether the loop of the update decodes, for long blocks and a short formula."""
+    """Return True if the loop of the update decodes, for long blocks and a short formula."""
     return codec.block == STEP and len(trace_formula(codec.decode).nodes) <= _LONGEST
 
 

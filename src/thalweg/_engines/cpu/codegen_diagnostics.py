@@ -70,7 +70,7 @@ _BITS = {
 
 
 def can_diagnose(update: Update) -> bool:
-    """Return whether the arithmetic is float32 and the gradient has at most 32 bits."""
+    """Return True if the arithmetic is float32 and the gradient has at most 32 bits."""
     return update.storage[0] != "float64" and update.storage[1] in _BITS
 
 

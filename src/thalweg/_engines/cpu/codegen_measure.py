@@ -263,7 +263,7 @@ class Elements(Sweep):
 
 
 def _counts(formula_graph: FormulaGraph) -> bool:
-    """Return whether a measure is `where(.., 1.0, 1.0)`, whose sum is the number of elements."""
+    """Return True if a measure is `where(.., 1.0, 1.0)`, whose sum is the number of elements."""
     (result,) = formula_graph.results
     values = result.inputs[1:] if result.op == "where" else []
     return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)

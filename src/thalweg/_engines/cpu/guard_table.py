@@ -482,7 +482,7 @@ class GuardTable:
         self._table[: len(words)] = words
 
     def has_row(self, replay_count: int) -> bool:
-        """Return whether the table has a row for the step after `replay_count` replayed steps."""
+        """Return True if the table has a row for the step after `replay_count` replayed steps."""
         first, count = self._table[:2].tolist()
         return first <= replay_count < first + count
 
@@ -534,7 +534,7 @@ class GuardTable:
         record[replay_kernel.GRADIENT_KEYS] = _word(grad._cdata, layout.keys)
 
     def _has_threads(self) -> bool:
-        """Return whether a kernel of the step runs on several threads."""
+        """Return True if a kernel of the step runs on several threads."""
         return bool(self.launches[:, 2].any())
 
     def _set_team(self) -> None:

@@ -67,7 +67,7 @@ def threads_for(slices: int, elements: int) -> int:
 
 
 def is_serial(elements: int) -> bool:
-    """Return whether work over so many elements is too small for several threads."""
+    """Return True if work over so many elements is too small for several threads."""
     return elements < tuning().serial
 
 

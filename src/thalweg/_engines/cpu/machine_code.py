@@ -118,7 +118,7 @@ define float @widened(half %x) {
 
 @cache
 def _has_halves() -> bool:
-    """Return whether the processor has instructions for float16.
+    """Return True if the processor has instructions for float16.
 
     LLVM otherwise calls functions of a compiler's library that may be missing.
     """

@@ -324,7 +324,7 @@ def _float_to_bfloat(code: Code, value: Value) -> Value:
 
 
 def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
-    """Return whether a bfloat16 is one of the nearest to a number; see `copies.is_nearest`."""
+    """Return True if a bfloat16 is one of the nearest to a number; see `copies.is_nearest`."""
     write, value = code.builder, code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
     distance = write.sub(float_bits, write.shl(write.zext(bits.llvm, _I32), _i32(16)))

@@ -134,7 +134,7 @@ class Sweep:
 
     @property
     def is_serial(self) -> bool:
-        """Return whether the sweep is too small for several threads."""
+        """Return True if the sweep is too small for several threads."""
         return launch.is_serial(self._leaf_plan.elements)
 
     def threads(self) -> int:

@@ -782,7 +782,7 @@ def count_steps(block):
 
 
 def is_written(block, write_record):
-    """Return whether the step writes the tensor of a record of WRITTEN_TENSORS."""
+    """Return True if the step writes the tensor of a record of WRITTEN_TENSORS."""
     writers = int64_pointer(write_record[2])
     for k in range(write_record[1]):
         if gradient_record(block, writers[k])[IS_ENABLED]:
@@ -842,7 +842,7 @@ def is_traced(block, first):
 
 
 def is_tabled(block):
-    """Return whether the table of coming steps has a row for the next step."""
+    """Return True if the table of coming steps has a row for the next step."""
     if block[STEP_TABLE] == 0:
         return 0
     table = int64_pointer(block[STEP_TABLE])

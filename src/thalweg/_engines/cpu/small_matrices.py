@@ -96,12 +96,12 @@ def _end_sweep(sweeps: list[Any], passes: list[Measure | FusedStage]) -> list[Me
 
 
 def _is_of_lines(rule_pass: Measure | FusedStage) -> bool:
-    """Return whether a pass is not a measure of variables."""
+    """Return True if a pass is not a measure of variables."""
     return isinstance(rule_pass, FusedStage) or rule_pass.over != "variable"
 
 
 def _is_of_variables(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedStage]) -> bool:
-    """Return whether a stage reads only numbers of variables, and none that `passes` measure with.
+    """Return True if a stage reads only numbers of variables, and none that `passes` measure with.
 
     `passes` are computed again after the stage, and would read a number that it has changed.
     """
@@ -138,7 +138,7 @@ def find_short(request: StepRequest, engines: Sequence[str]) -> list[bool]:
 
 
 def _is_short(var: Tensor, grad: Any, slots: Sequence[Tensor]) -> bool:
-    """Return whether a variable has small matrices, contiguous memory and a dense gradient."""
+    """Return True if a variable has small matrices, contiguous memory and a dense gradient."""
     return (
         isinstance(grad, Tensor)
         and max(var.shape[-2:]) <= SIDE

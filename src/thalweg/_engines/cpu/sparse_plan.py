@@ -108,7 +108,7 @@ class RowsPlan(ABC):
         return list(map(Tensor.data_ptr, self.written))
 
     def _has_same_memory(self) -> bool:
-        """Return whether the written tensors have the addresses, shapes and dtypes of the plan."""
+        """Return True if the written tensors have the addresses, shapes and dtypes of the plan."""
         try:
             return (
                 self._read_addresses() == self._pointers
@@ -120,7 +120,7 @@ class RowsPlan(ABC):
             return False
 
     def _matches_request(self, request: StepRequest) -> bool:
-        """Return whether rule, stages, variable and options of a step are those of the plan."""
+        """Return True if rule, stages, variable and options of a step are those of the plan."""
         if (
             request.rule is not self.rule
             or request.stages != self.stages
@@ -135,7 +135,7 @@ class RowsPlan(ABC):
             return self._has_same_memory()
 
     def serves(self, request: StepRequest) -> bool:
-        """Return whether a plan for this step would equal this one."""
+        """Return True if a plan for this step would equal this one."""
         (slots,) = request.slots
         return (
             request.gradients[0].dtype == self._kind

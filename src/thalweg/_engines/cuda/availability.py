@@ -21,7 +21,7 @@ _NEVER_RUN = (
 
 
 def is_interpreted() -> bool:
-    """Return whether Triton interprets programs with NumPy, on CPU tensors (TRITON_INTERPRET=1)."""
+    """Return True if Triton interprets programs with NumPy, on CPU tensors (TRITON_INTERPRET=1)."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -64,7 +64,7 @@ def why_unfused(device: torch.device) -> str:
 
 
 def takes_device(device: torch.device, name: EngineName) -> bool:
-    """Return whether the engine `name` updates variables on `device` with Triton kernels.
+    """Return True if the engine `name` updates variables on `device` with Triton kernels.
 
     CPU variables need the name "cuda" and Triton's interpreter, and variables on AMD GPUs need the
     name "cuda": "auto" never selects kernels that no GPU has run.

@@ -348,7 +348,7 @@ def peaks_of(x, PARTS: tl.constexpr):
 
 @triton.jit
 def _has_scale(peaks):
-    """Return whether the peak of a block is in the range of scales."""
+    """Return True if the peak of a block is in the range of scales."""
     return (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
 
 

@@ -31,7 +31,7 @@ else:
 
     @tl.core.builtin
     def lacks_ptx(_builder: Any = None, _semantic: Any = None):
-        """Return whether the target has no PTX assembly; a constant of the compiled kernel."""
+        """Return True if the target has no PTX assembly; a constant of the compiled kernel."""
         # Triton passes one of the two, by its version.
         builder = _builder or _semantic.builder
         return tl.constexpr(builder.options.backend_name != "cuda")
@@ -447,13 +447,13 @@ def saturated(x, largest):
 
 @triton.jit
 def is_same_float16(x, copy):
-    """Return whether a float16 has the bits of a copy."""
+    """Return True if a float16 has the bits of a copy."""
     return x.to(tl.int16, bitcast=True) == copy.to(tl.int16, bitcast=True)
 
 
 @triton.jit
 def is_nearest_bfloat16(x, copy):
-    """Return whether a copy is a nearest bfloat16 to a float32; see `copies.is_nearest`."""
+    """Return True if a copy is a nearest bfloat16 to a float32; see `copies.is_nearest`."""
     upper = copy.to(tl.int16, bitcast=True).to(tl.uint16, bitcast=True).to(tl.uint32) << 16
     difference = x.to(tl.uint32, bitcast=True) - upper
     return (difference + 0x8000 <= 0x10000) & (x == x)

@@ -64,5 +64,5 @@ def _match(node: Node, uses: Counter[Node]) -> tuple[str, list[Node], Node] | No
 
 
 def _is_scalar(node: Node) -> bool:
-    """Return whether a node is one number for all elements, or a vector's."""
+    """Return True if a node is one number for all elements, or a vector's."""
     return node.op in ("scalar", "const")

@@ -98,7 +98,7 @@ class Mirror:
 
 
 def is_capturing() -> bool:
-    """Return whether the current stream is being captured into a CUDA graph."""
+    """Return True if the current stream is being captured into a CUDA graph."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 

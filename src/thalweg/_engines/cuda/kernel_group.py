@@ -140,7 +140,7 @@ class Group:
         return torch.mul(self._sizes_on_device, columns.apply_flag, out=self._written_sizes)
 
     def _all_aligned(self) -> bool:
-        """Return whether all variables, slots and gradients begin at multiples of 16 bytes."""
+        """Return True if all variables, slots and gradients begin at multiples of 16 bytes."""
         return self._is_aligned and not (self._base.host[:, 1] % WIDTH).any()
 
     def make_calls(self, columns: Columns) -> list[Call]:

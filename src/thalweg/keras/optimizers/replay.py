@@ -387,7 +387,7 @@ def _step_numbers(optimizer: Any) -> dict[str, Tensor]:
 
 
 def _is_replaced_in_call(number: Tensor, plan: CachedPlan) -> bool:
-    """Return whether the call can replace a number: a step of its dtype's variables does.
+    """Return True if the call can replace a number: a step of its dtype's variables does.
 
     No program rounds what it loads, so those of float32 cannot read a float64.
     """

@@ -107,7 +107,7 @@ class AutomaticLossScaler:
 
     @staticmethod
     def check_grads(grads_and_vars: Iterable[tuple[object, object]]) -> tuple[Any, Any]:
-        """Return whether a gradient is NaN, and the largest magnitude in all gradients.
+        """Return True if a gradient is NaN, and the largest magnitude in all gradients.
 
         Args:
             grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor (dense, or

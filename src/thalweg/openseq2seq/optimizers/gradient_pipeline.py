@@ -223,7 +223,7 @@ class StepPipeline:
             return StepResult(has_update, errors + self.send_summaries(ready, outcome))
 
     def _replay(self, step_inputs: StepInputs, report: list[Any]) -> bool:
-        """Return whether the step was taken in one call, as the one before."""
+        """Return True if the step was taken in one call, as the one before."""
         optimizer, post, backward = self.inner, self.treatment.post, step_inputs.backward
         if not (self._is_plain(step_inputs) and optimizer.takes_transforms()):
             return False
@@ -240,7 +240,7 @@ class StepPipeline:
         return True
 
     def _is_plain(self, step_inputs: StepInputs) -> bool:
-        """Return whether a run only updates by its own gradients, clipped or scaled by LARC."""
+        """Return True if a run only updates by its own gradients, clipped or scaled by LARC."""
         treatment, backward = self.treatment, step_inputs.backward
         return (
             self.scaler is None

@@ -68,7 +68,7 @@ class MixedCheck:
 
 
 def _has_16_bits(loss: object) -> bool:
-    """Return whether the autograd graph has 16-bit dtypes or opaque functions."""
+    """Return True if the autograd graph has 16-bit dtypes or opaque functions."""
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
         return True  # refused elsewhere
     waiting: list[Any] = [loss.grad_fn]

@@ -206,7 +206,7 @@ def _run_process(
     slices: Sequence[bool],
     *values: object,
 ) -> list[object]:
-    """Return whether a run has an update, and the gradients, in a form that the graph knows."""
+    """Return True if a run has an update, and the gradients, in a form that the graph knows."""
     with writable():
         run_gradients, leaves = process(*values), list(map(resolve, targets))
         is_update = torch.tensor(run_gradients is not None, dtype=torch.bool, device="cpu")

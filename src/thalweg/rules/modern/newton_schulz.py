@@ -49,7 +49,7 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def _is_triple(value: object) -> bool:
-    """Return whether a value is three numbers of float32."""
+    """Return True if a value is three numbers of float32."""
     if not isinstance(value, tuple) or len(value) != 3:  # pyright: ignore
         return False
     numbers = cast("tuple[Any, ...]", value)

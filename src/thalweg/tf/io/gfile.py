@@ -77,12 +77,12 @@ def GFile(name: Path, mode: str = "r") -> IO[Any]:
 
 
 def exists(path: Path) -> bool:
-    """Return whether a file or folder exists."""
+    """Return True if a file or folder exists."""
     return os.path.exists(path)
 
 
 def isdir(path: Path) -> bool:
-    """Return whether a folder of this name exists."""
+    """Return True if a folder of this name exists."""
     return os.path.isdir(path)
 
 

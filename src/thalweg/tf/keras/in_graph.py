@@ -123,7 +123,7 @@ def _catching_call(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def _is_recorded(leaves: list[object]) -> bool:
-    """Return whether a call on these leaves is recorded in the graph.
+    """Return True if a call on these leaves is recorded in the graph.
 
     While Keras computes shapes, only calls on symbols are.
     """

@@ -14,7 +14,7 @@ from thalweg.variable import tensor_of
 
 
 def is_symbolic(value: object) -> bool:
-    """Return whether a session must compute a part of the value."""
+    """Return True if a session must compute a part of the value."""
     kinds = _graph.SymbolicTensor | _graph.SymbolicSlices | _graph.Operation
     return any(isinstance(leaf, kinds) for leaf in leaves_of(value))
 

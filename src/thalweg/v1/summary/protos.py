@@ -25,7 +25,7 @@ _MESSAGES = {
 
 
 def is_installed() -> bool:
-    """Return whether TensorBoard is installed."""
+    """Return True if TensorBoard is installed."""
     if "tensorboard" in sys.modules:
         return sys.modules["tensorboard"] is not None
     return _can_be_imported()

@@ -50,7 +50,7 @@ class StandInMessage:
         super().__setattr__(name, field)
 
     def HasField(self, name: str) -> bool:
-        """Return whether a field was set."""
+        """Return True if a field was set."""
         return name in self._set
 
     def WhichOneof(self, group: str) -> str | None:

@@ -91,7 +91,7 @@ class CallableRate(Argument):
         return self._ahead.alone(count) if self.state_holders else self._ahead.at(count)
 
     def is_over(self, step: object) -> bool:
-        """Return whether this is the count of steps that `computed` reads."""
+        """Return True if this is the count of steps that `computed` reads."""
         return step is not None and self._step is step
 
     def at(self, count: int) -> Any:
@@ -194,12 +194,12 @@ def _kept_by(*parts: object) -> list[object]:
 
 
 def has_formula(hyper: object) -> bool:
-    """Return whether a hyperparameter is a learning rate that `computed` returns in eager mode."""
+    """Return True if a hyperparameter is a learning rate that `computed` returns in eager mode."""
     return isinstance(hyper, CallableRate) and hyper._ahead is not None
 
 
 def follows_count(hyper: object) -> bool:
-    """Return whether a hyperparameter depends on a count of steps alone, for any number of calls.
+    """Return True if a hyperparameter depends on a count of steps alone, for any number of calls.
 
     It has a formula then, which draws no random numbers.
     """

@@ -67,7 +67,7 @@ class DistributedApply(GradientApplication, SlotOptimizer):
         return step_op
 
     def _has_own_distributed_apply(self) -> bool:
-        """Return whether a subclass or this object replaces `_distributed_apply`."""
+        """Return True if a subclass or this object replaces `_distributed_apply`."""
         method = getattr(self._distributed_apply, "__func__", None)
         return method is not DistributedApply._distributed_apply
 

@@ -115,7 +115,7 @@ def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> Gr
 
 
 def _are_followed(var_list: object) -> bool:
-    """Return whether autograd follows all of a list of variables by itself."""
+    """Return True if autograd follows all of a list of variables by itself."""
     return (
         type(var_list) is list
         and bool(var_list)

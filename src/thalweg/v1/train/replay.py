@@ -175,11 +175,11 @@ class V1Replay(ReplayedApply):
         return None if replayed is None else V1Replay(optimizer, plan, replayed, step)
 
     def is_over(self, pairs: list[Any]) -> bool:
-        """Return whether the number of pairs is that of this step."""
+        """Return True if the number of pairs is that of this step."""
         return len(pairs) == len(self._variables)
 
     def _is_over_pairs(self, pairs: list[Any]) -> bool:
-        """Return whether these are pairs of something and the variables of this step."""
+        """Return True if these are pairs of something and the variables of this step."""
         if not self.is_over(pairs) or set(map(type, pairs)) != {tuple}:
             return False
         return min(map(len, pairs)) == 2 and all(
@@ -221,7 +221,7 @@ class V1Replay(ReplayedApply):
         return self._is_done(cache, pairs, status)
 
     def _is_done(self, cache: PlanCache, pairs: list[Any], status: int) -> bool:
-        """Return whether the step was taken; forget it if it is to be planned anew."""
+        """Return True if the step was taken; forget it if it is to be planned anew."""
         is_stale = status not in (0, FAILED, replay_kernel.FOREIGN_WRITE, replay_kernel.TRACING)
         if self.read is not None or (is_stale and self._is_over_pairs(pairs)):
             cache.replay = None
@@ -269,7 +269,7 @@ class V1Replay(ReplayedApply):
             return None
 
     def _are_alike(self, values: dict[str, Any]) -> bool:
-        """Return whether values differ from those of before in elements of tensors alone."""
+        """Return True if values differ from those of before in elements of tensors alone."""
         for name in self._moving:
             hyper = values.get(name)
             if isinstance(hyper, _NUMBERS):
@@ -363,7 +363,7 @@ def _following(kind: Any, count: Any, factor: Any) -> Any:
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Return whether a step is the update of a rule, and counts."""
+    """Return True if a step is the update of a rule, and counts."""
     return (
         not optimizer._finishes_itself()
         and not optimizer._has_symbols

@@ -168,7 +168,7 @@ class RuleOptimizer(Optimizer):
         return scatters(self._choose_rule())
 
     def _one_by_one(self) -> bool:
-        """Return whether a subclass's hook updates each variable."""
+        """Return True if a subclass's hook updates each variable."""
         cls, fields = type(self), vars(self)
         for hook in _UPDATES:
             if hook in fields or getattr(cls, hook) is not getattr(RuleOptimizer, hook):
@@ -176,12 +176,12 @@ class RuleOptimizer(Optimizer):
         return False
 
     def _has_own_hook(self, hook: str) -> bool:
-        """Return whether a subclass or this object overrides a hook."""
+        """Return True if a subclass or this object overrides a hook."""
         is_overridden = getattr(type(self), hook) is not getattr(RuleOptimizer, hook)
         return is_overridden or hook in vars(self)
 
     def _calls_sparse(self, hook: str) -> bool:
-        """Return whether a subclass's hook gets sparse gradients; where TensorFlow scatters, none
+        """Return True if a subclass's hook gets sparse gradients; where TensorFlow scatters, none
         does.
         """
         is_overridden = self._has_own_hook(hook) or self._has_own_hook("_apply_sparse_shared")
@@ -190,7 +190,7 @@ class RuleOptimizer(Optimizer):
     @classmethod
     @cache
     def _is_begun_by_users(cls) -> bool:
-        """Return whether a subclass's hooks are called before the updates."""
+        """Return True if a subclass's hooks are called before the updates."""
         return not (is_ours(cls._prepare) and is_ours(cls._create_slots))
 
     def _may_call_users(self) -> bool:

@@ -215,5 +215,5 @@ def check_global_step(global_step: object) -> None:
 
 
 def _is_global_step(global_step: object) -> bool:
-    """Return whether it can be counted up: a scalar, or None."""
+    """Return True if it can be counted up: a scalar, or None."""
     return global_step is None or (isinstance(global_step, Tensor) and not global_step.dim())

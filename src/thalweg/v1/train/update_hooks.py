@@ -104,7 +104,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return self._apply_sparse_duplicate_indices(grad, var)
 
     def _calls_resource_hook(self, var: Any, resource: Sequence[str], refs: Sequence[str]) -> bool:
-        """Return whether a variable is updated by hooks for resource variables.
+        """Return True if a variable is updated by hooks for resource variables.
 
         As in TensorFlow, reference variables, made by `use_resource=False`, are updated by the
         plain hooks, if any class defines one. All other variables are updated by the kind of hook
@@ -136,13 +136,13 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return []
 
     def _finishes_itself(self) -> bool:
-        """Return whether `_finish` is a subclass's own; `_counting_moves` does what the library's
+        """Return True if `_finish` is a subclass's own; `_counting_moves` does what the library's
         does.
         """
         return getattr(self._finish, "__func__", None) is not UpdateHooks._finish
 
     def _may_call_users(self) -> bool:
-        """Return whether the beginning of a step calls users' functions."""
+        """Return True if the beginning of a step calls users' functions."""
         return True
 
     def _read_values(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return {name: attribute for name, attribute in vars(self).items() if is_symbolic(attribute)}
 
     def _is_recorded(self) -> bool:
-        """Return whether hooks are called once, when a graph is built."""
+        """Return True if hooks are called once, when a graph is built."""
         return not self.HOOKS_AT_EACH_RUN and has_hooks(self)
 
     def _turn_lock(self) -> Lock:

@@ -224,7 +224,7 @@ def get(identifier: object) -> Any:
 
 
 def _are_finite(grads: Iterable[object]) -> torch.Tensor:
-    """Return whether all elements of all gradients are finite."""
+    """Return True if all elements of all gradients are finite."""
     tensors = [values_of(eager) for grad in grads if (eager := concrete(grad)) is not None]
     for values in tensors:
         check_held(values, f"A gradient of shape {tuple(values.shape)}")

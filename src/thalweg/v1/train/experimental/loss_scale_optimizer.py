@@ -138,7 +138,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 raise
 
     def _may_leave(self, pairs: Sequence[tuple[object, object]]) -> bool:
-        """Return whether a device may decide, in the step of the optimizer inside."""
+        """Return True if a device may decide, in the step of the optimizer inside."""
         is_direct = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
         is_dynamic = type(self._loss_scale) is scales.DynamicLossScale
         on_device = not all(isinstance(var, Tensor) and is_host(var) for _, var in pairs)

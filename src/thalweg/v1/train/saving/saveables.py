@@ -71,7 +71,7 @@ def as_variable(candidate: object) -> GraphVariable | None:
 
 
 def are_eager(var_list: object) -> bool:
-    """Return whether a list or dict has eager variables alone, without any in the default graph."""
+    """Return True if a list or dict has eager variables alone, without any in the default graph."""
     members = list(var_list.values()) if isinstance(var_list, Mapping) else var_list
     stand_ins = get_default_graph().stand_ins
     return isinstance(members, list | tuple | set | frozenset) and all(
