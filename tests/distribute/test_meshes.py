@@ -25,7 +25,12 @@ QUICK = (
 
 @pytest.mark.parametrize(
     ("count", "names"),
-    [(4, QUICK), *(pytest.param(count, (), marks=pytest.mark.slow) for count in (1, 2, 4, 8))],
+    [
+        (4, QUICK),
+        # All cases on eight ranks take minutes on two cores.
+        pytest.param(8, QUICK, marks=pytest.mark.slow),
+        *(pytest.param(count, (), marks=pytest.mark.slow) for count in (1, 2, 4)),
+    ],
     ids=lambda value: value if isinstance(value, int) else "some" if value else "all",
 )
 def test_a_mesh_has_the_bits_of_one_process(
