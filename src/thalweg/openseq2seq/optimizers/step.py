@@ -44,7 +44,6 @@ class TrainingStep(Configurable):
     """Callable step of training that returns the loss before the update.
 
     Attributes:
-        optimizer: The optimizer; a `MixedPrecisionOptimizerWrapper` in mixed precision.
         global_step: The variable that counts updates, int64 of shape ().
         loss_scaler: The `AutomaticLossScaler`, or None.
         learning_rate: The learning rate of the last step, a tensor of shape ().

@@ -137,12 +137,11 @@ class Muon(OfMatrices, ModernOptimizer):
     `ns_coefficients` are three numbers, a tuple of such for each iteration, or "original",
     "quintic" or "polar_express"; `adjust_lr_fn` is "original", "match_rms_adamw" or "rms_to_rms".
     `ns_dtype` is the dtype of iterations, "float32" or "bfloat16"; None is float32 on the CPU,
-        where
-    torch's are in bfloat16, and bfloat16 elsewhere. Products of a processor that has units for
-    bfloat16 are faster so, and steps differ by about one percent.
-    `heads` divides fused projections: with 3, queries, keys and values of a weight of shape (3 * d,
-        d) are separate matrices with separate scales; with (256, 64, 64), grouped ones. `layout`
-        describes all other ways in which a parameter holds matrices.
+    where torch's are in bfloat16, and bfloat16 elsewhere. Products of a processor that has units
+    for bfloat16 are faster so, and steps differ by about one percent.
+    `heads` divides fused projections: with 3, queries, keys and values of a weight of shape
+    (3 * d, d) are separate matrices with separate scales; with (256, 64, 64), grouped ones.
+    `layout` describes all other ways in which a parameter holds matrices.
 
     Source: Jordan 2024, https://kellerjordan.github.io/posts/muon; torch.optim.Muon
     """
