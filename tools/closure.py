@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
-BOUNDS = {"optim": 22_650, "optim.tensorflow": 23_750, "keras": 22_050, "checkpoint": 28_100}
+BOUNDS = {"optim": 22_650, "optim.tensorflow": 23_750, "keras": 22_050, "checkpoint": 28_150}
 
 _MODEL = """
 import io, torch

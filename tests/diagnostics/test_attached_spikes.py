@@ -105,6 +105,8 @@ def test_states_of_detectors_continue_their_bands() -> None:
     assert [action.warning.step for action in resumed.actions] == [BAD]
     with pytest.raises(CheckpointMismatchError, match="history of steps is 'x'"):
         resumed.load_state_dict({"history": "x"})
+    with pytest.raises(CheckpointMismatchError, match=r"the key 'history', .* \['step'\]"):
+        resumed.load_state_dict({"step": 3})
 
 
 def test_attach_rejects_what_it_cannot_judge() -> None:

@@ -270,6 +270,20 @@ def test_invalid_history_is_rejected_and_changes_nothing(history: Any) -> None:
     assert spikes.judge.history == former
 
 
+def test_step_that_allocates_state_keeps_a_logged_loss() -> None:
+    """`torch.distributed.checkpoint` takes a step with zero gradients at a rate of 0."""
+    params, spikes = make_params(), Spikes("rollback")
+    optimizer = optim.AdamW(params, lr=0.0, spikes=spikes)
+    spikes.log_loss(3.0)
+    for factor in (0.0, 1.0):
+        set_grads(params, 1, factor)
+        optimizer.param_groups[0]["lr"] = 0.1 * factor
+        optimizer.step()
+    assert spikes.judge is not None
+    step_count, losses, norms = spikes.judge.history
+    assert (step_count, losses, len(norms)) == (1, [3.0], 1)
+
+
 @pytest.mark.parametrize("is_log", [False, True])
 def test_safe_limit_of_a_band_is_within_the_band(is_log: bool) -> None:
     band, random = NumberBand(0.1, is_log), np.random.default_rng(0)

@@ -55,7 +55,7 @@ class PlainRange(NamedTuple):
     dtype: Dtype
     lowest: float
     highest: float
-    furthest: float
+    largest_norm: float
 
 
 class GradientStats:

@@ -48,19 +48,19 @@ class ReplayedGlobalNorm:
         words[replay_global_norm.ROUTINE] = norm_routine()
         self.address = words.ctypes.data
 
-    def set(self, transforms: GradientTransforms, usual_range: PlainRange) -> None:
+    def set(self, transforms: GradientTransforms, plain_range: PlainRange) -> None:
         """Set the transforms of gradients, and the range in which the plain formula is exact."""
         words, numbers = self._words, self._numbers
-        words[replay_global_norm.IS_FLOAT32] = usual_range.dtype is np.float32
+        words[replay_global_norm.IS_FLOAT32] = plain_range.dtype is np.float32
         limit, epsilon = transforms.global_clipnorm, transforms.epsilon
         # Torch's formula is 1 for an infinite limit; TensorFlow's is NaN.
         words[replay_global_norm.USES_TORCH_FORMULA] = limit is None or epsilon is not None
         words[replay_global_norm.HAS_UNSCALING] = transforms.unscaling is not None
         numbers[replay_global_norm.LIMIT] = math.inf if limit is None else limit
         numbers[replay_global_norm.EPSILON] = epsilon or 0.0
-        numbers[replay_global_norm.MIN_SQUARE_SUM] = usual_range.lowest
-        numbers[replay_global_norm.MAX_SQUARE_SUM] = usual_range.highest
-        numbers[replay_global_norm.MAX_NORM] = self._largest_norm = usual_range.furthest
+        numbers[replay_global_norm.MIN_SQUARE_SUM] = plain_range.lowest
+        numbers[replay_global_norm.MAX_SQUARE_SUM] = plain_range.highest
+        numbers[replay_global_norm.MAX_NORM] = self._largest_norm = plain_range.largest_norm
         numbers[replay_global_norm.UNSCALING] = 1.0
         # With `clipvalue` the reduction has unscaled the gradients before.
         if transforms.unscaling is not None and transforms.clipvalue is None:

@@ -396,7 +396,7 @@ class ReplayedPairs:
                 if not self._can_store(inputs):
                     return FAILED
                 launch.set_scalars({0: {**launch.unset, **(inputs or {}), **shared[launch.dtype]}})
-            gradients.set_separate(by_variable)
+            gradients.set_by_variable(by_variable)
             self._launches.set_threads(self.snapshot)
             failure = self.snapshot.replay(pairs, count, gradients.part, (), flags)
             if failure != replay_kernel.OUT_OF_RANGE:

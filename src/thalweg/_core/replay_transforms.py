@@ -45,7 +45,7 @@ class NotMeasured(RuntimeError):
     """Raised if a needed statistic was not computed; a planned step computes it."""
 
 
-def is_clipped_in_call(transforms: GradientTransforms) -> bool:
+def has_scalars_in_call(transforms: GradientTransforms) -> bool:
     """Return True if the native call computes all scalars that depend on gradients."""
     if transforms.clipnorm is not None or transforms.trust is not None:
         return False
@@ -71,16 +71,18 @@ class ReplayedTransforms:
         self, plans: Sequence[CachedPlan], launches: Launches, transforms: GradientTransforms
     ) -> None:
         arguments = {"clip_divisor": transforms.clipnorm, "trust_factor": transforms.trust}
-        self._separate = {name for name, argument in arguments.items() if argument is not None}
-        separate_launches = launches.all if self._separate else ()
-        if any(launch.measures is not None for launch in separate_launches):
+        self._variable_names = {
+            name for name, argument in arguments.items() if argument is not None
+        }
+        used_launches = launches.all if self._variable_names else ()
+        if any(launch.measures is not None for launch in used_launches):
             raise NotMeasured
-        self._rows = [_SeparateRows(launch, self._separate) for launch in separate_launches]
+        self._rows = [_VariableRows(launch, self._variable_names) for launch in used_launches]
         self._variables = [var for plan in plans for var in plan.request.variables]
         self._dtypes = {dtype for plan in plans for dtype in plan_of(plan).dtypes}
         self._reduction = Reduction("sums", transforms.measured, transforms.first)
         self._sweeps: list[tuple[list[int], Dtype, Sweep]] = []
-        # Set if the global norm is the only measure.
+        # Set if scalars depend on no other measure than the global norm.
         self._norm: ReplayedGlobalNorm | None = None
         self.part = replay_kernel.FULL_STEP
         if transforms.measured:
@@ -98,7 +100,7 @@ class ReplayedTransforms:
             self._large = [
                 (index, sweep) for index, sweep in enumerate(sweeps) if not sweep.is_serial
             ]
-            if is_clipped_in_call(transforms):
+            if has_scalars_in_call(transforms):
                 self._norm = ReplayedGlobalNorm(launches.all, sweeps, len(self._variables))
         self._set(transforms)
 
@@ -211,7 +213,7 @@ class ReplayedTransforms:
         stats.forget()
         by_variable = dict(stats.variable_scalars)
         by_variable.pop("unscaling", None)
-        if not by_variable.keys() <= self._separate:
+        if not by_variable.keys() <= self._variable_names:
             raise NotMeasured
         if report is not None:
             report(stats)
@@ -232,7 +234,7 @@ class ReplayedTransforms:
         norm = float(self._stats.global_norm)
         return judge.taking_calls([norm]) if norm <= judge.norm_limit() else None
 
-    def set_separate(self, by_variable: Mapping[str, Any]) -> None:
+    def set_by_variable(self, by_variable: Mapping[str, Any]) -> None:
         """Set the scalars that differ between variables; call it after the shared ones are set."""
         for rows in self._rows:
             rows.set(by_variable)
@@ -251,7 +253,7 @@ class ReplayedTransforms:
         return reduction.gather(len(self._variables), sums)
 
 
-class _SeparateRows:
+class _VariableRows:
     """Rows of scalars of a kernel, one for each variable.
 
     Args:

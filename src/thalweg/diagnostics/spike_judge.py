@@ -163,6 +163,11 @@ class SpikeJudge:
         """
         return [partial(vars(self).update, _new_history(*_check_history(history)))]
 
+    def restoring_calls(self) -> list[Call]:
+        """Return a call that restores the present history, logged loss and copies."""
+        state = _new_history(*_check_history(self.history))
+        return [partial(vars(self).update, {**state, "_loss": self._loss, "_copies": self._copies})]
+
     def norm_limit(self) -> float:
         """Return a gradient norm up to which the next step is usual; -1 if its loss is not."""
         has_usual_loss = self._loss is None or self._loss in self._losses

@@ -754,12 +754,14 @@ class FusedOptimizer(GradScalerMixin):
         """
         params, judge = params_of(self.param_groups), self.step_options.base_transforms.judge
         values = [param.detach().clone() for param in params]
-        history_calls = [] if judge is None else judge.loading_calls(judge.history)
-        yield
-        run(history_calls)
-        with no_grad():
-            for param, value in zip(params, values, strict=True):
-                param.copy_(value)
+        history_calls = [] if judge is None else judge.restoring_calls()
+        try:
+            yield
+        finally:
+            run(history_calls)
+            with no_grad():
+                for param, value in zip(params, values, strict=True):
+                    param.copy_(value)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to None, or to 0 in place.

@@ -65,8 +65,18 @@ class _Share(NamedTuple):
 
 # Adapter of one rule, and gradients with the parameters that the rule updates.
 _SubStep = tuple[TorchStepAdapter, list[tuple[Tensor, Tensor]]]
-# Plan of a sub-step, bound to its gradients, if it has one; and whether it is the last one.
-_Bound = tuple[CachedPlan | None, bool]
+
+
+class _BoundPlan(NamedTuple):
+    """Plan of a sub-step, bound to its gradients.
+
+    Attributes:
+        plan: The plan, or None if `run_step` has to plan the sub-step.
+        was_rebound: True if it is the plan of the last step.
+    """
+
+    plan: CachedPlan | None
+    was_rebound: bool
 
 
 class _LeftToTorch(Exception):
@@ -358,7 +368,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             hooks.gathered, hooks.begun = batch, batch.begun
         transforms = [make_transforms(len(pairs)) for pairs, _ in targets]
         # Each sub-step is bound after the one before has run, except for a common norm.
-        bound: Iterable[_Bound] = map(self._bind, steps, targets, transforms)
+        bound: Iterable[_BoundPlan] = map(self._bind, steps, targets, transforms)
         try:
             with note_not_applied(adapters[-1].begun), writable():
                 if adapters[-1].gathered is not None and self._has_common_norm():
@@ -388,11 +398,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return True if gradients of several rules are clipped, or judged, together."""
         return self.step_options.base_transforms.has_global_norm
 
-    def _bind(self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms) -> _Bound:
-        """Return the plan of a sub-step, and whether it is the last one.
-
-        Returns:
-            The plan, bound to the gradients, or None if `run_step` has to plan the sub-step.
+    def _bind(
+        self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
+    ) -> _BoundPlan:
+        """Return the plan of a sub-step, bound to its gradients.
 
         Raises:
             _LeftToTorch: The engines do not support it; nothing was written.
@@ -409,7 +418,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             plan = plan_step(*plan_args)
         if plan is not None and hooks.gathered is not None:
             hooks.gathered.hold(plan.ready)
-        return plan, was_rebound
+        return _BoundPlan(plan, was_rebound)
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
         """Return a replayable step in which gradients may be absent, or None."""
@@ -827,19 +836,19 @@ def _run_all(
     adapters: Sequence[TorchStepAdapter],
     targets: Sequence[UpdatePairs],
     transforms: Sequence[GradientTransforms],
-    bound: Iterable[_Bound],
+    bound: Iterable[_BoundPlan],
 ) -> tuple[list[BaseException], bool, bool]:
     """Execute sub-steps by their plans; return as `FusedTorchOptimizer._write`."""
     errors: list[BaseException] = []
-    was_rebound = takes_step = True
+    are_rebound = takes_step = True
     rows = zip(adapters, targets, transforms, bound, strict=True)
-    for hooks, (pairs, copies), rule_transforms, (plan, is_last) in rows:
+    for hooks, (pairs, copies), rule_transforms, (plan, was_rebound) in rows:
         plans = hooks.part.plans
         if plan is None:
             outcome = run_step(hooks, plans, pairs, rule_transforms, copies, may_rebind=False)
         else:
             outcome = execute_plan(hooks, plans, plan, rule_transforms)
         errors += outcome.errors
-        was_rebound = was_rebound and is_last
+        are_rebound = are_rebound and was_rebound
         takes_step = takes_step and outcome.taken is not False
-    return errors, was_rebound, takes_step
+    return errors, are_rebound, takes_step

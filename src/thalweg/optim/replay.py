@@ -29,7 +29,7 @@ from thalweg._core.replay import (
     make_guard_table,
     replay_kernel,
 )
-from thalweg._core.replay_transforms import ReplayedTransforms, is_clipped_in_call
+from thalweg._core.replay_transforms import ReplayedTransforms, has_scalars_in_call
 from thalweg._engines import current
 from thalweg._engines.engine_selection import choices
 from thalweg._engines.guards import is_recorded
@@ -144,7 +144,7 @@ class ReplayedStep:
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
         """Make native programs for the scalars if possible; return False if they are required."""
         try:
-            if not is_clipped_in_call(transforms):
+            if not has_scalars_in_call(transforms):
                 raise TypeError("Scalars depend on the gradient of each variable.")
             self._in_call = ScalarsInCall(self.shares, self.groups)
         except ERRORS:

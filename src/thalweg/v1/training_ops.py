@@ -19,8 +19,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thalweg.rules import (
     ADADELTA_V1,
@@ -152,37 +151,134 @@ _PROXIMAL_GRADIENT_DESCENT = Kernel(
 _ADD_SIGN = Kernel("var m lr alpha sign_decay beta grad", "m", lambda given: ADD_SIGN)
 _POWER_SIGN = Kernel("var m lr logbase sign_decay beta grad", "m", lambda given: POWER_SIGN)
 
-_DENSE = ("apply", "resource_apply")
-_ALL = (*_DENSE, "sparse_apply", "resource_sparse_apply")
+apply_gradient_descent = _GRADIENT_DESCENT.function("apply_gradient_descent")
+resource_apply_gradient_descent = _GRADIENT_DESCENT.function("resource_apply_gradient_descent")
+apply_momentum = _MOMENTUM.function("apply_momentum")
+resource_apply_momentum = _MOMENTUM.function("resource_apply_momentum")
+sparse_apply_momentum = _MOMENTUM.function("sparse_apply_momentum")
+resource_sparse_apply_momentum = _MOMENTUM.function("resource_sparse_apply_momentum")
+resource_apply_keras_momentum = _KERAS_MOMENTUM.function("resource_apply_keras_momentum")
+resource_sparse_apply_keras_momentum = _KERAS_MOMENTUM.function(
+    "resource_sparse_apply_keras_momentum"
+)
+apply_adagrad = _ADAGRAD.function("apply_adagrad")
+resource_apply_adagrad = _ADAGRAD.function("resource_apply_adagrad")
+sparse_apply_adagrad = _ADAGRAD.function("sparse_apply_adagrad")
+resource_sparse_apply_adagrad = _ADAGRAD.function("resource_sparse_apply_adagrad")
+apply_adagrad_v2 = _ADAGRAD_V2.function("apply_adagrad_v2")
+resource_apply_adagrad_v2 = _ADAGRAD_V2.function("resource_apply_adagrad_v2")
+sparse_apply_adagrad_v2 = _ADAGRAD_V2.function("sparse_apply_adagrad_v2")
+resource_sparse_apply_adagrad_v2 = _ADAGRAD_V2.function("resource_sparse_apply_adagrad_v2")
+apply_adagrad_da = _ADAGRAD_DA.function("apply_adagrad_da")
+resource_apply_adagrad_da = _ADAGRAD_DA.function("resource_apply_adagrad_da")
+sparse_apply_adagrad_da = _ADAGRAD_DA.function("sparse_apply_adagrad_da")
+resource_sparse_apply_adagrad_da = _ADAGRAD_DA.function("resource_sparse_apply_adagrad_da")
+apply_adadelta = _ADADELTA.function("apply_adadelta")
+resource_apply_adadelta = _ADADELTA.function("resource_apply_adadelta")
+sparse_apply_adadelta = _ADADELTA.function("sparse_apply_adadelta")
+resource_sparse_apply_adadelta = _ADADELTA.function("resource_sparse_apply_adadelta")
+apply_adam = _ADAM.function("apply_adam")
+resource_apply_adam = _ADAM.function("resource_apply_adam")
+resource_apply_adam_with_amsgrad = _AMSGRAD.function("resource_apply_adam_with_amsgrad")
+apply_ada_max = _ADA_MAX.function("apply_ada_max")
+resource_apply_ada_max = _ADA_MAX.function("resource_apply_ada_max")
+apply_ftrl = _FTRL.function("apply_ftrl")
+resource_apply_ftrl = _FTRL.function("resource_apply_ftrl")
+sparse_apply_ftrl = _FTRL.function("sparse_apply_ftrl")
+resource_sparse_apply_ftrl = _FTRL.function("resource_sparse_apply_ftrl")
+apply_ftrl_v2 = _FTRL_V2.function("apply_ftrl_v2")
+resource_apply_ftrl_v2 = _FTRL_V2.function("resource_apply_ftrl_v2")
+sparse_apply_ftrl_v2 = _FTRL_V2.function("sparse_apply_ftrl_v2")
+resource_sparse_apply_ftrl_v2 = _FTRL_V2.function("resource_sparse_apply_ftrl_v2")
+apply_rms_prop = _RMS_PROP.function("apply_rms_prop")
+resource_apply_rms_prop = _RMS_PROP.function("resource_apply_rms_prop")
+sparse_apply_rms_prop = _RMS_PROP.function("sparse_apply_rms_prop")
+resource_sparse_apply_rms_prop = _RMS_PROP.function("resource_sparse_apply_rms_prop")
+apply_centered_rms_prop = _CENTERED_RMS_PROP.function("apply_centered_rms_prop")
+resource_apply_centered_rms_prop = _CENTERED_RMS_PROP.function("resource_apply_centered_rms_prop")
+sparse_apply_centered_rms_prop = _CENTERED_RMS_PROP.function("sparse_apply_centered_rms_prop")
+resource_sparse_apply_centered_rms_prop = _CENTERED_RMS_PROP.function(
+    "resource_sparse_apply_centered_rms_prop"
+)
+apply_proximal_adagrad = _PROXIMAL_ADAGRAD.function("apply_proximal_adagrad")
+resource_apply_proximal_adagrad = _PROXIMAL_ADAGRAD.function("resource_apply_proximal_adagrad")
+sparse_apply_proximal_adagrad = _PROXIMAL_ADAGRAD.function("sparse_apply_proximal_adagrad")
+resource_sparse_apply_proximal_adagrad = _PROXIMAL_ADAGRAD.function(
+    "resource_sparse_apply_proximal_adagrad"
+)
+apply_proximal_gradient_descent = _PROXIMAL_GRADIENT_DESCENT.function(
+    "apply_proximal_gradient_descent"
+)
+resource_apply_proximal_gradient_descent = _PROXIMAL_GRADIENT_DESCENT.function(
+    "resource_apply_proximal_gradient_descent"
+)
+sparse_apply_proximal_gradient_descent = _PROXIMAL_GRADIENT_DESCENT.function(
+    "sparse_apply_proximal_gradient_descent"
+)
+resource_sparse_apply_proximal_gradient_descent = _PROXIMAL_GRADIENT_DESCENT.function(
+    "resource_sparse_apply_proximal_gradient_descent"
+)
+apply_add_sign = _ADD_SIGN.function("apply_add_sign")
+resource_apply_add_sign = _ADD_SIGN.function("resource_apply_add_sign")
+apply_power_sign = _POWER_SIGN.function("apply_power_sign")
+resource_apply_power_sign = _POWER_SIGN.function("resource_apply_power_sign")
 
-# The kernels by name, each with the prefixes of its functions.
-_KERNELS: dict[str, tuple[Kernel, tuple[str, ...]]] = {
-    "gradient_descent": (_GRADIENT_DESCENT, _DENSE),
-    "momentum": (_MOMENTUM, _ALL),
-    "keras_momentum": (_KERAS_MOMENTUM, ("resource_apply", "resource_sparse_apply")),
-    "adagrad": (_ADAGRAD, _ALL),
-    "adagrad_v2": (_ADAGRAD_V2, _ALL),
-    "adagrad_da": (_ADAGRAD_DA, _ALL),
-    "adadelta": (_ADADELTA, _ALL),
-    "adam": (_ADAM, _DENSE),
-    "adam_with_amsgrad": (_AMSGRAD, ("resource_apply",)),
-    "ada_max": (_ADA_MAX, _DENSE),
-    "ftrl": (_FTRL, _ALL),
-    "ftrl_v2": (_FTRL_V2, _ALL),
-    "rms_prop": (_RMS_PROP, _ALL),
-    "centered_rms_prop": (_CENTERED_RMS_PROP, _ALL),
-    "proximal_adagrad": (_PROXIMAL_ADAGRAD, _ALL),
-    "proximal_gradient_descent": (_PROXIMAL_GRADIENT_DESCENT, _ALL),
-    "add_sign": (_ADD_SIGN, _DENSE),
-    "power_sign": (_POWER_SIGN, _DENSE),
-}
-
-for _name, (_kernel, _prefixes) in _KERNELS.items():
-    for _prefix in _prefixes:
-        globals()[f"{_prefix}_{_name}"] = _kernel.function(f"{_prefix}_{_name}")
-
-__all__ = sorted(name for name in globals() if "apply_" in name)  # pyright: ignore
-
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Callable[..., Any]: ...
+__all__ = [
+    "apply_ada_max",
+    "apply_adadelta",
+    "apply_adagrad",
+    "apply_adagrad_da",
+    "apply_adagrad_v2",
+    "apply_adam",
+    "apply_add_sign",
+    "apply_centered_rms_prop",
+    "apply_ftrl",
+    "apply_ftrl_v2",
+    "apply_gradient_descent",
+    "apply_momentum",
+    "apply_power_sign",
+    "apply_proximal_adagrad",
+    "apply_proximal_gradient_descent",
+    "apply_rms_prop",
+    "resource_apply_ada_max",
+    "resource_apply_adadelta",
+    "resource_apply_adagrad",
+    "resource_apply_adagrad_da",
+    "resource_apply_adagrad_v2",
+    "resource_apply_adam",
+    "resource_apply_adam_with_amsgrad",
+    "resource_apply_add_sign",
+    "resource_apply_centered_rms_prop",
+    "resource_apply_ftrl",
+    "resource_apply_ftrl_v2",
+    "resource_apply_gradient_descent",
+    "resource_apply_keras_momentum",
+    "resource_apply_momentum",
+    "resource_apply_power_sign",
+    "resource_apply_proximal_adagrad",
+    "resource_apply_proximal_gradient_descent",
+    "resource_apply_rms_prop",
+    "resource_sparse_apply_adadelta",
+    "resource_sparse_apply_adagrad",
+    "resource_sparse_apply_adagrad_da",
+    "resource_sparse_apply_adagrad_v2",
+    "resource_sparse_apply_centered_rms_prop",
+    "resource_sparse_apply_ftrl",
+    "resource_sparse_apply_ftrl_v2",
+    "resource_sparse_apply_keras_momentum",
+    "resource_sparse_apply_momentum",
+    "resource_sparse_apply_proximal_adagrad",
+    "resource_sparse_apply_proximal_gradient_descent",
+    "resource_sparse_apply_rms_prop",
+    "sparse_apply_adadelta",
+    "sparse_apply_adagrad",
+    "sparse_apply_adagrad_da",
+    "sparse_apply_adagrad_v2",
+    "sparse_apply_centered_rms_prop",
+    "sparse_apply_ftrl",
+    "sparse_apply_ftrl_v2",
+    "sparse_apply_momentum",
+    "sparse_apply_proximal_adagrad",
+    "sparse_apply_proximal_gradient_descent",
+    "sparse_apply_rms_prop",
+]
