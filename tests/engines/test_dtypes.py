@@ -18,7 +18,7 @@ from pairwise import cover_pairs
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, Row, assert_same, label, sparse
 from thalweg import Hyper, Rule, Slot, exp, sqrt, where
 from thalweg._engines.cpu import kernel_cache, machine_code
-from thalweg._engines.protocol import PEAKS, Columns, Reduction, StepRequest
+from thalweg._engines.protocol import PEAKS, Columns, Reduction, StepRequest, as_array
 from thalweg.formula import absolute, gradient_squares, maximum, narrow, variable_squares, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
 
@@ -228,7 +228,9 @@ def equal_measures(types: tuple[Any, ...], form: str, engine_name: str) -> None:
             }
             columns = Columns(shared, {})
             reductions = Reduction("sums", formulas, stages), PEAKS
-            results.append([torch.from_numpy(ready.reduce(x, columns)) for x in reductions])
+            results.append(
+                [torch.from_numpy(as_array(ready.reduce(x, columns))) for x in reductions]
+            )
         assert_same(results[0], results[1])
 
 
