@@ -43,27 +43,10 @@ _HOMES = {
 }
 
 __all__ = [
-    "aggregate",
-    "all_reduce",
-    "apply_gradients",
-    "as_one_update",
-    "assign",
-    "check_graph",
-    "clip",
-    "config_value",
-    "deduplicated",
-    "gradients",
-    "group",
-    "learning_rate",
-    "session",
-    "slices",
-    "slot",
-    "update",
-    "use_session",
-    "values",
-    "variable",
-    "variable_of",
-]
+    "aggregate", "all_reduce", "apply_gradients", "as_one_update", "assign", "check_graph", "clip",
+    "config_value", "deduplicated", "gradients", "group", "learning_rate", "session", "slices",
+    "slot", "update", "use_session", "values", "variable", "variable_of",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -214,11 +214,7 @@ def from_config(
     with of_key("regularizer_params"):
         regularizer = made_regularizer(params["regularizer"], params["regularizer_params"])
     return TrainingConfig(
-        MappingProxyType(params),
-        MappingProxyType(all_params),
-        length,
-        regularizer,
-        as_shipped,
+        MappingProxyType(params), MappingProxyType(all_params), length, regularizer, as_shipped
     )
 
 

@@ -25,7 +25,7 @@ _FACADE = "thalweg.tf.compat.v1 has it"
 
 # Names that are not TensorFlow's, which `thalweg scan --names` does not list.
 _OF_OTHER_FACES = {
-    "train.RuleOptimizer": "use thalweg.keras.optimizers.RuleOptimizer, in graphs too",
+    "train.RuleOptimizer": "use thalweg.keras.optimizers.RuleOptimizer, in graphs too"
 }
 INSTEAD = {
     "ConfigProto": _FACADE,

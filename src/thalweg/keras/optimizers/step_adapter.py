@@ -367,7 +367,6 @@ def with_gradients(pairs: Sequence[tuple[object, object]], titles: Sequence[str]
     ]
     if missing:
         warn(
-            f"Gradients do not exist for variables {missing} when minimizing the loss.",
-            UserWarning,
+            f"Gradients do not exist for variables {missing} when minimizing the loss.", UserWarning
         )
     return [(grad, var) for grad, var in pairs if grad is not None]

@@ -29,19 +29,11 @@ from thalweg.v1.train.decay import follow_rate
 from thalweg.variable import as_dtype, check_held, dtype_name
 
 __all__ = [
-    "cosine_decay",
-    "exp_decay",
-    "fixed_lr",
-    "inv_poly_decay",
-    "piecewise_constant",
-    "poly_decay",
+    "cosine_decay", "exp_decay", "fixed_lr", "inv_poly_decay", "piecewise_constant", "poly_decay",
     "transformer_policy",
-]
+]  # fmt: skip
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
+__dir__ = __all__.copy
 
 _DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 

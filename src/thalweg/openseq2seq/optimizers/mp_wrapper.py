@@ -18,14 +18,7 @@ from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import as_pairs, distinct
 from thalweg._core.hyperparameters import check_size, hint
 from thalweg._core.state import Loading, Names, check_eager, keys_of, restore
-from thalweg._graph import (
-    GraphKeys,
-    by_reference,
-    executing_eagerly,
-    group,
-    is_symbolic,
-    operation,
-)
+from thalweg._graph import GraphKeys, by_reference, executing_eagerly, group, is_symbolic, operation
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult, unscaled

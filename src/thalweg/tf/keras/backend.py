@@ -18,16 +18,9 @@ from thalweg.tf.elementwise import cast
 from thalweg.tf.missing import not_provided
 
 __all__ = [
-    "batch_get_value",
-    "batch_set_value",
-    "clear_session",
-    "get_session",
-    "get_value",
-    "moving_average_update",
-    "name_scope",
-    "set_session",
-    "set_value",
-]
+    "batch_get_value", "batch_set_value", "clear_session", "get_session", "get_value",
+    "moving_average_update", "name_scope", "set_session", "set_value",
+]  # fmt: skip
 
 _SETTINGS = (
     "epsilon",

@@ -20,18 +20,10 @@ from thalweg.v1.train.saving.checkpoint_utils import (
 )
 
 __all__ = [
-    "assert_global_step",
-    "create_global_step",
-    "get_global_step",
-    "get_local_variables",
-    "get_or_create_global_step",
-    "get_trainable_variables",
-    "get_variables",
-    "init_from_checkpoint",
-    "list_variables",
-    "load_checkpoint",
-    "load_variable",
-]
+    "assert_global_step", "create_global_step", "get_global_step", "get_local_variables",
+    "get_or_create_global_step", "get_trainable_variables", "get_variables", "init_from_checkpoint",
+    "list_variables", "load_checkpoint", "load_variable",
+]  # fmt: skip
 
 
 def get_variables(

@@ -136,9 +136,6 @@ def _increment_global_step(increment: int, graph: Any = None) -> object:
 
 
 __all__ = [
-    "assert_global_step",
-    "create_global_step",
-    "get_global_step",
-    "get_or_create_global_step",
+    "assert_global_step", "create_global_step", "get_global_step", "get_or_create_global_step",
     "global_step",
-]
+]  # fmt: skip

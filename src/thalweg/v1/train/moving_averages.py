@@ -35,9 +35,7 @@ from thalweg._graph import (
 from thalweg._graph.slice_info import mark_slice_like
 from thalweg.errors import InvalidTypeError
 from thalweg.v1.train.assigned_averages import assign_moving_average as assign_moving_average
-from thalweg.v1.train.assigned_averages import (
-    weighted_moving_average as weighted_moving_average,
-)
+from thalweg.v1.train.assigned_averages import weighted_moving_average as weighted_moving_average
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.slot_creator import base_name, scoped_name
 from thalweg.v1.train.state_dict import V1StateDict

@@ -155,11 +155,7 @@ class QueueRunner:
         return getattr(self.queue, "name", None) or "queue"
 
     def create_threads(
-        self,
-        sess: Any,
-        coord: Coordinator | None = None,
-        daemon: bool = False,
-        start: bool = False,
+        self, sess: Any, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
     ) -> list[threading.Thread]:
         """Return threads that run the operations in a session; [] if some run already.
 

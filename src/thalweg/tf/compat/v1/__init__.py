@@ -86,17 +86,7 @@ from thalweg._graph import executing_eagerly as executing_eagerly_outside_functi
 from thalweg._graph import tuple_ as tuple
 from thalweg._graph.tape import GradientTape
 from thalweg.autodiff import UnconnectedGradients
-from thalweg.tf import (
-    debugging,
-    distribute,
-    dtypes,
-    errors,
-    linalg,
-    math,
-    nest,
-    random,
-    raw_ops,
-)
+from thalweg.tf import debugging, distribute, dtypes, errors, linalg, math, nest, random, raw_ops
 from thalweg.tf.arrays import *
 from thalweg.tf.checks import *
 from thalweg.tf.clipping import *

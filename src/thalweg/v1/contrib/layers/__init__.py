@@ -42,9 +42,7 @@ __all__ = [*_OF_FACADE, "l2_regularizer"]  # pyright: ignore[reportUnsupportedDu
 
 _missing = attribute_of("contrib.layers")
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = __all__.copy
 
 
 def __getattr__(name: str) -> Any:

@@ -14,11 +14,7 @@ from thalweg._base.tracing import untraced
 from thalweg._core.commit import add_note, says_not_taken
 from thalweg._core.grads_and_vars import as_pairs, check_variables, distinct
 from thalweg._core.state import Entry, making
-from thalweg._graph import (
-    control_dependencies,
-    graph_variable_of,
-    group,
-)
+from thalweg._graph import control_dependencies, graph_variable_of, group
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.saving.saveables import all_saveable, by_name

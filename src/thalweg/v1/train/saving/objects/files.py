@@ -13,10 +13,7 @@ from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVaria
 from thalweg._formats.format_detection import reader_of
 from thalweg._formats.path_resolution import ENDING, PathKind, locate_checkpoint
 from thalweg._formats.stored_tensor import StoredTensor, of_tensor
-from thalweg.errors import (
-    DataLossError,
-    UnsupportedCheckpointError,
-)
+from thalweg.errors import DataLossError, UnsupportedCheckpointError
 from thalweg.v1.train.saving.objects.members import VALUE
 
 KIND = "tf.train.Checkpoint"
