@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg import _graph
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.locks import Lock
 from thalweg._base.showing import show_value
@@ -24,14 +25,6 @@ from thalweg._core.grads_and_vars import as_gradient
 from thalweg._core.plan_cache import PlanCache
 from thalweg._core.single_rule_step import OneRule
 from thalweg._core.step import run_step
-from thalweg._graph import (
-    GraphVariable,
-    Output,
-    by_reference,
-    graph_variable_of,
-    operation,
-    resolve,
-)
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
@@ -100,7 +93,7 @@ def _kernel_function(kernel: Kernel, name: str) -> Callable[..., object]:
         arguments = dict(bound.arguments)
         if is_deferred(*arguments.values()):
             return _add_operation(kernel, name, arguments)
-        arguments = {key: resolve(operand) for key, operand in arguments.items()}
+        arguments = {key: _graph.resolve(operand) for key, operand in arguments.items()}
         with _LOCK if arguments["use_locking"] else contextlib.nullcontext():
             _apply_kernel(kernel, name, arguments)
         if _is_resource(name):
@@ -143,13 +136,13 @@ def _describe_kernel(kernel: Kernel, name: str) -> str:
 def _add_operation(kernel: Kernel, name: str, arguments: Arguments) -> object:
     """Return the kernel as an operation of a graph."""
     updated_names = ["var", *kernel.slots.split()]
-    variables = {key: graph_variable_of(arguments[key]) for key in updated_names}
+    variables = {key: _graph.graph_variable_of(arguments[key]) for key in updated_names}
     for key, variable in variables.items():
-        if not isinstance(variable, GraphVariable):
+        if not isinstance(variable, _graph.GraphVariable):
             raise InvalidTypeError(
                 f"{name}(): {key} must be a variable of the graph, not {show_value(variable)}."
             )
-    inputs = {**arguments, **{key: by_reference(var) for key, var in variables.items()}}
+    inputs = {**arguments, **{key: _graph.by_reference(var) for key, var in variables.items()}}
 
     def run_kernel(values: Arguments) -> object:
         with _LOCK if values["use_locking"] else contextlib.nullcontext():
@@ -157,9 +150,9 @@ def _add_operation(kernel: Kernel, name: str, arguments: Arguments) -> object:
         return None if _is_resource(name) else values["var"].detach()
 
     var = variables["var"]
-    outputs = None if _is_resource(name) else Output(var.dtype, var.shape)
+    outputs = None if _is_resource(name) else _graph.Output(var.dtype, var.shape)
     title = arguments["name"] or "".join(part.capitalize() for part in name.split("_"))
-    return operation(run_kernel, [inputs], title, kind="update", outputs=outputs)
+    return _graph.operation(run_kernel, [inputs], title, kind="update", outputs=outputs)
 
 
 def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:

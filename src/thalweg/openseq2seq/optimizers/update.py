@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg import distribute
+from thalweg import _graph, distribute
 from thalweg._base.context_managers import writable
 from thalweg._core.atomic_section import Call, run, unless_resized
 from thalweg._core.commit import (
@@ -29,18 +29,6 @@ from thalweg._core.commit import (
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._core.grads_and_vars import distinct
 from thalweg._core.validation import check_memories
-from thalweg._graph import (
-    GraphKeys,
-    Output,
-    SymbolicSlices,
-    by_reference,
-    cond,
-    get_default_graph,
-    group,
-    no_op,
-    operation,
-    resolve,
-)
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult
@@ -195,7 +183,7 @@ def process_gradients(backward: BackwardResult, transforms: GradientTransforms) 
 def _sparse_flags(backward: BackwardResult, dense: bool) -> list[bool]:
     """Return for each gradient whether it stays sparse."""
     return [
-        isinstance(grad, SymbolicSlices | IndexedSlices) and penalty is None and not dense
+        isinstance(grad, _graph.SymbolicSlices | IndexedSlices) and penalty is None and not dense
         for grad, penalty in zip(backward.gradients, backward.penalties, strict=True)
     ]
 
@@ -208,7 +196,7 @@ def _run_process(
 ) -> list[object]:
     """Return True if a run has an update, and the gradients, in a form that the graph knows."""
     with writable():
-        run_gradients, leaves = process(*values), list(map(resolve, targets))
+        run_gradients, leaves = process(*values), list(map(_graph.resolve, targets))
         is_update = torch.tensor(run_gradients is not None, dtype=torch.bool, device="cpu")
         if run_gradients is None:
             return [is_update, *map(_no_gradient, slices, leaves)]
@@ -240,25 +228,28 @@ def record_update(
         dense: Whether all gradients become whole tensors.
         always: Whether there is an update in each run.
     """
-    graph, targets = get_default_graph(), backward.targets
+    graph, targets = _graph.get_default_graph(), backward.targets
     slices = _sparse_flags(backward, dense)
-    outputs = [Output(torch.bool, (), ()), *(Output(x.dtype, x.shape, ()) for x in targets)]
+    outputs = [
+        _graph.Output(torch.bool, (), ()),
+        *(_graph.Output(x.dtype, x.shape, ()) for x in targets),
+    ]
     run_process = partial(_run_process, process, targets, slices)
-    collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
+    collection = graph.get_collection_ref(_graph.GraphKeys.TRAIN_OP)
     old_ops = list(collection)
     with graph.as_one():
-        has_step, *process_outputs = operation(
+        has_step, *process_outputs = _graph.operation(
             run_process, inputs, "process_gradients", outputs=outputs
         )
         has_step.op.written += _scale_of(scaler)
         gradients: list[Any] = []
         for gradient, is_sparse in zip(process_outputs, slices, strict=True):
             gradient.may_be_sparse = is_sparse
-            gradients.append(SymbolicSlices.of(gradient) if is_sparse else gradient)
+            gradients.append(_graph.SymbolicSlices.of(gradient) if is_sparse else gradient)
         name_argument = {} if name is None else {"name": name}
         args = optimizer, backward._replace(gradients=gradients), global_step, name_argument
         apply = partial(_apply_recorded, *args)
-        end_op = apply() if always else cond(has_step, apply, no_op)
+        end_op = apply() if always else _graph.cond(has_step, apply, _graph.no_op)
     # Operations of a branch cannot be run alone.
     collection[:] = old_ops
     return RecordedUpdate(end_op, has_step)
@@ -270,11 +261,11 @@ def _apply_recorded(
     """Call `apply_gradients` of an optimizer, then set the variables to their masters."""
     # Gradients are means over the replicas.
     with distribute.enter_single_replica():
-        applied_op = group(optimizer.apply_gradients(backward.pairs, global_step, **options))
+        applied_op = _graph.group(optimizer.apply_gradients(backward.pairs, global_step, **options))
     if all(copy is None for copy in backward.copies):
         return applied_op
     references = by_references(backward._replace(gradients=[], penalties=[], scale=None))
-    return operation(_set_to_masters, [references], "copy", control_inputs=[applied_op])
+    return _graph.operation(_set_to_masters, [references], "copy", control_inputs=[applied_op])
 
 
 def _as_known(grad: Any, is_sparse: bool, target: Tensor) -> object:
@@ -296,7 +287,8 @@ def _no_gradient(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
 def by_references(backward: BackwardResult) -> BackwardResult:
     """Return a backward pass for an operation that writes to its variables and targets."""
     variables, targets = (
-        [by_reference(var) for var in part] for part in (backward.variables, backward.targets)
+        [_graph.by_reference(var) for var in part]
+        for part in (backward.variables, backward.targets)
     )
     return backward._replace(variables=variables, targets=targets)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import distribute
+from thalweg import _graph, distribute
 from thalweg._base.context_managers import ContextSetting, Sections
 from thalweg._base.device_counters import number_of
 from thalweg._base.execution_context import is_deferred, thread
@@ -26,17 +26,6 @@ from thalweg._core.replay_trigger import ReplayResult, note_repeated
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.step import finish, run_step, try_rebind
 from thalweg._core.step_adapter import Copies
-from thalweg._graph import (
-    GraphKeys,
-    by_reference,
-    check_updates,
-    current_session,
-    get_default_graph,
-    graph_variable_of,
-    is_symbolic,
-    operation,
-    resolve,
-)
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train.gate_gradients import backward, forward
 from thalweg.v1.train.gradients import GradsAndVars, check_any
@@ -271,7 +260,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
 
         def begin_step() -> Sections:
             change, restored_attributes = vars(self).update, {"_under_way": self._under_way}
-            if current_session() is not None:
+            if _graph.current_session() is not None:
                 restored_attributes |= (
                     self._symbolic_attributes()
                 )  # hooks of a session may overwrite them
@@ -285,9 +274,11 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     def _written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
         """Return all tensors that hooks may write."""
         slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
-        session = current_session()
+        session = _graph.current_session()
         graph = None if session is None else session.graph
-        non_slots = [resolve(var) for (_, key), var in self._non_slots.items() if key is graph]
+        non_slots = [
+            _graph.resolve(var) for (_, key), var in self._non_slots.items() if key is graph
+        ]
         return [*variables, *slots, *non_slots]
 
     def _kept_in_graph(self, variables: Sequence[Any]) -> list[object]:
@@ -297,11 +288,13 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         return [*slots, *(var for (_, key), var in self._non_slots.items() if key is graph)]
 
     def _apply_in_graph(self, grads_and_vars: GradsAndVars, global_step: Any, name: Any) -> Any:
-        pairs = [(grad, graph_variable_of(var)) for grad, var in grads_and_vars]
+        pairs = [(grad, _graph.graph_variable_of(var)) for grad, var in grads_and_vars]
         check_counter(global_step)
-        check_updates(pairs)
+        _graph.check_updates(pairs)
         for grad, var in pairs:
-            if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
+            if not (
+                grad is None or _graph.is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)
+            ):
                 target = torch.empty((), dtype=torch.float32, device="cpu")
                 as_gradient(grad, target, var.name)  # raises if it cannot be converted
         check_any(pairs)
@@ -319,12 +312,14 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             request = StepRequest(step, op.name, values)
             self._apply(list(zip(grads, leaves, strict=True)), request)
 
-        op = operation(
+        op = _graph.operation(
             apply_in_run,
             [
                 [grad for grad, _ in updated],
-                [by_reference(var) for _, var in updated],
-                by_reference(global_step) if is_symbolic(global_step) else global_step,
+                [_graph.by_reference(var) for _, var in updated],
+                _graph.by_reference(global_step)
+                if _graph.is_symbolic(global_step)
+                else global_step,
                 captured,
             ],
             name or self._name,
@@ -333,7 +328,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         op.written += tuple(self._kept_in_graph(variables))
         kernel = type(self._innermost()).__name__.removesuffix("Optimizer")
         add_update_names(op, variables, f"Apply{kernel}")
-        get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, op)
+        _graph.get_default_graph().add_to_collection(_graph.GraphKeys.TRAIN_OP, op)
         return op
 
     def _said(self, global_step: Any = None) -> distribute.StepFingerprint:

@@ -8,17 +8,10 @@ from typing import Any
 
 import torch
 
+from thalweg import _graph
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
 from thalweg._core.grads_and_vars import check_variables, distinct, flatten
-from thalweg._graph import (
-    GraphKeys,
-    executing_eagerly,
-    get_default_graph,
-    gradients,
-    graph_variable_of,
-    is_symbolic,
-)
 from thalweg.autodiff import GradientTape, has_replicas, variables_of
 from thalweg.errors import InvalidTypeError
 from thalweg.indexed_slices import as_gradient
@@ -52,7 +45,7 @@ def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DT
     for tensor in tensors:
         dtype = getattr(tensor, "dtype", None)
         if isinstance(dtype, torch.dtype) and dtype not in valid:
-            title = tensor.name if is_symbolic(tensor) else name_of(tensor, "the loss")
+            title = tensor.name if _graph.is_symbolic(tensor) else name_of(tensor, "the loss")
             raise InvalidTypeError(f"Invalid type {dtype} for {title}, expected: {_DTYPE_NAMES}.")
 
 
@@ -71,7 +64,7 @@ def check_gate(gate_gradients: object) -> None:
 
 def title_of(var: Any) -> str:
     """Return the name of a variable, or of one of a graph."""
-    return var.name if is_symbolic(var) else name_of(var, "Tensor")
+    return var.name if _graph.is_symbolic(var) else name_of(var, "Tensor")
 
 
 def none_given(variables: Iterable[object], loss: object) -> ValueError:
@@ -159,23 +152,23 @@ def of_symbol(
     check_dtypes([loss] if grad_loss is None else [loss, grad_loss], valid)
     frozen: set[int] = set()
     if var_list is None:
-        keys = GraphKeys.TRAINABLE_VARIABLES, GraphKeys.TRAINABLE_RESOURCE_VARIABLES
-        graph = get_default_graph()
+        keys = _graph.GraphKeys.TRAINABLE_VARIABLES, _graph.GraphKeys.TRAINABLE_RESOURCE_VARIABLES
+        graph = _graph.get_default_graph()
         variables = distinct([variable for key in keys for variable in graph.get_collection(key)])
     else:
         listed_variables = flatten(var_list)
-        variables = [graph_variable_of(var) for var in listed_variables]
+        variables = [_graph.graph_variable_of(var) for var in listed_variables]
         pairs_given = zip(listed_variables, variables, strict=True)
         frozen = {id(var) for variable, var in pairs_given if is_frozen(variable)}
     if not variables:
         raise ValueError("No variables to optimize.")
     for var in variables:
-        if not is_symbolic(var):
+        if not _graph.is_symbolic(var):
             raise InvalidTypeError(
                 f"var_list holds {show_value(var)}, which is not a variable of the graph."
                 " Make variables inside `with graph.as_default():`."
             )
-    grads = gradients(
+    grads = _graph.gradients(
         loss, variables, grad_loss, gate_gradients=gate_gradients == GATE_OP,
         aggregation_method=aggregation_method,
     )  # fmt: skip
@@ -212,7 +205,7 @@ def of_loss(
         ValueError: A bad gate or aggregation method, a dtype without gradients, or no variables.
     """
     if callable(loss) and not isinstance(loss, torch.Tensor):
-        if executing_eagerly():
+        if _graph.executing_eagerly():
             return of_callable(loss, var_list, grad_loss, scale)
         loss = loss()
     if not is_deferred(loss):
@@ -220,7 +213,13 @@ def of_loss(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager execution"
             " is enabled.\nGive one that computes it: minimize(lambda: ...)."
         )
-    symbol_args = (scale(graph_variable_of(loss)), var_list, gate_gradients, grad_loss, valid)
+    symbol_args = (
+        scale(_graph.graph_variable_of(loss)),
+        var_list,
+        gate_gradients,
+        grad_loss,
+        valid,
+    )
     return of_symbol(*symbol_args, aggregation_method)
 
 

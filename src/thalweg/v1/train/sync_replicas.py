@@ -10,29 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg import _graph
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
 from thalweg._core.grads_and_vars import as_gradient, as_pairs
 from thalweg._core.state import check_eager
 from thalweg._core.validation import check_pairs
-from thalweg._graph import (
-    GraphKeys,
-    GraphVariable,
-    Operation,
-    Output,
-    SymbolicSlices,
-    SymbolicTensor,
-    by_reference,
-    current_session,
-    get_default_graph,
-    global_variables,
-    graph_variable_of,
-    make_variable,
-    no_op,
-    operation,
-    report_uninitialized_variables,
-)
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
@@ -115,9 +99,9 @@ class SyncReplicasOptimizer(WrappingOptimizer):
     Reference: tf.train.SyncReplicasOptimizer; https://arxiv.org/abs/1604.00981
     """
 
-    local_step_init_op: Operation
-    chief_init_op: Operation
-    ready_for_local_init_op: SymbolicTensor
+    local_step_init_op: _graph.Operation
+    chief_init_op: _graph.Operation
+    ready_for_local_init_op: _graph.SymbolicTensor
 
     def __init__(
         self,
@@ -185,38 +169,43 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             raise ValueError("Must supply at least one variable")
         if global_step is None:
             raise ValueError("Global step is required to check staleness")
-        step = graph_variable_of(global_step)
-        if not isinstance(step, GraphVariable):
+        step = _graph.graph_variable_of(global_step)
+        if not isinstance(step, _graph.GraphVariable):
             raise InvalidTypeError(
                 f"global_step must be a variable of the graph, not {show_value(global_step)}."
             )
         for grad, var in grads_and_vars_list:
             _check_type(grad, var)
         with step.graph.as_default():
-            pairs = [(grad, graph_variable_of(var)) for grad, var in grads_and_vars_list]
+            pairs = [(grad, _graph.graph_variable_of(var)) for grad, var in grads_and_vars_list]
             return self._build_update(pairs, step, name or self._name)
 
     def _build_update(
-        self, pairs: list[tuple[object, object]], step: GraphVariable, name: str
-    ) -> Operation:
-        graph = get_default_graph()
+        self, pairs: list[tuple[object, object]], step: _graph.GraphVariable, name: str
+    ) -> _graph.Operation:
+        graph = _graph.get_default_graph()
         meeting = _Meeting([pair for pair in pairs if pair[0] is not None], self._opt)
         with graph.control_dependencies(None):  # the chief's runs have none of the workers' feeds
             with graph.name_scope(self._name) as scope:
                 means = meeting.take(self._replicas_to_aggregate)
             chief = self._chief_step(meeting, pairs, means, step)
-            local_step = make_variable(
-                0, "sync_rep_local_step", dtype=step.dtype, collections=[GraphKeys.LOCAL_VARIABLES]
+            local_step = _graph.make_variable(
+                0,
+                "sync_rep_local_step",
+                dtype=step.dtype,
+                collections=[_graph.GraphKeys.LOCAL_VARIABLES],
             )
             stamp = local_step.read_value()  # not later than the variables the gradients are of
             with graph.name_scope(scope):
                 start = _local_step_init(local_step, step)
                 begin = meeting.begin(step, start_op=start)
-                ready = report_uninitialized_variables(global_variables())
+                ready = _graph.report_uninitialized_variables(_graph.global_variables())
                 runner = _ChiefQueueRunner(meeting, chief)
         with graph.name_scope(scope):
             token = meeting.meet(stamp)
-        train_op = operation(_advance_local_step, [by_reference(local_step), token], name)
+        train_op = _graph.operation(
+            _advance_local_step, [_graph.by_reference(local_step), token], name
+        )
         self.local_step_init_op, self.chief_init_op = start, begin
         self.ready_for_local_init_op = ready
         self._local_step, self._global_step = local_step, step
@@ -228,10 +217,10 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         meeting: _Meeting,
         worker_pairs: list[tuple[object, object]],
         gradient_means: list[object],
-        step: GraphVariable,
-    ) -> Operation:
+        step: _graph.GraphVariable,
+    ) -> _graph.Operation:
         """Take gradients, apply them, hand out tokens."""
-        graph = get_default_graph()
+        graph = _graph.get_default_graph()
         mean_iterator = iter(gradient_means)
         pairs = [(None if grad is None else next(mean_iterator), var) for grad, var in worker_pairs]
         waited = [grad for grad, _ in pairs if grad is not None]
@@ -255,7 +244,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             raise ValueError("Should be called after apply_gradients().")
         return self._chief_queue_runner
 
-    def get_init_tokens_op(self, num_tokens: int = -1) -> Operation:
+    def get_init_tokens_op(self, num_tokens: int = -1) -> _graph.Operation:
         """Return an operation that lets workers go on before the first step.
 
         The tokens say that the local step is the present global step. Gradients of workers that
@@ -281,7 +270,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         graph = self._global_step.graph
         with graph.as_default(), graph.control_dependencies(None):
             if num_tokens <= 0:
-                return no_op(name="no_op_init_tokens")
+                return _graph.no_op(name="no_op_init_tokens")
             return self._meeting.put_tokens(self._global_step, num_tokens, check=True)
 
     def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
@@ -310,15 +299,15 @@ class _Meeting:
 
     def here(self) -> Rendezvous:
         """Return the rendezvous of the session that runs."""
-        session: Any = current_session()
+        session: Any = _graph.current_session()
         key = (Rendezvous, self._variables, tuple(self._kinds))
         return session.resource(key, lambda: Rendezvous(lambda: [kind() for kind in self._kinds]))
 
-    def handle(self) -> SymbolicTensor:
+    def handle(self) -> _graph.SymbolicTensor:
         """Return the rendezvous itself."""
-        return operation(self.here, [], "rendezvous", kind="pure", outputs=Output())
+        return _graph.operation(self.here, [], "rendezvous", kind="pure", outputs=_graph.Output())
 
-    def meet(self, stamp: SymbolicTensor) -> SymbolicTensor:
+    def meet(self, stamp: _graph.SymbolicTensor) -> _graph.SymbolicTensor:
         """Hand a worker's gradients over and wait for a token."""
         titles = [base_name(var) for var in self._variables]
         dtype = stamp.dtype
@@ -336,22 +325,22 @@ class _Meeting:
             step = self.here().meet(accumulated, local_step.item())
             return torch.tensor(step, dtype=dtype, device="cpu")
 
-        references = [by_reference(var) for var in self._variables]
-        return operation(
+        references = [_graph.by_reference(var) for var in self._variables]
+        return _graph.operation(
             meet,
             [self._gradients, references, stamp],
             "meet",
             kind="blocking",
-            outputs=Output(dtype, ()),
+            outputs=_graph.Output(dtype, ()),
         )
 
     def take(self, required: int) -> list[Any]:
         """Wait for the means of the gradients."""
         outputs = [
-            Output(grad.dtype, var.shape)
+            _graph.Output(grad.dtype, var.shape)
             for grad, var in zip(self._gradients, self._variables, strict=True)
         ]
-        means = operation(
+        means = _graph.operation(
             lambda: self.here().take(required), [], "take", kind="blocking", outputs=outputs
         )
         return [
@@ -359,7 +348,9 @@ class _Meeting:
             for mean, kind in zip(means, self._kinds, strict=True)
         ]
 
-    def put_tokens(self, step: GraphVariable, count: int, check: bool = False) -> Operation:
+    def put_tokens(
+        self, step: _graph.GraphVariable, count: int, check: bool = False
+    ) -> _graph.Operation:
         """Hand out tokens that hold the global step."""
 
         def put(leaf: Tensor) -> None:
@@ -368,13 +359,13 @@ class _Meeting:
                 rendezvous.check()
             rendezvous.put_tokens(leaf.item(), count)
 
-        return operation(put, [by_reference(step)], "sync_token_q_EnqueueMany")
+        return _graph.operation(put, [_graph.by_reference(step)], "sync_token_q_EnqueueMany")
 
-    def begin(self, step: GraphVariable, start_op: Operation) -> Operation:
+    def begin(self, step: _graph.GraphVariable, start_op: _graph.Operation) -> _graph.Operation:
         """Let the chief begin at the present global step."""
-        return operation(
+        return _graph.operation(
             lambda leaf: self.here().begin(leaf.item()),
-            [by_reference(step)],
+            [_graph.by_reference(step)],
             "chief_init",
             control_inputs=[start_op],
         )
@@ -383,7 +374,7 @@ class _Meeting:
 class _ChiefQueueRunner(QueueRunner):
     """The chief's thread; when it ends, so do all waits."""
 
-    def __init__(self, meeting: _Meeting, step: Operation) -> None:
+    def __init__(self, meeting: _Meeting, step: _graph.Operation) -> None:
         super().__init__(enqueue_ops=[step])
         self._rendezvous = meeting.handle()
 
@@ -406,7 +397,7 @@ class _SyncReplicasHook(SessionRunHook):
         self._optimizer = optimizer
         self._is_chief = is_chief
         self._num_tokens = num_tokens
-        self._tokens: Operation | None = None
+        self._tokens: _graph.Operation | None = None
 
     def begin(self) -> None:
         """Prepare what `after_create_session` runs.
@@ -450,7 +441,7 @@ def _counter_of(name: str, counter: object) -> int:
 
 
 def _check_type(grad: object, var: object) -> None:
-    kinds = (SymbolicTensor, SymbolicSlices, Tensor, IndexedSlices)
+    kinds = (_graph.SymbolicTensor, _graph.SymbolicSlices, Tensor, IndexedSlices)
     if grad is not None and not isinstance(grad, kinds):
         title = base_name(var)
         raise InvalidTypeError(
@@ -460,7 +451,7 @@ def _check_type(grad: object, var: object) -> None:
 
 
 def _kind_of(grad: object) -> type[DenseAccumulator] | type[SparseAccumulator]:
-    by_rows = isinstance(grad, SymbolicSlices | IndexedSlices) or (
+    by_rows = isinstance(grad, _graph.SymbolicSlices | IndexedSlices) or (
         isinstance(grad, Tensor) and grad.layout == torch.sparse_coo
     )
     return SparseAccumulator if by_rows else DenseAccumulator
@@ -493,9 +484,9 @@ def _as_kind(grad: object, var: Tensor, title: str, kind: object) -> Any:
     return grad
 
 
-def _slices_of(source: SymbolicTensor) -> SymbolicSlices:
+def _slices_of(source: _graph.SymbolicTensor) -> _graph.SymbolicSlices:
     source.may_be_sparse = True
-    return SymbolicSlices.of(source)
+    return _graph.SymbolicSlices.of(source)
 
 
 def _advance_local_step(local_step: Tensor, token: Tensor) -> None:
@@ -503,9 +494,11 @@ def _advance_local_step(local_step: Tensor, token: Tensor) -> None:
     local_step.copy_(torch.maximum(local_step, token))
 
 
-def _local_step_init(local_step: GraphVariable, step: GraphVariable) -> Operation:
+def _local_step_init(
+    local_step: _graph.GraphVariable, step: _graph.GraphVariable
+) -> _graph.Operation:
     def initialize_local_step(leaf: Tensor) -> None:
-        session: Any = current_session()
+        session: Any = _graph.current_session()
         session.initialize(local_step, leaf.clone())
 
-    return operation(initialize_local_step, [by_reference(step)], "local_step_init")
+    return _graph.operation(initialize_local_step, [_graph.by_reference(step)], "local_step_init")

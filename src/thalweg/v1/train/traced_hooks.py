@@ -10,25 +10,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from thalweg import _graph
 from thalweg._base.execution_context import is_ours
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._core.atomic_section import run
 from thalweg._core.grads_and_vars import distinct
-from thalweg._graph import (
-    GraphKeys,
-    GraphVariable,
-    Operation,
-    SymbolicTensor,
-    after_writes,
-    explain_errors,
-    gradient_symbol,
-    graph_variable_of,
-    group,
-    no_op,
-    operation,
-    update_of,
-    updates_since,
-)
+from thalweg._graph import operation
 from thalweg.v1.train.step_adapter import check_global_step, counting_calls
 
 HOOKS = (
@@ -57,8 +44,8 @@ def check_counter(global_step: Any) -> Any:
     Raises:
         InvalidTypeError: `global_step` cannot be raised by 1, such as a constant of the graph.
     """
-    step = None if global_step is None else graph_variable_of(global_step)
-    if not (isinstance(step, GraphVariable) and step.shape in ((), UNKNOWN)):
+    step = None if global_step is None else _graph.graph_variable_of(global_step)
+    if not (isinstance(step, _graph.GraphVariable) and step.shape in ((), UNKNOWN)):
         check_global_step(step)
     return step
 
@@ -92,14 +79,14 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
         optimizer._locked(),
         optimizer._while_taking(hooks),
     ):
-        symbolic_pairs = [(gradient_symbol(grad), var) for grad, var in pairs]
-        with graph.control_dependencies(None), explain_errors(optimizer, "_create_slots"):
+        symbolic_pairs = [(_graph.gradient_symbol(grad), var) for grad, var in pairs]
+        with graph.control_dependencies(None), _graph.explain_errors(optimizer, "_create_slots"):
             optimizer._create_slots(variables)
         with graph.as_one(), graph.name_scope(name) as scope:
-            with explain_errors(optimizer, "_prepare"):
+            with _graph.explain_errors(optimizer, "_prepare"):
                 hooks.read_hypers(variables)
             updates = [
-                update_of(optimizer, var, partial(optimizer._apply_one, grad, var))
+                _graph.update_of(optimizer, var, partial(optimizer._apply_one, grad, var))
                 for grad, var in symbolic_pairs
             ]
             finished = _finish_updates(
@@ -108,8 +95,8 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
             if step is not None:
                 with graph.control_dependencies([finished]):
                     finished = _count_operation(step, scope)
-        step_op = finished.op if isinstance(finished, SymbolicTensor) else finished
-        collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
+        step_op = finished.op if isinstance(finished, _graph.SymbolicTensor) else finished
+        collection = graph.get_collection_ref(_graph.GraphKeys.TRAIN_OP)
         if not any(step_op is operation for operation in collection):
             collection.append(step_op)
     return step_op
@@ -130,21 +117,21 @@ def add_update_names(step: Any, variables: Sequence[Any], kind: str) -> None:
     with graph.as_default(), graph.control_dependencies([step]), graph.name_scope(f"{step.name}/"):
         for var in variables:
             with graph.name_scope(f"update_{var.op.name}"):
-                no_op(f"Resource{kind}" if var.is_resource else kind)
+                _graph.no_op(f"Resource{kind}" if var.is_resource else kind)
 
 
 def _finish_updates(optimizer: Any, graph: Any, updates: list[Any], scope: str) -> Any:
     """Call `_finish` and return its operation; if None, a group of all updates."""
     operation_count = len(graph.operations)
-    with explain_errors(optimizer, "_finish"):
+    with _graph.explain_errors(optimizer, "_finish"):
         finish_op = optimizer._finish(updates, scope)
     if finish_op is None:
-        return group(*updates, *updates_since(graph, operation_count), name=scope)
-    return after_writes(graph, finish_op)
+        return _graph.group(*updates, *_graph.updates_since(graph, operation_count), name=scope)
+    return _graph.after_writes(graph, finish_op)
 
 
-def _count_operation(step: Any, name: str) -> Operation:
+def _count_operation(step: Any, name: str) -> _graph.Operation:
     """Return an operation that adds 1 to a step."""
-    if isinstance(step, GraphVariable):
+    if isinstance(step, _graph.GraphVariable):
         return step.assign_add(1, name=name).op
     return operation(lambda: run(counting_calls([(step, None)])), [], name)
