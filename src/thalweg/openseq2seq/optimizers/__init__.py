@@ -22,12 +22,8 @@ LOSS_SCALERS.tell_all("", (automatic_loss_scaler.AutomaticLossScaler,))
 RATES.tell_all(
     "lr_policies.",
     (
-        lr_policies.fixed_lr,
-        lr_policies.piecewise_constant,
-        lr_policies.exp_decay,
-        lr_policies.poly_decay,
-        lr_policies.cosine_decay,
-        lr_policies.transformer_policy,
+        lr_policies.fixed_lr, lr_policies.piecewise_constant, lr_policies.exp_decay,
+        lr_policies.poly_decay, lr_policies.cosine_decay, lr_policies.transformer_policy,
         lr_policies.inv_poly_decay,
     ),
-)
+)  # fmt: skip

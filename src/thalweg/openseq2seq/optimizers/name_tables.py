@@ -21,15 +21,9 @@ OPTIMIZER_CLS_NAMES: dict[str, Callable[..., Any]] = {
 }
 
 OPTIMIZER_SUMMARIES = [
-    "learning_rate",
-    "gradients",
-    "gradient_norm",
-    "global_gradient_norm",
-    "variables",
-    "variable_norm",
-    "larc_summaries",
-    "loss_scale",
-]
+    "learning_rate", "gradients", "gradient_norm", "global_gradient_norm", "variables",
+    "variable_norm", "larc_summaries", "loss_scale",
+]  # fmt: skip
 
 DEFAULT_SUMMARIES = ("learning_rate", "global_gradient_norm", "loss_scale")
 

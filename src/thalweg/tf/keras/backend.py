@@ -23,14 +23,9 @@ __all__ = [
 ]  # fmt: skip
 
 _SETTINGS = (
-    "epsilon",
-    "floatx",
-    "get_uid",
-    "image_data_format",
-    "set_epsilon",
-    "set_floatx",
+    "epsilon", "floatx", "get_uid", "image_data_format", "set_epsilon", "set_floatx",
     "set_image_data_format",
-)
+)  # fmt: skip
 
 
 def clear_session() -> None:

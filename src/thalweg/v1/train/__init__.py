@@ -123,29 +123,16 @@ __getattr__ = attribute_of("train")
 OPTIMIZERS.tell_all(
     "v1:",
     (
-        AdadeltaOptimizer,
-        AdagradDAOptimizer,
-        AdagradOptimizer,
-        AdamOptimizer,
-        FtrlOptimizer,
-        GradientDescentOptimizer,
-        MomentumOptimizer,
-        ProximalAdagradOptimizer,
-        ProximalGradientDescentOptimizer,
-        RMSPropOptimizer,
+        AdadeltaOptimizer, AdagradDAOptimizer, AdagradOptimizer, AdamOptimizer, FtrlOptimizer,
+        GradientDescentOptimizer, MomentumOptimizer, ProximalAdagradOptimizer,
+        ProximalGradientDescentOptimizer, RMSPropOptimizer,
     ),
-)
+)  # fmt: skip
 RATES.tell("train.piecewise_constant_decay", piecewise_constant_decay)
 RATES.tell_all(
     "train.",
     (
-        cosine_decay,
-        exponential_decay,
-        inverse_time_decay,
-        linear_cosine_decay,
-        natural_exp_decay,
-        noisy_linear_cosine_decay,
-        piecewise_constant,
-        polynomial_decay,
+        cosine_decay, exponential_decay, inverse_time_decay, linear_cosine_decay, natural_exp_decay,
+        noisy_linear_cosine_decay, piecewise_constant, polynomial_decay,
     ),
-)
+)  # fmt: skip

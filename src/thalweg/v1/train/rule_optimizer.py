@@ -27,14 +27,10 @@ from thalweg.variable import to_tensor
 
 ACCEPTED = "number, tensor or callable"
 _UPDATES = (
-    "_apply_dense",
-    "_resource_apply_dense",
-    "_apply_sparse",
-    "_resource_apply_sparse",
-    "_apply_sparse_duplicate_indices",
-    "_resource_apply_sparse_duplicate_indices",
+    "_apply_dense", "_resource_apply_dense", "_apply_sparse", "_resource_apply_sparse",
+    "_apply_sparse_duplicate_indices", "_resource_apply_sparse_duplicate_indices",
     "_apply_sparse_shared",
-)
+)  # fmt: skip
 
 
 class RuleOptimizer(Optimizer):

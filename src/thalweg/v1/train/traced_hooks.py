@@ -19,16 +19,10 @@ from thalweg._graph import operation
 from thalweg.v1.train.step_adapter import check_global_step, counting_calls
 
 HOOKS = (
-    "_prepare",
-    "_finish",
-    "_apply_dense",
-    "_apply_sparse",
-    "_apply_sparse_duplicate_indices",
-    "_apply_sparse_shared",
-    "_resource_apply_dense",
-    "_resource_apply_sparse",
+    "_prepare", "_finish", "_apply_dense", "_apply_sparse", "_apply_sparse_duplicate_indices",
+    "_apply_sparse_shared", "_resource_apply_dense", "_resource_apply_sparse",
     "_resource_apply_sparse_duplicate_indices",
-)
+)  # fmt: skip
 
 
 def has_hooks(optimizer: object) -> bool:

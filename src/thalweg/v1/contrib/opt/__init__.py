@@ -28,13 +28,7 @@ __getattr__ = attribute_of("contrib.opt")
 OPTIMIZERS.tell_all(
     "v1:",
     (
-        AdaMaxOptimizer,
-        AdamWOptimizer,
-        LARSOptimizer,
-        LazyAdamOptimizer,
-        MomentumWOptimizer,
-        MovingAverageOptimizer,
-        NadamOptimizer,
-        VariableClippingOptimizer,
+        AdaMaxOptimizer, AdamWOptimizer, LARSOptimizer, LazyAdamOptimizer, MomentumWOptimizer,
+        MovingAverageOptimizer, NadamOptimizer, VariableClippingOptimizer,
     ),
-)
+)  # fmt: skip
