@@ -38,20 +38,30 @@ class NanLossDuringTrainingError(ThalwegError, RuntimeError):
         return "NaN loss during training."
 
 
-def global_step_for(hook: SessionRunHook) -> Any:
-    """Return the tensor of the default graph's global step, as it is before a run raises it.
+class GlobalStepHook(SessionRunHook):
+    """Base class of hooks that fetch the global step as it is before each run."""
 
-    Args:
-        hook: The hook that needs it, for the error.
+    _step: object = None  # the tensor of the global step, once `begin` was called
+    _steps_per_run = 1
 
-    Raises:
-        RuntimeError: The graph has no global step.
-    """
-    step = _get_or_create_global_step_read()
-    if step is None:
-        title = type(hook).__name__
-        raise FailedPreconditionError(f"Global step should be created to use {title}.")
-    return step
+    def begin(self) -> None:
+        """Find the global step of the default graph.
+
+        Raises:
+            RuntimeError: The graph has no global step.
+        """
+        self._step = _get_or_create_global_step_read()
+        if self._step is None:
+            title = type(self).__name__
+            raise FailedPreconditionError(f"Global step should be created to use {title}.")
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Fetch the global step."""
+        return SessionRunArgs(self._step)
+
+    def _set_steps_per_run(self, steps_per_run: int) -> None:
+        """Set the number of steps that one run takes; 1 by default."""
+        self._steps_per_run = steps_per_run
 
 
 class LoggingTensorHook(SessionRunHook):
@@ -135,7 +145,7 @@ class LoggingTensorHook(SessionRunHook):
             _LOG.info("%s%s", text, "" if seconds is None else f" ({seconds:.3f} sec)")
 
 
-class StopAtStepHook(SessionRunHook):
+class StopAtStepHook(GlobalStepHook):
     """Requests a stop at a global step.
 
     Args:
@@ -155,20 +165,11 @@ class StopAtStepHook(SessionRunHook):
             raise InvalidArgumentError("Only one of num_steps or last_step can be specified.")
         self._num_steps = num_steps or 0
         self._last_step = last_step
-        self._step: object = None
-
-    def begin(self) -> None:
-        """Find the global step; RuntimeError if there is none."""
-        self._step = global_step_for(self)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Count from the present step, also if that was restored."""
         if self._last_step is None:
             self._last_step = int(session.run(self._step)) + self._num_steps
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Ask for the step before the run."""
-        return SessionRunArgs(self._step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Request a stop if the step has been reached."""
@@ -245,7 +246,7 @@ class FinalOpsHook(SessionRunHook):
             raise
 
 
-class GlobalStepWaiterHook(SessionRunHook):
+class GlobalStepWaiterHook(GlobalStepHook):
     """Waits in the first run until the global step, which other threads raise, is high enough.
 
     Args:
@@ -257,12 +258,11 @@ class GlobalStepWaiterHook(SessionRunHook):
     def __init__(self, wait_until_step: int) -> None:
         self._wait_until_step = wait_until_step
         self._finished_waiting = False
-        self._step: object = None
 
     def begin(self) -> None:
-        """Find the global step; RuntimeError if there is none."""
+        """Find the global step, and wait again in the next run."""
         self._finished_waiting = False
-        self._step = global_step_for(self)
+        super().begin()
 
     def before_run(self, run_context: SessionRunContext) -> None:
         """Wait until the global step is high enough."""

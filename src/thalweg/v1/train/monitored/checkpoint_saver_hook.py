@@ -10,11 +10,9 @@ from typing import Any
 from thalweg._formats import atomic_write
 from thalweg._graph import GraphKeys
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.v1.train.monitored.basic_session_run_hooks import global_step_for
+from thalweg.v1.train.monitored.basic_session_run_hooks import GlobalStepHook
 from thalweg.v1.train.monitored.session_run_hook import (
-    SessionRunArgs,
     SessionRunContext,
-    SessionRunHook,
     SessionRunValues,
 )
 from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
@@ -42,7 +40,7 @@ class CheckpointSaverListener:
         """Handle the end of the session, which is about to be closed, after the last checkpoint."""
 
 
-class CheckpointSaverHook(SessionRunHook):
+class CheckpointSaverHook(GlobalStepHook):
     """Saves checkpoints: at the start, every so many steps or seconds, and at the end.
 
     Args:
@@ -76,17 +74,15 @@ class CheckpointSaverHook(SessionRunHook):
         if saver is not None and scaffold is not None:
             raise InvalidArgumentError("You cannot provide both saver and scaffold.")
         self._timer = SecondOrStepTimer(save_secs, save_steps)
-        self._steps_per_run = 1
         self._saver = saver
         self._scaffold = scaffold
         self._folder = os.fspath(checkpoint_dir)
         self._path = os.path.join(self._folder, checkpoint_basename)
         self._listeners = list(listeners or ())
-        self._step: object = None
 
     def begin(self) -> None:
-        """Find the global step, and make the folder; RuntimeError if there is no step."""
-        self._step = global_step_for(self)
+        """Find the global step, and create the folder; RuntimeError if there is no step."""
+        super().begin()
         atomic_write.make_folder(self._folder)
         for listener in self._listeners:
             listener.begin()
@@ -96,14 +92,6 @@ class CheckpointSaverHook(SessionRunHook):
         step = int(session.run(self._step))
         self._save_checkpoint(session, step)
         self._timer.update_last_triggered_step(step)
-
-    def _set_steps_per_run(self, steps_per_run: int) -> None:
-        """Set the number of steps that one run takes; 1 by default."""
-        self._steps_per_run = steps_per_run
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Ask for the step before the run."""
-        return SessionRunArgs(self._step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Save if it is time."""

@@ -9,11 +9,9 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.v1.summary.protos import is_installed
 from thalweg.v1.summary.writer import FileWriterCache, add_scalar
 from thalweg.v1.train.global_step import get_global_step
-from thalweg.v1.train.monitored.basic_session_run_hooks import global_step_for
+from thalweg.v1.train.monitored.basic_session_run_hooks import GlobalStepHook
 from thalweg.v1.train.monitored.session_run_hook import (
-    SessionRunArgs,
     SessionRunContext,
-    SessionRunHook,
     SessionRunValues,
 )
 from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
@@ -22,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 _PATIENCE = 20  # runs without a step before each warning
 
 
-class StepCounterHook(SessionRunHook):
+class StepCounterHook(GlobalStepHook):
     """Logs the steps per second, at level INFO of the logger "thalweg".
 
     Args:
@@ -53,26 +51,16 @@ class StepCounterHook(SessionRunHook):
         self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
         self._output_dir = output_dir
         self._summary_writer = summary_writer
-        self._step: object = None
         self._tag = ""
         self._previous_step: int | None = None
-        self._steps_per_run = 1
         self._stuck_runs = 0  # runs that have not raised the step
 
     def begin(self) -> None:
         """Find the global step; RuntimeError if there is none."""
-        self._step = global_step_for(self)
+        super().begin()
         self._tag = f"{get_global_step().op.name}/sec"
         if self._summary_writer is None and self._output_dir is not None and is_installed():
             self._summary_writer = FileWriterCache.get(self._output_dir)
-
-    def _set_steps_per_run(self, steps_per_run: int) -> None:
-        """Set the number of steps that one run takes; 1 by default."""
-        self._steps_per_run = steps_per_run
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Ask for the step before the run."""
-        return SessionRunArgs(self._step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Log the rate if it is time."""

@@ -8,17 +8,16 @@ from typing import Any
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.v1.summary import FileWriterCache, message
-from thalweg.v1.train.monitored.basic_session_run_hooks import global_step_for
+from thalweg.v1.train.monitored.basic_session_run_hooks import GlobalStepHook
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,
-    SessionRunHook,
     SessionRunValues,
 )
 from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 
 
-class SummarySaverHook(SessionRunHook):
+class SummarySaverHook(GlobalStepHook):
     """Writes summaries in the first run, and then every so many steps or seconds.
 
     Args:
@@ -52,14 +51,13 @@ class SummarySaverHook(SessionRunHook):
         self._writer = summary_writer
         self._scaffold = scaffold
         self._summary_op = summary_op
-        self._step: object = None
         self._goal: int | None = None  # the step that the next run is expected to end with
         self._writes = False
 
     def begin(self) -> None:
         """Find the global step; RuntimeError if there is none."""
         self._goal = None
-        self._step = global_step_for(self)
+        super().begin()
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Ask for the summaries if it is time."""
