@@ -224,6 +224,11 @@ def _workers(use_horovod: bool) -> int:
 
 
 def _pattern(regex: Any) -> re.Pattern[str] | None:
+    """Return the compiled regular expression, or None for None.
+
+    Raises:
+        InvalidArgumentError: `regex` is not a regular expression.
+    """
     if regex is None:
         return None
     try:

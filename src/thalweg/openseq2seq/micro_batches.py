@@ -53,8 +53,7 @@ class MicroBatchStep(Configurable):
     """
 
     def __init__(self, step: TrainingStep, batches: MicroBatches) -> None:
-        self.step = step
-        self._batches = batches
+        self.step, self._batches = step, batches
         step._counts = batches.counting  # with all that a run writes
 
     @untraced

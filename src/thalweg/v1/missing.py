@@ -112,10 +112,11 @@ INSTEAD = {
 
 
 def attribute_of(module: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module: an AttributeError that says what to use instead.
+    """Return the `__getattr__` of a module, which raises an AttributeError that names a
+    replacement.
 
     Args:
-        module: The name of the module below `thalweg.v1`, "" for that itself.
+        module: The name of the module below `thalweg.v1`; "" for `thalweg.v1`.
     """
 
     def missing(name: str) -> object:
@@ -132,14 +133,17 @@ def attribute_of(module: str) -> Callable[[str], Any]:
 def not_provided(
     facade: str, path: str, replacements: Mapping[str, str], names: Iterable[str], default_hint: str
 ) -> AttributeError:
-    """Return the error for a name that is not there.
+    """Return the AttributeError for a name that a package lacks; the caller raises the error.
+
+    The message has the replacement of the name; otherwise a similar existing name; otherwise
+    `default_hint`.
 
     Args:
-        facade: The module that people import.
-        path: The name below it.
-        replacements: What to use for which path.
-        names: The names that are there, of which a near one is named if nothing else is known.
-        default_hint: What to do for all the rest.
+        facade: The module that users import.
+        path: The missing name, relative to `facade`.
+        replacements: Advice for each missing path.
+        names: The existing names.
+        default_hint: Advice if there is neither a replacement nor a similar name.
     """
     name = path.rpartition(".")[-1]
     if name.startswith("_"):

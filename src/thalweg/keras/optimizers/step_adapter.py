@@ -79,8 +79,7 @@ class KerasStepAdapter(StepAdapter):
 
     def __init__(self, optimizer: Any, aggregates: bool) -> None:
         super().__init__()
-        self._optimizer = optimizer
-        self._aggregates = aggregates
+        self._optimizer, self._aggregates = optimizer, aggregates
         self._names: dict[int, str] = {}
         self._state = ApplyState()
         self.selection = optimizer._selection()

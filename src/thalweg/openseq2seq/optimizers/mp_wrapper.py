@@ -163,7 +163,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         graph_masters = [master for master in masters if getattr(master, "graph", None) is graph]
         return [*graph_masters, *self._opt.variables()]
 
-    def differentiate(self, loss: Any, var_list: Any = None, **options: Any) -> BackwardResult:
+    def differentiate(self, loss: object, var_list: Any = None, **options: Any) -> BackwardResult:
         """Return the gradients of the scaled loss, with the data that unscale them.
 
         Args:

@@ -101,8 +101,7 @@ class Outbox:
     """
 
     def __init__(self, writer: object, waits: bool = False) -> None:
-        self.writer = writer
-        self._waits = waits
+        self.writer, self._waits = writer, waits
         self._letters: list[Letter] = []
 
     def send(self, letter: Letter) -> None:

@@ -29,11 +29,12 @@ from thalweg._core.commit import (
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._core.grads_and_vars import distinct
 from thalweg._core.validation import check_memories
+from thalweg._graph import GraphKeys, Output, SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult
 from thalweg.openseq2seq.optimizers.gradients import transform_present
-from thalweg.v1.train.apply_gradients import StepRequest
+from thalweg.v1.train.apply_gradients import StepArguments
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import REDUCED
 
@@ -97,11 +98,11 @@ def update(
         Whether there was an update, see `StepResult`, and what was raised after it.
     """
     present, uses_transforms = backward.present(), optimizer.takes_transforms()
-    request = StepRequest(global_step, optimizer.get_name(), captured)
+    arguments = StepArguments(global_step, optimizer.get_name(), captured)
     copies = present.copies if present.has_masters else None
     # Variables of 16 bits get gradients that are rounded to their dtype, as in OpenSeq2Seq.
     if uses_transforms and {target.dtype for target in present.targets}.isdisjoint(REDUCED):
-        return optimizer._take(present.pairs, request, transforms, copies)
+        return optimizer._take(present.pairs, arguments, transforms, copies)
     with optimizer._turn_lock(), optimizer._locked():
         gradients, decision = transform_present(backward.gradients, backward.targets, transforms)
         if not decision.apply_flag:
@@ -111,12 +112,12 @@ def update(
         if uses_transforms:
             transforms = GradientTransforms(calls=decision.calls)
             pairs = backward.present().pairs
-            return optimizer._take(pairs, request, transforms, copies)
+            return optimizer._take(pairs, arguments, transforms, copies)
         # Not an ExitStack, which is written in Python: an interruption at its end would leave the
         # step under way.
         block: Any = contextlib.nullcontext()
         if captured is not None:
-            hooks = optimizer._make_hooks(global_step, request.name, captured[0])
+            hooks = optimizer._make_hooks(global_step, arguments.name, captured[0])
             block = optimizer._while_taking(hooks)
         with block:
             return _update_by_override(optimizer, backward, decision.calls, global_step)
@@ -183,7 +184,7 @@ def process_gradients(backward: BackwardResult, transforms: GradientTransforms) 
 def _sparse_flags(backward: BackwardResult, dense: bool) -> list[bool]:
     """Return for each gradient whether it stays sparse."""
     return [
-        isinstance(grad, _graph.SymbolicSlices | IndexedSlices) and penalty is None and not dense
+        isinstance(grad, SymbolicSlices | IndexedSlices) and penalty is None and not dense
         for grad, penalty in zip(backward.gradients, backward.penalties, strict=True)
     ]
 
@@ -230,12 +231,9 @@ def record_update(
     """
     graph, targets = _graph.get_default_graph(), backward.targets
     slices = _sparse_flags(backward, dense)
-    outputs = [
-        _graph.Output(torch.bool, (), ()),
-        *(_graph.Output(x.dtype, x.shape, ()) for x in targets),
-    ]
+    outputs = [Output(torch.bool, (), ()), *(Output(x.dtype, x.shape, ()) for x in targets)]
     run_process = partial(_run_process, process, targets, slices)
-    collection = graph.get_collection_ref(_graph.GraphKeys.TRAIN_OP)
+    collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
     old_ops = list(collection)
     with graph.as_one():
         has_step, *process_outputs = _graph.operation(
@@ -245,7 +243,7 @@ def record_update(
         gradients: list[Any] = []
         for gradient, is_sparse in zip(process_outputs, slices, strict=True):
             gradient.may_be_sparse = is_sparse
-            gradients.append(_graph.SymbolicSlices.of(gradient) if is_sparse else gradient)
+            gradients.append(SymbolicSlices.of(gradient) if is_sparse else gradient)
         name_argument = {} if name is None else {"name": name}
         args = optimizer, backward._replace(gradients=gradients), global_step, name_argument
         apply = partial(_apply_recorded, *args)

@@ -29,12 +29,13 @@ __all__ = [
 def get_variables(
     scope: Any = None, suffix: str | None = None, collection: str = GraphKeys.GLOBAL_VARIABLES
 ) -> list[Any]:
-    """Return the variables of a collection, in order.
+    """Return the variables of a collection of the default graph, in order of creation.
 
     Args:
-        scope: Optional. What names begin with, a regular expression; or a variable scope.
-        suffix: Optional. What names end with.
-        collection: The collection.
+        scope: Optional. A regular expression that the beginnings of the names match, or a variable
+            scope.
+        suffix: Optional. The end of the names.
+        collection: The key of the collection.
     """
     scope = getattr(scope, "name", scope)
     if suffix is not None:

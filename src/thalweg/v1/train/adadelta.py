@@ -42,8 +42,7 @@ class AdadeltaOptimizer(RuleOptimizer):
     ) -> None:
         super().__init__(use_locking, name)
         self._lr = check_hyper("learning_rate", learning_rate)
-        self._rho = rho
-        self._epsilon = epsilon
+        self._rho, self._epsilon = rho, epsilon
 
     def _choose_rule(self) -> Rule:
         return ADADELTA_V1

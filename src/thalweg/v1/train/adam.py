@@ -72,9 +72,7 @@ class AdamOptimizer(RuleOptimizer):
     ) -> None:
         super().__init__(use_locking, name)
         self._lr = check_hyper("learning_rate", learning_rate)
-        self._beta1 = beta1
-        self._beta2 = beta2
-        self._epsilon = epsilon
+        self._beta1, self._beta2, self._epsilon = beta1, beta2, epsilon
 
     def _choose_rule(self) -> Rule:
         return ADAM_V1

@@ -70,7 +70,7 @@ def _as_value_of(source: object, variable: Tensor) -> Any:
 
 
 def _debiasing_variables(variable: _graph.GraphVariable) -> tuple[Any, Any]:
-    """Make the variables `biased` and `local_step`, by which a moving average is debiased."""
+    """Return new variables (`biased`, `local_step`) below the name of `variable`, both zero."""
     shapes: dict[str, Any] = {"biased": variable.shape, "local_step": ()}
     with _graph.variable_scope(variable.op.name):
         biased, step = (
@@ -87,7 +87,10 @@ def _debiasing_variables(variable: _graph.GraphVariable) -> tuple[Any, Any]:
 
 
 def _unused_name(name: str) -> str:
-    """Return the name; append a number if the scope has such a variable and does not reuse."""
+    """Return `name`, with "_1", "_2" and so on appended if the variable scope has such a variable.
+
+    In a scope that reuses variables the name is returned unchanged.
+    """
     scope, number, candidate = _graph.get_variable_scope(), 0, name
     used_names = {variable.op.name for variable in _graph.global_variables()}
     while not scope.reuse and f"{scope.name}/{candidate}" in used_names:
@@ -104,18 +107,19 @@ def weighted_moving_average(
     collections: Iterable[str] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return the average of what `value` is from run to run, each with its weight.
+    """Return the moving average of a tensor over runs, in which each run has a weight.
 
     Args:
         value: A tensor of a graph.
-        decay: Share of what was gathered that is kept.
-        weight: A tensor that fits it.
+        decay: The fraction of the previous sums that a run keeps.
+        weight: The weight of the run, a tensor that broadcasts with `value`.
         truediv: Ignored: values are floating-point.
-        collections: Optional. Of the variables that are made; by default GLOBAL_VARIABLES.
-        name: Optional.
+        collections: Optional. The collections of the two new variables; GLOBAL_VARIABLES by
+            default.
+        name: Optional. The variable scope.
 
     Returns:
-        A tensor that updates the average and is its new value.
+        A symbolic tensor; a run that evaluates it updates both sums and gets their quotient.
 
     Reference: tensorflow.python.training.moving_averages.weighted_moving_average
     """

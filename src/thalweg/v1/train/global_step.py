@@ -17,13 +17,13 @@ _eager: list[object] = []
 
 
 def create_global_step(graph: Any = None) -> Any:
-    """Return a new int64 variable `global_step`, 0 at first.
+    """Create the int64 variable `global_step` with value 0 and return it.
 
     Args:
-        graph: The graph to make it in; the default graph if None, or eager mode.
+        graph: The graph of the variable; by default the default graph, or eager mode.
 
     Raises:
-        ValueError: There is one already.
+        ValueError: The variable exists already.
         FailedPreconditionError: A session runs.
     """
     if get_global_step(graph) is not None:
@@ -42,12 +42,14 @@ def create_global_step(graph: Any = None) -> Any:
 
 
 def get_global_step(graph: Any = None) -> Any:
-    """Return the variable made by `create_global_step`, or None.
+    """Return the variable that `create_global_step` made, or None.
 
-    While a session runs that is the session's own, of its graph.
+    Without `graph`: the session's own tensor while a session runs, otherwise the variable of the
+    default graph or of eager mode.
 
     Raises:
-        TypeError: The graph's `global_step` is no integer scalar.
+        TypeError: The graph's `global_step` is not an integer scalar.
+        ValueError: The collection GLOBAL_STEP has several variables.
     """
     session = _graph.current_session()
     if graph is None and session is not None:
@@ -68,7 +70,7 @@ def get_global_step(graph: Any = None) -> Any:
 
 
 def get_or_create_global_step(graph: object = None) -> Any:
-    """Return the variable that counts steps, made if there is none."""
+    """Return the variable that counts steps; create it if missing."""
     step = get_global_step(graph)
     return create_global_step(graph) if step is None else step
 
@@ -101,7 +103,11 @@ _READ = "global_step_read_op_cache"
 
 
 def _get_or_create_global_step_read(graph: Any = None) -> object:
-    """Return the value of the global step before `_increment_global_step`, or None without one."""
+    """Return a symbolic tensor that reads the global step before `_increment_global_step` raises
+    it.
+
+    The tensor is created once per graph. Returns None if the graph has no global step.
+    """
     graph = graph or _graph.get_default_graph()
     cached_reads = graph.get_collection(_READ)
     step = get_global_step(graph)

@@ -37,10 +37,10 @@ Scale = Callable[[Any], Any]
 
 
 def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DTYPES) -> None:
-    """Raise unless all tensors have a floating-point dtype that optimizers compute in.
+    """Raise unless all tensors have one of the dtypes `valid`; objects without a dtype are skipped.
 
     Raises:
-        InvalidTypeError: Names the first such tensor.
+        InvalidTypeError: A dtype is another; the message names the first such tensor.
     """
     for tensor in tensors:
         dtype = getattr(tensor, "dtype", None)
@@ -68,7 +68,7 @@ def title_of(var: Any) -> str:
 
 
 def none_given(variables: Iterable[object], loss: object) -> ValueError:
-    """Return the error of a `minimize` that has no gradient to apply."""
+    """Return the ValueError for a loss without a gradient by any of the variables."""
     variables = list(variables)
     names = [title_of(var) for var in variables]
     message = (
@@ -84,9 +84,10 @@ def none_given(variables: Iterable[object], loss: object) -> ValueError:
 
 
 def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> GradsAndVars:
-    """Return the gradients of the scaled result of `loss()`, in eager mode.
+    """Return (gradient, variable) pairs of `scale(loss())` in eager mode.
 
-    Without `var_list`: by the trainable variables that the loss used, in order of creation.
+    Without `var_list` the variables are the trainable ones that the loss used, in order of
+    creation. A gradient is None if the loss does not depend on its variable.
     """
     tape = GradientTape()
     if grad_loss is None and _are_followed(var_list):
@@ -108,7 +109,10 @@ def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> Gr
 
 
 def _are_followed(var_list: object) -> bool:
-    """Return True if autograd follows all of a list of variables by itself."""
+    """Return True if `var_list` is a list of leaf tensors that all require gradients.
+
+    Nested tensors make the result False.
+    """
     return (
         type(var_list) is list
         and bool(var_list)
@@ -120,7 +124,13 @@ def _are_followed(var_list: object) -> bool:
 
 
 def _of_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
-    """The gradients by variables that a tape need not watch."""
+    """Return the gradient of a loss by each variable, from autograd directly if no tape is needed.
+
+    Args:
+        loss: The loss that was computed.
+        variables: Variables for which `_are_followed` was True before the loss was computed.
+        tape: The tape around the loss, used for losses that autograd cannot differentiate alone.
+    """
     if (
         type(loss) is not torch.Tensor
         or not loss.requires_grad
@@ -144,9 +154,14 @@ def of_symbol(
     valid: Iterable[torch.dtype],
     aggregation_method: object = None,
 ) -> GradsAndVars:
-    """Return the symbolic gradients of a symbolic loss, in graph mode.
+    """Return (symbolic gradient or None, variable) pairs of a symbolic loss.
 
-    Without `var_list`: by the trainable variables of the graph, of both collections.
+    Without `var_list` the variables are the trainable ones of the default graph. Frozen variables
+    get None.
+
+    Raises:
+        ValueError: The gate is invalid, or there are no variables.
+        InvalidTypeError: A dtype is not in `valid`, or a variable is not of the graph.
     """
     check_gate(gate_gradients)
     check_dtypes([loss] if grad_loss is None else [loss, grad_loss], valid)
@@ -224,7 +239,7 @@ def of_loss(
 
 
 def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., GradsAndVars]:
-    """Return the function, without the pairs whose gradient is None."""
+    """Return a function that calls `grad_fn` and drops the pairs whose gradient is None."""
 
     def filtered_grad_fn(*args: object, **kwargs: object) -> GradsAndVars:
         return [(grad, var) for grad, var in grad_fn(*args, **kwargs) if grad is not None]
@@ -233,10 +248,10 @@ def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., 
 
 
 def check_any(pairs: Iterable[tuple[object, object]]) -> None:
-    """Raise ValueError unless a variable has a gradient.
+    """Raise unless at least one gradient is not None.
 
     Raises:
-        ValueError: Names the variables.
+        ValueError: All gradients are None; the message names the variables.
     """
     pairs = list(pairs)
     if all(grad is None for grad, _ in pairs):

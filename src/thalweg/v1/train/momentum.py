@@ -48,8 +48,7 @@ class MomentumOptimizer(RuleOptimizer):
     ) -> None:
         super().__init__(use_locking, name)
         self._learning_rate = check_hyper("learning_rate", learning_rate)
-        self._momentum = momentum
-        self._use_nesterov = use_nesterov
+        self._momentum, self._use_nesterov = momentum, use_nesterov
 
     def _choose_rule(self) -> Rule:
         return NESTEROV_BALL if self._use_nesterov else HEAVY_BALL

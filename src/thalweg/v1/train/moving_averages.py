@@ -20,6 +20,7 @@ from thalweg._core.hyperparameters import as_number
 from thalweg._core.options.moving_average import debias_divisor, move, share_of
 from thalweg._core.slots import SlotStore
 from thalweg._core.state import Entry, making
+from thalweg._graph import GraphKeys, GraphVariable
 from thalweg._graph.slice_info import mark_slice_like
 from thalweg.errors import InvalidTypeError
 from thalweg.v1.train.assigned_averages import assign_moving_average as assign_moving_average
@@ -75,9 +76,7 @@ class ExponentialMovingAverage(V1StateDict):
     ) -> None:
         if not _graph.is_symbolic(decay) and not isinstance(decay, Tensor):
             as_number("decay", decay)
-        self._decay = decay
-        self._num_updates = num_updates
-        self._zero_debias = zero_debias
+        self._decay, self._num_updates, self._zero_debias = decay, num_updates, zero_debias
         self._name = name
         self._maybe_initialize_trackable()
         self._slots = SlotStore()
@@ -173,9 +172,13 @@ class ExponentialMovingAverage(V1StateDict):
             move(self._plans.now(), targets, values, share, counts)
 
     def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
+        """Return the operation that moves the averages of `var_list`; create missing averages now.
+
+        Without `var_list` all trainable variables of the default graph are averaged.
+        """
         graph = _graph.get_default_graph()
         if var_list is None:
-            var_list = graph.get_collection(_graph.GraphKeys.TRAINABLE_VARIABLES)
+            var_list = graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
         sources = [_graph.graph_variable_of(source) for source in var_list]
         _check_sources(sources)
         with _graph.control_dependencies(None):  # the averages start before anything is updated
@@ -200,14 +203,19 @@ class ExponentialMovingAverage(V1StateDict):
         )
 
     def _make_in_graph(self, source: Any) -> None:
+        """Create the average of a variable or tensor of the graph, and what debiases it, as slots.
+
+        The average of a variable begins with its initial value, that of a tensor with zeros.
+
+        Raises:
+            InvalidTypeError: The shape of a tensor is unknown.
+        """
         title = scoped_name(source, f"{source.op.name}/{self._name}")
-        if isinstance(source, _graph.GraphVariable):
+        if isinstance(source, GraphVariable):
             average = _graph.make_variable(source.initialized_value(), title)
             mark_slice_like(average, source)
             self._put_slot(source, _AVERAGE, average)
-            _graph.get_default_graph().add_to_collection(
-                _graph.GraphKeys.MOVING_AVERAGE_VARIABLES, source
-            )
+            _graph.get_default_graph().add_to_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, source)
             return
         if not source.shape.is_fully_defined():
             raise InvalidTypeError(
@@ -248,36 +256,39 @@ class ExponentialMovingAverage(V1StateDict):
     def variables_to_restore(
         self, moving_avg_variables: Iterable[object] | None = None
     ) -> dict[str, Any]:
-        """Return the variables by their names in a checkpoint, for a saver that reads averages.
+        """Return variables by the names of their averages, for a saver that restores averages into
+        them.
 
         Args:
-            moving_avg_variables: The variables that are read from their averages. In graph mode
-                all trainable and all averaged variables if None, and all others of the graph are
-                in the result, under their own names.
+            moving_avg_variables: The variables that are restored from their averages. If None, in
+                graph mode all trainable and all averaged variables; all other variables of the
+                graph are then returned by their own names.
 
         Returns:
-            Variables by names, without ":0".
+            A dict {name without ":0": variable}.
         """
         in_graph = not _graph.executing_eagerly()
         if moving_avg_variables is None:
             moving_avg_variables = []
             if in_graph:
-                keys = (
-                    _graph.GraphKeys.TRAINABLE_VARIABLES,
-                    _graph.GraphKeys.MOVING_AVERAGE_VARIABLES,
-                )
+                keys = (GraphKeys.TRAINABLE_VARIABLES, GraphKeys.MOVING_AVERAGE_VARIABLES)
                 for key in keys:
                     moving_avg_variables += _graph.get_default_graph().get_collection(key)
         averaged = {id(_graph.handle_of(var)): var for var in moving_avg_variables}
         variables_by_name = {self.average_name(var): var for var in averaged.values()}
         if in_graph:
-            for var in _graph.get_default_graph().get_collection(_graph.GraphKeys.GLOBAL_VARIABLES):
+            for var in _graph.get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES):
                 if id(var) not in averaged:
                     variables_by_name.setdefault(base_name(var), var)
         return variables_by_name
 
 
 def _check_sources(sources: Sequence[Any]) -> None:
+    """Raise unless all sources can be averaged: symbolic tensors, or variables of eager mode.
+
+    Raises:
+        InvalidTypeError: A source is something else, or its dtype is not a float that is computed.
+    """
     for source in sources:
         if not _graph.is_symbolic(source) and not is_variable(source):
             raise InvalidTypeError(
@@ -292,4 +303,4 @@ def _check_sources(sources: Sequence[Any]) -> None:
 
 def _latest_value(source: object) -> object:
     """Return a reference to a variable, so that its value is read when the averages are updated."""
-    return _graph.by_reference(source) if isinstance(source, _graph.GraphVariable) else source
+    return _graph.by_reference(source) if isinstance(source, GraphVariable) else source

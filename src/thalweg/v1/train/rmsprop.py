@@ -59,9 +59,7 @@ class RMSPropOptimizer(RuleOptimizer):
     ) -> None:
         super().__init__(use_locking, name)
         self._learning_rate = check_hyper("learning_rate", learning_rate)
-        self._decay = decay
-        self._momentum = momentum
-        self._epsilon = epsilon
+        self._decay, self._momentum, self._epsilon = decay, momentum, epsilon
         self._centered = centered
 
     def _choose_rule(self) -> Rule:

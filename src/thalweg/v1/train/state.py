@@ -39,13 +39,13 @@ class State(TrackableSlots):
         self._slot_names: dict[str, int] = {}  # how often each full name was used in eager mode
 
     def get_slot(self, var: Any, name: str) -> Any:
-        """Return the slot called `name` of a variable, or None if there is none (yet).
+        """Return the slot `name` of a variable, or None if it does not exist (yet).
 
-        Where slots are shared out over the ranks of a `thalweg.distribute.Strategy` it is a copy,
-        and all ranks call this.
+        If slots are sharded over the ranks of a `thalweg.distribute.Strategy`, the result is a
+        whole copy, and all ranks have to call this method.
 
         Args:
-            var: A variable that was given to `minimize` or `apply_gradients`.
+            var: A variable that was passed to `minimize` or `apply_gradients`.
             name: One of `get_slot_names()`.
         """
         var = var if _graph.executing_eagerly() else _graph.graph_variable_of(var)
@@ -87,6 +87,7 @@ class State(TrackableSlots):
         return self._filled_slot(var, 0.0, slot_name, op_name)
 
     def _filled_slot(self, var: object, initial_value: float, slot_name: str, op_name: str) -> Any:
+        """Return the slot of a variable; if missing, create it filled with a number."""
         self._fill_slots([var], initial_value, slot_name, op_name)
         return self.get_slot(var, slot_name)
 
@@ -98,7 +99,15 @@ class State(TrackableSlots):
         op_name: str,
         kind: Slot | None = None,
     ) -> None:
-        """Make missing slots of variables together, filled with a number."""
+        """Create the missing slots of several variables, filled with a number.
+
+        Args:
+            variables: Eager variables, or variables of one graph.
+            initial_value: The number.
+            slot_name: The name of the slot for `get_slot`.
+            op_name: The last part of the name of the slot variable.
+            kind: Optional. The rule's description of the slot.
+        """
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
         if missing:
             if is_imported():
@@ -138,6 +147,14 @@ class State(TrackableSlots):
         return self.get_slot(var, slot_name)
 
     def _put_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> None:
+        """Create the slot of a variable with an initial value, and register it.
+
+        Args:
+            var: The variable.
+            val: The initial value, in any form that `to_tensor` takes.
+            slot_name: The name of the slot for `get_slot`.
+            op_name: The last part of the name of the slot variable.
+        """
         title = self._slot_title(var, op_name)
         if not _graph.is_symbolic(val):
             val = to_tensor(val, getattr(val, "dtype", var.dtype)).detach().to(var.device)
@@ -159,13 +176,16 @@ class State(TrackableSlots):
         return f"{title}_{count}" if count else title
 
     def _create_non_slot_variable(self, initial_value: Any, name: str, colocate_with: Any) -> Any:
-        """Return the optimizer-wide variable of this name in the present graph; make it if missing.
+        """Return the optimizer-wide variable of a name in the graph of `colocate_with`, or in eager
+        mode.
+
+        A missing variable is created, and gets a value that a checkpoint restored for it.
 
         Args:
             initial_value: A number, array or tensor, or a callable without arguments that returns
                 one; it decides the dtype, float32 for a float.
-            name: Name of the variable; in a graph, below the name scope it is made in.
-            colocate_with: A variable of the graph it belongs to.
+            name: The name of the variable; in a graph the present name scope goes before it.
+            colocate_with: A variable of the graph.
         """
         graph = getattr(_graph.handle_of(colocate_with), "graph", None)
         if (name, graph) not in self._non_slots:

@@ -140,7 +140,9 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
     ) -> Any:
-        """Build what the workers and the chief run.
+        """Build the operations of a worker and of the chief; return the worker's operation.
+
+        The worker's operation writes only `sync_rep_local_step`; the chief's thread takes the step.
 
         Args:
             grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor,
@@ -149,15 +151,10 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             name: Name of the worker's operation.
             skip_gradients_aggregation: Accepted for compatibility.
 
-        Returns:
-            The worker's operation. It changes no variable but `sync_rep_local_step`: the chief
-            takes the step.
-
         Raises:
             RuntimeError: In eager mode.
-            ValueError: There are no pairs, no variable has a gradient, a gradient is of no known
-                type, or there is no global step.
-            TypeError: `global_step` is no variable of a graph.
+            ValueError: There are no pairs, no variable has a gradient, or there is no global step.
+            TypeError: `global_step` is not a variable of a graph, or a gradient is of another type.
         """
         grads_and_vars_list = as_pairs(grads_and_vars)
         if not is_deferred(*chain.from_iterable(grads_and_vars_list)):
@@ -181,24 +178,25 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             return self._build_update(pairs, step, name or self._name)
 
     def _build_update(
-        self, pairs: list[tuple[object, object]], step: _graph.GraphVariable, name: str
+        self, pairs: list[tuple[object, object]], global_step: _graph.GraphVariable, name: str
     ) -> _graph.Operation:
+        """Build all operations, set the attributes, and return the worker's operation."""
         graph = _graph.get_default_graph()
         meeting = _Meeting([pair for pair in pairs if pair[0] is not None], self._opt)
         with graph.control_dependencies(None):  # the chief's runs have none of the workers' feeds
             with graph.name_scope(self._name) as scope:
                 means = meeting.take(self._replicas_to_aggregate)
-            chief = self._chief_step(meeting, pairs, means, step)
+            chief = self._chief_step(meeting, pairs, means, global_step)
             local_step = _graph.make_variable(
                 0,
                 "sync_rep_local_step",
-                dtype=step.dtype,
+                dtype=global_step.dtype,
                 collections=[_graph.GraphKeys.LOCAL_VARIABLES],
             )
             stamp = local_step.read_value()  # not later than the variables the gradients are of
             with graph.name_scope(scope):
-                start = _local_step_init(local_step, step)
-                begin = meeting.begin(step, start_op=start)
+                start = _local_step_init(local_step, global_step)
+                begin = meeting.begin(global_step, start_op=start)
                 ready = _graph.report_uninitialized_variables(_graph.global_variables())
                 runner = _ChiefQueueRunner(meeting, chief)
         with graph.name_scope(scope):
@@ -208,7 +206,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         )
         self.local_step_init_op, self.chief_init_op = start, begin
         self.ready_for_local_init_op = ready
-        self._local_step, self._global_step = local_step, step
+        self._local_step, self._global_step = local_step, global_step
         self._meeting, self._chief_queue_runner = meeting, runner
         return train_op
 
@@ -217,18 +215,26 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         meeting: _Meeting,
         worker_pairs: list[tuple[object, object]],
         gradient_means: list[object],
-        step: _graph.GraphVariable,
+        global_step: _graph.GraphVariable,
     ) -> _graph.Operation:
-        """Take gradients, apply them, hand out tokens."""
+        """Return the operation of the chief: take means, apply them, hand out tokens, move
+        averages.
+
+        Args:
+            meeting: The operations of the rendezvous.
+            worker_pairs: The worker's gradients and variables.
+            gradient_means: The symbolic means of the gradients that are not None.
+            global_step: The global step.
+        """
         graph = _graph.get_default_graph()
         mean_iterator = iter(gradient_means)
         pairs = [(None if grad is None else next(mean_iterator), var) for grad, var in worker_pairs]
         waited = [grad for grad, _ in pairs if grad is not None]
         # After the wait, so that what the optimizer reads is of this step.
         with graph.name_scope(None), graph.control_dependencies(waited):
-            update = self._opt.apply_gradients(pairs, step)
+            update = self._opt.apply_gradients(pairs, global_step)
         with graph.control_dependencies([update]):
-            last_op = meeting.put_tokens(step, self._tokens_per_step)
+            last_op = meeting.put_tokens(global_step, self._tokens_per_step)
         if self._variable_averages is not None:
             with graph.name_scope(None), graph.control_dependencies([last_op]):
                 last_op = self._variable_averages.apply(self._variables_to_average)
@@ -245,14 +251,16 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         return self._chief_queue_runner
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> _graph.Operation:
-        """Return an operation that lets workers go on before the first step.
+        """Return an operation that hands out tokens, so that workers continue before the first
+        step.
 
-        The tokens say that the local step is the present global step. Gradients of workers that
-        got one after the first step was taken are dropped.
+        Each token holds the present global step. A worker that gets a token after the first step
+        computes gradients that are stale, and dropped.
 
         Args:
-            num_tokens: How many; -1 means `replicas_to_aggregate`. At least as many are needed as
-                workers are missing: `replicas_to_aggregate - total_num_replicas`.
+            num_tokens: The number of tokens; -1 means `replicas_to_aggregate`. If
+                `replicas_to_aggregate` exceeds `total_num_replicas`, at least the difference is
+                needed.
 
         Raises:
             ValueError: `apply_gradients` was not called before, or there are too few tokens.
@@ -284,11 +292,11 @@ class SyncReplicasOptimizer(WrappingOptimizer):
 
 
 class _Meeting:
-    """The operations by which workers and chief meet in the rendezvous of their session.
+    """Operations of a graph that use the `Rendezvous` of the session that runs.
 
     Args:
-        pairs: The symbolic gradients, none of them None, and their variables.
-        opt: The optimizer that will get them.
+        pairs: Symbolic gradients, none of them None, and their variables.
+        opt: The optimizer that applies the means.
     """
 
     def __init__(self, pairs: list[tuple[Any, Any]], opt: Optimizer) -> None:
@@ -308,7 +316,14 @@ class _Meeting:
         return _graph.operation(self.here, [], "rendezvous", kind="pure", outputs=_graph.Output())
 
     def meet(self, stamp: _graph.SymbolicTensor) -> _graph.SymbolicTensor:
-        """Hand a worker's gradients over and wait for a token."""
+        """Return the operation that hands a worker's gradients over and waits for a token.
+
+        Args:
+            stamp: The local step at which the gradients were computed.
+
+        Returns:
+            The value of the token, in the dtype of `stamp`.
+        """
         titles = [base_name(var) for var in self._variables]
         dtype = stamp.dtype
 
@@ -335,7 +350,9 @@ class _Meeting:
         )
 
     def take(self, required: int) -> list[Any]:
-        """Wait for the means of the gradients."""
+        """Return symbolic means of the gradients; a run waits until `required` workers have added
+        theirs.
+        """
         outputs = [
             _graph.Output(grad.dtype, var.shape)
             for grad, var in zip(self._gradients, self._variables, strict=True)
@@ -349,9 +366,12 @@ class _Meeting:
         ]
 
     def put_tokens(
-        self, step: _graph.GraphVariable, count: int, check: bool = False
+        self, global_step: _graph.GraphVariable, count: int, check: bool = False
     ) -> _graph.Operation:
-        """Hand out tokens that hold the global step."""
+        """Return the operation that hands out `count` tokens with the value of the global step.
+
+        With `check` the operation raises if the rendezvous was stopped.
+        """
 
         def put(leaf: Tensor) -> None:
             rendezvous = self.here()
@@ -359,13 +379,17 @@ class _Meeting:
                 rendezvous.check()
             rendezvous.put_tokens(leaf.item(), count)
 
-        return _graph.operation(put, [_graph.by_reference(step)], "sync_token_q_EnqueueMany")
+        return _graph.operation(put, [_graph.by_reference(global_step)], "sync_token_q_EnqueueMany")
 
-    def begin(self, step: _graph.GraphVariable, start_op: _graph.Operation) -> _graph.Operation:
-        """Let the chief begin at the present global step."""
+    def begin(
+        self, global_step: _graph.GraphVariable, start_op: _graph.Operation
+    ) -> _graph.Operation:
+        """Return the operation that starts the rendezvous at the present global step, after
+        `start_op`.
+        """
         return _graph.operation(
             lambda leaf: self.here().begin(leaf.item()),
-            [_graph.by_reference(step)],
+            [_graph.by_reference(global_step)],
             "chief_init",
             control_inputs=[start_op],
         )
@@ -374,8 +398,8 @@ class _Meeting:
 class _ChiefQueueRunner(QueueRunner):
     """The chief's thread; when it ends, so do all waits."""
 
-    def __init__(self, meeting: _Meeting, step: _graph.Operation) -> None:
-        super().__init__(enqueue_ops=[step])
+    def __init__(self, meeting: _Meeting, chief_op: _graph.Operation) -> None:
+        super().__init__(enqueue_ops=[chief_op])
         self._rendezvous = meeting.handle()
 
     @property
@@ -394,13 +418,11 @@ class _SyncReplicasHook(SessionRunHook):
     """Starts a worker, and the chief beside it."""
 
     def __init__(self, optimizer: SyncReplicasOptimizer, is_chief: bool, num_tokens: int) -> None:
-        self._optimizer = optimizer
-        self._is_chief = is_chief
-        self._num_tokens = num_tokens
+        self._optimizer, self._is_chief, self._num_tokens = optimizer, is_chief, num_tokens
         self._tokens: _graph.Operation | None = None
 
     def begin(self) -> None:
-        """Prepare what `after_create_session` runs.
+        """Create the operation that hands out the first tokens, if this is the chief.
 
         Raises:
             ValueError: `apply_gradients` was not called before, or there are too few tokens.
@@ -413,7 +435,8 @@ class _SyncReplicasHook(SessionRunHook):
             self._tokens = self._optimizer.get_init_tokens_op(self._num_tokens)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Initialize the local step; on the chief also hand out the first tokens and start.
+        """Initialize the local step; on the chief also hand out tokens and start the chief's
+        thread.
 
         Raises:
             RuntimeError: A global variable is not initialized.
@@ -495,10 +518,12 @@ def _advance_local_step(local_step: Tensor, token: Tensor) -> None:
 
 
 def _local_step_init(
-    local_step: _graph.GraphVariable, step: _graph.GraphVariable
+    local_step: _graph.GraphVariable, global_step: _graph.GraphVariable
 ) -> _graph.Operation:
     def initialize_local_step(leaf: Tensor) -> None:
         session: Any = _graph.current_session()
         session.initialize(local_step, leaf.clone())
 
-    return _graph.operation(initialize_local_step, [_graph.by_reference(step)], "local_step_init")
+    return _graph.operation(
+        initialize_local_step, [_graph.by_reference(global_step)], "local_step_init"
+    )

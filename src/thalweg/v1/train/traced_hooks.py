@@ -1,7 +1,6 @@
-"""Hooks of a subclass in graph mode: called once, as the graph is built, as TensorFlow calls them.
+"""Overridden hooks of optimizers in graph mode, called once while the graph is built.
 
-What they record are operations like any other, which sessions run as one update: a `Unit` of the
-graph.
+The operations that the hooks record form a `Unit` of the graph, which sessions run as one update.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from thalweg._base.execution_context import is_ours
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._core.atomic_section import run
 from thalweg._core.grads_and_vars import distinct
-from thalweg._graph import operation
+from thalweg._graph import GraphKeys, GraphVariable, Operation, SymbolicTensor, operation
 from thalweg.v1.train.step_adapter import check_global_step, counting_calls
 
 HOOKS = (
@@ -26,9 +25,7 @@ HOOKS = (
 
 
 def has_hooks(optimizer: object) -> bool:
-    """Return True if the user replaces a hook of an optimizer, in its class or in the object
-    alone.
-    """
+    """Return True if a subclass, or the object itself, overrides a hook of the optimizer."""
     return any(not is_ours(getattr(optimizer, hook, None)) for hook in HOOKS)
 
 
@@ -39,13 +36,15 @@ def check_counter(global_step: Any) -> Any:
         InvalidTypeError: `global_step` cannot be raised by 1, such as a constant of the graph.
     """
     step = None if global_step is None else _graph.graph_variable_of(global_step)
-    if not (isinstance(step, _graph.GraphVariable) and step.shape in ((), UNKNOWN)):
+    if not (isinstance(step, GraphVariable) and step.shape in ((), UNKNOWN)):
         check_global_step(step)
     return step
 
 
 def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, name: str) -> Any:
-    """Call an optimizer's hooks as TensorFlow's `apply_gradients` does while a graph is built.
+    """Call the hooks of an optimizer once to build the operation of a step, and return it.
+
+    The operation is added to the collection TRAIN_OP.
 
     Args:
         optimizer: The optimizer.
@@ -54,8 +53,8 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
         name: The name scope, made unique.
 
     Returns:
-        The operation that raises `global_step`; without one what `_finish` returns, of a tensor its
-        operation.
+        The operation that raises `global_step`; without `global_step` the operation that `_finish`
+        returned, or a group of all updates.
 
     Raises:
         InvalidTypeError: A hook needs values that only a run has, or `global_step` cannot count.
@@ -89,26 +88,30 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
             if step is not None:
                 with graph.control_dependencies([finished]):
                     finished = _count_operation(step, scope)
-        step_op = finished.op if isinstance(finished, _graph.SymbolicTensor) else finished
-        collection = graph.get_collection_ref(_graph.GraphKeys.TRAIN_OP)
+        step_op = finished.op if isinstance(finished, SymbolicTensor) else finished
+        collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
         if not any(step_op is operation for operation in collection):
             collection.append(step_op)
     return step_op
 
 
-def add_update_names(step: Any, variables: Sequence[Any], kind: str) -> None:
-    """Add an operation for each variable that a step updates, with TensorFlow's name for it.
+def add_update_names(step_op: Any, variables: Sequence[Any], kind: str) -> None:
+    """Add an empty operation for each updated variable, with TensorFlow's name, after the step.
 
-    A session takes a step as one operation. Those that are added, such as
-    "Adam/update_w/ResourceApplyAdam", follow it: running one takes the whole step.
+    A session takes a step as one operation; running one of the added operations, such as
+    "Adam/update_w/ResourceApplyAdam", takes the whole step.
 
     Args:
-        step: The operation that takes the step.
+        step_op: The operation that takes the step.
         variables: The variables of the graph that it updates.
         kind: The name of the kernel, "ApplyAdam".
     """
-    graph = step.graph
-    with graph.as_default(), graph.control_dependencies([step]), graph.name_scope(f"{step.name}/"):
+    graph = step_op.graph
+    with (
+        graph.as_default(),
+        graph.control_dependencies([step_op]),
+        graph.name_scope(f"{step_op.name}/"),
+    ):
         for var in variables:
             with graph.name_scope(f"update_{var.op.name}"):
                 _graph.no_op(f"Resource{kind}" if var.is_resource else kind)
@@ -124,8 +127,8 @@ def _finish_updates(optimizer: Any, graph: Any, updates: list[Any], scope: str) 
     return _graph.after_writes(graph, finish_op)
 
 
-def _count_operation(step: Any, name: str) -> _graph.Operation:
+def _count_operation(step: Any, name: str) -> Operation:
     """Return an operation that adds 1 to a step."""
-    if isinstance(step, _graph.GraphVariable):
+    if isinstance(step, GraphVariable):
         return step.assign_add(1, name=name).op
     return operation(lambda: run(counting_calls([(step, None)])), [], name)

@@ -117,6 +117,9 @@ class VariableClippingOptimizer(WrappingOptimizer):
         return _graph.group(step, *operations, name=name or self._name)
 
     def _clip_in_graph(self, grad: object, var: object, dims: list[int]) -> object:
+        """Return an operation that clips `var` in each run, unless the run finds no gradient for
+        `var`.
+        """
         variable = _graph.graph_variable_of(var)
         title = variable.name
 
@@ -132,6 +135,11 @@ class VariableClippingOptimizer(WrappingOptimizer):
 
 
 def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
+    """Return the dimensions as non-negative numbers; unchanged if the rank of `var` is unknown.
+
+    Raises:
+        InvalidArgumentError: `var` has no such dimension.
+    """
     shape = _graph.handle_of(var).shape
     dim_list = list(dims)
     if shape is UNKNOWN:  # of a graph's variable, until it has a value
@@ -148,7 +156,11 @@ def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
 def _clip_call(
     grad: Tensor | IndexedSlices, var: Tensor, dims: list[int], max_norm: float
 ) -> atomic_section.Call:
-    """Return a call of a C function that sets a variable to its clipped value."""
+    """Return a call that writes the clipped value into `var`; the value is computed now.
+
+    After sparse gradients only the rows that `grad` names are clipped, unless `dims` has dimension
+    0.
+    """
     detached = var.detach()
     if isinstance(grad, IndexedSlices) and 0 not in dims:
         rows = torch.unique(grad.indices.long())

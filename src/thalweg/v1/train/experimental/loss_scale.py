@@ -38,14 +38,14 @@ class LossScale(Trackable, ABC):
 
     @abstractmethod
     def update(self, grads: object) -> tuple[Any, Any]:
-        """Look at the gradients of a step, and change the scale by what they are.
+        """Change the scale according to the gradients of a step; a subclass defines how.
 
         Args:
             grads: Gradients, in nested lists; None counts as finite.
 
         Returns:
-            An operation that changes the scale, or None in eager mode; and whether the gradients
-            should be applied: a bool, or a tensor of one.
+            A pair (operation that changes the scale, whether to apply the gradients). In eager mode
+            the first is None: the scale is changed already. The second is a bool or a bool tensor.
         """
 
     @abstractmethod
@@ -147,6 +147,7 @@ class DynamicLossScale(LossScale):
         return _graph.convert_to_tensor(_graph.resolve(self._current_loss_scale).read_value())
 
     def update(self, grads: object) -> tuple[Any, Any]:
+        """Change the scale by whether all gradients are finite; see `LossScale.update`."""
         gradients = [grad for grad in leaves_of(grads) if grad is not None]
         if _graph.executing_eagerly():
             finite = _are_finite(gradients)
@@ -163,11 +164,11 @@ class DynamicLossScale(LossScale):
         ), finite
 
     def decide(self, has_nan: object, amax: object) -> Decision:
-        """Return the decision whether a step with these gradients is taken, and the next scale.
+        """Return the decision whether a step is taken, with the calls that write the next scale.
 
         Args:
-            has_nan: Whether a gradient is NaN, a bool or a tensor of one.
-            amax: The largest magnitude, a float or a tensor of one.
+            has_nan: True if a gradient is NaN: a bool or a bool tensor.
+            amax: The largest magnitude in all gradients, a float or a tensor.
         """
         state = {name: _graph.resolve(var) for name, var in self._state().items()}
         return answer(self._policy(), state, has_nan, amax)
@@ -200,10 +201,10 @@ class DynamicLossScale(LossScale):
 
 
 def get(identifier: object) -> Any:
-    """Return the loss scale that a number, "dynamic", or a `LossScale` stands for; None for None.
+    """Return the loss scale for a number, "dynamic" or a `LossScale`; None for None.
 
     Raises:
-        ValueError: It stands for none.
+        ValueError: `identifier` is anything else, or a number below 1.
     """
     if isinstance(identifier, int | float):
         return FixedLossScale(identifier)

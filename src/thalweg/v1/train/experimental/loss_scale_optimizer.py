@@ -17,7 +17,7 @@ from thalweg._core.state import Entry
 from thalweg._core.validation import check_readable
 from thalweg._core.vectors import is_host
 from thalweg.errors import InvalidArgumentError
-from thalweg.v1.train.apply_gradients import StepRequest
+from thalweg.v1.train.apply_gradients import StepArguments
 from thalweg.v1.train.experimental import loss_scale as scales
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 from thalweg.variable import titles_of
@@ -87,12 +87,13 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     def _apply(
         self,
         pairs: list[tuple[object, object]],
-        request: StepRequest,
+        arguments: StepArguments,
         transforms: GradientTransforms = NOTHING,
     ) -> None:
-        """Apply gradients now, unless the loss scale says not to.
+        """Apply gradients in eager mode unless the loss scale decides against it, and change the
+        scale.
 
-        A step that fails leaves the loss scale as it was, too.
+        After an error before the commit the loss scale has its old value.
         """
         scale = self._loss_scale
         scale_weights = [_graph.resolve(var) for var in scale._weights.values()]
@@ -103,7 +104,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
             )
         if transforms is NOTHING and self._may_leave(pairs):
             transforms = GradientTransforms(decide=scale.decide, decides_there=True, overflow=False)
-            self._opt._apply(pairs, request, transforms)
+            self._opt._apply(pairs, arguments, transforms)
             return
         variables = [_graph.resolve(var) for _, var in pairs]
         titles = titles_of(variables)
@@ -117,10 +118,10 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
             try:
                 _, should_apply = self._loss_scale.update(gradients)
                 if should_apply and self._opt.takes_transforms():
-                    self._opt._apply(pairs, request, transforms)
+                    self._opt._apply(pairs, arguments, transforms)
                 elif should_apply:
                     self._opt.apply_gradients(
-                        pairs, global_step=request.global_step, name=request.name
+                        pairs, global_step=arguments.global_step, name=arguments.name
                     )
             except BaseException as error:
                 if not says_committed(error):
@@ -128,13 +129,23 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 raise
 
     def _may_leave(self, pairs: Sequence[tuple[object, object]]) -> bool:
-        """Return True if a device may decide, in the step of the optimizer inside."""
+        """Return True if a device may decide, without the host, whether the step is taken.
+
+        That needs a `DynamicLossScale`, a wrapped optimizer that takes transforms, and a variable
+        outside of host memory.
+        """
         is_direct = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
         is_dynamic = type(self._loss_scale) is scales.DynamicLossScale
         on_device = not all(isinstance(var, Tensor) and is_host(var) for _, var in pairs)
         return _graph.executing_eagerly() and is_direct and is_dynamic and on_device
 
     def _apply_in_graph(self, pairs: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
+        """Return the operation that changes the scale and applies the gradients if the scale allows
+        it.
+
+        If the wrapped optimizer's hooks are called while the graph is built, the update is a branch
+        (`cond`) of the graph; otherwise a run calls `_apply`.
+        """
         if self._opt.takes_transforms() and not self._opt._is_recorded():
             return super()._apply_in_graph(pairs, global_step, name)
         graph = _graph.get_default_graph()

@@ -74,8 +74,7 @@ class CheckpointSaverHook(GlobalStepHook):
         if saver is not None and scaffold is not None:
             raise InvalidArgumentError("You cannot provide both saver and scaffold.")
         self._timer = SecondOrStepTimer(save_secs, save_steps)
-        self._saver = saver
-        self._scaffold = scaffold
+        self._saver, self._scaffold = saver, scaffold
         self._folder = os.fspath(checkpoint_dir)
         self._path = os.path.join(self._folder, checkpoint_basename)
         self._listeners = list(listeners or ())
@@ -88,13 +87,13 @@ class CheckpointSaverHook(GlobalStepHook):
             listener.begin()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Save what the training begins with."""
+        """Save a checkpoint of the initial values."""
         step = int(session.run(self._step))
         self._save_checkpoint(session, step)
         self._timer.update_last_triggered_step(step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Save if it is time."""
+        """Save a checkpoint if the timer is due; request a stop if a listener returns True."""
         if not self._timer.should_trigger_for_step(int(run_values.results) + self._steps_per_run):
             return
         step = int(run_context.session.run(self._step))
@@ -104,14 +103,14 @@ class CheckpointSaverHook(GlobalStepHook):
                 run_context.request_stop()
 
     def end(self, session: Any) -> None:
-        """Save the end, unless that has been done."""
+        """Save a checkpoint unless the last one is of this step; call `end` of the listeners."""
         step = int(session.run(self._step))
         if step != self._timer.last_triggered_step():
             self._save_checkpoint(session, step)
         for listener in self._listeners:
             listener.end(session, step)
 
-    def _save_checkpoint(self, session: object, step: int) -> bool:
+    def _save_checkpoint(self, session: Any, step: int) -> bool:
         """Save a checkpoint; return whether a listener requests a stop."""
         saver = self._saver_for(session)
         for listener in self._listeners:
@@ -122,6 +121,12 @@ class CheckpointSaverHook(GlobalStepHook):
         return any(answers)
 
     def _saver_for(self, session: Any) -> Any:
+        """Return the saver that was given, the scaffold's, or the only one of the collection
+        SAVERS.
+
+        Raises:
+            FailedPreconditionError: The collection has none or several.
+        """
         if self._saver is None and self._scaffold is not None:
             return self._scaffold.saver
         if self._saver is None:

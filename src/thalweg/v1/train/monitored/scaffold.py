@@ -63,23 +63,23 @@ class Scaffold:
         self.init_fn: Callable[[object], object] | None = None
         if init_fn is not None:
             self.init_fn = lambda session: init_fn(self, session)
-        self.init_op = init_op
-        self.init_feed_dict = init_feed_dict
-        self.ready_op = ready_op
-        self.ready_for_local_init_op = ready_for_local_init_op
-        self.local_init_op = local_init_op
-        self.summary_op = summary_op
-        self.saver = saver
+        self.init_op, self.init_feed_dict, self.ready_op = init_op, init_feed_dict, ready_op
+        self.ready_for_local_init_op, self.local_init_op = ready_for_local_init_op, local_init_op
+        self.summary_op, self.saver = summary_op, saver
         self.local_init_feed_dict = local_init_feed_dict
         for name, attribute in list(vars(self).items()):
             if attribute is None and source is not None:
                 setattr(self, name, getattr(source, name))
 
     def finalize(self) -> Scaffold:
-        """Make what is missing in the default graph, and finalize that.
+        """Set the attributes that are None, from collections of the default graph or new, and
+        finalize it.
+
+        Returns:
+            The scaffold itself.
 
         Raises:
-            RuntimeError: Something is missing, and its collection has several that it may be.
+            RuntimeError: A collection has several candidates for a missing attribute.
         """
         factories = {
             "init_op": (_graph.GraphKeys.INIT_OP, _graph.global_variables_initializer),

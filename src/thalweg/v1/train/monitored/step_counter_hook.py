@@ -49,8 +49,7 @@ class StepCounterHook(GlobalStepHook):
                 "exactly one of every_n_steps and every_n_secs should be provided."
             )
         self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
-        self._output_dir = output_dir
-        self._summary_writer = summary_writer
+        self._output_dir, self._summary_writer = output_dir, summary_writer
         self._tag = ""
         self._previous_step: int | None = None
         self._stuck_runs = 0  # runs that have not raised the step
@@ -80,7 +79,7 @@ class StepCounterHook(GlobalStepHook):
         _LOG.info("%s: %g", tag, rate)
 
     def _warn_if_stuck(self, step: int) -> None:
-        """Warn if the step stands still."""
+        """Log a warning each time the global step has not changed for another 20 runs."""
         self._stuck_runs = self._stuck_runs + 1 if step == self._previous_step else 0
         self._previous_step = step
         if self._stuck_runs and self._stuck_runs % _PATIENCE == 0:
