@@ -34,8 +34,7 @@ class AdamOptimizer(RuleOptimizer):
         beta2: Share of v that is kept. A float, tensor or callable.
         epsilon: Added to the root of v before bias correction ("epsilon hat"); underflows to 0
             beside float16 variables.
-        use_locking: See `Optimizer`.
-        name: Name of the optimizer.
+        use_locking, name: See `Optimizer`.
         use_own_namescope_for_non_slot_vars: Accepted for compatibility.
 
     Differs from:

@@ -41,8 +41,7 @@ class FtrlOptimizer(RuleOptimizer):
         initial_accumulator_value: What accum starts from; 0 or more.
         l1_regularization_strength: 0 or more.
         l2_regularization_strength: 0 or more.
-        use_locking: See `Optimizer`.
-        name: Name of the optimizer.
+        use_locking, name: See `Optimizer`.
         accum_name: Last part of the accumulators' own names; the optimizer's name if None.
         linear_name: Last part of the linear slots' own names; the optimizer's name if None.
         l2_shrinkage_regularization_strength: 0 or more; a decay that the accumulator does not see.

@@ -18,8 +18,7 @@ class MomentumOptimizer(RuleOptimizer):
     Args:
         learning_rate: A float, 0-d tensor, or callable without arguments.
         momentum: Share of the velocity that is kept. A float, tensor or callable.
-        use_locking: See `Optimizer`.
-        name: Name of the optimizer.
+        use_locking, name: See `Optimizer`.
         use_nesterov: Whether the step looks ahead along the velocity.
 
     Differs from:

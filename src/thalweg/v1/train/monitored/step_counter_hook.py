@@ -10,10 +10,7 @@ from thalweg.v1.summary.protos import is_installed
 from thalweg.v1.summary.writer import FileWriterCache, add_scalar
 from thalweg.v1.train.global_step import get_global_step
 from thalweg.v1.train.monitored.basic_session_run_hooks import GlobalStepHook
-from thalweg.v1.train.monitored.session_run_hook import (
-    SessionRunContext,
-    SessionRunValues,
-)
+from thalweg.v1.train.monitored.session_run_hook import SessionRunContext, SessionRunValues
 from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 
 _LOG = logging.getLogger(__name__)
