@@ -44,9 +44,9 @@ class MicroBatches:
 
 
 class MicroBatchStep(Configurable):
-    """A `TrainingStep` that takes one of several batches each time it is called.
+    """`TrainingStep` of which every `iter_size`-th call makes an update; other calls add gradients.
 
-    It has the attributes of the `TrainingStep`, too.
+    Other attributes are those of the `TrainingStep`.
 
     Attributes:
         step: The `TrainingStep`.
@@ -58,12 +58,12 @@ class MicroBatchStep(Configurable):
 
     @untraced
     def __call__(self) -> Tensor:
-        """See `TrainingStep.__call__`. A batch that changes nothing, as errors say, counts not."""
+        """Take a step with one batch as `TrainingStep` does; a failed batch is not counted."""
         return self.step()
 
     @untraced
     def apply_gradients(self, gradients: Iterable[object]) -> bool | Tensor:
-        """See `TrainingStep.apply_gradients`. They count as one batch."""
+        """Apply gradients as `TrainingStep.apply_gradients` does; they count as one batch."""
         return self.step.apply_gradients(gradients)
 
     def __getattr__(self, name: str) -> Any:

@@ -54,12 +54,9 @@ class NovoGrad(RuleOptimizer):
     """
 
     HYPERS = {
-        "learning_rate": "_learning_rate",
-        "beta1": "_beta1",
-        "beta2": "_beta2",
-        "epsilon": "_epsilon",
-        "weight_decay": "_wd",
-    }
+        "learning_rate": "_learning_rate", "beta1": "_beta1", "beta2": "_beta2",
+        "epsilon": "_epsilon", "weight_decay": "_wd",
+    }  # fmt: skip
     TENSORS = {"_learning_rate_tensor": "learning_rate", "_momentum_tensor": "beta1"}
 
     def __init__(

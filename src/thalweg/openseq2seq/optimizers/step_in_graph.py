@@ -58,17 +58,16 @@ def step_in_graph(
     treatment: Treatment,
     skip_update: Any,
 ) -> Any:
-    """Return the tensor that takes a step when a session runs it; its value is the loss before
-    that.
+    """Return a symbolic tensor that takes a training step when a session evaluates it.
 
-    Operations of the collection UPDATE_OPS run with it, also where there is no update. The
-    summaries of `treatment` go to the collection SUMMARIES.
+    Its value is the loss before the step. The operations of the collection UPDATE_OPS run before
+    it, also in runs without an update. The summaries of `treatment` are added to the collection
+    SUMMARIES.
 
     Raises:
-        InvalidTypeError: The loss is not symbolic, a variable is none of the graph, or the
-            optimizer wraps another one.
-        ValueError: No variable has a gradient, or one has none that needs it; the loss is no
-            scalar.
+        InvalidTypeError: The loss is not symbolic, a variable is not of the graph, or the optimizer
+            wraps another one.
+        ValueError: The loss is not a scalar, or a variable has no gradient that is needed.
     """
     loss = _symbolic_loss(loss)
     collected = (*(["loss"] if treatment.shows_loss else []), *treatment.post.summaries)
@@ -167,7 +166,11 @@ class _StepRun:
         return old_loss
 
     def process(self, values: StepInputs) -> list[object] | None:
-        """Return the gradients of an update that follows in the same run, or None without one."""
+        """Return the processed gradients of an update that follows in the same run; None without
+        one.
+
+        Stores the pipeline and the prepared run in the frame of the run, for `finish`.
+        """
         pipeline, step_inputs = self._begin(values)
         report: list[Any] = []
         with note_not_applied(report):
@@ -178,7 +181,7 @@ class _StepRun:
             return process_gradients(ready.backward, ready.gradient_transforms)
 
     def finish(self, loss: Tensor, has_update: Tensor) -> Tensor:
-        """Write the summaries of a run after its update, if any; return the loss."""
+        """Send the summaries of a run after its update, and return a copy of the loss."""
         pipeline, ready = thread.frames[-1].pop(self)
         if has_update:
             distribute.commit_sums(pipeline.inner)

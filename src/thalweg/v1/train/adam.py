@@ -52,11 +52,8 @@ class AdamOptimizer(RuleOptimizer):
 
     HYPERS = {"learning_rate": "_lr", "beta1": "_beta1", "beta2": "_beta2", "epsilon": "_epsilon"}
     TENSORS = {
-        "_lr_t": "learning_rate",
-        "_beta1_t": "beta1",
-        "_beta2_t": "beta2",
-        "_epsilon_t": "epsilon",
-    }
+        "_lr_t": "learning_rate", "_beta1_t": "beta1", "_beta2_t": "beta2", "_epsilon_t": "epsilon",
+    }  # fmt: skip
     POWERS = {"beta1_power": "beta1", "beta2_power": "beta2"}
 
     def __init__(

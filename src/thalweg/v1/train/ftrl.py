@@ -55,13 +55,10 @@ class FtrlOptimizer(RuleOptimizer):
     """
 
     HYPERS = {
-        "learning_rate": "_learning_rate",
-        "learning_rate_power": "_learning_rate_power",
-        "l1": "_l1_regularization_strength",
-        "l2": "_l2_regularization_strength",
-        "l2_shrinkage": "_l2_shrinkage_regularization_strength",
-        "beta": "_beta",
-    }
+        "learning_rate": "_learning_rate", "learning_rate_power": "_learning_rate_power",
+        "l1": "_l1_regularization_strength", "l2": "_l2_regularization_strength",
+        "l2_shrinkage": "_l2_shrinkage_regularization_strength", "beta": "_beta",
+    }  # fmt: skip
     TENSORS = {"_learning_rate_tensor": "learning_rate"}
     CALLABLES = False
 

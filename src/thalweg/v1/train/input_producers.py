@@ -141,10 +141,7 @@ def slice_input_producer(
     Args:
         tensor_list: Tensors or arrays with equal numbers of rows.
         num_epochs: Optional. How often each row is returned; then a run raises OutOfRangeError.
-        shuffle: True if each epoch has a new random order.
-        seed: Optional. Seed of the order.
-        capacity: The capacity of the queue.
-        shared_name: Ignored.
+        shuffle, seed, capacity, shared_name: As in `input_producer`.
         name: Optional. The name scope.
 
     Raises:

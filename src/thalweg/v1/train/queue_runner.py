@@ -26,12 +26,9 @@ from thalweg.v1.train.queues import QueueBase
 
 # TensorFlow's numbers of errors.
 _CODES: dict[type[BaseException], int] = {
-    OutOfRangeError: 11,
-    CancelledError: 1,
-    InvalidArgumentError: 3,
-    NotFoundError: 5,
+    OutOfRangeError: 11, CancelledError: 1, InvalidArgumentError: 3, NotFoundError: 5,
     FailedPreconditionError: 9,
-}
+}  # fmt: skip
 
 
 @dataclass

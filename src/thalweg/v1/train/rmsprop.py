@@ -35,17 +35,13 @@ class RMSPropOptimizer(RuleOptimizer):
     """
 
     HYPERS = {
-        "learning_rate": "_learning_rate",
-        "rho": "_decay",
-        "momentum": "_momentum",
+        "learning_rate": "_learning_rate", "rho": "_decay", "momentum": "_momentum",
         "epsilon": "_epsilon",
-    }
+    }  # fmt: skip
     TENSORS = {
-        "_learning_rate_tensor": "learning_rate",
-        "_decay_tensor": "rho",
-        "_momentum_tensor": "momentum",
-        "_epsilon_tensor": "epsilon",
-    }
+        "_learning_rate_tensor": "learning_rate", "_decay_tensor": "rho",
+        "_momentum_tensor": "momentum", "_epsilon_tensor": "epsilon",
+    }  # fmt: skip
 
     def __init__(
         self,

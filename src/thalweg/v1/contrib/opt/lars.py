@@ -58,12 +58,9 @@ class LARSOptimizer(RuleOptimizer):
     """
 
     HYPERS = {
-        "learning_rate": "_learning_rate",
-        "momentum": "_momentum",
-        "weight_decay": "_weight_decay",
-        "eeta": "_eeta",
-        "epsilon": "_epsilon",
-    }
+        "learning_rate": "_learning_rate", "momentum": "_momentum", "weight_decay": "_weight_decay",
+        "eeta": "_eeta", "epsilon": "_epsilon",
+    }  # fmt: skip
     TENSORS = {"_learning_rate_tensor": "learning_rate", "_momentum_tensor": "momentum"}
 
     def __init__(
