@@ -349,6 +349,14 @@ def _warmed_up(
 def _followed(
     name: str, global_step: object, formula: Callable[[Any], object], dtype: type[np.floating[Any]]
 ) -> object:
+    """Return the learning rate of a policy, as `follow_rate` does.
+
+    Args:
+        name: The name of the policy.
+        global_step: The counter of steps.
+        formula: Called with the step; returns the rate as a NumPy scalar.
+        dtype: The NumPy type of the rate.
+    """
     rate_dtype = as_dtype(dtype)
 
     def rate(step: object) -> Tensor:

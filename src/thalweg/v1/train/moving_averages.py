@@ -259,10 +259,11 @@ class ExponentialMovingAverage(V1StateDict):
         """Return variables by the names of their averages, for a saver that restores averages into
         them.
 
+        In graph mode all other variables of the graph are returned, too, by their own names.
+
         Args:
-            moving_avg_variables: The variables that are restored from their averages. If None, in
-                graph mode all trainable and all averaged variables; all other variables of the
-                graph are then returned by their own names.
+            moving_avg_variables: The variables that are restored from their averages. None means
+                none in eager mode, and in graph mode all trainable and all averaged variables.
 
         Returns:
             A dict {name without ":0": variable}.

@@ -520,6 +520,8 @@ def _advance_local_step(local_step: Tensor, token: Tensor) -> None:
 def _local_step_init(
     local_step: _graph.GraphVariable, global_step: _graph.GraphVariable
 ) -> _graph.Operation:
+    """Return the operation that initializes the local step with the value of the global step."""
+
     def initialize_local_step(leaf: Tensor) -> None:
         session: Any = _graph.current_session()
         session.initialize(local_step, leaf.clone())
