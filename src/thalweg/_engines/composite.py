@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from thalweg._engines.protocol import (
     Dtype,
     Reduction,
     Reductions,
+    Results,
     StepRequest,
     WriteRound,
 )
@@ -35,7 +36,7 @@ class Part(Protocol):
         """See `StepPlan`; return False if a gradient overlaps with memory in `bounds`, too."""
         ...
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any: ...
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results: ...
 
     def make_calls(self, columns: Columns) -> list[Call]: ...
 
@@ -80,7 +81,7 @@ class CompositeStep:
         self.release_gradients()
         return False
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `Reductions`."""
         results = (
             (members, part.reduce(reduction, columns.of_members(members)))
@@ -121,7 +122,7 @@ class JoinedReductions:
         devices = {part.device for part, _ in parts}
         self.device = devices.pop() if len(devices) == 1 else None
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `Reductions`; leaves and measures are on the host."""
         results = [
             (members, part.reduce(reduction, columns.of_members(members)))
@@ -129,7 +130,7 @@ class JoinedReductions:
         ]
         if self.device is None or reduction.kind in ("leaves", "measures"):
             return reduction.gather(self._count, results)
-        return torch.cat([result for _, result in results])
+        return torch.cat([cast("Tensor", result) for _, result in results])
 
 
 def share_of(request: StepRequest, members: Sequence[int]) -> StepRequest:

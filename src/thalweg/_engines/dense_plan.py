@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import add, eq, ge, is_
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,15 @@ from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.formula_parser import Composed
 from thalweg._engines.metadata_guard import MetadataGuard
-from thalweg._engines.protocol import Call, Columns, Formulas, Reduction, StepRequest, WriteRound
+from thalweg._engines.protocol import (
+    Call,
+    Columns,
+    Formulas,
+    Reduction,
+    Results,
+    StepRequest,
+    WriteRound,
+)
 from thalweg._engines.storage_guard import StorageGuard
 
 if TYPE_CHECKING:
@@ -98,7 +106,7 @@ class Group(Protocol):
         """Set the addresses of this step's gradients, one per member."""
         ...
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """Return the results of a reduction for each member, on `device` or on the host."""
         ...
 
@@ -328,7 +336,7 @@ class DensePlan:
         """Device of sums and peaks if all variables are on it."""
         return self.groups[0].device if self.groups and len(set(self._devices)) == 1 else None
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `Reductions`."""
         groups = self.groups
         if reduction.kind in ("sums", "leaves"):
@@ -340,8 +348,9 @@ class DensePlan:
         if groups[0].has_all_variables:
             return results[0]
         # Variables without elements are in no group.
-        values = results[0].new_zeros(len(self.variables), *results[0].shape[1:])
-        for group, group_values in zip(groups, results, strict=True):
+        tensors = cast("list[Tensor]", results)
+        values = tensors[0].new_zeros(len(self.variables), *tensors[0].shape[1:])
+        for group, group_values in zip(groups, tensors, strict=True):
             values.index_copy_(0, group.positions(), group_values)
         return values
 

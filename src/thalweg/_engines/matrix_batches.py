@@ -282,30 +282,38 @@ def place_of_slot(rule: Rule, name: str) -> int | None:
     return names.index(name) if name in names else None
 
 
-def call_stage(
-    rule: Rule,
-    stage: Stage,
-    batch: Batch,
-    rows: Sequence[int],
-    columns: Columns,
-    slot_of: Callable[[int, int], Tensor],
-) -> dict[str, Tensor]:
-    """Return the outputs of a stage for some variables of a batch by name; write nothing.
+class StageCall(NamedTuple):
+    """Call of a stage over a batch.
+
+    Attributes:
+        rule, stage, batch: The rule, one of its stages, and the batch.
+        columns: The scalars of the step.
+        slot_of: Returns a shaped slot, given the variable's position in the step and the index of
+            the slot among the rule's shaped slots.
+    """
+
+    rule: Rule
+    stage: Stage
+    batch: Batch
+    columns: Columns
+    slot_of: Callable[[int, int], Tensor]
+
+
+def call_stage(call: StageCall, rows: Sequence[int]) -> dict[str, Tensor]:
+    """Return the outputs of a stage by name, each with a row per variable; write nothing.
 
     Args:
-        rule, stage, batch: The rule, one of its stages, and the batch.
-        rows: The rows of the variables in the batch.
-        columns: The scalars of the step.
-        slot_of: Returns a shaped slot, by the variable's position in the step and the index of
-            the slot.
+        call: The stage and its inputs.
+        rows: The rows of the batch whose variables take part.
 
     Raises:
         RuleError: An input of the stage does not exist, or an output is invalid.
     """
-    inputs = _gather_inputs(rule, stage, batch, rows, columns, slot_of)
+    rule, stage, batch = call.rule, call.stage, call.batch
+    inputs = _gather_inputs(call, rows)
     title = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
     if stage in rule.matrix_stages and (division := division_of(rule.layout, batch.full_shape)):
-        return _call_divided(rule, stage, batch, inputs, division, title)
+        return _call_divided(call, inputs, division, title)
     outputs = _call_function(stage, batch, inputs, title)
     pass_values = {**batch.pass_values, **batch.measured_values}
     check_stage_outputs(rule, title, outputs, inputs, pass_values)
@@ -319,22 +327,17 @@ def call_stage(
 
 
 def _call_divided(
-    rule: Rule,
-    stage: Stage,
-    batch: Batch,
-    inputs: Mapping[str, Any],
-    division: Division,
-    title: str,
+    call: StageCall, inputs: Mapping[str, Any], division: Division, title: str
 ) -> dict[str, Tensor]:
-    """Call a stage for the matrices of each shape; return the outputs of whole variables by name.
+    """Call a stage once for the matrices of each shape; return outputs of whole variables by name.
 
     Args:
-        rule, stage, batch: As in `call_stage`.
-        inputs: The inputs of the stage for whole variables.
-        division: The matrices of the variables.
+        call: The stage and its batch.
+        inputs: The inputs of the stage for whole variables, by name.
+        division: The division of each variable into matrices.
         title: The stage, for messages.
     """
-    outputs: dict[str, Tensor] = {}
+    rule, batch, outputs = call.rule, call.batch, dict[str, Tensor]()
     slots = {slot.name: slot for slot in rule.shaped_slots if slot.name not in batch.pass_values}
     pass_values = {**batch.pass_values, **batch.measured_values}
     for group in division.groups:
@@ -348,7 +351,7 @@ def _call_divided(
                 argument.matrix_count = division.matrix_count(group)
             elif isinstance(argument, Tensor) and argument.dim():
                 group_inputs[name] = argument.repeat_interleave(division.matrix_count(group), 0)
-        group_outputs = _call_function(stage, batch, group_inputs, title)
+        group_outputs = _call_function(call.stage, batch, group_inputs, title)
         check_stage_outputs(rule, title, group_outputs, group_inputs, pass_values)
         if outputs and outputs.keys() != group_outputs.keys():
             raise RuleError(
@@ -384,15 +387,15 @@ def _call_function(stage: Stage, batch: Batch, inputs: dict[str, Any], title: st
         raise
 
 
-def _gather_inputs(
-    rule: Rule,
-    stage: Stage,
-    batch: Batch,
-    rows: Sequence[int],
-    columns: Columns,
-    slot_of: Callable[[int, int], Tensor],
-) -> dict[str, Any]:
-    """Return the inputs of a stage by name: tensors (rows, ...) and numbers; see `call_stage`."""
+def _gather_inputs(call: StageCall, rows: Sequence[int]) -> dict[str, Any]:
+    """Return the inputs of a stage by name: tensors (rows, ...), numbers, or a `StageRandom`.
+
+    An optional parameter of the stage without a value is left out.
+
+    Raises:
+        RuleError: A required parameter has no value.
+    """
+    rule, stage, batch, columns, slot_of = call
     inputs: dict[str, Any] = {}
     parameters = stage_inputs(stage)
     shape = batch.matrix if stage.of_matrices else batch.shape
@@ -415,7 +418,7 @@ def _gather_inputs(
                 inputs[name] = batch.scalar(name, columns, rows, shape)
             except KeyError:
                 if name == RANDOM:
-                    inputs[name] = _random_of(rule, stage, batch, rows, columns)
+                    inputs[name] = _make_random(call, rows)
                     continue
                 scalars = {**columns.shared[batch.dtype], **columns.by_variable}
                 if name in parameters.required:
@@ -426,14 +429,13 @@ def _gather_inputs(
     return inputs
 
 
-def _random_of(
-    rule: Rule, stage: Stage, batch: Batch, rows: Sequence[int], columns: Columns
-) -> Any:
-    """Return the random numbers of a stage for some variables, which have the same step number."""
-    members = [batch.members[row] for row in rows]
-    numbers = columns.by_variable[NUMBER][members].tolist()
-    step = int(counts_of(columns, members)[0])
-    return StageRandom(rule, stage, numbers, step, batch.device, batch.kind)
+def _make_random(call: StageCall, rows: Sequence[int]) -> StageRandom:
+    """Return the random numbers of a stage for variables that have the same step number."""
+    batch, members = call.batch, [call.batch.members[row] for row in rows]
+    numbers = call.columns.by_variable[NUMBER][members].tolist()
+    step = int(counts_of(call.columns, members)[0])
+    example = torch.empty(0, dtype=batch.kind, device=batch.device)
+    return StageRandom(call.rule, call.stage, numbers, step, example)
 
 
 def sizes_by_name(shape: Sequence[int]) -> dict[str, float]:
@@ -498,18 +500,19 @@ def run_stage(
     Store new pass values, measures, and slots of rows and columns in `batch`; write no slot.
 
     Args:
-        rule, stage, batch, columns, slot_of: As in `call_stage`.
+        rule, stage, batch, columns, slot_of: As for `StageCall`.
 
     Returns:
         For each output name a list of pairs: the index of a variable in the step, and the new value
         of its shaped slot. The list is empty for outputs that are stored in `batch`.
     """
+    call = StageCall(rule, stage, batch, columns, slot_of)
     parameters, new_slots = stage_inputs(stage), dict[str, list[tuple[int, Tensor]]]()
     names = {*parameters.required, *parameters.optional}
     counts = stage.every > 1 or not names.isdisjoint((COUNT, RANDOM))
     all_rows = [*range(len(batch.members))]
     for rows in batch.rows_by_count(columns, stage.every) if counts else [all_rows]:
-        for name, values in call_stage(rule, stage, batch, rows, columns, slot_of).items():
+        for name, values in call_stage(call, rows).items():
             slot_values = new_slots.setdefault(name, [])
             if name in batch.measured_values:
                 batch.set_values(name, values, rows)

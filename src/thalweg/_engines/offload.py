@@ -16,7 +16,7 @@ from torch import Tensor
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.composite import Part, share_of
-from thalweg._engines.protocol import Call, Columns, Reduction, StepRequest
+from thalweg._engines.protocol import Call, Columns, Reduction, Results, StepRequest
 from thalweg._engines.reference import ReferencePart
 from thalweg._engines.torch_part import TorchPart
 from thalweg.indexed_slices import IndexedSlices, values_of
@@ -246,7 +246,7 @@ class OffloadedPart:
         for event in self._events:
             event.synchronize()
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `Reductions`."""
         self._wait_for_rows()
         return self._inner.reduce(reduction, columns)

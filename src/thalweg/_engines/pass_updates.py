@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -22,25 +21,12 @@ class JointPassFormula(Composed):
         earlier_count: Number of values that earlier passes make.
         made_count: Number of values that this pass makes; 0 for the update, which returns
             `(var, *slots)`. A pass leaves everything else unchanged.
-        value_count: Number of values that all passes make.
-        slot_count: Number of slots of the rule, including those that options have added.
-        vectors: "row" or "column" of each vector that the formula may read, by name.
-        rule: The rule.
+        rule: The rule. Options may have added slots that the formula does not take.
     """
 
-    def __init__(
-        self,
-        formula: Any,
-        earlier_count: int,
-        made_count: int,
-        value_count: int,
-        slot_count: int,
-        vectors: Mapping[str, str],
-        rule: Rule,
-    ) -> None:
-        self.formula, self.vectors, self.rule = formula, vectors, rule
+    def __init__(self, formula: Any, earlier_count: int, made_count: int, rule: Rule) -> None:
+        self.formula, self.vectors, self.rule = formula, rule.vectors, rule
         self.earlier_count, self.made_count = earlier_count, made_count
-        self.value_count, self.slot_count = value_count, slot_count
         self.is_pass = made_count > 0
         self.__qualname__ = formula.__qualname__
 
@@ -50,15 +36,16 @@ class JointPassFormula(Composed):
     def compose(self) -> FormulaGraph:
         """Return the graph over the values of all passes and all slots; the rest passes through."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
-        inputs = stream_nodes(2 + self.value_count + self.slot_count)
+        value_count = len(self.rule.made)
+        inputs = stream_nodes(2 + value_count + len(self.rule.element_slots))
         slots = len(graph.positional) - first_slot
-        values = graph.apply([*inputs[:first_slot], *inputs[2 + self.value_count :][:slots]])
+        values = graph.apply([*inputs[:first_slot], *inputs[2 + value_count :][:slots]])
         results = [inputs[0], *inputs[2:]]
         if self.made_count:
             results[1 + self.earlier_count : 1 + self.earlier_count + self.made_count] = values
         else:
             results[0] = values[0]
-            results[1 + self.value_count : 1 + self.value_count + slots] = values[1:]
+            results[1 + value_count : 1 + value_count + slots] = values[1:]
         return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
 
 
@@ -87,6 +74,9 @@ class VisiblePassFormula(Composed):
         return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
 
 
+_pad_measure = cache(VisiblePassFormula)
+
+
 def _name_values(count: int) -> tuple[str, ...]:
     return tuple(f"value{position}" for position in range(count))
 
@@ -109,15 +99,11 @@ def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
         scalar_names = trace_formula(rule_pass.function).scalars
         if first is None or any(measure.makes in scalar_names for measure in sweeps[first]):
             first = rule_pass
-        visible_measure = (
-            rule_pass
-            if value_count == len(rule.made)
-            else replace(
-                rule_pass,
-                function=_visible_formula(rule_pass.function, value_count, len(rule.made)),
-            )
-        )
-        sweeps[first] = (*sweeps.get(first, ()), visible_measure)
+        measure = rule_pass
+        if value_count < len(rule.made):
+            function = _pad_measure(measure.function, value_count, len(rule.made))
+            measure = replace(measure, function=function)
+        sweeps[first] = (*sweeps.get(first, ()), measure)
     return sweeps
 
 
@@ -147,11 +133,6 @@ def _read_by(measures: tuple[Measure, ...]) -> set[int]:
 
 
 @cache
-def _visible_formula(formula: Any, earlier_count: int, value_count: int) -> VisiblePassFormula:
-    return VisiblePassFormula(formula, earlier_count, value_count)
-
-
-@cache
 def updates_of(rule: Rule) -> tuple[Rule, ...]:
     """Return an update rule for each pass of a rule and for its update, in order.
 
@@ -159,12 +140,12 @@ def updates_of(rule: Rule) -> tuple[Rule, ...]:
     """
     names, updates = rule.made, list[Rule]()
     slots = (*map(Slot, names), *rule.element_slots)
-    earlier_count, common_args = 0, (len(names), len(rule.element_slots), rule.vectors, rule)
+    earlier_count = 0
     for rule_pass in rule.passes:
         if isinstance(rule_pass, Pass):
             count = len(rule_pass.makes)
-            formula = JointPassFormula(rule_pass.function, earlier_count, count, *common_args)
+            formula = JointPassFormula(rule_pass.function, earlier_count, count, rule)
             updates.append(Rule(name=rule.name, update=formula, slots=slots))
             earlier_count += count
-    update_formula = JointPassFormula(rule.update, earlier_count, 0, *common_args)
+    update_formula = JointPassFormula(rule.update, earlier_count, 0, rule)
     return (*updates, Rule(name=rule.name, update=update_formula, slots=slots, before=rule.before))

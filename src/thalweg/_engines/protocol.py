@@ -7,8 +7,9 @@ computes reductions, and returns the writes as functions that cannot fail or be 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import numpy as np
 import torch
@@ -27,6 +28,9 @@ Stages = tuple[Formula, ...]
 Copies = Sequence[Tensor | None] | None
 Call = Callable[[], Any]
 Scalars = Mapping[str, Any]
+ReductionKind = Literal["sums", "leaves", "measures", "peaks"]
+# By kind: sums and peaks on the host or a device; leaves; measures.
+Results = Float64 | Tensor | list[Float64] | list[list[Tensor]]
 
 
 class StepRequest(NamedTuple):
@@ -163,7 +167,8 @@ def formula_of_rows(rule: Rule, var: Tensor) -> Formula:
     return rule.update_sparse or rule.update
 
 
-class Reduction(NamedTuple):
+@dataclass(frozen=True)
+class Reduction:
     """Reductions over the elements of each variable, computed in one sweep over memory.
 
     A sum has the order of `reduction_order`; measures have that of `row_column_reductions`.
@@ -181,14 +186,22 @@ class Reduction(NamedTuple):
         stages: Formulas that transform the gradient first, in the compute dtype.
         is_checked: Optional, for peaks. A bool tensor of shape () on the device. If it is False,
             the results are 0, and no gradient is read.
+
+    Raises:
+        ValueError: The kind is unknown.
     """
 
-    kind: Literal["sums", "leaves", "measures", "peaks"]
+    kind: ReductionKind
     formulas: tuple[Any, ...] = ()
     stages: Stages = ()
     is_checked: Tensor | None = None
 
-    def gather(self, count: int, parts: Iterable[tuple[Sequence[int], Any]]) -> Any:
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(ReductionKind):
+            kinds = ", ".join(get_args(ReductionKind))
+            raise ValueError(f"a reduction of kind {self.kind!r} is unknown; expected: {kinds}")
+
+    def gather(self, count: int, parts: Iterable[tuple[Sequence[int], Results]]) -> Results:
         """Return the results of `count` variables, on the host.
 
         Args:
@@ -201,17 +214,18 @@ class Reduction(NamedTuple):
             for members, result in parts:
                 numbers[members] = as_array(result)
             return numbers
-        results: list[Any] = [np.empty((0, len(self.formulas)))] * count
-        if self.kind == "measures":
-            results = [[]] * count
+        missing: Any = [] if self.kind == "measures" else np.empty((0, len(self.formulas)))
+        results = [missing] * count
         for members, result in parts:
-            for index, var_result in zip(members, result, strict=True):
+            for index, var_result in zip(members, cast("list[Any]", result), strict=True):
                 results[index] = var_result
         return results
 
 
-def as_array(results: Any) -> Float64:
-    """Return sums or peaks on the host."""
+def as_array(results: Results) -> Float64:
+    """Return sums or peaks on the host; raise TypeError for lists of leaves or measures."""
+    if isinstance(results, list):
+        raise TypeError("leaves and measures of variables are no single array")
     return results.cpu().numpy() if isinstance(results, Tensor) else results
 
 
@@ -229,7 +243,7 @@ class Reductions(Protocol):
     @property
     def device(self) -> torch.device | None: ...
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """Return the results of a reduction, without waiting for the device if they stay there.
 
         Args:

@@ -32,6 +32,7 @@ from thalweg._engines.protocol import (
     Dtype,
     Gradient,
     Reduction,
+    Results,
     Scalars,
     Stages,
     StepRequest,
@@ -129,35 +130,6 @@ def transform(
         return array.to(dtype)
 
 
-def _repeated_waves(rows: Int64) -> list[Int64]:
-    """Return the positions of first, second, ... occurrences of rows, in order of appearance."""
-    occurrences: dict[int, int] = {}
-    waves: list[list[int]] = []
-    for position, row in enumerate(rows.tolist()):
-        count = occurrences.get(row, 0)
-        occurrences[row] = count + 1
-        if count == len(waves):
-            waves.append([])
-        waves[count].append(position)
-    return [np.array(wave, np.int64) for wave in waves]
-
-
-def _sum_by_row(values: Array, rows: Int64) -> tuple[Array, Int64]:
-    """Return the sums of the values of equal rows, and each row once.
-
-    Rows are in the order of their first appearance, and values are added in theirs.
-    """
-    waves = _repeated_waves(rows)
-    first = waves[0] if waves else np.empty(0, np.int64)
-    position = {row: index for index, row in enumerate(rows[first].tolist())}
-    total = values[first].copy()
-    with np.errstate(all="ignore"):
-        for wave in waves[1:]:
-            target = np.array([position[row] for row in rows[wave].tolist()], np.int64)
-            total[target] = total[target] + values[wave]
-    return total, rows[first]
-
-
 class ReferencePart:
     """Plan for one variable; a `Part` of a step.
 
@@ -253,7 +225,7 @@ class ReferencePart:
         """Return False: each step is planned from scratch."""
         return False
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `Reductions`."""
         formulas, stages = reduction.formulas, reduction.stages
         if reduction.kind == "peaks":
@@ -346,7 +318,7 @@ class ReferencePart:
     def _update_rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
         """Return calls that copy the new rows of variable, slots and copy."""
         with importing:
-            from thalweg._engines.row_updates import calls_of_rows, update_rows
+            from thalweg._engines.row_updates import calls_of_rows, group_occurrences, update_rows
         var, dtype = self._tensors[0], self._dtype
         values = transform(self._stages, grad.values, scalars, self._flush, var.dtype)
         gradient = values.detach().to(torch_dtype(dtype)), grad.indices.detach().long()
@@ -357,12 +329,13 @@ class ReferencePart:
             return [torch.from_numpy(np.array(result, order="C")) for result in results]
 
         def add(values: Tensor, places: Tensor, count: int) -> Tensor:
-            """Return the sums of values, rounded like the variable."""
-            total, rows = _sum_by_row(_to_numpy(values), places.numpy())
-            sums = np.empty_like(total)
-            sums[rows] = _to_numpy(torch.from_numpy(total).to(var.dtype))
+            """Return the sums of values by place, rounded like the variable."""
+            sums = np.zeros((count, *values.shape[1:]), dtype)
+            with np.errstate(all="ignore"):
+                for wave in group_occurrences(places, count):
+                    sums[places[wave].numpy()] += values[wave].numpy()
             # TensorFlow adds the rows onto zeros, which takes the sign from -0.
-            return torch.from_numpy(sums + dtype(0))
+            return torch.from_numpy(_to_numpy(torch.from_numpy(sums).to(var.dtype)) + dtype(0))
 
         tensors = [self._resume_at_copy, *self._tensors[1:]]
         updates = update_rows(self._rule, tensors, gradient, evaluate, add)

@@ -23,7 +23,7 @@ def update_rows(
     gradient: tuple[Tensor, Tensor],
     evaluate: Callable[[Formula, list[Tensor]], Sequence[Tensor]],
     add: Callable[[Tensor, Tensor, int], Tensor],
-) -> Iterator[tuple[Formula, Tensor, Sequence[Tensor]]]:
+) -> Updates:
     """Yield formulas with the rows that they update, and the new rows of variable and slots.
 
     Args:
@@ -43,7 +43,7 @@ def update_rows(
     if rule.duplicates == "sum":
         values = add(values, places, len(rows))
         places = torch.arange(len(rows), dtype=torch.int64, device=var.device)
-    for wave in _waves(places, len(rows)):
+    for wave in group_occurrences(places, len(rows)):
         inputs = [block[places[wave]] for block in blocks]
         results = evaluate(formula, [inputs[0], values[wave], *inputs[1:]])
         for block, tensor, result in zip(blocks, tensors, results, strict=True):
@@ -98,7 +98,7 @@ def changed_by(rule: Rule, formula: Formula, count: int) -> list[int]:
     ]
 
 
-def _waves(places: Tensor, count: int) -> Iterator[Tensor]:
+def group_occurrences(places: Tensor, count: int) -> Iterator[Tensor]:
     """Yield the positions of first, second, ... occurrences of `count` places."""
     order = torch.argsort(places, stable=True)
     ones = torch.ones_like(places)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import count
 from operator import attrgetter
@@ -42,6 +43,7 @@ from thalweg._engines.protocol import (
     Dtype,
     Formulas,
     Reduction,
+    Results,
     StepPlan,
     StepRequest,
     WriteRound,
@@ -479,7 +481,7 @@ class StagedStep:
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
         """Compute measures in one sweep over memory, and store them in the matrices."""
         reduction = Reduction("measures", measures, self.stages)
-        lines = self.update_plan.reduce(reduction, columns)
+        lines = cast("list[list[Tensor]]", self.update_plan.reduce(reduction, columns))
         for position, measure in enumerate(measures):
             values = [tensors[position] if tensors else _EMPTY for tensors in lines]
             self._matrices.give(measure.makes, values)
@@ -556,7 +558,7 @@ class StagedStep:
         """See `Reductions`."""
         return self.update_plan.device
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `Reductions`.
 
         Raises:
@@ -581,11 +583,11 @@ class StagedStep:
         totals: dict[Any, Float64] = {}
         leaf_formulas = tuple(x for x in reduction.formulas if x not in line_formulas)
         if leaf_formulas:
-            sums = self.update_plan.reduce(reduction._replace(formulas=leaf_formulas), columns)
+            sums = self.update_plan.reduce(replace(reduction, formulas=leaf_formulas), columns)
             totals |= zip(leaf_formulas, as_array(sums).T, strict=True)
         measures = tuple(map(_sum_measure, line_formulas))
         lines = Reduction("measures", measures, reduction.stages)
-        tensors_by_variable = self.update_plan.reduce(lines, columns)
+        tensors_by_variable = cast("list[list[Tensor]]", self.update_plan.reduce(lines, columns))
         for position, formula in enumerate(line_formulas):
             values = [
                 tensors[position].reshape(()) if tensors else _EMPTY.sum()

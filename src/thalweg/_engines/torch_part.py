@@ -30,6 +30,7 @@ from thalweg._engines.protocol import (
     Call,
     Columns,
     Reduction,
+    Results,
     Scalars,
     Stages,
     StepRequest,
@@ -199,7 +200,7 @@ class TorchPart:
         return slots
 
     @no_grad()
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `Reductions`."""
         if reduction.kind == "peaks":
             return self._reduce_peaks()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +16,7 @@ from thalweg._engines.protocol import (
     Call,
     Columns,
     Reduction,
+    Results,
     StepRequest,
 )
 from thalweg._engines.reduction_order import combine_leaves
@@ -44,7 +45,7 @@ class TorchRows(TorchPart):
         return False
 
     @no_grad()
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `Reductions`; rows of sparse gradients have no leaves."""
         if reduction.kind == "leaves":
             return [np.empty((0, len(reduction.formulas)))]

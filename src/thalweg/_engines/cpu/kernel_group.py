@@ -30,6 +30,7 @@ from thalweg._engines.protocol import (
     Columns,
     Formulas,
     Reduction,
+    Results,
     Scalars,
     Stages,
     StepRequest,
@@ -156,7 +157,7 @@ class Group:
         """See `thalweg._engines.dense_plan.Group`."""
         return torch.tensor(self.members, dtype=torch.int64, device="cpu")
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `thalweg._engines.dense_plan.Group`."""
         if reduction.kind == "peaks":
             return self._measure_peaks(self.table, self._gradient, 1)

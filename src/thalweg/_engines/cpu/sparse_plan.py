@@ -17,7 +17,14 @@ from thalweg._engines.array_types import Int64
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.reductions import max_abs, sums_of
 from thalweg._engines.low_precision_copies import resumed
-from thalweg._engines.protocol import Call, Columns, Reduction, StepRequest, formula_of_rows
+from thalweg._engines.protocol import (
+    Call,
+    Columns,
+    Reduction,
+    Results,
+    StepRequest,
+    formula_of_rows,
+)
 from thalweg.formula import variable_squares
 from thalweg.indexed_slices import IndexedSlices
 
@@ -210,7 +217,7 @@ class RowsPlan(ABC):
             raise RuntimeError("the plan is not aimed at a gradient")
         return self._values
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `Reductions`; rows of sparse gradients have no leaves.
 
         Raises:

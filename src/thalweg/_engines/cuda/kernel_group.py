@@ -22,7 +22,15 @@ from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, send_constant
 from thalweg._engines.cuda.tree_reduction import LaunchedTree
 from thalweg._engines.kernel_streams import streams_of
-from thalweg._engines.protocol import Call, Columns, Formulas, Reduction, Stages, StepRequest
+from thalweg._engines.protocol import (
+    Call,
+    Columns,
+    Formulas,
+    Reduction,
+    Results,
+    Stages,
+    StepRequest,
+)
 from thalweg._engines.random_bits import GROUP, UNCOUNTED
 from thalweg._engines.reduction_order import LEAF, leaf_counts
 
@@ -163,7 +171,7 @@ class Group:
             self._bound_to = arguments, aligned
         return self._bound.make_calls()
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `thalweg._engines.dense_plan.Group`."""
         if reduction.kind == "peaks":
             return self._reduce_peaks(reduction.is_checked)
