@@ -69,7 +69,6 @@ def test_narrow_gradients_raise_unless_requested() -> None:
     slices = IndexedSlices(narrow, torch.tensor([0, 1]), (2, 3))
     for check, grad in (
         (layout.check_kind, narrow),
-        (layout.check_gradient, narrow),
         (partial(layout.check_slices, scatter=True), slices),
     ):
         with pytest.raises(InvalidTypeError, match="'w' is float16 but the variable is float32"):

@@ -74,10 +74,12 @@ def check_sides(
         )
 
 
-def check_order(slots: list[str], formula: Any, formula_graph: FormulaGraph, grad: bool) -> None:
+def check_order(
+    slots: list[str], formula: Any, formula_graph: FormulaGraph, has_gradient: bool
+) -> None:
     """Raise if parameters have the names of values in other places."""
     names = {"var", "grad", *slots}
-    expected_names = ["var", *["grad"] * grad, *slots]
+    expected_names = ["var", *["grad"] * has_gradient, *slots]
     for name, expected in zip(formula_graph.positional, expected_names, strict=False):
         if name != expected and name in names:
             raise RuleError(

@@ -82,7 +82,6 @@ class CompositeStep:
         return False
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """See `Reductions`."""
         results = (
             (members, part.reduce(reduction, columns.of_members(members)))
             for members, part in self.parts
@@ -90,7 +89,6 @@ class CompositeStep:
         return reduction.gather(self._count, results)
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        """See `StepPlan`."""
         for parts in self._rounds:
             round_members = [index for members, _ in parts for index in members]
             calls = [
@@ -101,7 +99,6 @@ class CompositeStep:
             yield WriteRound(round_members, calls)
 
     def release_gradients(self) -> None:
-        """See `StepPlan`."""
         for _, part in self.parts:
             part.release_gradients()
 

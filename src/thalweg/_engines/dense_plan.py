@@ -378,9 +378,7 @@ class DensePlan:
         return [*calls, self.mark_written]
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        """See `StepPlan`."""
         yield WriteRound(range(len(self.variables)), self.make_calls(columns))
 
     def release_gradients(self) -> None:
-        """See `StepPlan`."""
         self._gradients, self.is_bound = (), False

@@ -184,7 +184,8 @@ def combined(parts: Sequence[Measurements], sizes: Sequence[int]) -> Any:
                 part[name] if name in part else _filled(count, np.nan, device)
                 for part, count in zip(parts, counts, strict=True)
             ]
-            columns.append(tree.combine(_joining(leaves, device)))
+            joined = np.concatenate(leaves) if device is None else torch.cat(leaves)
+            columns.append(tree.combine(joined))
         else:
             numbers = [part.get(name, np.nan) for part in parts]
             columns.append(_stacked(numbers, device))
@@ -201,10 +202,6 @@ def _filled(count: int, number: float, device: torch.device | None) -> Array:
     if device is None:
         return np.full(count, number)
     return torch.full((int(count),), number, dtype=wide_dtype(device), device=device)
-
-
-def _joining(arrays: list[Array], device: torch.device | None) -> Array:
-    return np.concatenate(arrays) if device is None else torch.cat(arrays)
 
 
 def _stacked(numbers: list[Any], device: torch.device | None) -> Array:

@@ -64,7 +64,8 @@ def check_gradients(
         if isinstance(grad, IndexedSlices):
             layout.check_slices(grad, var, name, scatter, narrow)
         else:
-            layout.check_gradient(grad, var, name, narrow, device)
+            layout.check_kind(grad, var, name, narrow, device)
+            layout.check_shape(grad, var, name)
     first_indices: dict[int, int] = {}
     for index, var in enumerate(variables):
         first_indices.setdefault(id(var), index)

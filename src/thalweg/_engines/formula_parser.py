@@ -180,24 +180,26 @@ def bind_formula(
     return bound
 
 
-def check_counts(function: Any, formula_graph: FormulaGraph, grad: bool, slots: int) -> None:
+def check_counts(
+    function: Any, formula_graph: FormulaGraph, has_gradient: bool, slots: int
+) -> None:
     """Raise unless a formula takes and returns as many values as its rule has.
 
     Args:
-        function: The formula, `(var, *slots)`, or `(var, grad, *slots)` if `grad`.
+        function: The formula, `(var, *slots)`, or `(var, grad, *slots)` if `has_gradient`.
         formula_graph: Its graph.
-        grad: Whether it takes a gradient.
+        has_gradient: Whether it takes a gradient.
         slots: How many slots the rule has.
 
     Raises:
         RuleError: Names the formula, its place and both numbers.
     """
-    count = 1 + grad + slots
+    count = 1 + has_gradient + slots
     if (len(formula_graph.positional), len(formula_graph.outputs)) == (count, 1 + slots):
         return
     raise RuleError(
         f"{place_of(function)} takes {count_of(len(formula_graph.positional), 'value')} and returns"
         f" {len(formula_graph.outputs)}; with {count_of(slots, 'slot')} it must take {count}"
-        f" ({'var, grad, *slots' if grad else 'var, *slots'}) and return {1 + slots}"
+        f" ({'var, grad, *slots' if has_gradient else 'var, *slots'}) and return {1 + slots}"
         " (var, *slots)."
     )

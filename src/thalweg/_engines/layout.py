@@ -340,28 +340,6 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
     check_variable(copy, f"the copy of {name}")
 
 
-def check_gradient(
-    grad: Tensor,
-    var: Tensor,
-    name: str,
-    narrow: bool = False,
-    device: torch.device | None = None,
-) -> None:
-    """Raise if a dense gradient does not fit its variable.
-
-    Args:
-        grad, var, name: Gradient, variable, and the variable's name.
-        narrow: True if the gradient of a float32 variable may have a 16-bit dtype.
-        device: Optional. The required device of the gradient; by default the variable's.
-
-    Raises:
-        InvalidTypeError: If the dtypes differ.
-        InvalidArgumentError: If shapes or devices differ.
-    """
-    check_kind(grad, var, name, narrow, device)
-    check_shape(grad, var, name)
-
-
 def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
     """Raise if a gradient, dense or sparse, does not have the shape of its variable.
 
@@ -414,12 +392,12 @@ def check_kind(
 
 
 def check_slices(
-    grad: IndexedSlices, var: Tensor, name: str, scatter: bool, narrow: bool = False
+    slices: IndexedSlices, var: Tensor, name: str, scatter: bool, narrow: bool = False
 ) -> None:
     """Raise if a sparse gradient does not fit its variable.
 
     Args:
-        grad, var, name: Gradient, variable, and the variable's name.
+        slices, var, name: Gradient, variable, and the variable's name.
         scatter: True to report a bad index as TensorFlow's scatter kernels do.
         narrow: True if the values for a float32 variable may have a 16-bit dtype.
 
@@ -428,11 +406,11 @@ def check_slices(
         InvalidArgumentError: If shapes or devices differ, or an index is out of range.
         LayoutError: If values or indices are not in memory.
     """
-    check_kind(grad.values, var, name, narrow)
-    check_shape(grad, var, name)
-    check_memory(grad.indices, f"The indices of the gradient of '{name}'")
+    check_kind(slices.values, var, name, narrow)
+    check_shape(slices, var, name)
+    check_memory(slices.indices, f"The indices of the gradient of '{name}'")
     try:
-        grad.check_range(var.shape[0], "scatter" if scatter else "fused")
+        slices.check_range(var.shape[0], "scatter" if scatter else "fused")
     except InvalidArgumentError as error:
         error.add_note(f"In the gradient of '{name}'.")
         raise

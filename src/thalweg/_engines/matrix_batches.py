@@ -50,18 +50,9 @@ def stage_inputs(stage: Stage) -> StageInputs:
     function: Any = stage.function
     bound: dict[str, Any] = function.keywords if isinstance(function, partial) else {}
     parameters = signature(cast("Any", function)).parameters.values()
-    free_parameters = [parameter for parameter in parameters if parameter.name not in bound]
-    required = tuple(
-        parameter.name for parameter in free_parameters if parameter.default is parameter.empty
-    )
-    return StageInputs(
-        required,
-        tuple(
-            parameter.name
-            for parameter in free_parameters
-            if parameter.default is not parameter.empty
-        ),
-    )
+    free = [parameter for parameter in parameters if parameter.name not in bound]
+    required = tuple(x.name for x in free if x.default is x.empty)
+    return StageInputs(required, tuple(x.name for x in free if x.default is not x.empty))
 
 
 @lru_cache(256)
@@ -147,7 +138,7 @@ class Batch:
             else:
                 self.pass_values[name] = list(map(empty_like_elements, variables))
 
-    def matrices(self, name: str, rows: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+    def matrices(self, name: str, rows: Sequence[int], shape: Sequence[int]) -> Tensor:
         """Return the value that passes computed for some variables, (rows, *shape)."""
         if name in self._blocks:
             block = self._blocks[name].view(-1, *shape)
@@ -202,9 +193,7 @@ class Batch:
                 rows_by_step.setdefault(count, []).append(row)
         return list(rows_by_step.values())
 
-    def scalar(
-        self, name: str, columns: Columns, rows: Sequence[int], shape: tuple[int, ...]
-    ) -> Any:
+    def scalar(self, name: str, columns: Columns, rows: Sequence[int], shape: Sequence[int]) -> Any:
         """Return a scalar of the step: a number, or a tensor with a row for each variable if they
         differ.
 

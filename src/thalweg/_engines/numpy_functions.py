@@ -14,9 +14,9 @@ from thalweg._engines.formula_parser import bind_formula
 from thalweg.formula import Formula, narrow, wide
 
 
-def _rounded_once(function: Callable[..., float], arguments: int) -> Callable[..., Any]:
+def _rounded_once(function: Callable[..., float], arity: int) -> Callable[..., Any]:
     """Return a double function of the C library as one of arrays, rounded once to their dtype."""
-    elementwise = np.frompyfunc(function, arguments, 1)
+    elementwise = np.frompyfunc(function, arity, 1)
 
     def apply(*values: Any) -> Any:
         dtype = np.result_type(*values)

@@ -230,7 +230,6 @@ class OffloadedPart:
 
     @property
     def written(self) -> Sequence[Tensor]:
-        """See `Part`."""
         return [*self._inner.written, *self._copies]
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
@@ -241,23 +240,18 @@ class OffloadedPart:
         """Return C functions that wait for the gradients, as `torch.cuda.Event.synchronize`."""
         return [partial(torch._C._CudaEventBase.synchronize, event) for event in self._events]  # pyright: ignore
 
-    def _wait_for_rows(self) -> None:
-        """Wait for the transfers of the gradients."""
-        for event in self._events:
-            event.synchronize()
-
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """See `Reductions`."""
-        self._wait_for_rows()
+        for wait in self._wait_calls():
+            wait()
         return self._inner.reduce(reduction, columns)
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """See `Part`."""
-        # These compute when their calls are made.
+        waits = self._wait_calls()
+        # Parts of these classes compute when their calls are made.
         if isinstance(self._inner, ReferencePart | TorchPart):
-            self._wait_for_rows()
-        return [*self._wait_calls(), *self._inner.make_calls(columns), *self._sends]
+            for wait in waits:
+                wait()
+        return [*waits, *self._inner.make_calls(columns), *self._sends]
 
     def release_gradients(self) -> None:
-        """See `StepPlan`."""
         self._inner.release_gradients()

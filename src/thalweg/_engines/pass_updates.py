@@ -125,11 +125,10 @@ def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
 
 def count_read_streams(rule: Rule) -> int:
     """Return the number of tensors that the sweeps of measures read, summed over sweeps."""
-    return sum(len(_read_by(measures)) for measures in sweeps_of(rule).values())
-
-
-def _read_by(measures: tuple[Measure, ...]) -> set[int]:
-    return {stream for measure in measures for stream in trace_formula(measure.function).streams}
+    return sum(
+        len({stream for measure in measures for stream in trace_formula(measure.function).streams})
+        for measures in sweeps_of(rule).values()
+    )
 
 
 @cache

@@ -40,15 +40,13 @@ from thalweg._engines.protocol import (
 from thalweg._engines.reduction_order import combine_leaves, leaves_of
 from thalweg._engines.row_column_reductions import reduce_lines, view_of
 from thalweg._engines.torch_functions import torch_dtype, torch_transform
-from thalweg.formula import Formula, Rule, is_like_update, variable_squares
+from thalweg.formula import Formula, is_like_update, variable_squares
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.variable import REDUCED, numpy_copy
 
 if TYPE_CHECKING:
-    from thalweg._engines.codecs.codec import Codec
-
-if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
+    from thalweg._engines.codecs.codec import Codec
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -125,9 +123,16 @@ def transform(
     with set_denormals(flush):
         array, compute = grad.detach(), compute_dtype(dtype)
         for stage in stages:
-            result = evaluate_on(stage, [array], scalars, compute)[0]
-            array = torch.from_numpy(np.array(result, order="C"))
+            (array,) = _evaluate(stage, [array], scalars, compute)
         return array.to(dtype)
+
+
+def _evaluate(
+    formula: Formula, tensors: list[Tensor], scalars: Scalars, dtype: Dtype | None = None
+) -> list[Tensor]:
+    """Return the arrays of `evaluate_on` as new contiguous CPU tensors."""
+    arrays = evaluate_on(formula, tensors, scalars, dtype)
+    return [torch.from_numpy(np.array(array, order="C")) for array in arrays]
 
 
 class ReferencePart:
@@ -160,7 +165,6 @@ class ReferencePart:
 
     @property
     def written(self) -> list[Tensor]:
-        """See `Part`."""
         return self._tensors if self._copy is None else [*self._tensors, self._copy]
 
     @property
@@ -177,8 +181,14 @@ class ReferencePart:
     @property
     def _slots(self) -> list[Tensor]:
         """Return the slots, decoded if they have codecs."""
-        var, pairs = self._tensors[0], zip(self._codecs[1:], self._tensors[1:], strict=True)
-        return [slot if codec is None else _decode(codec, slot, var) for codec, slot in pairs]
+        slots = self._tensors[1:]
+        if not any(self._codecs):
+            return slots
+        with importing:
+            from thalweg._engines.codecs.records import decode_tensor
+        decode = partial(decode_tensor, var=self._tensors[0])
+        pairs = zip(self._codecs[1:], slots, strict=True)
+        return [slot if codec is None else decode(codec, slot) for codec, slot in pairs]
 
     def _stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
         """Return a new value of the tensor at `index`, rounded or encoded like the tensor."""
@@ -295,7 +305,6 @@ class ReferencePart:
             return self._update_whole(grad, scalars)
 
     def release_gradients(self) -> None:
-        """See `StepPlan`."""
         self._grad = None
 
     def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
@@ -305,9 +314,11 @@ class ReferencePart:
         var = self._tensors[0]
         # With stochastic rounding `before` stays float32: rounded to the nearest, it could vanish.
         dtype = torch.float32 if self._number is not None and var.dtype in REDUCED else None
-        start = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush, dtype)
+        before = () if self._rule.before is None else (self._rule.before,)
+        start = transform(before, self._resume_at_copy, scalars, self._flush, dtype)
+        grad = transform(self._stages, grad, scalars, self._flush, torch_dtype(self._dtype))
         tensors = [start, *self._slots]
-        results = _results_of(self._rule, self._stages, tensors, grad, scalars)
+        results = _evaluate(self._rule.update, [start, grad, *tensors[1:]], scalars)
         indices = changed_by(self._rule, self._rule.update, len(tensors))
         values = {index: self._stored(index, results[index], scalars) for index in indices}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
@@ -315,18 +326,13 @@ class ReferencePart:
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
         return [partial(tensor.detach().copy_, value) for tensor, value in pairs]
 
-    def _update_rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
+    def _update_rows(self, slices: IndexedSlices, scalars: Scalars) -> list[Call]:
         """Return calls that copy the new rows of variable, slots and copy."""
         with importing:
             from thalweg._engines.row_updates import calls_of_rows, group_occurrences, update_rows
         var, dtype = self._tensors[0], self._dtype
-        values = transform(self._stages, grad.values, scalars, self._flush, var.dtype)
-        gradient = values.detach().to(torch_dtype(dtype)), grad.indices.detach().long()
-
-        def evaluate(formula: Formula, inputs: list[Tensor]) -> Sequence[Tensor]:
-            """Return the results of a formula, computed with NumPy."""
-            results = evaluate_on(formula, inputs, scalars)
-            return [torch.from_numpy(np.array(result, order="C")) for result in results]
+        values = transform(self._stages, slices.values, scalars, self._flush, var.dtype)
+        gradient = values.detach().to(torch_dtype(dtype)), slices.indices.detach().long()
 
         def add(values: Tensor, places: Tensor, count: int) -> Tensor:
             """Return the sums of values by place, rounded like the variable."""
@@ -338,14 +344,9 @@ class ReferencePart:
             return torch.from_numpy(_to_numpy(torch.from_numpy(sums).to(var.dtype)) + dtype(0))
 
         tensors = [self._resume_at_copy, *self._tensors[1:]]
+        evaluate = partial(_evaluate, scalars=scalars)
         updates = update_rows(self._rule, tensors, gradient, evaluate, add)
         return calls_of_rows(self._rule, self._tensors, self._copy, self._from_copy, updates)
-
-
-def _decode(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
-    with importing:
-        from thalweg._engines.codecs.records import decode_tensor
-    return decode_tensor(codec, records, var)
 
 
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
@@ -374,22 +375,3 @@ def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) ->
         )[0]
     # A formula that reads no element, such as a count, returns one number.
     return torch.from_numpy(np.array(np.broadcast_to(values, inputs[0].shape), np.float64))
-
-
-def _results_of(
-    rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
-) -> list[Tensor]:
-    """Return the new variable and slots in the compute dtype, computed with NumPy."""
-    grad = grad.detach()
-    for stage in stages:
-        array = evaluate_on(stage, [grad], scalars, compute_dtype(tensors[0].dtype))[0]
-        grad = torch.from_numpy(np.array(array, order="C"))
-    results = evaluate_on(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
-    return [torch.from_numpy(np.array(result, order="C")) for result in results]
-
-
-def _apply_before(
-    rule: Rule, var: Tensor, scalars: Scalars, flush: bool, kind: torch.dtype | None = None
-) -> Tensor:
-    """Return the variable, or rows of it, after the rule's `before`; in `kind`, if not None."""
-    return var if rule.before is None else transform((rule.before,), var, scalars, flush, kind)

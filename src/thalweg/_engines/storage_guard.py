@@ -40,7 +40,8 @@ class StorageGuard:
         self._watched_indices = [
             index
             for index, slot in enumerate(self._slots)
-            if id(slot) in handed_ids or _is_strange(slot)
+            # Plain tensors, and slots that were swapped, count no changes.
+            if id(slot) in handed_ids or type(slot) is not StateVariable
         ]
         self._watched_slots = [self._slots[index] for index in self._watched_indices]
         self._watched_addresses = [self._addresses[index] for index in self._watched_indices]
@@ -67,11 +68,6 @@ class StorageGuard:
                 return False
             self._metadata_guard = MetadataGuard(self._watched_slots)
         return True
-
-
-def _is_strange(slot: Tensor) -> bool:
-    """Return True if a slot counts no changes: a plain tensor, or a slot that was swapped."""
-    return type(slot) is not StateVariable
 
 
 def _layout_of(tensor: Tensor) -> tuple[object, ...]:

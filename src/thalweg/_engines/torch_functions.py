@@ -14,6 +14,7 @@ from torch import Tensor
 
 from thalweg._base.device_numbers import widened
 from thalweg._engines.formula_parser import bind_formula, trace_formula
+from thalweg._engines.numpy_functions import square
 from thalweg._engines.protocol import Dtype
 from thalweg.formula import Formula, narrow
 
@@ -53,10 +54,6 @@ def _sign(x: Tensor) -> Tensor:
     return torch.where(x > 0, 1.0, torch.where(x < 0, -1.0, x))
 
 
-def _square(x: Tensor) -> Tensor:
-    return x * x
-
-
 TORCH: dict[str, Callable[..., Any]] = {
     "sqrt": _sqrt,
     "absolute": torch.abs,
@@ -64,7 +61,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "where": torch.where,
     "maximum": _maximum,
     "minimum": _minimum,
-    "square": _square,
+    "square": square,
     "exp": _rounded_once(torch.exp),
     "log": _rounded_once(torch.log),
     "power": _rounded_once(torch.pow),

@@ -231,7 +231,7 @@ def _is_address(word: int) -> bool:
     return 2**16 < word < 2**47 and word % WORD == 0
 
 
-def _find_version(storage: int) -> tuple[int, int]:
+def _find_version(storage_offset: int) -> tuple[int, int]:
     """Return the offset of the version counter, and that of the count in the counter.
 
     A tensor shares the counter with its `detach()`; the count increases with each write.
@@ -246,7 +246,7 @@ def _find_version(storage: int) -> tuple[int, int]:
         indices = {
             index
             for index, word in enumerate(words)
-            if _is_address(word) and word == views[index] and index * WORD != storage
+            if _is_address(word) and word == views[index] and index * WORD != storage_offset
             and all(word != words_of_other[index] for words_of_other in other_words)
         }  # fmt: skip
         shared = indices if shared is None else shared & indices
@@ -330,29 +330,26 @@ def confirm(layout: Layout) -> None:
         _confirm_equal(_read_word(id(tensor), layout.impl), impl, "a tensor")
         _confirm_equal(_read_word(impl, layout.storage), storage._cdata, "the storage")
         for trial in range(2):
-            _confirm_equal(_read_word(impl, layout.dims), tensor.dim(), "the number of dimensions")
-            for axis in range(tensor.dim()):
-                offset = layout.dims + WORD * (1 + axis)
-                _confirm_equal(_read_word(impl, offset), tensor.size(axis), "a size")
-                _confirm_equal(
-                    _read_word(impl, offset + WORD * _INLINE), tensor.stride(axis), "a stride"
-                )
-            _confirm_equal(
-                _read_word(impl, layout.offset), int(tensor.storage_offset()), "the offset"
-            )
-            _confirm_equal(_read_word(impl, layout.count), tensor.numel(), "the number of elements")
-            _confirm_equal(
-                _read_word(impl, layout.keys) % 2**64,
-                _dispatch_keys(tensor),
-                "the set of dispatch keys",
-            )
-            _confirm_equal(
-                _read_word(storage._cdata, layout.data), storage.data_ptr(), "the memory"
-            )
-            _confirm_equal(_read_word(storage._cdata, layout.nbytes), storage.nbytes(), "its size")
-            write_count = (
-                _read_word(_read_word(impl, layout.version), layout.count_word) & 0xFFFFFFFF
-            )
+            counter = _read_word(impl, layout.version)
+            for address, offset, expected, field_name in (
+                (impl, layout.dims, tensor.dim(), "the number of dimensions"),
+                *(
+                    (impl, layout.dims + WORD * (1 + axis + skipped), number, field_name)
+                    for axis in range(tensor.dim())
+                    for skipped, number, field_name in (
+                        (0, tensor.size(axis), "a size"),
+                        (_INLINE, tensor.stride(axis), "a stride"),
+                    )
+                ),
+                (impl, layout.offset, int(tensor.storage_offset()), "the offset"),
+                (impl, layout.count, tensor.numel(), "the number of elements"),
+                (storage._cdata, layout.data, storage.data_ptr(), "the memory"),
+                (storage._cdata, layout.nbytes, storage.nbytes(), "its size"),
+            ):
+                _confirm_equal(_read_word(address, offset), expected, field_name)
+            keys = _read_word(impl, layout.keys) % 2**64
+            _confirm_equal(keys, _dispatch_keys(tensor), "the set of dispatch keys")
+            write_count = _read_word(counter, layout.count_word) & 0xFFFFFFFF
             _confirm_equal(write_count, tensor._version, "the number of writes")
             if not trial:
                 with torch.no_grad():

@@ -87,7 +87,6 @@ class TorchPart:
 
     @property
     def written(self) -> list[Tensor]:
-        """See `Part`."""
         request = self._request
         copies = [copy for copy in request.copies or () if copy is not None]
         slots = [slot for var_slots in request.slots for slot in var_slots]
@@ -112,7 +111,6 @@ class TorchPart:
         return can_rebind
 
     def release_gradients(self) -> None:
-        """See `StepPlan`."""
         self._gradients = None
 
     def _gradient(self, member: int) -> Tensor:
@@ -201,7 +199,6 @@ class TorchPart:
 
     @no_grad()
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """See `Reductions`."""
         if reduction.kind == "peaks":
             return self._reduce_peaks()
         if reduction.kind == "measures":

@@ -267,15 +267,15 @@ def write_chunks(
     return write_threads([*read_table(element.compute), *setup], chunk)
 
 
-def of_copies(storage: str, compute: str) -> dict[str, str]:
+def of_copies(kind: str, compute: str) -> dict[str, str]:
     """Return the functions "saturated" and "resumed" for copies of a storage type, by name."""
-    _, _, load, save = STORAGE[storage]
+    _, _, load, save = STORAGE[kind]
     saturated_value, loaded = "saturated(value) * one", load.format("bits")
     matches_copy = f"{save.format(saturated_value)} == bits"
-    if storage == "bfloat16":
+    if kind == "bfloat16":
         matches_copy = f"is_nearest_bfloat({saturated_value}, bits)"
     return {
-        "saturated": _SATURATED.format(limit=f"{compute}({LARGEST[storage]!r})"),
+        "saturated": _SATURATED.format(limit=f"{compute}({LARGEST[kind]!r})"),
         "resumed": _RESUMED.format(matches_copy=matches_copy, loaded=loaded, compute=compute),
     }
 

@@ -245,10 +245,10 @@ class Elements(Sweep):
             definitions += of_copies(self.storage[-1], self.storage[0]).values()
         return definitions
 
-    def add_rows(self, rows: int) -> list[str]:
-        """Return lines that add the elements of `rows` rows of lanes to the lanes at `lane`."""
+    def add_rows(self, count: int) -> list[str]:
+        """Return lines that add the elements of `count` rows of lanes to the lanes at `lane`."""
         lines = self.per_measure("sum{0} = lanes{0}[lane]")
-        for row in range(rows):
+        for row in range(count):
             values = ", ".join([f"start + lane + {row * LANES}", *self.arguments])
             lines.append(f"{self._list_names('v')} = measured({values})")
             lines += self.per_measure("sum{0} += v{0}")

@@ -154,7 +154,6 @@ class Group:
             self.scalars[:, column] = scalar
 
     def positions(self) -> Tensor:
-        """See `thalweg._engines.dense_plan.Group`."""
         return torch.tensor(self.members, dtype=torch.int64, device="cpu")
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
@@ -170,7 +169,7 @@ class Group:
         )
         if reduction.kind == "sums":
             return self._leaves.combine(leaves)
-        return self._leaves.split_by_tensor(leaves)
+        return np.split(leaves, np.cumsum(self._leaves.counts)[:-1])
 
     def _sum_kernel(self, formulas: Formulas, stages: Stages) -> Compiled:
         """Return the kernel that sums formulas over the members without copies."""

@@ -72,10 +72,6 @@ class Leaves:
         """
         return self._tree.combine(leaves)
 
-    def split_by_tensor(self, leaves: Float64) -> list[Float64]:
-        """Return the leaves of each tensor, from the leaves of all tensors."""
-        return np.split(leaves, np.cumsum(self.counts)[:-1])
-
 
 class Sweep:
     """Measuring kernel with its argument block, for repeated calls.

@@ -304,7 +304,6 @@ class ShortGroup(Group):
         return [[] for _ in self.members]
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """See `Group`."""
         calls: list[Call] = []
         for sweep in self._update_launches:
             sweep.scalars = self._scalars_for(sweep, columns)

@@ -82,10 +82,9 @@ class SparsePlan(RowsPlan):
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
         return len(indices) < ENTRIES and self._group_by_row(values, indices) < 0
 
-    def point_at(self, grad: IndexedSlices) -> None:
-        """See `RowsPlan`."""
-        indices = layout.as_packed(grad.indices)
-        bad = self._group_by_row(layout.as_packed(grad.values), indices)
+    def point_at(self, slices: IndexedSlices) -> None:
+        indices = layout.as_packed(slices.indices)
+        bad = self._group_by_row(layout.as_packed(slices.values), indices)
         # A callback may have changed an index since validation.
         if bad >= 0:
             raise InvalidArgumentError(
@@ -157,6 +156,5 @@ class SparsePlan(RowsPlan):
         return kernel.bind_table(*self._gaps, self._flush)
 
     def release_gradients(self) -> None:
-        """See `RowsPlan`."""
         super().release_gradients()
         self._gaps = None

@@ -203,7 +203,7 @@ class RowsPlan(ABC):
         """Use readable values and indices; return False if an index is out of range."""
 
     @abstractmethod
-    def point_at(self, grad: IndexedSlices) -> None:
+    def point_at(self, slices: IndexedSlices) -> None:
         """Use a gradient of the variable's row shape; values and indices are packed if needed.
 
         Raises:

@@ -170,13 +170,11 @@ class Program:
         value = self._double.read_value(f"decoded{stream}", "float32")
         return [*lines, f"e{stream} = {value}"]
 
-    def _writer_of(self, index: int) -> Writer:
-        return self._single if self.sweep.are_like_update[index] else self._double
-
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
         """Return lines that compute formula `index` as a float64, 0 beyond the last element."""
-        writer = self._writer_of(index)
-        cast = f".to(tl.{writer.compute})" if self.sweep.are_like_update[index] else ""
+        is_narrow = self.sweep.are_like_update[index]
+        writer = self._single if is_narrow else self._double
+        cast = f".to(tl.{writer.compute})" if is_narrow else ""
         lines, (result,) = writer.write_formula(formula_graph, f"node{index}_")
         scalar = {**self.sweep.scalar, **self.sweep.vectors}
         return [
@@ -237,19 +235,16 @@ class Program:
 
     def fold_sums(self) -> list[str]:
         """Return lines that add the upper half of the lanes to the lower half until one is left."""
-        return [
-            line for index in range(len(self.sweep.measures)) for line in self._fold_measure(index)
-        ]
-
-    def _fold_measure(self, index: int) -> list[str]:
         lines: list[str] = []
-        parts = _PARTS
-        while parts > 1:
-            parts //= 2
-            for part in range(parts):
-                total = self._double.flush_value(f"sum{index}_{part} + sum{index}_{part + parts}")
-                lines.append(f"sum{index}_{part} = {total}")
-        return [*lines, f"sum{index} = sum{index}_0", *self.fold_lanes(f"sum{index}", _PART)]
+        for index in range(len(self.sweep.measures)):
+            parts = _PARTS
+            while parts > 1:
+                parts //= 2
+                for part in range(parts):
+                    pair = f"sum{index}_{part} + sum{index}_{part + parts}"
+                    lines.append(f"sum{index}_{part} = {self._double.flush_value(pair)}")
+            lines += [f"sum{index} = sum{index}_0", *self.fold_lanes(f"sum{index}", _PART)]
+        return lines
 
     def fold_lanes(
         self, name: str, lanes: int, numbers_per_lane: int = 1, fold: str = "fold"

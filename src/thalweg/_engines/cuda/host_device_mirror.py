@@ -56,7 +56,8 @@ class Mirror:
             RuntimeError: Two graphs are captured without a step between them.
         """
         if is_capturing():
-            return self._copy_in_graph()
+            buffer = self._keep_for_graph()
+            return torch.empty_like(self.device_copy).copy_(buffer, non_blocking=True)
         self._provide_spare()
         if self._is_current:
             return self.device_copy
@@ -81,10 +82,6 @@ class Mirror:
         if not has_arrived:
             event.synchronize()
         return buffer, event
-
-    def _copy_in_graph(self) -> torch.Tensor:
-        """Return a copy that each replay makes again, from memory that stays as it is."""
-        return torch.empty_like(self.device_copy).copy_(self._keep_for_graph(), non_blocking=True)
 
     def _keep_for_graph(self) -> torch.Tensor:
         """Write the array to the spare buffer and return it; it lives as long as the mirror."""

@@ -101,7 +101,6 @@ class Group:
         return send_constant(self.members, np.int64, self.device)
 
     def positions(self) -> Tensor:
-        """See `thalweg._engines.dense_plan.Group`."""
         return self._member_places
 
     @lazy
@@ -113,7 +112,6 @@ class Group:
         return torch.empty_like(self._sizes_on_device)
 
     def point_at(self, addresses: Int64) -> None:
-        """See `thalweg._engines.dense_plan.Group`."""
         self._base.host[:, 1] = addresses
         self._base.mark_changed()
         self._table = None
@@ -172,14 +170,13 @@ class Group:
         return self._bound.make_calls()
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """See `thalweg._engines.dense_plan.Group`."""
         if reduction.kind == "peaks":
             return self._reduce_peaks(reduction.is_checked)
         if reduction.kind == "measures":
             return self._reduce_lines(reduction, columns)
         leaves = self._reduce_leaves(reduction.formulas, reduction.stages, columns)
         if reduction.kind == "sums":
-            return self._leaves.combine(leaves)
+            return self._leaves.tree.combine(leaves)
         return np.split(leaves.cpu().numpy(), np.cumsum(self._leaves.counts)[:-1])
 
     def _reduce_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
@@ -242,18 +239,14 @@ class _Leaves:
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         self.counts = leaf_counts(sizes)
         self.chunks = send_constant(chunks_of(sizes, LEAF), np.int32, device)
-        self._tree = LaunchedTree(self.counts, device)
+        self.tree = LaunchedTree(self.counts, device)
         self._members = len(sizes)
 
-    def combine(self, leaves: Tensor) -> Tensor:
-        """Return the sums of each variable from those of its leaves."""
-        return self._tree.combine(leaves)
-
-    def largest_of(self, bits: Tensor, storage: str) -> Tensor:
+    def largest_of(self, bits: Tensor, dtype_name: str) -> Tensor:
         """Return each variable's largest magnitude, as float64, from bits of its leaves."""
         peaks = torch.zeros(self._members, dtype=torch.int64, device=bits.device)
         peaks.scatter_reduce_(0, self.chunks[:, 0].long(), bits, "amax")
-        dtype: torch.dtype = getattr(torch, storage)
+        dtype: torch.dtype = getattr(torch, dtype_name)
         integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
         return peaks.to(integer).view(dtype).double()
 

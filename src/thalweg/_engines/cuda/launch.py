@@ -202,11 +202,9 @@ class _Interpreted:
         self._aligned = aligned
 
     def make_calls(self) -> list[Callable[[], Any]]:
-        """See `Bound`."""
         return [self.run] if all(self._grid) else []
 
     def run(self) -> None:
-        """See `Bound`."""
         if all(self._grid):
             name = self._kernel.name
             function = getattr(load_module(name, self._kernel.source), name)

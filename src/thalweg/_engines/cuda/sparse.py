@@ -77,9 +77,9 @@ class RowsPart(RowsPlan):
         self._values, self._indices = values, indices
         return True
 
-    def point_at(self, grad: IndexedSlices) -> None:
+    def point_at(self, slices: IndexedSlices) -> None:
         """See `RowsPlan`; indices have been checked before."""
-        self._values, self._indices = layout.as_packed(grad.values), grad.indices
+        self._values, self._indices = layout.as_packed(slices.values), slices.indices
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """See `Part`."""
@@ -133,7 +133,6 @@ class RowsPart(RowsPlan):
         ).make_calls()
 
     def release_gradients(self) -> None:
-        """See `RowsPlan`."""
         super().release_gradients()
         self._indices = None
 
