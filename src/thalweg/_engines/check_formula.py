@@ -37,7 +37,7 @@ def check_value_counts(
 def check_numbers(
     rule: Rule, formula: Any, formula_graph: FormulaGraph, scalars: Mapping[str, Any]
 ) -> None:
-    """Raise if a formula takes a scalar that is missing or not a number."""
+    """Raise RuleError if a scalar that a formula takes is not in `scalars`, or is not a number."""
     check_given(place_of(formula), formula_graph.scalars, scalars, rule)
     for name in formula_graph.scalars:
         try:
@@ -56,7 +56,14 @@ def check_sides(
     first: int,
     scalars: Mapping[str, Any],
 ) -> None:
-    """Raise for a scalar before the `*`, or a slot after it."""
+    """Raise RuleError if a formula takes a scalar by position, or a slot after the `*`.
+
+    Args:
+        slots: The names of the values that follow `var` and `grad`.
+        formula, formula_graph: The formula and its graph.
+        first: The position of the first slot: 2, or 1 for a formula without a gradient.
+        scalars: The scalars by name.
+    """
     if len(formula_graph.positional) > first + len(slots):
         early = [
             name for name in formula_graph.positional[first:] if name in scalars.keys() - {*slots}
@@ -64,20 +71,26 @@ def check_sides(
         if early:
             raise RuleError(
                 f"{place_of(formula)} takes {', '.join(early)} by position; scalars come after *:"
-                f" {_signature_of(formula, formula_graph, early, [])}."
+                f" {_correct_signature(formula, formula_graph, early, [])}."
             )
     late = [name for name in formula_graph.scalars if name in slots and name not in scalars]
     if late:
         raise RuleError(
             f"{place_of(formula)} takes {', '.join(late)} after the *; slots come before it:"
-            f" {_signature_of(formula, formula_graph, [], late)}."
+            f" {_correct_signature(formula, formula_graph, [], late)}."
         )
 
 
 def check_order(
     slots: list[str], formula: Any, formula_graph: FormulaGraph, has_gradient: bool
 ) -> None:
-    """Raise if parameters have the names of values in other places."""
+    """Raise RuleError if a positional parameter is named like the value of another position.
+
+    Args:
+        slots: The names of the values that follow `var` and `grad`, in order.
+        formula, formula_graph: The formula and its graph.
+        has_gradient: Whether the formula takes `grad` after `var`.
+    """
     names = {"var", "grad", *slots}
     expected_names = ["var", *["grad"] * has_gradient, *slots]
     for name, expected in zip(formula_graph.positional, expected_names, strict=False):
@@ -89,10 +102,10 @@ def check_order(
             )
 
 
-def _signature_of(
+def _correct_signature(
     formula: Any, formula_graph: FormulaGraph, early: list[str], late: list[str]
 ) -> str:
-    """Return a corrected signature, with `early` names after the `*` and `late` ones before it."""
+    """Return a corrected `def` line: `early` names move behind the `*`, and `late` names before it."""
     positional = [name for name in formula_graph.positional if name not in early] + late
     scalars = early + [name for name in formula_graph.scalars if name not in late]
     parameters = [*positional, *(["*"] if scalars else []), *scalars]

@@ -1,4 +1,8 @@
-"""Kernel text of all engines: formulas, their scalars, and the streams that they write."""
+"""Kernel text of all engines: formulas, their scalars, and the streams that they write.
+
+A stream is a kernel's tensor with a number for each element: the variable, its gradient, a slot or
+the copy. Streams are numbered in this order.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +85,12 @@ def join_lines(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def codecs_of(storage: Sequence[str]) -> dict[int, Codec]:
-    """Return the codecs of the encoded streams among storage types, by stream."""
+def find_codecs(storage: Sequence[str]) -> dict[int, Codec]:
+    """Return the codec of each encoded stream, by the index of the stream.
+
+    Args:
+        storage: The storage type of each stream: the name of a dtype, or of a codec.
+    """
     encoded = [k for k, name in enumerate(storage) if name not in STORAGE_NAMES.values()]
     if not encoded:
         return {}
@@ -110,7 +118,11 @@ def name_vectors(*formulas: FormulaGraph, vectors: Mapping[str, str]) -> dict[st
 
 
 def read_vectors(names: Mapping[str, str]) -> dict[str, str]:
-    """Return expressions of the values of vectors at element i of a row, by names of scalars."""
+    """Return the expression of each vector's value at element i of a row, by the names of scalars.
+
+    Args:
+        names: The names of vectors in the kernel, from `name_vectors`.
+    """
     return {name: f"{x}[i]" if x.startswith("column") else x for name, x in names.items()}
 
 
@@ -255,6 +267,11 @@ class TracedUpdate:
 
     Attributes:
         storage: Storage types of the streams; "float32" for slots that are decoded first.
+        formula: The graph of the update.
+        stages, entries, before: Names of functions and graphs of the formulas of `Update`.
+        scalar, vectors: Names in the kernel of scalars and vectors, by their names in formulas.
+        scalars: The names of scalars in formulas, in the order of a row of scalars.
+        vectors_at, width: The index of the first vector in a row of the table, and the row's length.
         blocks: Codecs of the slots in blocks of codes, by stream.
         lower: The stream with the lower bits of the variable, in `split8`; None without one.
         random_streams: The streams that random bits round, each with the index of the random
@@ -265,7 +282,7 @@ class TracedUpdate:
     """
 
     def __init__(self, update: Update) -> None:
-        codecs = codecs_of(update.storage)
+        codecs = find_codecs(update.storage)
         self.storage = tuple(
             DECODED if k in codecs else name for k, name in enumerate(update.storage)
         )
@@ -321,7 +338,7 @@ class TracedUpdate:
         return range(len(self.storage) - self.copy)
 
     def apply_stages(self, stages: Stages, value: str) -> str:
-        """Return the expression of a value after stages."""
+        """Return the expression that calls the functions of stages on `value`, one after another."""
         for name, graph in stages:
             arguments = ", ".join([value, *(self.scalar[scalar] for scalar in graph.scalars)])
             value = f"{FUNCTION_PREFIX}{name}({arguments})"
@@ -354,7 +371,10 @@ class TracedUpdate:
         return [*lines, *(f"out{index} = {result}" for index, result in enumerate(results))]
 
     def written_results(self) -> Iterator[tuple[int, int]]:
-        """Yield the index and the stream of each result that is not the value that was read."""
+        """Yield the index of each result that the update stores, and its stream.
+
+        A result that is the unchanged value of its stream is left out.
+        """
         for result in range(len(self.formula.results)):
             stream = result + (self.grad and result > 0)
             if not self.formula.passes_through(result, stream) or (self.before and result == 0):

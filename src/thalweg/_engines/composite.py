@@ -67,14 +67,19 @@ class CompositeStep:
         self.dtypes: tuple[Dtype, ...] = tuple(
             dict.fromkeys(layout.compute_dtype(var.dtype) for var in request.variables)
         )
-        self._bounds = layout.runs_of([tensor for _, part in self.parts for tensor in part.written])
+        self._bounds = layout.merge_byte_spans(
+            [tensor for _, part in self.parts for tensor in part.written]
+        )
 
     def try_rebind(self, request: StepRequest) -> bool:
-        """See `StepPlan`."""
+        """Bind all parts to the gradients of a request; return True if each part could be bound.
+
+        Otherwise, and for a plan of several rounds, return False; no part then has gradients.
+        """
         if not self.is_single or len(request.variables) != self._count:
             return False
         if all(
-            part.try_rebind(share_of(request, members), self._bounds)
+            part.try_rebind(select_members(request, members), self._bounds)
             for members, part in self.parts
         ):
             return True
@@ -120,7 +125,10 @@ class JoinedReductions:
         self.device = devices.pop() if len(devices) == 1 else None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """See `Reductions`; leaves and measures are on the host."""
+        """Return the results of all plans, joined; see `Reductions`.
+
+        Sums and peaks are a tensor if all plans are on one device. Other results are on the host.
+        """
         results = [
             (members, part.reduce(reduction, columns.of_members(members)))
             for members, part in self._parts
@@ -130,8 +138,8 @@ class JoinedReductions:
         return torch.cat([cast("Tensor", result) for _, result in results])
 
 
-def share_of(request: StepRequest, members: Sequence[int]) -> StepRequest:
-    """Return the request for the variables at the indices `members`."""
+def select_members(request: StepRequest, members: Sequence[int]) -> StepRequest:
+    """Return a request for the variables at the indices `members`, in this order."""
 
     def pick_members(per_variable: Sequence[object]) -> list[Any]:
         return [per_variable[index] for index in members]
@@ -148,7 +156,7 @@ def share_of(request: StepRequest, members: Sequence[int]) -> StepRequest:
     )
 
 
-class Staying:
+class NoTransfers:
     """A step without transfers between devices; see `offload.OffloadTransfers`.
 
     Args:
@@ -161,7 +169,7 @@ class Staying:
 
     def take_share(self, request: StepRequest, members: Sequence[int]) -> StepRequest:
         """Return the request for the variables at the indices `members`."""
-        return share_of(request, members)
+        return select_members(request, members)
 
     def wrap_part(self, members: Sequence[int], part: Part) -> Part:
         """Return the part unchanged."""

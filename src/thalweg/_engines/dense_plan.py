@@ -126,7 +126,7 @@ class DensePlan:
 
     Attributes:
         written: The tensors that the step writes; one slot for each storage of slots.
-        bounds: The sorted memory ranges that the step writes; see `layout.runs_of`.
+        bounds: The sorted memory ranges that the step writes; see `layout.merge_byte_spans`.
         is_bound: The tables have the addresses of a step's gradients.
     """
 
@@ -155,7 +155,7 @@ class DensePlan:
         self._pointers = list(map(Tensor.data_ptr, self.written))
         self._record_layouts()
         self._make_group, self._request = make_group, request._replace(gradients=())
-        self.bounds = layout.runs_of([*variables, *all_slots, *copy_tensors])
+        self.bounds = layout.merge_byte_spans([*variables, *all_slots, *copy_tensors])
         # Of variables and copies.
         self._metadata_guard = MetadataGuard()
         self._gradient_guard = MetadataGuard()

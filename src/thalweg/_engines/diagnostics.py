@@ -22,7 +22,7 @@ from torch import Tensor
 from thalweg._base.context_managers import no_grad
 from thalweg._base.device_numbers import wide_dtype, widened
 from thalweg._engines import layout, reference
-from thalweg._engines.codecs.checks import codecs_of
+from thalweg._engines.codecs.checks import list_codecs
 from thalweg._engines.codecs.records import decode_tensor
 from thalweg._engines.denormals import set_denormals
 from thalweg._engines.diagnostic_sums import sums_of_products
@@ -73,7 +73,7 @@ class VariableDiagnostics:
 
     def __init__(self, request: StepRequest, index: int, columns: Columns, stages: Stages) -> None:
         self._var, self._slots = request.variables[index], request.slots[index]
-        self._codecs = codecs_of(request.rule.codecs, self._slots)
+        self._codecs = list_codecs(request.rule.codecs, self._slots)
         self._copy = request.copies[index] if request.copies and request.from_copies else None
         self._flush = request.selection.denormals == "flush"
         self._kind = torch_dtype(layout.compute_dtype(self._var.dtype))
@@ -113,7 +113,7 @@ class VariableDiagnostics:
 
     def _momentum(self, request: StepRequest) -> Tensor | None:
         """Return the rule's momentum in the compute dtype, or None."""
-        position, sign = momentum_of(request.rule)
+        position, sign = find_momentum(request.rule)
         if position is None:
             return None
         momentum, codec = self._slots[position], self._codecs[position]
@@ -161,7 +161,7 @@ class VariableDiagnostics:
         return self._var.numel()
 
 
-def momentum_of(rule: Rule) -> tuple[int | None, int]:
+def find_momentum(rule: Rule) -> tuple[int | None, int]:
     """Return the index of the first slot marked as momentum, or None, and its sign."""
     for position, slot in enumerate(rule.element_slots):
         if slot.momentum:

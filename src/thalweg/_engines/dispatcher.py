@@ -12,13 +12,13 @@ from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._engines import cpu, cuda, layout
-from thalweg._engines.composite import CompositeStep, Part, Parts, Staying
+from thalweg._engines.composite import CompositeStep, NoTransfers, Part, Parts
 from thalweg._engines.cpu.work_table import ENTRIES
 from thalweg._engines.cuda.availability import takes_device, why_unfused
 from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.engine_selection import EngineName
 from thalweg._engines.memory_protection import check_writable
-from thalweg._engines.protocol import Gradient, StepPlan, StepRequest, in_rounds
+from thalweg._engines.protocol import Gradient, StepPlan, StepRequest, split_into_rounds
 from thalweg.errors import PerformanceWarning, warn
 from thalweg.indexed_slices import IndexedSlices
 
@@ -124,7 +124,7 @@ class Dispatcher:
         if request.rule.passes:
             return self._plan_passes(request)
         variables = request.variables
-        rounds = in_rounds(variables)
+        rounds = split_into_rounds(variables)
         # Drop plans of variables that are no longer used.
         if len(self._sparse) > 2 * len(variables) + _SPARE:
             ids = set(map(id, variables))
@@ -161,9 +161,9 @@ class Dispatcher:
             request = request._replace(short=cpu.find_short(request, engines))
         return StagedStep(request, [dispatcher.plan_step for dispatcher in dispatchers])
 
-    def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | Staying:
-        """Return the transfers of offloaded copies between devices, or `Staying`."""
-        transfers: OffloadTransfers | Staying = Staying(request)
+    def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | NoTransfers:
+        """Return the transfers of offloaded copies between devices, or `NoTransfers`."""
+        transfers: OffloadTransfers | NoTransfers = NoTransfers(request)
         pairs = zip(request.variables, request.copies or (), strict=False)
         if any(copy is not None and layout.is_far(copy, var.device) for var, copy in pairs):
             with importing:
@@ -228,7 +228,7 @@ class Dispatcher:
         number: int,
         members: Sequence[int],
         engines: Sequence[EngineKind],
-        transfers: OffloadTransfers | Staying,
+        transfers: OffloadTransfers | NoTransfers,
     ) -> Parts:
         """Return the parts of a round of distinct variables, each with indices of its variables."""
         groups: dict[tuple[EngineKind, int, torch.device | None], list[int]] = {}

@@ -241,15 +241,15 @@ def byte_span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last_offset + 1) * tensor.element_size()
 
 
-def runs_of(tensors: Sequence[Tensor]) -> Int64:
+def merge_byte_spans(tensors: Sequence[Tensor]) -> Int64:
     """Return the disjoint address ranges of tensors as start, end, start, end ..., ascending."""
     spans = np.array([byte_span(tensor) for tensor in tensors if tensor.numel()], np.int64)
     # The ranges include address 0, which gradients on the meta device have.
-    return joined([np.array([-1, 1]), spans])
+    return merge_ranges([np.array([-1, 1]), spans])
 
 
-def joined(runs: Sequence[Int64]) -> Int64:
-    """Return the union of several results of `runs_of`, in the same form."""
+def merge_ranges(runs: Sequence[Int64]) -> Int64:
+    """Return the union of several results of `merge_byte_spans`, in the same form."""
     spans = np.concatenate([run.reshape(-1, 2) for run in runs])
     spans = spans[np.argsort(spans[:, 0])]
     reach = np.maximum.accumulate(spans[:, 1])
@@ -263,7 +263,7 @@ def lie_apart(starts: Int64 | int, sizes: Int64 | int, bounds: Int64) -> bool:
 
     Args:
         starts, sizes: The addresses and the sizes in bytes.
-        bounds: Ranges as `runs_of` returns them.
+        bounds: Ranges as `merge_byte_spans` returns them.
     """
     # A range that begins inside has an odd number of bounds before its start; one that ends inside
     # or behind has more bounds before its end than before its start.

@@ -14,7 +14,7 @@ from thalweg._engines.formula_parser import bind_formula
 from thalweg.formula import Formula, narrow, wide
 
 
-def _rounded_once(function: Callable[..., float], arity: int) -> Callable[..., Any]:
+def _round_once(function: Callable[..., float], arity: int) -> Callable[..., Any]:
     """Return a double function of the C library as one of arrays, rounded once to their dtype."""
     elementwise = np.frompyfunc(function, arity, 1)
 
@@ -55,9 +55,9 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "maximum": _maximum,
     "minimum": _minimum,
     "square": square,
-    "exp": _rounded_once(libm.exp, 1),
-    "log": _rounded_once(libm.log, 1),
-    "power": _rounded_once(libm.power, 2),
+    "exp": _round_once(libm.exp, 1),
+    "log": _round_once(libm.log, 1),
+    "power": _round_once(libm.power, 2),
     "wide": wide,
     "narrow": narrow,
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
-from thalweg._engines.composite import Part, share_of
+from thalweg._engines.composite import Part, select_members
 from thalweg._engines.protocol import Call, Columns, Reduction, Results, StepRequest
 from thalweg._engines.reference import ReferencePart
 from thalweg._engines.torch_part import TorchPart
@@ -189,7 +189,7 @@ class OffloadTransfers:
 
     def take_share(self, request: StepRequest, members: Sequence[int]) -> StepRequest:
         """Return the request of some variables, which reads no copies of other devices."""
-        sub_request = share_of(request, members)
+        sub_request = select_members(request, members)
         return sub_request._replace(from_copies=False) if members[0] in self._links else sub_request
 
     def wrap_part(self, members: Sequence[int], part: Part) -> Part:

@@ -82,7 +82,7 @@ def _name_values(count: int) -> tuple[str, ...]:
 
 
 @cache
-def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
+def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
     """Return the measures of each sweep over memory, by the sweep's first measure.
 
     Consecutive measures share a sweep, unless one reads the result of another. Their formulas take
@@ -109,7 +109,7 @@ def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
     """Return the names that each sweep over memory makes, in order; () for the update."""
-    sweeps, names_by_sweep = sweeps_of(rule), list[tuple[str, ...]]()
+    sweeps, names_by_sweep = group_measures(rule), list[tuple[str, ...]]()
     for rule_pass in rule.passes:
         if isinstance(rule_pass, Pass):
             names_by_sweep.append(rule_pass.makes)
@@ -127,12 +127,12 @@ def count_read_streams(rule: Rule) -> int:
     """Return the number of tensors that the sweeps of measures read, summed over sweeps."""
     return sum(
         len({stream for measure in measures for stream in trace_formula(measure.function).streams})
-        for measures in sweeps_of(rule).values()
+        for measures in group_measures(rule).values()
     )
 
 
 @cache
-def updates_of(rule: Rule) -> tuple[Rule, ...]:
+def build_pass_updates(rule: Rule) -> tuple[Rule, ...]:
     """Return an update rule for each pass of a rule and for its update, in order.
 
     The slots of each are the values of all passes, then the slots of elements.

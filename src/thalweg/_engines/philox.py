@@ -69,7 +69,7 @@ def draw_bits(
     numbers: list[Tensor] = []
     selections: list[tuple[int, Any]] = []
     for number, origin, count in variables:
-        group, selection = _groups_of(origin, count, device)
+        group, selection = _locate_groups(origin, count, device)
         groups.append(group)
         numbers.append(torch.full_like(group, number))
         selections.append((len(group), selection))
@@ -82,7 +82,7 @@ def draw_bits(
     return torch.cat([row.reshape(-1)[selection] for row, (_, selection) in pairs])
 
 
-def _groups_of(origin: Positions, count: int, device: torch.device | str) -> tuple[Tensor, Any]:
+def _locate_groups(origin: Positions, count: int, device: torch.device | str) -> tuple[Tensor, Any]:
     """Return the groups of elements in ascending order, and the index of the elements in them."""
     if not isinstance(origin, ElementRuns):
         first = origin // GROUP

@@ -148,7 +148,7 @@ class WriteRound(NamedTuple):
     calls: list[Call]
 
 
-def in_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
+def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
     """Return the indices of first occurrences of variables, of second occurrences, and so on."""
     rounds: list[list[int]] = []
     occurrences: dict[int, int] = {}
@@ -160,7 +160,7 @@ def in_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
     return rounds
 
 
-def formula_of_rows(rule: Rule, var: Tensor) -> Formula:
+def select_row_formula(rule: Rule, var: Tensor) -> Formula:
     """Return the formula that a rule applies to the rows of a sparse gradient."""
     if rule.update_single is not None and var.shape[1:].numel() == 1:
         return rule.update_single

@@ -160,23 +160,23 @@ class ReferencePart:
         self._codecs: Sequence[Codec | None] = [None] * len(self._tensors)
         if request.rule.codecs:
             with importing:
-                from thalweg._engines.codecs.checks import codecs_of
-            self._codecs = [None, *codecs_of(request.rule.codecs, slots)]
+                from thalweg._engines.codecs.checks import list_codecs
+            self._codecs = [None, *list_codecs(request.rule.codecs, slots)]
 
     @property
     def written(self) -> list[Tensor]:
         return self._tensors if self._copy is None else [*self._tensors, self._copy]
 
     @property
-    def _staged_gradient(self) -> Gradient:
+    def _bound_gradient(self) -> Gradient:
         if self._grad is None:
             raise RuntimeError("the part is not aimed at a gradient")
         return self._grad
 
     @property
-    def _measured_values(self) -> Tensor:
+    def _gradient_values(self) -> Tensor:
         """Return the elements of the gradient; of a sparse one its values, duplicates included."""
-        return layout.as_packed(values_of(self._staged_gradient))
+        return layout.as_packed(values_of(self._bound_gradient))
 
     @property
     def _slots(self) -> list[Tensor]:
@@ -190,14 +190,14 @@ class ReferencePart:
         pairs = zip(self._codecs[1:], slots, strict=True)
         return [slot if codec is None else decode(codec, slot) for codec, slot in pairs]
 
-    def _stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
+    def _to_stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
         """Return a new value of the tensor at `index`, rounded or encoded like the tensor."""
         codec, dtype = self._codecs[index], self._tensors[index].dtype
         has_lower = any(
             slot_codec is not None and slot_codec.is_beside for slot_codec in self._codecs
         )
         if has_lower and (not index or (codec is not None and codec.is_beside)):
-            return self._part_of(value, scalars, is_lower=index > 0)
+            return self._split_weights(value, scalars, is_lower=index > 0)
         if codec is not None:
             with importing:
                 from thalweg._engines.codecs.records import encode_results
@@ -209,7 +209,7 @@ class ReferencePart:
         bits = layout.from_memory_order(self._draw_bits(index, scalars), self._tensors[0])
         return round_randomly(value, dtype, bits)
 
-    def _part_of(self, value: Tensor, scalars: Scalars, is_lower: bool) -> Tensor:
+    def _split_weights(self, value: Tensor, scalars: Scalars, is_lower: bool) -> Tensor:
         """Return the upper or lower part of split weights; see `split8`."""
         with importing:
             from thalweg._engines.codecs.records import split_tensor
@@ -226,7 +226,7 @@ class ReferencePart:
         return draw_bits([variable], step, stream, (low, high))
 
     @property
-    def _resume_at_copy(self) -> Tensor:
+    def _start(self) -> Tensor:
         """Return the variable at which the step begins; see `StepRequest.from_copies`."""
         var = self._tensors[0]
         return var if self._copy is None or not self._from_copy else resumed(var, self._copy)
@@ -239,13 +239,13 @@ class ReferencePart:
         """See `Reductions`."""
         formulas, stages = reduction.formulas, reduction.stages
         if reduction.kind == "peaks":
-            values = self._measured_values.detach()
+            values = self._gradient_values.detach()
             is_empty = not values.numel()
             return np.zeros(1) if is_empty else to_host(values.abs().max().reshape(1))
         if reduction.kind == "measures":
             return [self._reduce_lines(formulas, stages, columns)]
-        var = self._resume_at_copy
-        if not isinstance(self._staged_gradient, IndexedSlices):
+        var = self._start
+        if not isinstance(self._bound_gradient, IndexedSlices):
             scalars = columns.scalars_of(0, self._dtype)
             tensors = [var, self._apply_stages(stages, columns), *self._slots]
             flat = [layout.as_packed(tensor).reshape(-1) for tensor in tensors]
@@ -265,12 +265,12 @@ class ReferencePart:
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[Tensor]:
         """Return measures of rows, of columns or of the variable; [] without elements."""
-        var, grad = self._tensors[0], cast("Tensor", self._staged_gradient)
+        var, grad = self._tensors[0], cast("Tensor", self._bound_gradient)
         if not var.numel():
             return []
         scalars = self._scalars_of(columns)
         staged_grad = transform(stages, grad, scalars, self._flush, torch_dtype(self._dtype))
-        tensors = [self._resume_at_copy, staged_grad, *self._slots]
+        tensors = [self._start, staged_grad, *self._slots]
         view = view_of(var.shape)
         line_tensors: list[Tensor] = []
         with set_denormals(self._flush and bool(stages)):
@@ -287,7 +287,7 @@ class ReferencePart:
 
     def _apply_stages(self, stages: Stages, columns: Columns) -> Tensor:
         """Return the gradient, or the values of a sparse one, after the stages."""
-        grad = self._measured_values
+        grad = self._gradient_values
         if not stages:
             return grad
         scalars = columns.scalars_of(0, self._dtype)
@@ -298,7 +298,7 @@ class ReferencePart:
         if columns.apply_flag is not None and not columns.apply_flag:
             return []
         scalars = self._scalars_of(columns)
-        grad = self._staged_gradient
+        grad = self._bound_gradient
         with no_grad(), set_denormals(self._flush):
             if isinstance(grad, IndexedSlices):
                 return self._update_rows(grad, scalars)
@@ -310,17 +310,17 @@ class ReferencePart:
     def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
         """Return calls that copy the new values of variable, slots and copy."""
         with importing:
-            from thalweg._engines.row_updates import changed_by
+            from thalweg._engines.row_updates import find_changed
         var = self._tensors[0]
         # With stochastic rounding `before` stays float32: rounded to the nearest, it could vanish.
         dtype = torch.float32 if self._number is not None and var.dtype in REDUCED else None
         before = () if self._rule.before is None else (self._rule.before,)
-        start = transform(before, self._resume_at_copy, scalars, self._flush, dtype)
+        start = transform(before, self._start, scalars, self._flush, dtype)
         grad = transform(self._stages, grad, scalars, self._flush, torch_dtype(self._dtype))
         tensors = [start, *self._slots]
         results = _evaluate(self._rule.update, [start, grad, *tensors[1:]], scalars)
-        indices = changed_by(self._rule, self._rule.update, len(tensors))
-        values = {index: self._stored(index, results[index], scalars) for index in indices}
+        indices = find_changed(self._rule, self._rule.update, len(tensors))
+        values = {index: self._to_stored(index, results[index], scalars) for index in indices}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
@@ -329,7 +329,7 @@ class ReferencePart:
     def _update_rows(self, slices: IndexedSlices, scalars: Scalars) -> list[Call]:
         """Return calls that copy the new rows of variable, slots and copy."""
         with importing:
-            from thalweg._engines.row_updates import calls_of_rows, group_occurrences, update_rows
+            from thalweg._engines.row_updates import group_occurrences, make_row_calls, update_rows
         var, dtype = self._tensors[0], self._dtype
         values = transform(self._stages, slices.values, scalars, self._flush, var.dtype)
         gradient = values.detach().to(torch_dtype(dtype)), slices.indices.detach().long()
@@ -343,10 +343,10 @@ class ReferencePart:
             # TensorFlow adds the rows onto zeros, which takes the sign from -0.
             return torch.from_numpy(_to_numpy(torch.from_numpy(sums).to(var.dtype)) + dtype(0))
 
-        tensors = [self._resume_at_copy, *self._tensors[1:]]
+        tensors = [self._start, *self._tensors[1:]]
         evaluate = partial(_evaluate, scalars=scalars)
         updates = update_rows(self._rule, tensors, gradient, evaluate, add)
-        return calls_of_rows(self._rule, self._tensors, self._copy, self._from_copy, updates)
+        return make_row_calls(self._rule, self._tensors, self._copy, self._from_copy, updates)
 
 
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:

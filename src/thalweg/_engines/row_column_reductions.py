@@ -76,7 +76,7 @@ class TileMeasures:
         for index, view in enumerate(views):
             self._members_by_view.setdefault(view, []).append(index)
         self._blocks = [
-            [_room_for(measure, view, len(members), device) for measure in measures]
+            [_allocate_partials(measure, view, len(members), device) for measure in measures]
             for view, members in self._members_by_view.items()
         ]
         self.targets: Int64 = np.empty((len(views), len(measures)), np.int64)
@@ -107,7 +107,7 @@ class TileMeasures:
         return tensors_by_variable
 
 
-def _room_for(
+def _allocate_partials(
     measure: Measure, view: View, count: int, device: torch.device
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Return memory for partial results of a measure of `count` variables, and its `pairs_of`."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.low_precision_copies import saturated
-from thalweg._engines.protocol import Call, formula_of_rows
+from thalweg._engines.protocol import Call, select_row_formula
 from thalweg.formula import Formula, Rule
 
 Updates = Iterable[tuple[Formula, Tensor, Sequence[Tensor]]]
@@ -35,7 +35,7 @@ def update_rows(
             places; rounded like a gradient of the variable.
     """
     (values, indices), var = gradient, tensors[0]
-    formula, kind = formula_of_rows(rule, var), values.dtype
+    formula, kind = select_row_formula(rule, var), values.dtype
     rows, places = cast(Any, torch).unique(indices, return_inverse=True)
     blocks = [tensor.detach()[rows].to(kind) for tensor in tensors]
     if rule.before is not None:
@@ -56,7 +56,7 @@ def update_rows(
         yield rule.update_untouched, untouched_rows, evaluate(rule.update_untouched, inputs)
 
 
-def calls_of_rows(
+def make_row_calls(
     rule: Rule, tensors: Sequence[Tensor], copy: Tensor | None, reads_copy: bool, updates: Updates
 ) -> list[Call]:
     """Return calls that copy new rows into the tensors that formulas change, and into the copy.
@@ -70,7 +70,7 @@ def calls_of_rows(
     """
     calls: list[Call] = []
     for formula, rows, blocks in updates:
-        indices = changed_by(rule, formula, len(tensors))
+        indices = find_changed(rule, formula, len(tensors))
         pairs = [(tensors[index], blocks[index].to(tensors[index].dtype)) for index in indices]
         if copy is not None and (0 in indices or not reads_copy):
             pairs.append((copy, saturated(blocks[0].to(tensors[0].dtype), copy.dtype)))
@@ -78,7 +78,7 @@ def calls_of_rows(
     return calls
 
 
-def changed_by(rule: Rule, formula: Formula, count: int) -> list[int]:
+def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
     """Return the indices of the tensors that a formula of a rule changes.
 
     Others are not written, because the compute dtype may not hold all their bits.

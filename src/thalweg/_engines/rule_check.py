@@ -52,11 +52,11 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
     """
     try:
         first = _first_scalars(rule, hypers or {})
-        known_scalars = {**first, **_made_of_measures(rule, first)}
+        known_scalars = {**first, **_call_measure_functions(rule, first)}
         if any(slot.storage is not None for slot in rule.slots):
             with importing:
-                from thalweg._engines.codecs.rules import fault_of
-            if fault := fault_of(rule):
+                from thalweg._engines.codecs.rules import find_storage_fault
+            if fault := find_storage_fault(rule):
                 raise RuleError(f"{fault}.")
             _check_exact(rule)
         if rule.passes:
@@ -119,7 +119,7 @@ def _first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
     return known_scalars
 
 
-def _made_of_measures(rule: Rule, known_scalars: Mapping[str, Any]) -> dict[str, Any]:
+def _call_measure_functions(rule: Rule, known_scalars: Mapping[str, Any]) -> dict[str, Any]:
     """Call `per_optimizer` and `per_variable` with measures of 1; return their scalars by name.
 
     `per_variable` gets arrays over two variables, since an array over one works like a number; the

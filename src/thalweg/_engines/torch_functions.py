@@ -24,7 +24,7 @@ def torch_dtype(dtype: Dtype) -> torch.dtype:
     return torch.float64 if dtype is np.float64 else torch.float32
 
 
-def _rounded_once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _round_once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the function evaluated in the widest dtype and rounded to the promoted dtype."""
 
     def apply(*values: Tensor) -> Tensor:
@@ -62,9 +62,9 @@ TORCH: dict[str, Callable[..., Any]] = {
     "maximum": _maximum,
     "minimum": _minimum,
     "square": square,
-    "exp": _rounded_once(torch.exp),
-    "log": _rounded_once(torch.log),
-    "power": _rounded_once(torch.pow),
+    "exp": _round_once(torch.exp),
+    "log": _round_once(torch.log),
+    "power": _round_once(torch.pow),
     "wide": widened,
     "narrow": narrow,
 }

@@ -38,7 +38,7 @@ from thalweg._engines.protocol import (
 from thalweg._engines.random_bits import SCALARS
 from thalweg._engines.reduction_order import LANES, LEAF, combine_leaves, fold_lanes, leaf_counts
 from thalweg._engines.row_column_reductions import View, reduce_lines, view_of
-from thalweg._engines.row_updates import changed_by
+from thalweg._engines.row_updates import find_changed
 from thalweg._engines.torch_functions import torch_dtype, torch_evaluate, torch_transform
 from thalweg.formula import Formula, is_like_update
 from thalweg.indexed_slices import IndexedSlices, values_of
@@ -103,8 +103,11 @@ class TorchPart:
             and request.from_copies == planned_request.from_copies
             and _are_same(request.copies or (), planned_request.copies or ())
             and _are_same(request.variables, planned_request.variables)
-            and [_kind_of(request, index) for index in range(len(request.variables))]
-            == [_kind_of(planned_request, index) for index in range(len(planned_request.variables))]
+            and [_describe_tensors(request, index) for index in range(len(request.variables))]
+            == [
+                _describe_tensors(planned_request, index)
+                for index in range(len(planned_request.variables))
+            ]
         )
         if can_rebind:
             self._gradients = request.gradients
@@ -126,7 +129,7 @@ class TorchPart:
         rows = [tensor.reshape(-1) for tensor in detached]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-    def _split(self, batch: Batch, values: Tensor) -> list[Tensor]:
+    def _split_members(self, batch: Batch, values: Tensor) -> list[Tensor]:
         """Return the values of each member, in the shape of its variable."""
         if batch.is_stacked:
             return list(values.unbind(0))
@@ -163,13 +166,13 @@ class TorchPart:
                 scalars[name] = torch.stack([request.vectors[member][name] for member in members])
         return scalars
 
-    def _staged(self, batch: Batch, stages: Stages, scalars: Scalars) -> Tensor:
+    def _stage_gradients(self, batch: Batch, stages: Stages, scalars: Scalars) -> Tensor:
         """Return the gradients in the dtype of the arithmetic, after stages."""
         grads = [self._gradient(member) for member in batch.members]
         grad = self._join(batch, grads).to(self._kind(batch))
         return torch_transform(stages, grad, scalars)
 
-    def _starts(self, batch: Batch) -> Tensor:
+    def _read_variables(self, batch: Batch) -> Tensor:
         """Return the variables at which the step begins; see `StepRequest.from_copies`."""
         request = self._request
         var = self._join(batch, [request.variables[member] for member in batch.members])
@@ -194,7 +197,7 @@ class TorchPart:
             with importing:
                 from thalweg._engines.codecs.records import decode_tensor
             records = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-            slots.append(decode_tensor(codec, records, self._starts(batch)))
+            slots.append(decode_tensor(codec, records, self._read_variables(batch)))
         return slots
 
     @no_grad()
@@ -213,8 +216,8 @@ class TorchPart:
     ) -> Iterator[tuple[Any, Tensor]]:
         """Yield each formula or measure of a reduction with its values for the elements."""
         scalars = self._scalars(batch, columns)
-        staged_grad = self._staged(batch, reduction.stages, scalars)
-        tensors = [self._starts(batch), staged_grad, *self._slots(batch)]
+        staged_grad = self._stage_gradients(batch, reduction.stages, scalars)
+        tensors = [self._read_variables(batch), staged_grad, *self._slots(batch)]
         for entry in reduction.formulas:
             formula = entry.function if reduction.kind == "measures" else entry
             yield entry, values_of_measure(formula, tensors, scalars)
@@ -224,7 +227,7 @@ class TorchPart:
         values: list[list[Tensor]] = [[] for _ in self._request.variables]
         for batch in self._batches:
             for _, formula_values in self._values_of(reduction, columns, batch):
-                parts = self._split(batch, formula_values)
+                parts = self._split_members(batch, formula_values)
                 for member, part in zip(batch.members, parts, strict=True):
                     values[member].append(part.reshape(-1))
         flat = leaves_by_tensor([part for parts in values for part in parts])
@@ -270,29 +273,29 @@ class TorchPart:
         """Return calls that copy the new values of the variables of a batch, slots and copies."""
         request, rule = self._request, self._rule
         scalars = self._scalars(batch, columns)
-        grad = self._staged(batch, self._stages, scalars)
-        tensors = [self._before(batch, scalars), *self._slots(batch)]
+        grad = self._stage_gradients(batch, self._stages, scalars)
+        tensors = [self._apply_before(batch, scalars), *self._slots(batch)]
         graph = trace_formula(rule.update)
         results = torch_evaluate(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
         calls: list[Call] = []
         stored_values: dict[int, Tensor] = {}
-        for index in changed_by(rule, rule.update, len(tensors)):
+        for index in find_changed(rule, rule.update, len(tensors)):
             result = results[index]
             if graph.results[index].op in _ALIASING:
                 result = result.clone()
-            stored_values[index] = self._stored(batch, index, result, scalars)
+            stored_values[index] = self._to_stored(batch, index, result, scalars)
             columns_of = [request.variables, *zip(*request.slots, strict=True)][index]
             targets = [columns_of[member] for member in batch.members]
             calls.append(self._copy_call(batch, index, targets, stored_values[index]))
         copies = [request.copies[member] for member in batch.members] if request.copies else [None]
         if copies[0] is not None and (0 in stored_values or not request.from_copies):
-            values = saturated(stored_values.get(0, self._starts(batch)), copies[0].dtype)
+            values = saturated(stored_values.get(0, self._read_variables(batch)), copies[0].dtype)
             calls.append(self._copy_call(batch, 0, cast("list[Tensor]", copies), values))
         return calls
 
-    def _before(self, batch: Batch, scalars: Scalars) -> Tensor:
+    def _apply_before(self, batch: Batch, scalars: Scalars) -> Tensor:
         """Return the variables after the rule's `before`, in the dtype of the arithmetic."""
-        start, kind, rule = self._starts(batch), self._kind(batch), self._rule
+        start, kind, rule = self._read_variables(batch), self._kind(batch), self._rule
         if rule.before is None:
             return start.to(kind)
         moved_values = torch_transform((rule.before,), start.to(kind), scalars)
@@ -304,7 +307,7 @@ class TorchPart:
         """Return the number of the random stream of a member, and the positions of its elements."""
         return self._request.places[member] if self._request.places else (None, 0)
 
-    def _stored(self, batch: Batch, index: int, values: Tensor, scalars: Scalars) -> Tensor:
+    def _to_stored(self, batch: Batch, index: int, values: Tensor, scalars: Scalars) -> Tensor:
         """Return new values of the tensors at `index`, rounded or encoded like them."""
         codec, request = batch.codecs[index], self._request
         first = batch.members[0]
@@ -350,7 +353,7 @@ class TorchPart:
     ) -> Call:
         """Return a C function that copies values of a batch into tensors of its members."""
         if batch.codecs[index] is None:
-            parts = self._split(batch, values)
+            parts = self._split_members(batch, values)
         else:
             sizes = [target.numel() for target in targets]
             rows = torch.split(values.reshape(-1), sizes)
@@ -363,7 +366,7 @@ def _batches_of(request: StepRequest) -> Iterator[Batch]:
     """Yield batches of variables of one kind, with at most `_BATCH` elements or one variable."""
     members_by_kind: dict[Any, list[int]] = {}
     for member in range(len(request.variables)):
-        members_by_kind.setdefault(_key_of(request, member), []).append(member)
+        members_by_kind.setdefault(_make_batch_key(request, member), []).append(member)
     for members in members_by_kind.values():
         codecs = _codecs_of(request, members[0])
         batch, size = list[int](), 0
@@ -382,11 +385,11 @@ def _codecs_of(request: StepRequest, member: int) -> list[Codec | None]:
     if not request.rule.codecs:
         return [None] * (1 + len(slots))
     with importing:
-        from thalweg._engines.codecs.checks import codecs_of
-    return [None, *codecs_of(request.rule.codecs, slots)]
+        from thalweg._engines.codecs.checks import list_codecs
+    return [None, *list_codecs(request.rule.codecs, slots)]
 
 
-def _kind_of(request: StepRequest, member: int) -> list[Any]:
+def _describe_tensors(request: StepRequest, member: int) -> list[Any]:
     """Return the dtypes and shapes of the tensors of a variable."""
     copy = request.copies[member] if request.copies else None
     grad = values_of(request.gradients[member])
@@ -395,7 +398,7 @@ def _kind_of(request: StepRequest, member: int) -> list[Any]:
     return [(tensor.dtype, tensor.shape, tensor.device) for tensor in tensors]
 
 
-def _key_of(request: StepRequest, member: int) -> tuple[Any, ...]:
+def _make_batch_key(request: StepRequest, member: int) -> tuple[Any, ...]:
     """Return a key that is equal for variables of one batch."""
     var = request.variables[member]
     number = request.places[member][0] if request.places else None
@@ -406,7 +409,7 @@ def _key_of(request: StepRequest, member: int) -> tuple[Any, ...]:
         or (number is not None and not var.is_contiguous())
         or not var.numel()
     )
-    dtypes = [dtype for dtype, _, _ in _kind_of(request, member)]
+    dtypes = [dtype for dtype, _, _ in _describe_tensors(request, member)]
     has_copy = bool(request.copies) and request.copies[member] is not None
     shape = var.shape if request.vectors else None
     return (*dtypes, has_copy, number is None, shape, member if has_own_batch else None)

@@ -20,7 +20,7 @@ from thalweg._engines.protocol import (
     StepRequest,
 )
 from thalweg._engines.reduction_order import combine_leaves
-from thalweg._engines.row_updates import calls_of_rows, update_rows
+from thalweg._engines.row_updates import make_row_calls, update_rows
 from thalweg._engines.torch_functions import torch_evaluate
 from thalweg._engines.torch_part import Batch, TorchPart, leaves_by_tensor, values_of_measure
 from thalweg.formula import Formula, variable_squares
@@ -52,10 +52,10 @@ class TorchRows(TorchPart):
         if reduction.kind != "sums":
             return super().reduce(reduction, columns)
         (batch,) = self._batches
-        grad = self._staged(batch, reduction.stages, self._scalars(batch, columns))
+        grad = self._stage_gradients(batch, reduction.stages, self._scalars(batch, columns))
         sums: list[Float64] = []
         for formula in reduction.formulas:
-            source = self._starts(batch) if formula is variable_squares else grad
+            source = self._read_variables(batch) if formula is variable_squares else grad
             (leaves,) = leaves_by_tensor(
                 [values_of_measure(formula, [source, source], {}).reshape(-1)]
             )
@@ -67,7 +67,7 @@ class TorchRows(TorchPart):
         request, kind = self._request, self._kind(batch)
         scalars, var = self._scalars(batch, columns), request.variables[0]
         grad = cast("IndexedSlices", self._gradients[0])  # pyright: ignore[reportOptionalSubscript]
-        values = self._staged(batch, self._stages, scalars).view(grad.values.shape)
+        values = self._stage_gradients(batch, self._stages, scalars).view(grad.values.shape)
         gradient = values.to(var.dtype).to(kind), grad.indices.detach().long()
 
         def evaluate(formula: Formula, inputs: list[Tensor]) -> Sequence[Tensor]:
@@ -79,8 +79,8 @@ class TorchRows(TorchPart):
             sums = values.new_zeros((count, *values.shape[1:])).index_add_(0, places, values)
             return sums.to(var.dtype).to(kind)
 
-        tensors = [self._starts(batch).view(var.shape), *request.slots[0]]
+        tensors = [self._read_variables(batch).view(var.shape), *request.slots[0]]
         updates = update_rows(self._rule, tensors, gradient, evaluate, add)
         copy = request.copies[0] if request.copies else None
         tensors = [var, *request.slots[0]]
-        return calls_of_rows(self._rule, tensors, copy, request.from_copies, updates)
+        return make_row_calls(self._rule, tensors, copy, request.from_copies, updates)

@@ -170,10 +170,10 @@ def _updates_of(
 ) -> dict[int, DiagnosedUpdate]:
     """Return the measuring updates of a plan, by `id` of the groups that they replace."""
     with importing:
-        from thalweg._engines.cpu.diagnostics import diagnosed_updates
+        from thalweg._engines.cpu.diagnostics import make_diagnosed_updates
     cached = _update_cache.get(plan)
     if cached is None or cached[0] != stages:
-        cached = _update_cache[plan] = stages, diagnosed_updates(plan.groups, request, stages)
+        cached = _update_cache[plan] = stages, make_diagnosed_updates(plan.groups, request, stages)
     return cached[1]
 
 

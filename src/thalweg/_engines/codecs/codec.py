@@ -71,7 +71,7 @@ class Codec:
         return self.header_bytes + self.block
 
     def divides(self, shape: Sequence[int]) -> bool:
-        """Return True if each row of a tensor of this shape is a number of whole blocks."""
+        """Return True if each row of a tensor of this shape consists of complete blocks."""
         return self.is_beside or (bool(shape) and shape[-1] % self.block == 0)
 
     def shape_of_rows(self, shape: Sequence[int]) -> tuple[int, ...]:

@@ -86,9 +86,10 @@ def decode_numbers(codec: Codec, records: Tensor, count: int) -> Tensor:
 
 
 def encode_tensor(codec: Codec, numbers: Tensor) -> Tensor:
-    """Return the records of a tensor, a new uint8 tensor, in the order of its elements.
+    """Return the records of a tensor, a new uint8 tensor, in row-major order of its elements.
 
-    Numbers get the nearest code, but a positive number of a positive codec never becomes 0.
+    Numbers get the nearest code, but a positive number of a positive codec never becomes 0. With
+    `split8` the records are the lower bits alone.
     """
     flat = _flat(numbers)
     if codec.is_beside:
@@ -143,14 +144,14 @@ def _flat(numbers: Tensor) -> Tensor:
 
 
 def lower_of(numbers: Tensor, upper: Tensor | None = None) -> Tensor:
-    """Return the records of `split8` for numbers whose upper bits are already in bfloat16.
+    """Return the lower bits, `split8` records, of numbers whose upper bits are kept in bfloat16.
 
     torch rounds ties to even: for a tie half a place up, the restored number is a 256th too low.
 
     Args:
         numbers: The numbers.
-        upper: Optional. bfloat16 numbers, used where they are a nearest one; elsewhere, and by
-            default, the upper bits are those that torch rounds to.
+        upper: Optional. bfloat16 numbers, used where one is a nearest bfloat16 of its number;
+            elsewhere, and by default, the upper bits are those that torch rounds to.
     """
     flat = _flat(numbers)
     base = flat.to(torch.bfloat16)

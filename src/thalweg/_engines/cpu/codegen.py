@@ -161,7 +161,7 @@ class Element:
         """Return the text of the functions that the lines of an element call."""
         definitions = self.update.define_functions(FormulaWriter())
         if self.update.copy:
-            definitions |= of_copies(self.update.storage[-1], self.compute)
+            definitions |= define_copy_functions(self.update.storage[-1], self.compute)
         header = HEADER.format(literal=LITERAL, compute=self.compute)
         return header + "\n\n".join(definitions.values()) + "\n"
 
@@ -193,7 +193,10 @@ class Element:
         ]
 
     def begins_at(self, stream: int) -> str:
-        """Return an expression for the input of a stream: the loaded number, after `before`."""
+        """Return an expression of a stream's input to the formula, in the type of the arithmetic.
+
+        It is the loaded number; for the variable after `before`, if the update has it.
+        """
         if stream or not self.update.before:
             return self.load_value(stream)
         return STORAGE[self.update.storage[0]].load.format(self.prepare_variable())
@@ -267,8 +270,13 @@ def write_chunks(
     return write_threads([*read_table(element.compute), *setup], chunk)
 
 
-def of_copies(kind: str, compute: str) -> dict[str, str]:
-    """Return the functions "saturated" and "resumed" for copies of a storage type, by name."""
+def define_copy_functions(kind: str, compute: str) -> dict[str, str]:
+    """Return the source of the kernel functions "saturated" and "resumed", by name.
+
+    Args:
+        kind: The storage type of the copy.
+        compute: The type of the arithmetic.
+    """
     _, _, load, save = STORAGE[kind]
     saturated_value, loaded = "saturated(value) * one", load.format("bits")
     matches_copy = f"{save.format(saturated_value)} == bits"
@@ -298,13 +306,17 @@ def first_of(update: TracedUpdate, stream: int) -> str:
 def _update_chunk(definitions: str, element: Element) -> list[str]:
     """Return kernel lines that update elements 0 to `length` of a chunk.
 
-    They prefetch block by block if the processor has a distance for it and the formula is short, or
-    writes a copy. `definitions`: Text of the functions that the lines call.
+    The lines prefetch block by block if `Tuning.prefetch` is not 0, and the update writes a copy or
+    is slow (`_is_slow`).
+
+    Args:
+        definitions: The text of the functions that the lines call.
+        element: The writer of the update.
     """
     lines, storage = element.update_element(), element.update.storage
     distance = tuning().prefetch
     # The processor does not fetch lines ahead that are only written, such as those of a copy.
-    gains = element.update.copy or _prefetch_pays("\n".join([definitions, *lines]), len(storage))
+    gains = element.update.copy or _is_slow("\n".join([definitions, *lines]), len(storage))
     if not (distance and gains):
         return nest("for i in each(length):", lines)
     sizes = [STORAGE[kind].size for kind in storage]
@@ -320,12 +332,12 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
     return nest(f"for begin in range(0, length, {BLOCK}):", block)
 
 
-def _prefetch_pays(source: str, streams: int) -> bool:
-    """Return True if an update is faster with prefetches.
+def _is_slow(source: str, streams: int) -> bool:
+    """Return True if an update of more than two tensors divides, chooses, or calls a function.
 
     Args:
         source: The source of the update.
-        streams: The number of tensors that it reads or writes.
+        streams: The number of tensors that the update reads or writes.
     """
     # Divisions, roots and calls fill the window of the processor before it reaches the next cache
     # lines, above all at the end of a page.

@@ -37,9 +37,9 @@ from thalweg._engines.cpu.codegen_stage import StageWriter, Values
 from thalweg._engines.cpu.codegen_transpose import (
     LANES,
     SIDE,
-    put_together,
+    load_into_lanes,
     reduce_values,
-    take_apart,
+    store_from_lanes,
 )
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import LITERAL
@@ -276,7 +276,7 @@ class SmallMatrixKernel:
             name = self._reserve(f"slot_{slot.name}", count, self._array_type)
             stream = len(self._storage) + place
             lines.append(self._point_at(stream, self._lines[place], count))
-            lines += take_apart(f"x{stream}", name, (1, count), fmt.load, "")
+            lines += load_into_lanes(f"x{stream}", name, (1, count), fmt.load, "")
             self._vectors[slot.name] = values = Values(f"own_{slot.name}", axis)
             self._add_part([f"{values.at(k)} = {name}[lane + {k * LANES}]" for k in range(count)])
         return lines
@@ -295,7 +295,7 @@ class SmallMatrixKernel:
                     [f"{name}[lane + {k * LANES}] = {slot_values.at(k)}" for k in range(count)]
                 )
                 target = f"x{len(self._storage) + place}"
-                lines += put_together(name, target, (1, count), fmt.save, "")
+                lines += store_from_lanes(name, target, (1, count), fmt.save, "")
         return lines
 
     def _read_stream(self, stream: int) -> list[str]:
@@ -304,12 +304,12 @@ class SmallMatrixKernel:
         name = self._reserve(f"p{stream}", count, self._array_type)
         load = f"{STAGE_LITERAL}({STORAGE[kind].load})"
         pointer, spare = self._point_at(stream, kind, count), self._reserve_spare()
-        return [pointer, *take_apart(f"x{stream}", name, self._sides, load, spare)]
+        return [pointer, *load_into_lanes(f"x{stream}", name, self._sides, load, spare)]
 
     def _write_stream(self, stream: int) -> list[str]:
         """Return lines that transpose a stream of elements back into memory."""
         save, spare = STORAGE[self._storage[stream]].save, self._reserve_spare()
-        return put_together(f"p{stream}", f"x{stream}", self._sides, save, spare)
+        return store_from_lanes(f"p{stream}", f"x{stream}", self._sides, save, spare)
 
     def _reserve_spare(self) -> str:
         size = prod(self._sides)

@@ -16,7 +16,7 @@ SIDE = 8  # rows and columns at most: LLVM takes so many numbers apart that lie 
 LANES = 32  # matrices side by side
 
 
-def take_apart(
+def load_into_lanes(
     source: str, target: str, sides: tuple[int, int], load: str, spare: str
 ) -> list[str]:
     """Return lines that copy `count` matrices from memory into lanes.
@@ -41,12 +41,12 @@ def take_apart(
     ]
 
 
-def put_together(
+def store_from_lanes(
     source: str, target: str, sides: tuple[int, int], save: str, spare: str
 ) -> list[str]:
     """Return lines that copy `count` matrices from lanes into memory.
 
-    Arguments as those of `take_apart`: `source` names lanes, `save` is the template that stores.
+    Arguments as those of `load_into_lanes`: `source` names lanes, `save` is the template that stores.
     """
 
     def move(lanes: str) -> Callable[[str, str], str]:

@@ -91,8 +91,8 @@ def update_kernel(
         kernel = generate_blocks(update)
     elif update.traced.vectors:
         with importing:
-            from thalweg._engines.cpu.codegen_broadcast import generate_seeing
-        kernel = generate_seeing(update, name)
+            from thalweg._engines.cpu.codegen_broadcast import generate_broadcast
+        kernel = generate_broadcast(update, name)
     elif duplicates is None:
         kernel = generate_update(update, name)
     else:

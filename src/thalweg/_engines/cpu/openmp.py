@@ -83,14 +83,14 @@ def _dismiss_team() -> None:
         _fork.dismissed = pause(_SOFT) == 0
 
 
-def _in_child() -> None:
+def _record_fork() -> None:
     """Note in a forked process that the team was not dismissed; kernels then use one thread."""
     global _has_lost_team
     _has_lost_team = _has_lost_team or not _fork.dismissed
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_dismiss_team, after_in_child=_in_child)
+    os.register_at_fork(before=_dismiss_team, after_in_child=_record_fork)
 
 
 def run_on_team(address: int, argument: int, threads: int) -> None:

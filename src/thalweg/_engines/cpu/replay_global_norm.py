@@ -68,7 +68,7 @@ def sum_squares(block):
         sweep = int64_pointer(block[SWEEPS + 1] + SWEEP_BYTES * k)
         leaves, counts, places = sweep[0], int64_pointer(sweep[2]), int64_pointer(sweep[3])
         for i in range(sweep[1]):
-            squares[places[i]] = added_up(float64_pointer(leaves), counts[i], 1)
+            squares[places[i]] = add_pairwise(float64_pointer(leaves), counts[i], 1)
             leaves = leaves + 8 * counts[i]
     count = block[COUNT]
     # The tree of sums has leaves for present gradients only.
@@ -82,7 +82,7 @@ def sum_squares(block):
         for i in range(count):
             root = _f_sqrt(squares[i]) * numbers[UNSCALING]
             squares[i] = root * root
-    return added_up(squares, count, 1)
+    return add_pairwise(squares, count, 1)
 
 
 def clip(block):

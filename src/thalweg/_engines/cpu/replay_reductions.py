@@ -52,7 +52,7 @@ def set_rule_scalars(block):
         program = int64_pointer(block[PROGRAM_RECORDS] + PROGRAM * program_indices[i])
         registers = float64_pointer(program[REGISTERS])
         for k in range(measures):
-            registers[k] = added_up(float64_pointer(leaves + 8 * k), counts[i], measures)
+            registers[k] = add_pairwise(float64_pointer(leaves + 8 * k), counts[i], measures)
         for k in range(slots):
             registers[measures + k] = load_slot(program, slot_addresses[slots * i + k])
         leaves = leaves + 8 * measures * counts[i]

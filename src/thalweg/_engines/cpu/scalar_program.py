@@ -66,7 +66,7 @@ HIGHEST_FLOAT32 = 3.4028234663852886e38
 HIGHEST_FLOAT64 = 1.7976931348623157e308
 
 
-def raised(program, x, y):
+def raise_power(program, x, y):
     """Return `x` to the power of `y`; 0 below the normal numbers, but as they are in Python."""
     power, tiny = 0.0, TINY_FLOAT64
     if program[IN_FLOAT32]:
@@ -86,7 +86,7 @@ def is_finite(x):
     return 0
 
 
-def compared(operation, x, y):
+def compare(operation, x, y):
     """Return the result of a comparison, or the larger or smaller number."""
     if operation == GREATER:
         return _f_where(x > y, 1.0, 0.0)
@@ -103,7 +103,7 @@ def compared(operation, x, y):
     return _f_where(x > y, y, x)
 
 
-def computed(program, operation, x, y, z):
+def apply_operation(program, operation, x, y, z):
     """Return the result of an operation, which may read fewer numbers; conditions are 1 or 0."""
     if operation == ADD:
         return x + y
@@ -116,10 +116,10 @@ def computed(program, operation, x, y, z):
     if operation == ROOT:
         return _f_sqrt(x)
     if operation == RAISE:
-        return raised(program, x, y)
+        return raise_power(program, x, y)
     if operation == CHOOSE:
         return _f_where(x != 0.0, y, z)
-    return compared(operation, x, y)
+    return compare(operation, x, y)
 
 
 def load_number(address, kind):
@@ -144,7 +144,7 @@ def compute(program):
     for k in range(count):
         word = OPERATION * k
         x, y = registers[operations[word + 1]], registers[operations[word + 2]]
-        number = computed(program, operations[word], x, y, registers[operations[word + 3]])
+        number = apply_operation(program, operations[word], x, y, registers[operations[word + 3]])
         flags = operations[word + 5]
         if flags & ROUNDS:
             number = float64(float32(number))

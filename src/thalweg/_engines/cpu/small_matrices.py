@@ -50,7 +50,7 @@ class Work(NamedTuple):
 
 
 @cache
-def work_of(rule: Rule) -> Work | None:
+def plan_sweeps(rule: Rule) -> Work | None:
     """Return the sweeps of a rule, or None if these kernels do not support one of its passes.
 
     Each sweep computes passes over rows and columns again; measures of variables are computed once.
@@ -76,7 +76,7 @@ def work_of(rule: Rule) -> Work | None:
         ):
             scalar_names = trace_formula(rule_pass.function).scalars
             if any(
-                measure.makes in scalar_names for measure in passes if not _is_of_lines(measure)
+                measure.makes in scalar_names for measure in passes if not _reduces_lines(measure)
             ):
                 passes = _end_sweep(sweeps, passes)
             passes.append(rule_pass)
@@ -89,13 +89,13 @@ def work_of(rule: Rule) -> Work | None:
 
 def _end_sweep(sweeps: list[Any], passes: list[Measure | FusedStage]) -> list[Measure | FusedStage]:
     """Append a sweep if a pass measures variables; return the passes that the next one repeats."""
-    line_passes = list(filter(_is_of_lines, passes))
+    line_passes = list(filter(_reduces_lines, passes))
     if len(line_passes) < len(passes):
         sweeps.append((tuple(passes), []))
     return line_passes
 
 
-def _is_of_lines(rule_pass: Measure | FusedStage) -> bool:
+def _reduces_lines(rule_pass: Measure | FusedStage) -> bool:
     """Return True if a pass is not a measure of variables."""
     return isinstance(rule_pass, FusedStage) or rule_pass.over != "variable"
 
@@ -127,7 +127,7 @@ def find_short(request: StepRequest, engines: Sequence[str]) -> list[bool]:
         engines: The engine of each variable.
     """
     has_copies = any(copy is not None for copy in request.copies or ())
-    if has_copies or request.matrices or request.places or work_of(request.rule) is None:
+    if has_copies or request.matrices or request.places or plan_sweeps(request.rule) is None:
         return []
     triples = zip(request.variables, request.gradients, request.slots, strict=True)
     is_short = [
@@ -162,7 +162,7 @@ class ShortGroup(Group):
         streams = self._set_members(request, members)
         update: Any = request.rule.update
         rule: Rule = update.rule
-        work = work_of(rule)
+        work = plan_sweeps(rule)
         if work is None:
             raise TypeError(f"rule {rule.name!r} is not for these kernels")
         self._rule, self._work, self._stages = rule, work, request.stages

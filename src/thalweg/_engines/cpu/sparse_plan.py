@@ -23,7 +23,7 @@ from thalweg._engines.protocol import (
     Reduction,
     Results,
     StepRequest,
-    formula_of_rows,
+    select_row_formula,
 )
 from thalweg.formula import variable_squares
 from thalweg.indexed_slices import IndexedSlices
@@ -87,7 +87,7 @@ class RowsPlan(ABC):
         """Return the description of the update of rows with entries."""
         var_name, *other_names = self._storage_names()
         return Update(
-            formula_of_rows(self.rule, self.var),
+            select_row_formula(self.rule, self.var),
             (var_name, layout.STORAGE_NAMES[self._kind], *other_names),
             (from_zero,) if self.rule.duplicates == "sum" else (),
             entries=self.stages,

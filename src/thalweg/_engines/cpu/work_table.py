@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from thalweg._engines.array_types import Int64, numbered
+from thalweg._engines.array_types import Int64, enumerate_runs
 from thalweg._engines.random_bits import ElementRuns
 
 CHUNK = 1 << 16  # elements of a dense chunk
@@ -90,7 +90,7 @@ def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
     """Return the chunks of tensors of `sizes` elements; empty tensors have none."""
     extents = np.asarray(sizes, np.int64)
     counts = -(-extents // chunk)
-    tensor, number = numbered(counts)
+    tensor, number = enumerate_runs(counts)
     chunks = np.empty((len(tensor), 4), np.int64)
     chunks[:, 0] = tensor
     chunks[:, 1] = chunks[:, 2] = number * chunk

@@ -447,7 +447,7 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
     """
     element = Element(update.traced, Writer(compute, flush, fast))
     element.writer.has_scalar_branches = not update.traced.vectors
-    element.writer.group = share_of(update.storage)
+    element.writer.group = elements_per_load(update.storage)
     block = THREADS * element.writer.group
     return assemble_kernel(element, write_dense(element, block, f"tl.arange(0, {block})"))
 
@@ -513,7 +513,7 @@ def load_scalars(element: Element, start: str) -> list[str]:
     return [f"s{k} = {element.writer.flush_value(value)}" for k, value in enumerate(values)]
 
 
-def share_of(storage: Sequence[str]) -> int:
+def elements_per_load(storage: Sequence[str]) -> int:
     """Return how many elements a thread updates at a time: those of one load of the widest dtype.
 
     With more elements a thread needs so many registers that too few threads run at once.

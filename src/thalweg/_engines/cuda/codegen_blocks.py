@@ -14,7 +14,7 @@ from thalweg._engines.codecs.linear8 import LINEAR8
 from thalweg._engines.codecs.root8 import ROOT8
 from thalweg._engines.codecs.split8 import HALF
 from thalweg._engines.codecs.texts import codec_fields, define_codecs
-from thalweg._engines.codegen import DECODED, Field, TracedUpdate, Update, codecs_of, fill
+from thalweg._engines.codegen import DECODED, Field, TracedUpdate, Update, fill, find_codecs
 from thalweg._engines.cuda.codegen import (
     BLOCKWISE,
     THREADS,
@@ -22,7 +22,7 @@ from thalweg._engines.cuda.codegen import (
     Kernel,
     Writer,
     assemble_kernel,
-    share_of,
+    elements_per_load,
     write_dense,
 )
 from thalweg._engines.formula_graph import Node
@@ -81,7 +81,7 @@ def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
         update: The update.
         flush, fast: As for `generate_update`; with encoded slots `fast` has no effect.
     """
-    traced, are_encoded = update.traced, bool(codecs_of(update.storage))
+    traced, are_encoded = update.traced, bool(find_codecs(update.storage))
     element = _Element(traced, Writer(DECODED, flush, fast and not are_encoded))
     element.writer.has_scalar_branches = not traced.vectors
     # A test of eight needs more registers.
@@ -271,9 +271,9 @@ class _Element(Element):
 
 
 def _plain_share(update: TracedUpdate) -> int:
-    """Return `share_of` the streams that are not encoded."""
+    """Return `elements_per_load` the streams that are not encoded."""
     encoded = {*update.blocks, update.lower}
-    return share_of([name for k, name in enumerate(update.storage) if k not in encoded])
+    return elements_per_load([name for k, name in enumerate(update.storage) if k not in encoded])
 
 
 def _fill_template(template: str, codec: Codec | None = None, **fields: Field) -> list[str]:

@@ -157,7 +157,7 @@ class MeasureBuilder:
         call_args = [f"{name}_{column}" if name in self.of_columns else name for name in names]
         return f"{value_names} = element({', '.join(call_args)}, {offsets}, {length}, True)"
 
-    def kernel_of(self, template: str, threads: int, **fields: Field) -> Kernel:
+    def fill_kernel(self, template: str, threads: int, **fields: Field) -> Kernel:
         """Return the kernel of a template, filled with common fields and with `fields`."""
         sweep = self._sweep
         lines = fill(

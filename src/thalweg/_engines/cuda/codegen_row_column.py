@@ -70,7 +70,7 @@ class _Tile(RowParts):
             rows = [self.names(f"row{row}_{reduction.name}") for row in range(_ROWS_PER_PASS)]
             for names in rows:
                 lines += reduction.fold(names)
-            block_name, joined_rows = f"rows_{reduction.name}", _joined([x[0] for x in rows])
+            block_name, joined_rows = f"rows_{reduction.name}", _join_blocks([x[0] for x in rows])
             shape = f"({_ROWS_PER_PASS * self.lanes},)"
             lines.append(f"{block_name} = tl.reshape({joined_rows}, {shape})")
             lines += reduction.fold_lanes(block_name, self.lanes, _ROWS_PER_PASS)
@@ -94,11 +94,11 @@ class _Tile(RowParts):
         return lines
 
 
-def _joined(names: Sequence[str]) -> str:
+def _join_blocks(names: Sequence[str]) -> str:
     """Return the expression that joins blocks: each lane holds one number of each, in order."""
     if len(names) == 1:
         return names[0]
-    return f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
+    return f"tl.join({_join_blocks(names[::2])}, {_join_blocks(names[1::2])})"
 
 
 def _add_row(builder: MeasureBuilder, tile: _Tile, row: int) -> list[str]:
@@ -141,7 +141,7 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
             load_expression = f"load({place}, lane, count - {k * lanes}, True)"
             begin.append(f"{name}_{k} = {builder.program.read_vector(load_expression)}")
     rows = [line for row in range(_ROWS_PER_PASS) for line in _add_row(builder, tile, row)]
-    return builder.kernel_of(
+    return builder.fill_kernel(
         _MEASURE,
         threads=lanes,
         tile_rows=TILE_ROWS,

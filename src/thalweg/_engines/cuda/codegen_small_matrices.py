@@ -98,4 +98,4 @@ def generate_short(builder: MeasureBuilder, sides: tuple[int, int]) -> Kernel:
             lines.append(builder.take(k, offsets, "length", f"_{k}"))
         lines += matrix.add_row(row)
     lines += matrix.end()
-    return builder.kernel_of(_MEASURE, THREADS, size=rows * columns, each=lines)
+    return builder.fill_kernel(_MEASURE, THREADS, size=rows * columns, each=lines)

@@ -14,8 +14,8 @@ from thalweg._engines.cuda.codegen import (
     Kernel,
     Writer,
     assemble_kernel,
+    elements_per_load,
     load_scalars,
-    share_of,
 )
 
 # A program waits twice: for the index of its row, then for the row. Loads of each kind are issued
@@ -167,7 +167,7 @@ def generate_rows(
     lines = fill(
         _ROWS,
         multiple=WIDTH // min(SIZES[kind] for kind in update.storage),
-        block=threads * share_of(update.storage),
+        block=threads * elements_per_load(update.storage),
         scalars=load_scalars(element, "scalars + "),
         pointers=element.point_at_streams("base + "),
         gradient=f"tl.{update.storage[1]}",
@@ -187,7 +187,7 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
         compute, flush, fast: As for `generate_update` of `codegen`.
     """
     element = Element(update.traced, Writer(compute, flush, fast))
-    share = share_of(update.storage)
+    share = elements_per_load(update.storage)
     lines = fill(
         _UNTOUCHED,
         chunk=CHUNK,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
-from thalweg._engines.array_types import Array, Int64, numbered
+from thalweg._engines.array_types import Array, Int64, enumerate_runs
 from thalweg._engines.codegen import distinct_formulas
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK, SIZES, WIDTH
@@ -254,4 +254,4 @@ class _Leaves:
 def chunks_of(sizes: Sequence[int], chunk: int) -> Array:
     """Return the tensor index and the chunk index of each chunk, of shape (chunks, 2)."""
     counts = -(-np.asarray(sizes, np.int64) // chunk)
-    return np.stack(numbered(counts), axis=1)
+    return np.stack(enumerate_runs(counts), axis=1)

@@ -79,11 +79,11 @@ class Compiled:
         binary = compiled_for(self._kernel, aligned, architecture)
         handle = driver.load_function(binary.code, self._kernel.name, number)
         starter = driver.Starter(handle, binary.threads, binary.shared, binary.parameters, number)
-        driver.Launch(starter, (1, 1), list(map(_of_nothing, binary.names, arguments))).run()
+        driver.Launch(starter, (1, 1), list(map(_empty_argument, binary.names, arguments))).run()
         return starter
 
 
-def _of_nothing(name: str, argument: Argument) -> Argument:
+def _empty_argument(name: str, argument: Argument) -> Argument:
     """Return an argument in whose place a program finds no elements to write."""
     if isinstance(argument, Tensor):
         return torch.zeros_like(argument) if name == "sizes" else argument

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg._base.lazy import lazy
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.array_types import Array, numbered
+from thalweg._engines.array_types import Array, enumerate_runs
 from thalweg._engines.cuda.codegen import THREADS
 from thalweg._engines.cuda.host_device_mirror import send_constant
 from thalweg._engines.cuda.launch import Compiled
@@ -67,7 +67,7 @@ class Lines:
                 counts = [-(-view.matrices // THREADS) for view in views]
             else:
                 counts = [view.matrices * view.down * view.across for view in views]
-            tensor, number = numbered(np.array(counts, np.int64))
+            tensor, number = enumerate_runs(np.array(counts, np.int64))
             chunks = np.stack([np.array(indices)[tensor], number], axis=1)
             layout_chunks[layout] = send_constant(chunks, np.int32, self._device)
         return layout_chunks

@@ -12,7 +12,7 @@ from thalweg._engines import layout
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cuda import launch
-from thalweg._engines.cuda.codegen import CHUNK, SIZES, THREADS, WARP, WIDTH, share_of
+from thalweg._engines.cuda.codegen import CHUNK, SIZES, THREADS, WARP, WIDTH, elements_per_load
 from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, is_capturing, send_constant
 from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest
@@ -45,7 +45,7 @@ class RowsPart(RowsPlan):
         """Create the kernel and tables for rows with entries."""
         storage = update.storage
         threads = threads_for(self._width, storage)
-        self._blocks = -(-self._width // (threads * share_of(storage)))
+        self._blocks = -(-self._width // (threads * elements_per_load(storage)))
         self._touched = launch.update_kernel(
             update, self.compute, self._flush, self._is_fast, self.rule.duplicates, threads
         )
@@ -62,7 +62,9 @@ class RowsPart(RowsPlan):
         self._base_of_all = send_constant(self._pointers, np.int64, self._home)
         self._scalars_of_all = Rows(1, kernel, self._home)
         # No load of a thread spans two rows.
-        self._are_shares_aligned = self._is_aligned and not self._width % share_of(update.storage)
+        self._are_shares_aligned = self._is_aligned and not self._width % elements_per_load(
+            update.storage
+        )
         return kernel
 
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
@@ -140,7 +142,7 @@ class RowsPart(RowsPlan):
 def threads_for(width: int, storage: Sequence[str]) -> int:
     """Return the threads of a program that updates rows of `width` elements: no idle warps."""
     threads = WARP
-    while threads < THREADS and threads * share_of(storage) < width:
+    while threads < THREADS and threads * elements_per_load(storage) < width:
         threads *= 2
     return threads
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._engines.array_types import Int64, numbered
+from thalweg._engines.array_types import Int64, enumerate_runs
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen_measure import FAN
 from thalweg._engines.cuda.host_device_mirror import send_constant
@@ -30,7 +30,7 @@ class LaunchedTree:
         while True:
             # A tensor without leaves has a program, too, which stores 0.
             programs = np.maximum(-(-counts // FAN), 1)
-            tensor, number = numbered(programs)
+            tensor, number = enumerate_runs(programs)
             first = (np.cumsum(counts) - counts)[tensor] + FAN * number
             sizes = np.minimum(counts[tensor] - FAN * number, FAN)
             self._levels.append(
