@@ -141,7 +141,7 @@ def test_chunks_do_not_change_bits(case, dtypes, chunk, monkeypatch):
     problem = mixed(case, dtypes)
     monkeypatch.undo()
     expected = take(case, problem.copy())
-    monkeypatch.setattr(kernel_group, "chunk_of", lambda elements: chunk)
+    monkeypatch.setattr(kernel_group, "choose_chunk_size", lambda elements: chunk)
     assert_same(take(case, problem).written(), expected.written())
 
 
@@ -150,7 +150,7 @@ def test_chunks_do_not_change_bits(case, dtypes, chunk, monkeypatch):
 def test_threads_do_not_change_bits(case, dtypes, count, threads, monkeypatch):
     problem = mixed(case, dtypes)
     expected = reference(case, problem, FLUSH)
-    monkeypatch.setattr(kernel_group, "chunk_of", lambda elements: 16)
+    monkeypatch.setattr(kernel_group, "choose_chunk_size", lambda elements: 16)
     threads(count)
     assert_same(take(case, problem, FLUSH).written(), expected.written())
 

@@ -19,7 +19,6 @@ def check_value_counts(
 
     Args:
         formula: The formula, named in the error.
-        formula_graph: Its graph.
         names: The positional values after `var` and `grad`.
         results: The number of results.
         results_text: The results as the error shows them.
@@ -105,7 +104,7 @@ def check_order(
 def _correct_signature(
     formula: Any, formula_graph: FormulaGraph, early: list[str], late: list[str]
 ) -> str:
-    """Return a corrected `def` line: `early` names move behind the `*`, and `late` names before it."""
+    """Return a corrected `def` line: `early` names come after the `*`, `late` names before it."""
     positional = [name for name in formula_graph.positional if name not in early] + late
     scalars = early + [name for name in formula_graph.scalars if name not in late]
     parameters = [*positional, *(["*"] if scalars else []), *scalars]

@@ -39,7 +39,6 @@ class _Available(NamedTuple):
     """Values that a stage may take at its place among the passes of a rule.
 
     Attributes:
-        rule: The rule.
         pass_names: Names of values that earlier passes compute.
         measure_dims: "row", "column" or "variable" of each earlier measure, by name.
         scalars: Scalars of the first step by name, and 1 for earlier measures and for slots of rows
@@ -58,7 +57,6 @@ def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
     Each stage is called twice, with random matrices.
 
     Args:
-        rule: The rule.
         scalars: The scalars of the first step, by name.
     """
     vectors = (slot.name for slot in rule.shaped_slots if slot.per)
@@ -152,7 +150,6 @@ def _make_inputs(
     They are scalars, initial slots, random values of passes and measures, and random numbers.
 
     Args:
-        stage: The stage.
         sides: Rows and columns of the matrices.
         available: The values that the stage may take.
         rand: Returns random numbers from 0 to 1 of a shape; `dtype` replaces float32.

@@ -103,7 +103,6 @@ def name_scalars(*formulas: FormulaGraph, vectors: Mapping[str, str] = NONE) -> 
     """Return the names of scalars in a kernel, by their names in formulas.
 
     Args:
-        formulas: The formulas.
         vectors: Scalars that are values of a "row" or a "column"; they are left out.
     """
     names = dict.fromkeys(name for graph in formulas for name in graph.scalars)
@@ -253,7 +252,6 @@ class Measurement:
 
 
 def distinct_formulas(measures: Sequence[Measure]) -> tuple[Formula, ...]:
-    """Return the formulas of measures, each once."""
     return tuple(dict.fromkeys(measure.function for measure in measures))
 
 
@@ -271,7 +269,7 @@ class TracedUpdate:
         stages, entries, before: Names of functions and graphs of the formulas of `Update`.
         scalar, vectors: Names in the kernel of scalars and vectors, by their names in formulas.
         scalars: The names of scalars in formulas, in the order of a row of scalars.
-        vectors_at, width: The index of the first vector in a row of the table, and the row's length.
+        vectors_at, width: The index of the first vector in a row of the table, and its length.
         blocks: Codecs of the slots in blocks of codes, by stream.
         lower: The stream with the lower bits of the variable, in `split8`; None without one.
         random_streams: The streams that random bits round, each with the index of the random
@@ -338,7 +336,7 @@ class TracedUpdate:
         return range(len(self.storage) - self.copy)
 
     def apply_stages(self, stages: Stages, value: str) -> str:
-        """Return the expression that calls the functions of stages on `value`, one after another."""
+        """Return the expression that calls the functions of stages on `value`, in order."""
         for name, graph in stages:
             arguments = ", ".join([value, *(self.scalar[scalar] for scalar in graph.scalars)])
             value = f"{FUNCTION_PREFIX}{name}({arguments})"
@@ -381,7 +379,6 @@ class TracedUpdate:
                 yield result, stream
 
     def writes_copy(self) -> bool:
-        """Return True if the update writes the copy."""
         leaves_variable = self.formula.passes_through(0, 0) and not self.before
         return self.copy and not (self.from_copy and leaves_variable)
 

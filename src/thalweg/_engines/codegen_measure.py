@@ -116,7 +116,6 @@ def share_reductions(
     The indices of measures that take a reduction are stored in its `targets`.
 
     Args:
-        measures: The measures.
         make: Returns a new reduction, given the index of its formula and "sum" or "largest".
     """
     formulas = distinct_formulas(measures)

@@ -50,7 +50,6 @@ class CompositeStep:
     """A `StepPlan` of parts.
 
     Args:
-        request: The step.
         rounds: For each round its parts, each with the indices of its variables in the step.
 
     Attributes:
@@ -157,11 +156,7 @@ def select_members(request: StepRequest, members: Sequence[int]) -> StepRequest:
 
 
 class NoTransfers:
-    """A step without transfers between devices; see `offload.OffloadTransfers`.
-
-    Args:
-        request: The step.
-    """
+    """A step without transfers between devices; see `offload.OffloadTransfers`."""
 
     def __init__(self, request: StepRequest) -> None:
         self.request = request
@@ -172,5 +167,4 @@ class NoTransfers:
         return select_members(request, members)
 
     def wrap_part(self, members: Sequence[int], part: Part) -> Part:
-        """Return the part unchanged."""
         return part

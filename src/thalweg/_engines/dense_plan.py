@@ -42,7 +42,11 @@ def _ids(tensors: Sequence[Any]) -> list[int]:
 
 
 def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
-    """Return True if dense tensors of `sizes` bytes are within their storages."""
+    """Return True if dense tensors end inside their storages; a storage may have been resized.
+
+    Args:
+        sizes: The bytes of each.
+    """
     storages = map(Tensor.untyped_storage, tensors)
     if any(map(Tensor.storage_offset, tensors)):
         offsets = [int(tensor.storage_offset()) * tensor.element_size() for tensor in tensors]
@@ -51,7 +55,10 @@ def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
 
 
 def _members_by_signature(request: StepRequest) -> list[list[int]]:
-    """Return the indices of variables with elements, grouped by dtypes, device and `short`."""
+    """Return groups of indices of variables that one kernel can update; none without elements.
+
+    The variables of a group have equal dtypes of all tensors, one device, and equal `short`.
+    """
     copies = request.copies or [None] * len(request.variables)
     signatures: dict[Any, list[int]] = {}
     for index, (var, copy) in enumerate(zip(request.variables, copies, strict=True)):
@@ -64,9 +71,9 @@ def _members_by_signature(request: StepRequest) -> list[list[int]]:
 
 
 def _one_per_storage(slots: Sequence[Tensor]) -> list[Tensor]:
-    """Return one slot for each storage, which has one version counter for all its slots.
+    """Return one slot for each storage, since all slots of a storage share a version counter.
 
-    It is one with elements if possible, because an empty tensor has no address.
+    A slot with elements is preferred, because an empty tensor has no address.
     """
     blocks: dict[int, Tensor] = {}
     for slot in slots:
@@ -183,11 +190,14 @@ class DensePlan:
         self._contiguous = all(map(Tensor.is_contiguous, self.variables))
 
     def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
-        """See `StepPlan`.
+        """Bind the plan to the gradients of a request; return True if this was possible.
+
+        False means that the request differs from the plan in anything but gradients, slots and
+        titles, that memory has moved, or that a gradient has to be validated or copied.
 
         Args:
-            request: The step.
-            bounds: Memory that gradients must not overlap with, if more than the plan writes.
+            bounds: Optional. Memory that gradients must not overlap with, in place of
+                `self.bounds`.
         """
         if (
             request.rule is not self.rule
@@ -202,7 +212,10 @@ class DensePlan:
             return self._is_unmoved(request.variables) and self._bind(request.gradients, bounds)
 
     def serves(self, request: StepRequest) -> bool:
-        """Return True if this plan, bound to the request's gradients, would execute the request."""
+        """Return True if the plan has the rule, options, tensors and dtypes of a request.
+
+        The plan can then execute the request after `point_at` of its gradients.
+        """
         return (
             request.rule is self.rule
             and request.stages == self.stages
@@ -226,7 +239,7 @@ class DensePlan:
         return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
 
     def _is_unmoved(self, variables: Sequence[Tensor]) -> bool:
-        """Return True if the variables are the plan's, with unchanged addresses and layouts."""
+        """Return True if these are the plan's variables, and no written memory or layout changed."""
         if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
             return False
         try:
@@ -261,13 +274,13 @@ class DensePlan:
         return list(map(Tensor.stride, self.variables)) == self._strides
 
     def _bind(self, gradients: Sequence[Any], bounds: Int64 | None) -> bool:
-        """Write the gradients' addresses to the tables; return False if one does not fit.
+        """Bind gradients and return True, or return False if one has to be validated or copied.
 
-        The caller then plans from scratch, which copies the gradient or raises an error.
+        Addresses are written to the tables of the groups unless they are those of the last call.
         """
         try:
             if not self._gradient_guard.holds(gradients):
-                if not self._fits(gradients):
+                if not self._has_planned_gradients(gradients):
                     return False
                 self._gradient_guard = MetadataGuard(gradients)
             addresses = _addresses(gradients)
@@ -302,8 +315,8 @@ class DensePlan:
             and bool((addresses == self._gradient_addresses).all())
         )
 
-    def _fits(self, gradients: Sequence[Any]) -> bool:
-        """Return True if gradients are plain tensors with planned shapes, dtypes and strides."""
+    def _has_planned_gradients(self, gradients: Sequence[Any]) -> bool:
+        """Return True if gradients are plain tensors of the planned shapes, dtypes and strides."""
         if (
             set(map(type, gradients)) != {Tensor}
             or not all(map(eq, map(Tensor.size, gradients), self._shapes))
@@ -319,7 +332,7 @@ class DensePlan:
         return not any(map(Tensor.is_neg, gradients))
 
     def point_at(self, gradients: Sequence[Tensor]) -> None:
-        """Write addresses of gradients to the tables, without checks of strides and overlaps."""
+        """Bind gradients without checks: write their addresses to the tables of the groups."""
         self._ids = []
         addresses = _addresses(gradients)
         for group in self.groups:
@@ -337,10 +350,14 @@ class DensePlan:
         return self.groups[0].device if self.groups and len(set(self._devices)) == 1 else None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """See `Reductions`."""
+        """Return the results of a reduction for all variables; see `Reductions`.
+
+        Sums and peaks are a tensor on `device`, or an array if `device` is None. Variables without
+        elements have zeros, or no leaves and measures.
+        """
         groups = self.groups
         if reduction.kind in ("sums", "leaves"):
-            groups = self._row_major(groups, reduction.formulas)
+            groups = self._as_row_major(groups, reduction.formulas)
         results = [group.reduce(reduction, columns) for group in groups]
         if self.device is None or reduction.kind in ("leaves", "measures"):
             members = (group.members for group in groups)
@@ -366,8 +383,8 @@ class DensePlan:
             from thalweg._engines.row_major import RowMajorGroups
         return RowMajorGroups(self._request, self._make_group)
 
-    def _row_major(self, groups: Sequence[Group], formulas: Formulas) -> Sequence[Group]:
-        """Return groups whose memory has the elements that formulas read in row-major order."""
+    def _as_row_major(self, groups: Sequence[Group], formulas: Formulas) -> Sequence[Group]:
+        """Return the groups, or groups over row-major copies of tensors that `formulas` read."""
         if self.measures_in_place:
             return groups
         return self._row_major_groups.refresh(groups, self._gradients, formulas)

@@ -65,7 +65,6 @@ class VariableDiagnostics:
     """Measurements of one variable in two sweeps: the constructor's, and `finish` after the writes.
 
     Args:
-        request: The step.
         index: The index of the variable in the step.
         columns: The scalars of `stages`.
         stages: Formulas that transform the gradient before it is measured.
@@ -98,9 +97,10 @@ class VariableDiagnostics:
         return {**columns.shared[dtype], **by_variable}
 
     def _weight(self, is_pre_write: bool) -> Tensor:
-        """Return the variable's elements in the compute dtype, with all bits of a split weight.
+        """Return the variable's elements in one dimension and the compute dtype.
 
-        With `is_pre_write` it begins at a copy as the step does, and is a new tensor.
+        A split weight has all of its bits. With `is_pre_write` the result is a new tensor, and has
+        the numbers at which the step begins; see `StepRequest.from_copies`.
         """
         var = self._var.detach()
         if is_pre_write and self._copy is not None and not layout.is_far(self._copy, var.device):
@@ -124,7 +124,7 @@ class VariableDiagnostics:
     def _measure_gradient(
         self, grad: Tensor, stages: Stages, scalars: dict[str, Any], request: StepRequest
     ) -> None:
-        """Add the measurements of the gradient before and after stages."""
+        """Set the measurements of the stored gradient, and of the gradient after stages."""
         grad = grad.to(self._var.device)
         staged_grad = reference.transform(stages, grad, scalars, self._flush, self._kind)
         raw = reference.flatten_like(grad, self._var)
@@ -169,7 +169,7 @@ def find_momentum(rule: Rule) -> tuple[int | None, int]:
     return None, 1
 
 
-def combined(parts: Sequence[Measurements], sizes: Sequence[int]) -> Any:
+def combine_measurements(parts: Sequence[Measurements], sizes: Sequence[int]) -> Any:
     """Return measurements of variables of one device: (variables, len(MEASURED)) float64.
 
     A tensor on a device, an array on the CPU. A missing measurement is NaN.

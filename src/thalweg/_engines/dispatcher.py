@@ -202,7 +202,11 @@ class Dispatcher:
         return engine
 
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
-        """Return True if variable, slots and copy support access by address; warn once if not."""
+        """Return True if kernels can access a variable by address; warn once if its strides differ.
+
+        Args:
+            index: The index of the variable.
+        """
         var, grad = request.variables[index], request.gradients[index]
         copy = None if request.copies is None else request.copies[index]
         slots = layout.without_records(request.slots[index], request.rule.codecs)
@@ -230,7 +234,14 @@ class Dispatcher:
         engines: Sequence[EngineKind],
         transfers: OffloadTransfers | NoTransfers,
     ) -> Parts:
-        """Return the parts of a round of distinct variables, each with indices of its variables."""
+        """Return the parts of a round, each with the indices of its variables in the step.
+
+        Args:
+            number: The index of the round.
+            members: The indices of the round's variables, each once.
+            engines: The engine of each variable of the step.
+            transfers: The transfers of copies on other devices.
+        """
         groups: dict[tuple[EngineKind, int, torch.device | None], list[int]] = {}
         singles: list[int] = []
         for index in members:
@@ -273,7 +284,13 @@ class Dispatcher:
         return plan
 
     def _dense_plan(self, request: StepRequest, key: tuple[EngineKind, int]) -> DensePlan:
-        """Return the cached plan, if it matches and is unbound, or a new one; bind it."""
+        """Return a plan bound to the request's gradients: the cached one if it serves, else a new
+        one.
+
+        Args:
+            request: A step over dense gradients.
+            key: The engine and the offload run, under which the plan is cached.
+        """
         fitting = map(layout.with_strides_of, request.gradients, request.variables)
         request = request._replace(gradients=list(fitting))
         plan = self._dense.get(key)
@@ -334,7 +351,7 @@ def _copy_overlapping(
     slots: Sequence[Sequence[Tensor]],
     copies: Sequence[Tensor | None],
 ) -> list[Gradient]:
-    """Return the gradients; values or indices inside memory that the step writes are copied."""
+    """Return the gradients; values or indices in memory that the step writes are cloned."""
     written_tensors = [*variables, *(slot for var_slots in slots for slot in var_slots)]
     written_tensors += [copy for copy in copies if copy is not None]
     spans = sorted(

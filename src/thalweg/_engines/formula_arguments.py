@@ -30,7 +30,6 @@ def bind_arguments(
     """Return the scalars that a function of a rule takes, by name.
 
     Args:
-        rule: The rule.
         role: The attribute of the rule that is the function.
         scalars: Scalars by name.
         function: Optional. The function, if the rule has several with this role.
@@ -48,7 +47,11 @@ def bind_arguments(
 
 
 def apply_prepare(rule: Rule, hypers: Scalars) -> dict[str, Any]:
-    """Return hyperparameters, in a compute dtype, and the scalars that `prepare` computes of them.
+    """Return hyperparameters together with the scalars that the rule's `prepare` computes.
+
+    Args:
+        rule: The rule. Without `prepare` a copy of `hypers` is returned.
+        hypers: Hyperparameters by name, in a compute dtype.
 
     Raises:
         RuleError: `prepare` takes an unknown scalar, or does not return a dict.
@@ -81,7 +84,6 @@ def check_given(title: str, names: Iterable[str], scalars: Scalars, rule: Rule) 
         title: The function, as the error names it.
         names: The scalars that the function takes.
         scalars: The present scalars.
-        rule: The rule.
     """
     missing = [name for name in names if name not in scalars]
     if missing:

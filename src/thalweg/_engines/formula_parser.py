@@ -144,14 +144,14 @@ def build_graph(function: Any, is_stage: bool = False) -> FormulaGraph:
 def bind_formula(
     formula: Any, namespace: Mapping[str, Any], literal: Any, is_stage: bool = False
 ) -> Any:
-    """Return a formula as a function over an engine's functions and number type.
+    """Return a function that evaluates a formula; it returns a tuple of results.
 
-    A function keeps its file and line numbers, so that a debugger steps through its source.
+    It takes the positional values and the scalars by name. The code has the file and line numbers
+    of the formula, so that a debugger steps through its source.
 
     Args:
-        formula: The formula.
         namespace: The engine's functions by name.
-        literal: Makes a number of the type.
+        literal: Returns a number of the engine's type, given a float.
         is_stage: Whether the formula is that of a `FusedStage`.
     """
     if isinstance(formula, ComposedFormula | Composed):
@@ -187,7 +187,6 @@ def check_counts(
 
     Args:
         function: The formula, `(var, *slots)`, or `(var, grad, *slots)` if `has_gradient`.
-        formula_graph: Its graph.
         has_gradient: Whether it takes a gradient.
         slots: How many slots the rule has.
 

@@ -227,7 +227,10 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
 
     def write_helper(self, node: ast.Call, helper: types.FunctionType, result: int = 0) -> ast.expr:
-        """Return a call of a helper for the result with an index."""
+        """Return a call of the definition of a helper that returns its result at an index.
+
+        Arguments are rewritten as the numbers or conditions that the helper takes.
+        """
         name = self.helpers.name_helper(helper, result)
         self.check_count(node, helper.__code__.co_argcount)
         kinds = self.helpers.parameters[helper, result]
@@ -269,7 +272,15 @@ class FormulaRewriter(ast.NodeTransformer):
         first: ast.expr,
         move: int | None,
     ) -> None:
-        """Raise RuleError if the first result is not the name that `moved` was assigned to."""
+        """Raise RuleError if the first result is not the name that `moved` was assigned to.
+
+        Args:
+            definition: The definition of the formula, for its line number.
+            body: The rewritten assignments.
+            first: The first result, rewritten.
+            move: The index of the assignment of `moved`; `len(body)` for the result itself, None
+                for none.
+        """
         if move is None or move == len(body):
             return
         moved_name, *later_names = (cast("ast.Name", line.targets[0]).id for line in body[move:])
@@ -303,7 +314,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return False
 
     def as_number(self, expression: ast.expr) -> ast.expr:
-        """Return an expression rewritten; raise RuleError if it is a condition."""
+        """Return an expression rewritten, as a number; raise RuleError if it is a condition."""
         rewritten = self.visit(expression)
         if self.fix_kind(expression, False):
             return rewritten
@@ -319,7 +330,10 @@ class FormulaRewriter(ast.NodeTransformer):
         raise self.error_at(expression, f"`{text}` is not a condition; write `{text} != 0`.")
 
     def fix_kind(self, expression: ast.expr, is_condition: bool) -> bool:
-        """Return True if an expression has a kind; give this kind to a parameter without one."""
+        """Return True if an expression is a condition, or a number, as `is_condition` has it.
+
+        A parameter that may be either is recorded as what is expected here.
+        """
         kind = self.is_condition(expression)
         if kind is None and isinstance(expression, ast.Name):
             kind = self.conditions[expression.id] = is_condition
@@ -367,7 +381,6 @@ class FormulaRewriter(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(ast.Assign([target], value), assignment))
 
     def record_local(self, name: str, is_condition: bool | None) -> None:
-        """Record a local name, and whether it is a condition."""
         self.locals.add(name)
         self.conditions.pop(name, None)
         if is_condition is not None:
@@ -440,7 +453,6 @@ class HelperFunctions:
         self.parameters: dict[tuple[Any, int], list[bool | None]] = {}
 
     def count_results(self, helper: types.FunctionType) -> int:
-        """Return the number of results of a helper."""
         statement = parse_definition(helper).body[-1]
         value = statement.value if isinstance(statement, ast.Return) else None
         return len(value.elts) if isinstance(value, ast.Tuple) else 1

@@ -76,7 +76,6 @@ def check_memory(tensor: Tensor, subject: str, param: Tensor | None = None) -> N
     Tensors of the meta device have no memory; steps of them compute shapes alone.
 
     Args:
-        tensor: The tensor.
         subject: The tensor's name as the subject of the message.
         param: Optional. The parameter whose state has the tensor.
 
@@ -242,7 +241,11 @@ def byte_span(tensor: Tensor) -> tuple[int, int]:
 
 
 def merge_byte_spans(tensors: Sequence[Tensor]) -> Int64:
-    """Return the disjoint address ranges of tensors as start, end, start, end ..., ascending."""
+    """Return the disjoint address ranges of tensors, ascending, as an array start, end, start, end
+    ...
+
+    Ranges that overlap or touch are merged.
+    """
     spans = np.array([byte_span(tensor) for tensor in tensors if tensor.numel()], np.int64)
     # The ranges include address 0, which gradients on the meta device have.
     return merge_ranges([np.array([-1, 1]), spans])
@@ -259,11 +262,11 @@ def merge_ranges(runs: Sequence[Int64]) -> Int64:
 
 
 def lie_apart(starts: Int64 | int, sizes: Int64 | int, bounds: Int64) -> bool:
-    """Return True if ranges of memory do not overlap with the ranges of `bounds`.
+    """Return True if no range of memory overlaps with a range of `bounds`.
 
     Args:
-        starts, sizes: The addresses and the sizes in bytes.
-        bounds: Ranges as `merge_byte_spans` returns them.
+        starts, sizes: The addresses and the sizes in bytes, as arrays or as one number each.
+        bounds: A result of `merge_byte_spans`.
     """
     # A range that begins inside has an odd number of bounds before its start; one that ends inside
     # or behind has more bounds before its end than before its start.
@@ -293,7 +296,7 @@ def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
 
 
 def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
-    """Return True if tensors with overlapping spans share a byte; True if they are too large."""
+    """Return True if tensors whose spans overlap share a byte, or are too large to find out."""
     if tensor1.device != tensor2.device:
         return False
     # Elsewhere the address of a tensor is that of an object, which says nothing about its memory.
@@ -437,9 +440,8 @@ def from_memory_order(flat: Tensor, var: Tensor) -> Tensor:
     """Return elements as a view of the variable's shape.
 
     Args:
-        flat: The elements in the order of the variable's memory, or of its indices if its memory
-            has gaps.
-        var: The variable.
+        flat: The elements in the order of the variable's memory if it is dense (`is_dense`), else
+            in row-major order.
     """
     return flat.as_strided(var.shape, var.stride()) if is_dense(var) else flat.view(var.shape)
 

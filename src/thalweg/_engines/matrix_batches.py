@@ -139,14 +139,19 @@ class Batch:
                 self.pass_values[name] = list(map(empty_like_elements, variables))
 
     def matrices(self, name: str, rows: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Return the value that passes computed for some variables, (rows, *shape)."""
+        """Return a value that passes computed for some variables, (rows, *shape).
+
+        Args:
+            rows: The rows of the variables in the batch.
+            shape: The shape of one variable in the stage.
+        """
         if name in self._blocks:
             block = self._blocks[name].view(-1, *shape)
             return block if len(rows) == len(block) else block[list(rows)]
         return torch.stack([self.pass_values[name][row].reshape(shape) for row in rows])
 
     def set_pass_values(self, name: str, rows: Sequence[int], values: Tensor) -> None:
-        """Replace the value that passes computed for some variables."""
+        """Overwrite a value that passes computed, for the variables at `rows`."""
         if name in self._blocks and len(rows) == len(self.members):
             self._blocks[name].copy_(values.view(self._blocks[name].shape))
             return
@@ -158,7 +163,6 @@ class Batch:
         """Set a measured value, or a vector of rows or columns, for formulas and stages.
 
         Args:
-            name: The name of the value.
             values: (rows, ...), in the order of the variables.
             rows: The rows of the variables in the batch; None for all.
         """
@@ -171,7 +175,7 @@ class Batch:
             self.vectors[name].copy_(values)
 
     def set_slot(self, name: str, values: Tensor, rows: Sequence[int]) -> None:
-        """Set the new value of a slot of rows or columns, rounded to the dtype of the slot."""
+        """Set `new_slot_values` for the variables at `rows`, rounded to the dtype of the slot."""
         values = values.to(self.slots[name])
         if len(rows) < len(self.members):
             all_values = self.new_slot_values.get(name, self.vectors[name]).to(
@@ -186,7 +190,10 @@ class Batch:
         return tensor.untyped_storage().data_ptr() in self._memories
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
-        """Return groups of rows with equal step numbers at which a stage with a period runs."""
+        """Return groups of rows whose variables have the same step number.
+
+        Rows of variables for which a stage with this period does not run are left out.
+        """
         rows_by_step: dict[float, list[int]] = {}
         for row, count in enumerate(counts_of(columns, self.members)):
             if is_due(count, period):
@@ -220,7 +227,10 @@ class Batch:
 
 
 def sides_of(rule: Rule, shape: torch.Size) -> tuple[int, ...]:
-    """Return the shape in which stages of a rule receive a variable of a shape."""
+    """Return the shape of a variable in stages: (rows, columns), or (matrices, rows, columns).
+
+    The latter is for rules with passes over rows and columns.
+    """
     return tuple(view_of(shape)) if rule.is_of_lines else matrix_shape(shape)
 
 
@@ -252,7 +262,10 @@ def is_due(count: float, period: int) -> bool:
 
 
 def group_by_shape(rule: Rule, variables: Sequence[Tensor]) -> list[list[int]]:
-    """Return groups of positions of variables with equal matrix shape, dtype, device, order."""
+    """Return groups of positions of variables that make one `Batch`.
+
+    They have equal shapes of matrices, dtype and device, and are all contiguous, or none is.
+    """
     groups: dict[Any, list[int]] = {}
     for index, var in enumerate(variables):
         sides = sides_of(rule, var.shape)
@@ -472,7 +485,7 @@ def _call_over_arrays(
 
 
 def _piece_of(array: Any, matrices: int, first: int, size: int) -> Any:
-    """Return the part of an array for `size` matrices; the full array if it is shared by all."""
+    """Return an array's part for matrices from `first` on; the array if all matrices share it."""
     has_all_matrices = array.ndim and array.shape[1] == matrices
     return array[:, first : first + size] if has_all_matrices else array
 
@@ -484,9 +497,11 @@ def run_stage(
     columns: Columns,
     slot_of: Callable[[int, int], Tensor],
 ) -> dict[str, list[tuple[int, Tensor]]]:
-    """Run a stage over a batch, separately for variables with different step numbers if needed.
+    """Run a stage over a batch, once for each group of variables with one step number.
 
-    Store new pass values, measures, and slots of rows and columns in `batch`; write no slot.
+    Variables with different numbers share a run if the stage runs in each step and takes neither
+    the number nor random numbers. New pass values, measures, and slots of rows and columns are
+    stored in `batch`; no slot is written.
 
     Args:
         rule, stage, batch, columns, slot_of: As for `StageCall`.
@@ -524,7 +539,6 @@ def check_stage_input(
         name: The name of the input.
         pass_values: The names of values that earlier passes compute.
         scalars: The names of the scalars of the step.
-        rule: The rule.
 
     Raises:
         RuleError: The name is unknown; the message lists the known names.

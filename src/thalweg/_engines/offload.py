@@ -69,7 +69,6 @@ class OffloadLink:
     """Memory on the variable's device for transfers between a variable and its copy.
 
     Args:
-        var: The variable.
         copy: The copy on another device, which receives the values of the variable.
 
     Attributes:
@@ -88,10 +87,10 @@ class OffloadLink:
         return var is self._var and copy is self.copy and copy.dtype == self._dtype
 
     def fetch_gradient(self, grad: Any) -> Any:
-        """Start the transfer of a gradient; return the tensor on the variable's device.
+        """Start the transfer of a gradient; return its tensor on the variable's device.
 
-        The next call reuses that tensor. A sparse gradient, or one on that device, is returned
-        itself.
+        The next call reuses that tensor. A sparse gradient, and a gradient on that device, is
+        returned unchanged; for a gradient with a `Prefetch` its buffer is returned.
         """
         if isinstance(grad, IndexedSlices) or not layout.is_far(grad, self._var.device):
             return grad
@@ -170,7 +169,10 @@ class OffloadTransfers:
         self.request = request._replace(gradients=gradients, copies=copies)
 
     def _fetch_gradients(self, gradients: list[Any]) -> None:
-        """Start the transfers, run by run; replace the gradients, and record an event per run."""
+        """Start the transfers of gradients, run by run, and record CUDA events after each run.
+
+        Gradients on other devices are replaced in the list by tensors on the variables' devices.
+        """
         streams: dict[torch.device, Any] = {}
         arrivals: list[Any] = []
         for index, link in self._links.items():
@@ -193,7 +195,12 @@ class OffloadTransfers:
         return sub_request._replace(from_copies=False) if members[0] in self._links else sub_request
 
     def wrap_part(self, members: Sequence[int], part: Part) -> Part:
-        """Add the transfers of a part, whose variables belong to one run, if it has any."""
+        """Return the part with transfers of gradients and copies, or the part itself without
+        copies.
+
+        Args:
+            members: The indices of its variables in the step, all of one run.
+        """
         if members[0] not in self._links:
             return part
         sends = [
@@ -218,7 +225,6 @@ class OffloadedPart:
 
     Args:
         inner: The part that updates the variables.
-        copies: The copies.
         events: CUDA events of the transfers of gradients.
         sends: C functions that start the transfers of values to the copies.
     """

@@ -85,8 +85,8 @@ def _name_values(count: int) -> tuple[str, ...]:
 def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
     """Return the measures of each sweep over memory, by the sweep's first measure.
 
-    Consecutive measures share a sweep, unless one reads the result of another. Their formulas take
-    the values of all passes.
+    Consecutive measures share a sweep, unless one reads the result of another. The formulas of the
+    returned measures take the values of all passes, also of later ones.
     """
     sweeps: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
@@ -108,7 +108,10 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
-    """Return the names that each sweep over memory makes, in order; () for the update."""
+    """Return for each sweep over memory the names of the values that it computes, in order.
+
+    The last entry, (), is the update.
+    """
     sweeps, names_by_sweep = group_measures(rule), list[tuple[str, ...]]()
     for rule_pass in rule.passes:
         if isinstance(rule_pass, Pass):
@@ -133,9 +136,9 @@ def count_read_streams(rule: Rule) -> int:
 
 @cache
 def build_pass_updates(rule: Rule) -> tuple[Rule, ...]:
-    """Return an update rule for each pass of a rule and for its update, in order.
+    """Return a rule without passes for each `Pass` of a rule, in order, and for its update.
 
-    The slots of each are the values of all passes, then the slots of elements.
+    The slots of these rules are the values of all passes, then the rule's slots of elements.
     """
     names, updates = rule.made, list[Rule]()
     slots = (*map(Slot, names), *rule.element_slots)

@@ -60,7 +60,6 @@ def draw_bits(
     Args:
         variables: For each variable its number, the positions of its elements in the full variable,
             or that of the first of adjacent ones, and their number.
-        step: The number of the step.
         stream: The stored number of an element: 0 for the variable, 1 for its first slot ...
         key: Two words of the seed.
         device: The device of the bits.
@@ -83,7 +82,12 @@ def draw_bits(
 
 
 def _locate_groups(origin: Positions, count: int, device: torch.device | str) -> tuple[Tensor, Any]:
-    """Return the groups of elements in ascending order, and the index of the elements in them."""
+    """Return the groups of eight that contain some elements, and where the elements are in them.
+
+    Returns:
+        The numbers of the groups, ascending, and an index (a slice or a tensor) of the elements
+        among the groups' numbers in one dimension.
+    """
     if not isinstance(origin, ElementRuns):
         first = origin // GROUP
         stop = max(-(-(origin + count) // GROUP), first)

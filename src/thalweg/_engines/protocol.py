@@ -1,7 +1,8 @@
 """Protocol between a step and the engines.
 
-An engine receives a `StepRequest` and returns a `StepPlan`. Making it writes nothing. A `StepPlan`
-computes reductions, and returns the writes as functions that cannot fail or be interrupted.
+An engine receives a `StepRequest` and returns a `StepPlan`; planning writes nothing. A `StepPlan`
+computes reductions, and returns the writes as functions that cannot fail or be interrupted. A step
+that lists a variable twice has several rounds, in each of which a variable occurs once.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ class StepRequest(NamedTuple):
     """A step of one rule over variables.
 
     Attributes:
-        rule: The rule.
         stages: Formulas that transform each gradient before the rule, in the same kernel.
         variables: The variables to update. A variable that is listed twice is updated twice.
         gradients: The gradient of each variable, dense or sparse.
@@ -105,7 +105,7 @@ class Columns(NamedTuple):
         return self._replace(by_variable=by_variable)
 
     def scalars_of(self, index: int, dtype: Dtype) -> Scalars:
-        """Return the scalars of one variable with the compute dtype `dtype`, by name."""
+        """Return all scalars of the variable at `index`, by name, in the compute dtype `dtype`."""
         shared = self.shared[dtype]
         if not self.by_variable:
             return shared
@@ -115,7 +115,12 @@ class Columns(NamedTuple):
         return {**shared, **by_variable}
 
     def write_calls(self, slots: Iterable[Tensor], values: Iterable[Tensor]) -> list[Call]:
-        """Return C functions that copy values to slots, if the step is applied."""
+        """Return calls that copy values to slots; they write nothing if `apply_flag` is False.
+
+        Args:
+            slots: The tensors that are written.
+            values: The new value of each slot.
+        """
         slots, values = list(slots), list(values)
         if not slots:
             return []
@@ -149,7 +154,7 @@ class WriteRound(NamedTuple):
 
 
 def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
-    """Return the indices of first occurrences of variables, of second occurrences, and so on."""
+    """Return the indices of first occurrences of variables, of second ones, and so on."""
     rounds: list[list[int]] = []
     occurrences: dict[int, int] = {}
     for index, var in enumerate(variables):
@@ -161,7 +166,11 @@ def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
 
 
 def select_row_formula(rule: Rule, var: Tensor) -> Formula:
-    """Return the formula that a rule applies to the rows of a sparse gradient."""
+    """Return the formula that a rule applies to the rows of a sparse gradient of a variable.
+
+    It is `update_single` for rows of one element, else `update_sparse`, else `update`, as the rule
+    has them.
+    """
     if rule.update_single is not None and var.shape[1:].numel() == 1:
         return rule.update_single
     return rule.update_sparse or rule.update
@@ -202,11 +211,12 @@ class Reduction:
             raise ValueError(f"a reduction of kind {self.kind!r} is unknown; expected: {kinds}")
 
     def gather(self, count: int, parts: Iterable[tuple[Sequence[int], Results]]) -> Results:
-        """Return the results of `count` variables, on the host.
+        """Return the results of all variables on the host, from results of disjoint parts.
 
         Args:
-            count: The number of variables; those in no part have zeros, or no results.
-            parts: The indices of some of the variables, and their results.
+            count: The number of variables. A variable in no part has zeros, or no leaves and
+                measures.
+            parts: The indices of the variables of each part, and the results of the part.
         """
         if self.kind in ("sums", "peaks"):
             shape = (count, len(self.formulas)) if self.kind == "sums" else count
@@ -247,7 +257,6 @@ class Reductions(Protocol):
         """Return the results of a reduction, without waiting for the device if they stay there.
 
         Args:
-            reduction: The reduction.
             columns: The scalars of its stages and formulas.
         """
         ...

@@ -69,7 +69,12 @@ def evaluate_on(
 ) -> list[Array]:
     """Return the results of a formula over NumPy copies of tensors.
 
-    They are computed in `dtype`, by default the compute dtype of the first tensor.
+    Results have the first tensor's shape. They may be views or the copies themselves.
+
+    Args:
+        tensors: Its positional values.
+        scalars: Scalars by name, of which the formula may take a part.
+        dtype: The dtype of the arithmetic; by default the compute dtype of the first tensor.
     """
     dtype = dtype or compute_dtype(tensors[0].dtype)
     # Copies, because a result may be a parameter into which another result is stored first.
@@ -83,9 +88,14 @@ def evaluate_on(
 def _flush_results(
     formula: Formula, results: Sequence[Any], var: Array, grad_count: int
 ) -> list[Array]:
-    """Return the results as arrays of the variable's shape and dtype.
+    """Return results as arrays of the variable's shape and dtype, with denormals flushed.
 
-    Those that are not inputs are multiplied by 1, which flushes denormals that were only selected.
+    A product with 1 flushes a number that was only selected; unchanged inputs are left as they are.
+
+    Args:
+        formula, results: The formula and its results.
+        var: The first input.
+        grad_count: 1 if the second input is a gradient, which has no result; else 0.
     """
     unit, formula_graph = var.dtype.type(1), trace_formula(formula)
     arrays: list[Array] = []
@@ -191,7 +201,7 @@ class ReferencePart:
         return [slot if codec is None else decode(codec, slot) for codec, slot in pairs]
 
     def _to_stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
-        """Return a new value of the tensor at `index`, rounded or encoded like the tensor."""
+        """Return a new value of the tensor at `index` in its dtype or codec, rounded as requested."""
         codec, dtype = self._codecs[index], self._tensors[index].dtype
         has_lower = any(
             slot_codec is not None and slot_codec.is_beside for slot_codec in self._codecs
@@ -210,14 +220,14 @@ class ReferencePart:
         return round_randomly(value, dtype, bits)
 
     def _split_weights(self, value: Tensor, scalars: Scalars, is_lower: bool) -> Tensor:
-        """Return the upper or lower part of split weights; see `split8`."""
+        """Return the upper or the lower part of split weights, to be stored; see `split8`."""
         with importing:
             from thalweg._engines.codecs.records import split_tensor
         bits = None if self._number is None else self._draw_bits(0, scalars)
         return split_tensor(value, bits)[is_lower]
 
     def _draw_bits(self, stream: int, scalars: Scalars) -> Tensor:
-        """Return random bits for each element of a stored stream."""
+        """Return 16 random bits for each element; `stream` is the index of the stored tensor."""
         with importing:
             from thalweg._engines.philox import draw_bits
             from thalweg._engines.random_bits import SCALARS
@@ -236,7 +246,7 @@ class ReferencePart:
         return False
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """See `Reductions`."""
+        """Return the results of a reduction for the variable, on the host; see `Reductions`."""
         formulas, stages = reduction.formulas, reduction.stages
         if reduction.kind == "peaks":
             values = self._gradient_values.detach()
@@ -264,7 +274,7 @@ class ReferencePart:
     def _reduce_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[Tensor]:
-        """Return measures of rows, of columns or of the variable; [] without elements."""
+        """Return a tensor for each measure over rows, columns or the variable; [] without elements."""
         var, grad = self._tensors[0], cast("Tensor", self._bound_gradient)
         if not var.numel():
             return []

@@ -61,7 +61,6 @@ class TileMeasures:
 
     Args:
         views: The shapes of the variables.
-        measures: The measures.
         device: The device of the memory.
 
     Attributes:

@@ -80,7 +80,15 @@ class RowMajorGroups:
         )
 
     def _copy_if_read(self, index: int, stream: int, tensor: Tensor) -> Tensor:
-        """Return a current copy of a variable's stream, or the tensor itself if it needs none."""
+        """Return a row-major copy of a tensor with its present values, in memory that is reused.
+
+        A contiguous tensor, or one that no measure reads, is returned itself.
+
+        Args:
+            index: The index of the variable.
+            stream: The index of the tensor among variable, gradient and slots; `_COPY` for the
+                copy.
+        """
         # A step may begin at the copy of a variable, so the copy is read if the variable is.
         is_read = (_VAR if stream == _COPY else stream) in self._read
         if tensor.is_contiguous() or not is_read:

@@ -24,15 +24,18 @@ def update_rows(
     evaluate: Callable[[Formula, list[Tensor]], Sequence[Tensor]],
     add: Callable[[Tensor, Tensor, int], Tensor],
 ) -> Updates:
-    """Yield formulas with the rows that they update, and the new rows of variable and slots.
+    """Yield the new rows of variable and slots; they are computed, and not written.
+
+    Each item is a formula of the rule, the rows that it updates, and blocks (rows, ...) of their
+    new values, one for the variable and for each slot. The second item, for rows without entries,
+    occurs only if the rule has `update_untouched`.
 
     Args:
-        rule: The rule.
         tensors: The variable and its slots.
         gradient: Values in the dtype of the arithmetic, and int64 indices.
-        evaluate: Returns the results of a formula for tensors.
-        add: Returns the sums of values for each of a number of places, from values and their
-            places; rounded like a gradient of the variable.
+        evaluate: Returns the results of a formula, given the formula and its positional values.
+        add: Returns the sums of values for places 0 to `count - 1`, rounded like a gradient of the
+            variable, given the values, the place of each, and `count`.
     """
     (values, indices), var = gradient, tensors[0]
     formula, kind = select_row_formula(rule, var), values.dtype
@@ -62,7 +65,6 @@ def make_row_calls(
     """Return calls that copy new rows into the tensors that formulas change, and into the copy.
 
     Args:
-        rule: The rule.
         tensors: The variable and its slots.
         copy: The copy of the variable, if it has one.
         reads_copy: Whether a step begins at the copy.
@@ -84,8 +86,6 @@ def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
     Others are not written, because the compute dtype may not hold all their bits.
 
     Args:
-        rule: The rule.
-        formula: The formula.
         count: The number of tensors, the variable and its slots.
     """
     graph, reads_gradient = trace_formula(formula), formula is not rule.update_untouched
@@ -99,7 +99,7 @@ def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
 
 
 def group_occurrences(places: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield the positions of first, second, ... occurrences of `count` places."""
+    """Yield the positions of all first occurrences of places, of second ones, and so on."""
     order = torch.argsort(places, stable=True)
     ones = torch.ones_like(places)
     counts = places.new_zeros(count).index_add_(0, places, ones)

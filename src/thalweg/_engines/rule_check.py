@@ -41,7 +41,6 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
     matrices.
 
     Args:
-        rule: The rule.
         hypers: Hyperparameters by name. Others have their defaults, as have those that are not
             plain numbers, such as schedules and callables.
 
@@ -152,7 +151,6 @@ def _call_on_host(
     """Return the dict that a host function of the rule returns; raise a RuleError if it fails.
 
     Args:
-        rule: The rule.
         function: The function, called with those of `known_scalars` that it has parameters for.
         role: The function's name in the rule, for errors.
         known_scalars: Scalars by name.

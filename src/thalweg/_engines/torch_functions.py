@@ -94,7 +94,6 @@ def torch_evaluate(
     """Return the results of a formula over tensors of any device.
 
     Args:
-        formula: The formula.
         tensors: Its streams; the dtype of the first is that of the arithmetic.
         scalars: Its scalars by name.
         dtype: Optional. The dtype of the results, by default that of the arithmetic.

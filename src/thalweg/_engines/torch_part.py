@@ -73,9 +73,6 @@ class TorchPart:
     """Plan for distinct variables of one device with dense gradients; a `Part` of a step.
 
     New values are separate tensors of the device. The returned calls copy them.
-
-    Args:
-        request: The step.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -138,7 +135,6 @@ class TorchPart:
         return [row.view(shape) for row, shape in zip(rows, shapes, strict=True)]
 
     def _kind(self, batch: Batch) -> torch.dtype:
-        """Return the dtype of the arithmetic."""
         return torch_dtype(compute_dtype(self._request.variables[batch.members[0]].dtype))
 
     def _scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
@@ -423,7 +419,6 @@ def values_of_measure(formula: Formula, tensors: Sequence[Tensor], scalars: Scal
     """Return the values of a measure's formula for each element, in the widest dtype.
 
     Args:
-        formula: The formula.
         tensors: Variable, gradient in the dtype of the arithmetic, and slots.
         scalars: The scalars by name.
     """

@@ -71,7 +71,6 @@ class TorchRows(TorchPart):
         gradient = values.to(var.dtype).to(kind), grad.indices.detach().long()
 
         def evaluate(formula: Formula, inputs: list[Tensor]) -> Sequence[Tensor]:
-            """Return the results of a formula."""
             return torch_evaluate(formula, inputs, scalars)
 
         def add(values: Tensor, places: Tensor, count: int) -> Tensor:

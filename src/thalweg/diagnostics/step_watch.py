@@ -16,7 +16,7 @@ from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.gradient_transforms import GradientTransforms, before_norms
 from thalweg._engines.cpu.kernel_group import Group as CpuGroup
 from thalweg._engines.dense_plan import DensePlan
-from thalweg._engines.diagnostics import MEASURED, VariableDiagnostics, combined
+from thalweg._engines.diagnostics import MEASURED, VariableDiagnostics, combine_measurements
 from thalweg._engines.protocol import Columns, Stages, StepPlan, StepRequest, WriteRound
 from thalweg.diagnostics.table import Flags, Parameters, Table, columns_of, flags_of
 
@@ -181,7 +181,9 @@ def _combine_all(measurements: Sequence[VariableDiagnostics]) -> tuple[Any, Flag
     """Return the reductions of all variables and their flags."""
     reductions = [measurement.finish() for measurement in measurements]
     flags = np.array([[name in values for name in MEASURED] for values in reductions])
-    return combined(reductions, [measurement.size for measurement in measurements]), flags
+    return combine_measurements(
+        reductions, [measurement.size for measurement in measurements]
+    ), flags
 
 
 def _fetch(value: Any) -> Fetch:

@@ -51,7 +51,6 @@ def dithers_of(
 
     Args:
         count: The number of elements.
-        step: The number of the step.
         origin: The positions of the elements in the full parameter.
         device: The device of the dithers.
     """

@@ -109,7 +109,6 @@ def encode_positive(number, scale):
 
 
 def decode_positive(code, scale):
-    """Return the nonnegative number of a code."""
     count = power_below(code + 1.0)
     share = number_at(code + 1.0 - count, end_of(count, 128.0), count)
     return where(code < 1, 0.0, where(code > 254.5, 1.0, share)) * scale

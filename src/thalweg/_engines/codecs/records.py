@@ -46,7 +46,6 @@ def encode_numbers(codec: Codec, numbers: Tensor, dithers: Tensor | None = None)
     """Return the records of numbers, of shape (codec.bytes_of(len(numbers)),).
 
     Args:
-        codec: The codec.
         numbers: Float32 numbers in one dimension.
         dithers: The dither of each number, from `dithers_of`; None for the nearest codes.
     """
@@ -104,8 +103,6 @@ def encode_results(
     """Return the records of numbers that a step has computed, those of several slots joined.
 
     Args:
-        codec: The codec.
-        numbers: The numbers.
         scalars: The scalars of the step; the dithers depend on its number, if it has one.
         places: For each slot, its size and the positions of its elements in the full parameter.
     """
@@ -118,8 +115,6 @@ def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
     """Return the numbers of records, a new float32 tensor of the variable's shape and device.
 
     Args:
-        codec: The codec.
-        records: The records.
         var: The variable; for `split8` the bfloat16 that has the upper bits.
     """
     records = records.detach().contiguous().view(-1)
@@ -132,7 +127,6 @@ def split_tensor(numbers: Tensor, bits: Tensor | None = None) -> tuple[Tensor, T
     """Return a bfloat16 tensor of the upper bits of numbers, and the records of `split8`.
 
     Args:
-        numbers: The numbers.
         bits: Random bits for each number, as for `split_numbers`.
     """
     upper, codes = split_numbers(_flat(numbers), bits)
@@ -149,7 +143,6 @@ def lower_of(numbers: Tensor, upper: Tensor | None = None) -> Tensor:
     torch rounds ties to even: for a tie half a place up, the restored number is a 256th too low.
 
     Args:
-        numbers: The numbers.
         upper: Optional. bfloat16 numbers, used where one is a nearest bfloat16 of its number;
             elsewhere, and by default, the upper bits are those that torch rounds to.
     """

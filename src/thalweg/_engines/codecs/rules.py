@@ -45,7 +45,7 @@ def find_storage_fault(rule: Rule) -> str:
 
 
 def _line_formulas(rule: Rule) -> Iterator[tuple[str, Any, list[str]]]:
-    """Yield name, formula and input names of each measure that kernels reduce over rows or columns."""
+    """Yield name, formula and input names of measures that kernels reduce over rows or columns."""
     slots, made = [slot.name for slot in rule.element_slots], list[str]()
     for rule_pass in rule.passes:
         if isinstance(rule_pass, Measure):

@@ -220,7 +220,6 @@ class Element:
         return STORAGE[self.update.storage[stream]].load.format(f"p{stream}[i]")
 
     def store_value(self, stream: int, value: str) -> str:
-        """Return a statement that stores an expression in a stream."""
         return f"p{stream}[i] = {STORAGE[self.update.storage[stream]].save.format(value)}"
 
     def store_copy(self, value: str) -> str:

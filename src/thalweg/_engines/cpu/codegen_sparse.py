@@ -66,7 +66,6 @@ class _Row(Element, ABC):
         return f"p{stream} = {fmt.pointer}({address})"
 
     def entry_address(self) -> str:
-        """Return an expression for the address of the numbers of `entry`."""
         return f"base[1] + entry * width * {STORAGE[self.update.storage[1]].size}"
 
     def entry_value(self, numbers: str) -> str:

@@ -46,7 +46,11 @@ def store_from_lanes(
 ) -> list[str]:
     """Return lines that copy `count` matrices from lanes into memory.
 
-    Arguments as those of `load_into_lanes`: `source` names lanes, `save` is the template that stores.
+    Args:
+        source: The name of the lanes.
+        target: The name of a pointer to the first matrix.
+        sides, spare: As for `load_into_lanes`.
+        save: The template that converts a number to the stored type.
     """
 
     def move(lanes: str) -> Callable[[str, str], str]:
@@ -100,7 +104,6 @@ def reduce_values(measure: Measure, values: str, sides: tuple[int, int]) -> list
     """Return expressions that reduce the values of a matrix.
 
     Args:
-        measure: The measure.
         values: The prefix of the names of values, before the index of the element.
         sides: Rows and columns.
 

@@ -80,7 +80,6 @@ def make_diagnosed_updates(
 
     Args:
         groups: The groups of a plan.
-        request: The step of the plan.
         measured_stages: The stages applied to gradients before they are measured.
     """
     updates: dict[int, DiagnosedUpdate] = {}

@@ -80,7 +80,6 @@ def update_kernel(
     """Return the compiled kernel of an update, from memory, disk or LLVM.
 
     Args:
-        update: The update.
         compute: The type of the arithmetic.
         duplicates: How several entries of a row are treated, if the gradient is sparse.
     """

@@ -40,10 +40,10 @@ def _find_runtime() -> ctypes.CDLL | None:
 
 @cache
 def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
-    """Return `GOMP_parallel` of torch's OpenMP runtime, or None if it has none.
+    """Return `GOMP_parallel` of torch's OpenMP runtime, or None if it has no such function.
 
-    Warns:
-        PerformanceWarning: It has none, and torch has several threads; warned once.
+    Warns: PerformanceWarning: There is none, and torch has several threads; warned once per
+    process.
     """
     runtime = _find_runtime()
     if runtime is None:
@@ -84,7 +84,7 @@ def _dismiss_team() -> None:
 
 
 def _record_fork() -> None:
-    """Note in a forked process that the team was not dismissed; kernels then use one thread."""
+    """Record in a forked process that the team was not dismissed; kernels then use one thread."""
     global _has_lost_team
     _has_lost_team = _has_lost_team or not _fork.dismissed
 

@@ -78,7 +78,6 @@ def common_kind(a: Kind, b: Kind) -> Kind:
 
 
 def pointer_to(kind: Kind) -> Kind:
-    """Return the kind of pointers to numbers of a kind."""
     return Kind(kind.llvm.as_pointer(), item=kind)
 
 
@@ -86,7 +85,6 @@ class Code:
     """Writer of the instructions of one function.
 
     Args:
-        name: The name of the function.
         halves: Whether the processor has instructions for float16.
         words: The number of int64 parameters of a function that returns an int64; 0 for a function
             that takes an address and returns nothing.
@@ -569,7 +567,6 @@ def _fpcr(code: Code, value: Any = None) -> Any:
 
 
 def _switch_flags(code: Code, is_flushing: Any, previous_flags: Any, bits: int) -> Any:
-    """Return the previous flags with `bits` on or off."""
     write, kind = code.builder, previous_flags.type
     all_bits = (1 << kind.width) - 1
     flushing_flags = write.or_(previous_flags, ir.Constant(kind, bits))

@@ -57,9 +57,10 @@ def factor_of(norm, limit, epsilon, unit, is_torchs):
 
 
 def sum_squares(block):
-    """Return the sum of the squares of all present gradients, and store the sum of each.
+    """Return the sum of squares of all present gradients; store that of each in SQUARES.
 
-    The kernels of SWEEPS must have measured the gradients.
+    The kernels of SWEEPS must have measured the gradients before. Gradients of which the flag is 0
+    are left out: the sums of the others move to the front.
     """
     numbers, squares = float64_pointer(address_of(block)), float64_pointer(block[SQUARES])
     for i in range(block[COUNT]):
@@ -86,9 +87,9 @@ def sum_squares(block):
 
 
 def clip(block):
-    """Compute the factor and store it in NORM, FACTOR and the scalars of kernels.
+    """Compute the factor, store it in NORM, FACTOR and the scalars of kernels, and set HAS_FACTOR.
 
-    Set HAS_FACTOR to 0 and store nothing if a number is out of range, such as NaN.
+    If a number is out of range, such as NaN, only HAS_FACTOR, then 0, and SQUARES are written.
     """
     numbers = float64_pointer(address_of(block))
     squares = sum_squares(block)

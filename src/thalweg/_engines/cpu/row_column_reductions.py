@@ -58,10 +58,13 @@ class Lines:
             self._bases[key] = np.hstack([addresses, self._sides])
         return self._bases[key]
 
-    def _buffers_for(
+    def _allocate_buffers(
         self, kernel: Compiled, measures: tuple[Measure, ...]
     ) -> tuple[TileMeasures, Int64]:
-        """Return cached tile results and fixed columns; new memory would cause page faults."""
+        """Return memory for tile results, and the table's columns after the addresses of streams.
+
+        Both are cached by `measures`: new memory would cause page faults in each step.
+        """
         if measures not in self._buffers:
             tiles = TileMeasures(self._views, measures, torch.device("cpu"))
             fixed_columns = np.hstack([self.base_of(kernel.vectors), self._tiles, tiles.targets])
@@ -80,12 +83,11 @@ class Lines:
 
         Args:
             kernel: From `launch.lines_kernel`.
-            measures: The measures.
             streams: (variables, streams) addresses; the caller keeps that memory alive.
             scalars: The scalars by name: a number for all variables, or an array of one for each.
             flush: Whether denormals count as zero.
         """
-        tiles, fixed_columns = self._buffers_for(kernel, measures)
+        tiles, fixed_columns = self._allocate_buffers(kernel, measures)
         base = np.concatenate((streams, fixed_columns), axis=1)
         rows = scalar_rows(kernel.scalars, scalars)
         block = np.array(
@@ -107,9 +109,13 @@ class Lines:
 
 
 def _cut_tiles(index: int, view: View) -> Int64:
-    """Return the tiles of a variable in slices: (slices, 3): index of variable, first tile, end.
+    """Return the slices of a variable's tiles that a thread takes at once.
 
-    Tiles of one band are in one slice, or in few, so that memory is read in order.
+    The tiles of a band, which has `TILE_ROWS` rows, are in one slice, or in a few, so that memory
+    is read in order.
+
+    Returns:
+        (slices, 3) int64: the index of the variable, the first tile, and the end of the tiles.
     """
     bands, pieces = view.matrices * view.down, -(-view.across // WIDE)
     size = min(view.rows, TILE_ROWS) * min(view.columns, TILE_COLUMNS)

@@ -52,7 +52,7 @@ BOTH = 11
 EQUAL = 12
 AT_LEAST = 13
 
-NONE = -1  # in place of a register: somebody else sets the scalar
+NONE = -1  # in place of a register: other code sets the scalar
 
 # Kinds of numbers in memory.
 FLOAT32 = 4
@@ -67,7 +67,10 @@ HIGHEST_FLOAT64 = 1.7976931348623157e308
 
 
 def raise_power(program, x, y):
-    """Return `x` to the power of `y`; 0 below the normal numbers, but as they are in Python."""
+    """Return `x` to the power of `y`.
+
+    A result below the normal numbers of its type becomes 0, unless the numbers are Python's.
+    """
     power, tiny = 0.0, TINY_FLOAT64
     if program[IN_FLOAT32]:
         power = float64(call_float32(program[POWER], x, y))
@@ -87,7 +90,7 @@ def is_finite(x):
 
 
 def compare(operation, x, y):
-    """Return the result of a comparison, or the larger or smaller number."""
+    """Return 1 or 0 for a comparison; for EITHER the larger number, for BOTH the smaller one."""
     if operation == GREATER:
         return _f_where(x > y, 1.0, 0.0)
     if operation == AT_LEAST:
@@ -104,7 +107,7 @@ def compare(operation, x, y):
 
 
 def apply_operation(program, operation, x, y, z):
-    """Return the result of an operation, which may read fewer numbers; conditions are 1 or 0."""
+    """Return the result of an operation on its first operands; a comparison gives 1 or 0."""
     if operation == ADD:
         return x + y
     if operation == SUBTRACT:
@@ -123,7 +126,6 @@ def apply_operation(program, operation, x, y, z):
 
 
 def load_number(address, kind):
-    """Return the number at an address as float64."""
     if kind == FLOAT32:
         return float64(float32_pointer(address)[0])
     if kind == INT64:
@@ -132,9 +134,10 @@ def load_number(address, kind):
 
 
 def compute(program):
-    """Load the inputs and run the operations of a program; its registers change.
+    """Load the inputs of a program into registers, and run its operations, which set registers.
 
-    Returns 1 where a number would be an error in Python: one that is not finite. Else 0.
+    Returns 0; or 1, and stops, if OF_PYTHON is set and a result without MAY_BE_ANY is not finite,
+    because Python would raise an error.
     """
     registers = float64_pointer(program[REGISTERS])
     inputs = int64_pointer(program[INPUTS + 1])
@@ -155,9 +158,9 @@ def compute(program):
 
 
 def store_rows(program, first, rows):
-    """Store the scalars of a program in rows of a kernel's table; others keep their values.
+    """Store the scalars of a program in rows of a kernel's table; scalars without register stay.
 
-    Returns 1, and stores none, where a scalar is too large for the type of the table. Else 0.
+    Returns 0; or 1, and stores nothing, if OF_PYTHON is set and a scalar overflows float32.
     """
     registers, narrow = float64_pointer(program[REGISTERS]), program[STORED_FLOAT32]
     names, length = int64_pointer(program[NAMES + 1]), program[NAMES]
@@ -181,7 +184,7 @@ def store_rows(program, first, rows):
 def run(program):
     """Compute the scalars of a program and store them in all of its rows.
 
-    Returns 1, and stores none, where a number would be an error in Python. Else 0.
+    Returns 0; or 1, and stores nothing, if `compute` or `store_rows` returns 1.
     """
     if compute(program):
         return 1

@@ -38,18 +38,14 @@ class _Scratch:
 
 
 def _count_places(count: int) -> int:
-    """Return the length of a hash table for so many entries."""
+    """Return the length of the hash table for `count` entries, a power of two."""
     # A longer table has fewer collisions, but takes longer to clear.
     room = 1 << max(count - 1, 0).bit_length()
     return max(2 * room, min(8 * room, _HASH))
 
 
 class SparsePlan(RowsPlan):
-    """CPU kernels for the rows that a gradient names, and for the others if the rule updates them.
-
-    Args:
-        request: The step.
-    """
+    """CPU kernels for the rows that a gradient names, and for the others if the rule updates them."""
 
     def __init__(self, request: StepRequest) -> None:
         super().__init__(request)
@@ -71,7 +67,7 @@ class SparsePlan(RowsPlan):
         self._gaps: tuple[Table, Array] | None = None  # the rows that no index names
 
     def _argument_block(self) -> Int64:
-        """Return the kernel's argument block; entries 0 and 13 are counters of its threads."""
+        """Return the kernel's 14 argument words; its threads increment words 0 and 13."""
         argument = np.zeros(14, np.int64)
         argument[5] = self._width
         argument[9] = self._base.ctypes.data

@@ -127,7 +127,7 @@ class RowsPlan(ABC):
             return False
 
     def _matches_request(self, request: StepRequest) -> bool:
-        """Return True if rule, stages, variable and options of a step are those of the plan."""
+        """Return True if rule, stages, variable, copy and options are those of the plan."""
         if (
             request.rule is not self.rule
             or request.stages != self.stages
@@ -152,11 +152,15 @@ class RowsPlan(ABC):
         )
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """See `Part`. Return False, without an error, if the step must be validated."""
+        """Bind the plan to the gradient of a request; return True if this was possible.
+
+        False means that the step must be validated: something else differs, or the gradient is
+        invalid or overlaps with memory in `bounds`, which is a result of `layout.merge_byte_spans`.
+        """
         return self._matches_request(request) and self._bind_gradient(request.gradients[0], bounds)
 
     def _bind_gradient(self, grad: Any, bounds: Int64) -> bool:
-        """Use a gradient if it is valid and apart from all written memory; return if it was."""
+        """Bind a gradient; return False if it is invalid or overlaps with memory in `bounds`."""
         try:
             values_with_indices = values_and_indices(grad)
             if values_with_indices is None:
@@ -186,8 +190,7 @@ class RowsPlan(ABC):
         )
 
     def _is_readable(self, tensor: Tensor) -> bool:
-        """True if a tensor is on the plan's device, allocated, contiguous, aligned and not
-        negated."""
+        """Return True if kernels can read a tensor of the plan's device at its address."""
         return (
             tensor.get_device() == self._device
             and tensor.is_contiguous()
@@ -200,11 +203,11 @@ class RowsPlan(ABC):
 
     @abstractmethod
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
-        """Use readable values and indices; return False if an index is out of range."""
+        """Bind valid entries; return False if an index is out of range, or there are too many."""
 
     @abstractmethod
     def point_at(self, slices: IndexedSlices) -> None:
-        """Use a gradient of the variable's row shape; values and indices are packed if needed.
+        """Bind a gradient with the row shape of the variable, copied if kernels cannot read it.
 
         Raises:
             InvalidArgumentError: An index is out of range.
@@ -251,5 +254,4 @@ class RowsPlan(ABC):
         """See `Part`."""
 
     def release_gradients(self) -> None:
-        """Release the gradient."""
         self._values = None

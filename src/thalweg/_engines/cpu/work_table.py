@@ -54,7 +54,7 @@ class Table:
         self._address = argument.ctypes.data
 
     def fill_argument(self, scalars: npt.NDArray[np.floating], flush: bool) -> int:
-        """Aim the argument block at `scalars`, with a ticket counter of 0; return its address.
+        """Point the argument block at `scalars`, set `flush` and a ticket of 0; return its address.
 
         The scalars are not copied: the caller keeps the array alive until the launch is done.
         """
@@ -101,12 +101,15 @@ def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
 def cut_at_runs(
     chunks: Int64, origins: Int64, runs: Sequence[ElementRuns | None]
 ) -> tuple[Int64, Int64]:
-    """Return chunks of adjacent elements, and the position of the first element of each.
+    """Divide chunks so that the elements of each have adjacent positions in the full variable.
 
     Args:
         chunks: (n, 4) chunks of dense tensors.
         origins: (tensors,) the position of the first element of each tensor.
         runs: The positions of the elements of each tensor, or None if all are adjacent.
+
+    Returns:
+        The chunks, `chunks` itself without runs; and the position of the first element of each.
     """
     positions = origins[chunks[:, 0]] + chunks[:, 1]
     if not any(runs):
@@ -130,8 +133,8 @@ def cut_at_runs(
     return np.concatenate(cut_chunks), np.concatenate(cut_positions)
 
 
-def chunk_of(elements: int) -> int:
-    """Return the elements per chunk for so many elements, with enough chunks to balance threads."""
+def choose_chunk_size(elements: int) -> int:
+    """Return the elements per chunk: at most `CHUNK`, fewer to balance the work of threads."""
     return min(CHUNK, max(-(-elements // 32 // STEP) * STEP, CHUNK // 8))
 
 

@@ -428,7 +428,6 @@ def number_of(code):
 
 @triton.jit
 def code_of(code):
-    """Return codes unchanged."""
     return code
 
 
@@ -442,7 +441,6 @@ _ROOT8 = tl.constexpr(
 
 @triton.jit
 def decode_root8(code, scale):
-    """Return the number of a code of `root8`, a uint8."""
     if lacks_ptx():
         root = code.to(tl.float32) * tl.full((), ROOT8_STEP, tl.float32)
     else:
@@ -455,7 +453,6 @@ def decode_root8(code, scale):
 
 @triton.jit
 def decode_softsign8(code, scale):
-    """Return the number of a code of `softsign8`."""
     return _divide_codes(code, 254.0 - tl.abs(code)) * scale
 
 

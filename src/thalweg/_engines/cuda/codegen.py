@@ -279,7 +279,7 @@ class Writer(FormulaWriter):
         Args:
             name: The name of the variable's number in the kernel.
             storage: Storage dtypes of the streams; the last one is that of the copy.
-            where: What `load` is given after the pointer.
+            load_args: The arguments of `load` after the pointer.
         """
         kind = storage[-1]
         matches_copy = f"is_same_float16({self.value_of_copy(name, kind)}, copy)"
@@ -337,9 +337,7 @@ class Element:
         return [*sides, *(f"{name} = pointer({x}, {kind}, False)" for name, x in places)]
 
     def _read_vectors(self) -> list[str]:
-        """Return lines that load, for each element, the value that each vector has for its row or
-        column.
-        """
+        """Return lines that load each vector's value for the row or column of each element."""
         if not self._vectors:
             return []
         lines: list[str] = [*_OF_ELEMENT.strip().splitlines()]
@@ -356,12 +354,21 @@ class Element:
         return self.update.storage[stream]
 
     def call_over(self, start: str, elements: str, masked: bool) -> str:
-        """Return a call of `element` for elements of a chunk, counted from `start`."""
+        """Return a call of `element` for the elements `start + elements` of a chunk.
+
+        Args:
+            start, elements: Expressions of an offset in the chunk, and of indices from there.
+            masked: Whether elements from `length` on are left out.
+        """
         call_args = [*self.arguments, f"{start} + {elements}", "length", str(masked)]
         return f"element({', '.join(call_args)})"
 
     def define_functions(self, *extra_parameters: str) -> str:
-        """Return the text of `element` with extra parameters, after the functions it calls."""
+        """Return the source of `element`, after the source of the functions that it calls.
+
+        Args:
+            extra_parameters: Parameters of `element` after pointers and scalars.
+        """
         parameters = ", ".join(
             [*self.arguments, *extra_parameters, "at", "length", "MASKED: tl.constexpr"]
         )
@@ -516,6 +523,9 @@ def load_scalars(element: Element, start: str) -> list[str]:
 def elements_per_load(storage: Sequence[str]) -> int:
     """Return how many elements a thread updates at a time: those of one load of the widest dtype.
 
-    With more elements a thread needs so many registers that too few threads run at once.
+    With more elements a thread would need so many registers that too few threads run at once.
+
+    Args:
+        storage: The dtypes of the streams.
     """
     return WIDTH // max(SIZES[dtype] for dtype in storage)

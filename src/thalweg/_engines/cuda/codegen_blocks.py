@@ -73,12 +73,12 @@ _TABLED = ("dynamic8", "dynamic8_positive")
 
 
 def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
-    """Return the kernel that updates chunks of tensors in float32.
+    """Return the kernel that updates chunks of tensors in float32, with random bits or codecs.
 
-    With random bits or slots in blocks of codes it reads `places`: stream numbers and positions.
+    Its parameter `places` has the number of each variable's random stream, and positions of
+    elements.
 
     Args:
-        update: The update.
         flush, fast: As for `generate_update`; with encoded slots `fast` has no effect.
     """
     traced, are_encoded = update.traced, bool(find_codecs(update.storage))
@@ -177,9 +177,9 @@ class _Element(Element):
         return functions | define_codecs(self.writer, codecs, ("decode", "prepare"))
 
     def _prepare_results(self) -> dict[int, Node]:
-        """Return the nodes of prepared numbers by stream: the update may have computed them.
+        """Return nodes of the codecs' `prepare` by stream, which share operations with the update.
 
-        A number that is flushed first is prepared afterwards.
+        A result that must be flushed first is left out; its `prepare` is a call of a function.
         """
         formula = self.update.formula
         return {
@@ -206,7 +206,7 @@ class _Element(Element):
         return [*lines, *super().update_element()]
 
     def read_value(self, stream: int) -> list[str]:
-        """See `Element`; decodes slots, and joins the variable with its lower part."""
+        """Return lines that load a stream: decoded, or a variable joined with its lower bits."""
         name = self.update.name_of(stream)
         # The variable's number is read together with its lower part.
         if self.update.lower is not None and stream == 0:
@@ -235,7 +235,7 @@ class _Element(Element):
         return [f"{var} = {self.writer.flush_value(value)}"]
 
     def write_value(self, stream: int, value: str) -> list[str]:
-        """See `Element`; encodes slots, and rounds with random bits."""
+        """Return lines that store a number, encoded for a slot or rounded by random bits."""
         codec, lines = self.update.blocks.get(stream), list[str]()
         if codec is not None:
             fields: dict[str, Any] = {"stream": stream, "parts": codec.block // self._row}

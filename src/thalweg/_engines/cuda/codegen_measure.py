@@ -221,7 +221,12 @@ class Program:
         return [f"{name} = tl.zeros(({_PART},), tl.float64)" for name in names]
 
     def add_elements(self, start: str, masked: bool) -> list[str]:
-        """Return lines that add to each lane its next element, with bounds checked if `masked`."""
+        """Return lines that add one element to each lane, from element `start` of the leaf on.
+
+        Args:
+            start: An expression.
+            masked: Whether elements from `length` on are left out.
+        """
         values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
         lines: list[str] = []
         for part in range(_PARTS):
@@ -258,7 +263,6 @@ class Program:
         return lines
 
     def store_sums(self) -> list[str]:
-        """Return lines that store the sums of a leaf."""
         count = len(self.sweep.measures)
         places = [f"leaves + leaf * {count} + {k} + tl.arange(0, 1)" for k in range(count)]
         return [f"tl.store({place}, sum{k})" for k, place in enumerate(places)]

@@ -62,7 +62,7 @@ class _Tile(RowParts):
         return lines
 
     def end_rows(self) -> list[str]:
-        """Return lines that reduce the rows of one pass over lanes and store their results."""
+        """Return lines that reduce the parts of each row in a pass, and store the row results."""
         lines: list[str] = []
         for reduction in self.reductions:
             if "row" not in reduction.targets:
@@ -95,7 +95,7 @@ class _Tile(RowParts):
 
 
 def _join_blocks(names: Sequence[str]) -> str:
-    """Return the expression that joins blocks: each lane holds one number of each, in order."""
+    """Return the expression that joins blocks of lanes: a lane gets its number of each block."""
     if len(names) == 1:
         return names[0]
     return f"tl.join({_join_blocks(names[::2])}, {_join_blocks(names[1::2])})"
@@ -117,7 +117,7 @@ def _add_row(builder: MeasureBuilder, tile: _Tile, row: int) -> list[str]:
             *(f"p{x} = of_p{x} + offset + {k * tile.lanes}" for x in builder.read),
             f"left = width - {k * tile.lanes}",
             "is_there = lane < left",
-            builder.take(k, "lane", "left"),
+            builder.call_element(k, "lane", "left"),
             *tile.add_part(row, k),
         ]
     return lines

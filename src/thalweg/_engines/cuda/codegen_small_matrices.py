@@ -95,7 +95,7 @@ def generate_short(builder: MeasureBuilder, sides: tuple[int, int]) -> Kernel:
         lines += [f"{name} = {read(name, rows, row)}" for name in builder.of_rows]
         for k in range(columns):
             offsets = f"matrix * {rows * columns} + {row * columns + k}"
-            lines.append(builder.take(k, offsets, "length", f"_{k}"))
+            lines.append(builder.call_element(k, offsets, "length", f"_{k}"))
         lines += matrix.add_row(row)
     lines += matrix.end()
     return builder.fill_kernel(_MEASURE, THREADS, size=rows * columns, each=lines)

@@ -201,7 +201,7 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
 
 
 def _while_same(*body: str) -> list[str]:
-    """Return a loop that advances to each further entry of the row and runs `body`."""
+    """Return a loop over the further entries of the row, which sets `entry` and runs `body`."""
     advance = [
         "place += 1",
         "more = tl.load(rows + place, mask=place < count, other=-1) == row",

@@ -219,7 +219,6 @@ def square(x):
 
 @triton.jit
 def absolute(x):
-    """Return the magnitude of a number."""
     return tl.abs(x)
 
 
@@ -250,7 +249,6 @@ def minimum(a, b):
 
 @triton.jit
 def wide(x):
-    """Return a number as float64."""
     return x.to(tl.float64)
 
 
@@ -284,11 +282,9 @@ if INTERPRETED:
         return _call_numpy(libm.exp, x)
 
     def logarithm(x):
-        """Return the natural logarithm."""
         return _call_numpy(libm.log, x)
 
     def power(x, y):
-        """Return x to the power y."""
         return _call_numpy(libm.power, x, y)
 
 else:
@@ -318,7 +314,6 @@ def to_float16(x):
 
 @triton.jit
 def from_float16(x):
-    """Return a float16 as float32."""
     return x.to(tl.float32)
 
 
@@ -339,7 +334,6 @@ _FROM_BFLOAT16 = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;")
 
 @triton.jit
 def from_bfloat16(x):
-    """Return a bfloat16 as float32."""
     if lacks_ptx():
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
@@ -447,7 +441,6 @@ def saturated(x, largest):
 
 @triton.jit
 def is_same_float16(x, copy):
-    """Return True if a float16 has the bits of a copy."""
     return x.to(tl.int16, bitcast=True) == copy.to(tl.int16, bitcast=True)
 
 

@@ -63,7 +63,6 @@ class Driver(ABC):
 
     @property
     def library(self) -> Any:
-        """The loaded library."""
         return _load_library(self)
 
     def check_code(self, code: int, action: str) -> None:
@@ -217,7 +216,7 @@ class Launch:
     Args:
         starter: The kernel.
         grid: Numbers of programs in two dimensions.
-        arguments: Integers, and tensors whose addresses are passed. The calls keep them alive.
+        arguments: Integers, and tensors whose addresses are passed. The object keeps them alive.
 
     Raises:
         RuntimeError: The driver cannot start so many threads at once.

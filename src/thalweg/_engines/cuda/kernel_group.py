@@ -42,7 +42,6 @@ class Group:
     """Group of variables that one kernel updates; see `thalweg._engines.dense_plan.Group`.
 
     Args:
-        request: The step.
         members: The indices of these variables in the step.
     """
 
@@ -122,7 +121,10 @@ class Group:
         return self._table
 
     def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Send scalars; return device tensors: each variable's row index, and the rows."""
+        """Send scalars that have changed; return tensors: each variable's row index, and the rows.
+
+        There is one row for all variables if no scalar of the kernel differs by variable.
+        """
         shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         shared = {**UNCOUNTED, **shared}
         is_shared = by_variable.keys().isdisjoint(kernel.scalars)
@@ -150,7 +152,7 @@ class Group:
         return self._is_aligned and not (self._base.host[:, 1] % WIDTH).any()
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """See `thalweg._engines.dense_plan.Group`."""
+        """Send changed addresses and scalars; return C functions that launch the kernel."""
         rows, scalars = self._send_scalars(self.kernel, columns)
         aligned = self._is_grouped and self._all_aligned()
         base, self._table = self._send_addresses(), None
@@ -170,6 +172,7 @@ class Group:
         return self._bound.make_calls()
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
+        """Return the results of a reduction for each member; sums and peaks stay on the device."""
         if reduction.kind == "peaks":
             return self._reduce_peaks(reduction.is_checked)
         if reduction.kind == "measures":
@@ -208,9 +211,8 @@ class Group:
         measurement = replace(self._memory, formulas=formulas, stages=stages, vectors=self._kinds)
         kernel_for = partial(launch.lines_kernel, measures, measurement, flush)
         kernels = self.lines.kernels(kernel_for)
-        rows, scalars = self._send_scalars(kernels[0], columns)
-        base = self._send_addresses()
-        return self.lines.measure(kernels, measures, base, rows, scalars, flush)
+        scalars, base = self._send_scalars(kernels[0], columns), self._send_addresses()
+        return self.lines.measure(kernels, measures, base, scalars, flush)
 
     def _reduce_peaks(self, is_checked: Tensor | None) -> Tensor:
         """Return each variable's largest gradient magnitude; 0 if `is_checked` is False."""
@@ -243,7 +245,12 @@ class _Leaves:
         self._members = len(sizes)
 
     def largest_of(self, bits: Tensor, dtype_name: str) -> Tensor:
-        """Return each variable's largest magnitude, as float64, from bits of its leaves."""
+        """Return each variable's largest magnitude, as float64.
+
+        Args:
+            bits: (leaves,) int64: the bits of each leaf's largest magnitude.
+            dtype_name: The dtype of the magnitudes.
+        """
         peaks = torch.zeros(self._members, dtype=torch.int64, device=bits.device)
         peaks.scatter_reduce_(0, self.chunks[:, 0].long(), bits, "amax")
         dtype: torch.dtype = getattr(torch, dtype_name)
@@ -252,6 +259,6 @@ class _Leaves:
 
 
 def chunks_of(sizes: Sequence[int], chunk: int) -> Array:
-    """Return the tensor index and the chunk index of each chunk, of shape (chunks, 2)."""
+    """Return the index of the tensor and the index in the tensor of each chunk, (chunks, 2)."""
     counts = -(-np.asarray(sizes, np.int64) // chunk)
     return np.stack(enumerate_runs(counts), axis=1)

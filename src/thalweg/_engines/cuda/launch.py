@@ -74,7 +74,13 @@ class Compiled:
     def _try_start(
         self, aligned: bool, number: int, arguments: Sequence[Argument]
     ) -> driver.Starter:
-        """Load the kernel on a device and launch it without elements, to raise errors early."""
+        """Load the kernel on a device, launch it without elements to raise errors, and return it.
+
+        Args:
+            aligned: Whether addresses are multiples of 16 bytes.
+            number: The index of the device.
+            arguments: The arguments of the first launch.
+        """
         architecture = driver.of_torch().architecture_of(number)
         binary = compiled_for(self._kernel, aligned, architecture)
         handle = driver.load_function(binary.code, self._kernel.name, number)
@@ -84,7 +90,7 @@ class Compiled:
 
 
 def _empty_argument(name: str, argument: Argument) -> Argument:
-    """Return an argument in whose place a program finds no elements to write."""
+    """Return an argument with which a program updates no elements: sizes and widths are 0."""
     if isinstance(argument, Tensor):
         return torch.zeros_like(argument) if name == "sizes" else argument
     return 0 if name in ("width", "elements") else argument

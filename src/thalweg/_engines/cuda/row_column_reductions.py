@@ -54,7 +54,10 @@ class Lines:
 
     @lazy
     def _chunks(self) -> dict[Layout, Tensor]:
-        """Return for each layout the variable index and the tile index of each program."""
+        """Return for each layout a tensor (programs, 2) of variable indices and tile indices.
+
+        Small matrices are numbered by groups of `THREADS` instead of tiles.
+        """
         layout_chunks: dict[Layout, Tensor] = {}
         for layout in dict.fromkeys(self._layouts):
             indices = [
@@ -72,7 +75,7 @@ class Lines:
             layout_chunks[layout] = send_constant(chunks, np.int32, self._device)
         return layout_chunks
 
-    def _places_of(self, names: tuple[str, ...]) -> Array:
+    def _make_rows(self, names: tuple[str, ...]) -> Array:
         """Return addresses of vectors and sides of matrices, of shape (variables, names + 2)."""
         places = [
             [*(vectors[name].data_ptr() for name in names), view.rows, view.columns]
@@ -84,7 +87,7 @@ class Lines:
         """Return addresses of vectors and sides of matrices as a tensor on the device."""
         # Cached, since vectors are never reallocated.
         if names not in self._tables:
-            self._tables[names] = send_constant(self._places_of(names), np.int64, self._device)
+            self._tables[names] = send_constant(self._make_rows(names), np.int64, self._device)
         return self._tables[names]
 
     def _make_workspace(self, kernel: Compiled, measures: tuple[Measure, ...]) -> _Workspace:
@@ -93,7 +96,7 @@ class Lines:
         pairs = zip(self._views, self._layouts, strict=True)
         tiles = [(x.matrices if layout.sides else x.down, x.across) for x, layout in pairs]
         table = np.hstack(
-            [self._places_of(kernel.vectors), np.array(tiles, np.int64), tile_measures.targets]
+            [self._make_rows(kernel.vectors), np.array(tiles, np.int64), tile_measures.targets]
         )
         return _Workspace(send_constant(table, np.int64, self._device), tile_measures)
 
@@ -106,23 +109,21 @@ class Lines:
         kernels: tuple[Compiled, ...],
         measures: tuple[Measure, ...],
         base: Tensor,
-        scalar_row: Tensor,
-        scalars: Tensor,
+        scalars: tuple[Tensor, Tensor],
         flush: bool,
     ) -> list[list[Tensor]]:
         """Return the measures of each variable as tensors, without waiting for the device.
 
         Args:
             kernels: From `kernels`.
-            measures: The measures.
             base: (variables, streams) addresses.
-            scalar_row, scalars: Each variable's index of a scalar row, and the scalar rows.
+            scalars: Each variable's index of a scalar row, and the scalar rows.
             flush: Whether denormals are treated as zero.
         """
         workspace = self._workspaces.get(kernels)
         if workspace is None:
             workspace = self._workspaces[kernels] = self._make_workspace(kernels[0], measures)
         for kernel, chunks in zip(kernels, self._chunks.values(), strict=True):
-            arguments = (base, chunks, workspace.table, scalar_row, scalars)
+            arguments = (base, chunks, workspace.table, *scalars)
             kernel.bind_to((len(chunks), 1), arguments, False).run()
         return workspace.tiles.combine(flush)

@@ -25,9 +25,6 @@ class RowsPart(RowsPlan):
 
     Entries are sorted by row, in order of appearance inside a row. The program of a row's first
     entry adds up its entries one by one. The host does not wait for the number of rows.
-
-    Args:
-        request: The step.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -68,7 +65,10 @@ class RowsPart(RowsPlan):
         return kernel
 
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
-        """Bind the plan to entries; return False if an index on the host is out of range."""
+        """Bind values and indices; return False if an index on the host is out of range.
+
+        Indices on a GPU are checked there, by an assertion, without waiting.
+        """
         if indices.is_cuda:
             assert_in_range(indices, self._shape[0])
         else:
@@ -99,7 +99,13 @@ class RowsPart(RowsPlan):
     def _calls_of_touched(
         self, rows: Tensor, order: Tensor, scalars: Scalars, is_step_enabled: Tensor | None
     ) -> list[Call]:
-        """Return launches that update the rows with entries; `rows` and `order` are sorted."""
+        """Return launches that update the rows with entries.
+
+        Args:
+            rows, order: The sorted indices, and the entry of each.
+            scalars: The scalars by name.
+            is_step_enabled: A bool tensor of shape (), False to update no row; None for True.
+        """
         # With every row -1, no row differs from the one before the first, so no program begins one.
         if is_step_enabled is not None:
             rows = torch.where(is_step_enabled, rows, -1)
