@@ -105,6 +105,7 @@ class Group(Protocol):
         """Return True if measuring non-contiguous members in place is faster than copying them."""
         ...
 
+    @property
     def positions(self) -> Tensor:
         """Return `members` as a tensor on their device."""
         ...
@@ -239,7 +240,7 @@ class DensePlan:
         return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
 
     def _is_unmoved(self, variables: Sequence[Tensor]) -> bool:
-        """Return True if these are the plan's variables, and no written memory or layout changed."""
+        """Return True if these are the plan's variables, in unchanged memory and layout."""
         if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
             return False
         try:
@@ -339,14 +340,9 @@ class DensePlan:
             group.point_at(addresses[group.members])
         self._gradients, self.is_bound = gradients, True
 
-    @property
-    def device(self) -> torch.device | None:
-        """Device of sums and peaks; see `Reductions`."""
-        return self._common_device
-
     @lazy
-    def _common_device(self) -> torch.device | None:
-        """Device of sums and peaks if all variables are on it."""
+    def device(self) -> torch.device | None:
+        """Device of sums and peaks; None unless all variables are on one device."""
         return self.groups[0].device if self.groups and len(set(self._devices)) == 1 else None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
@@ -368,7 +364,7 @@ class DensePlan:
         tensors = cast("list[Tensor]", results)
         values = tensors[0].new_zeros(len(self.variables), *tensors[0].shape[1:])
         for group, group_values in zip(groups, tensors, strict=True):
-            values.index_copy_(0, group.positions(), group_values)
+            values.index_copy_(0, group.positions, group_values)
         return values
 
     @lazy

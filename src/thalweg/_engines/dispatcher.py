@@ -284,8 +284,7 @@ class Dispatcher:
         return plan
 
     def _dense_plan(self, request: StepRequest, key: tuple[EngineKind, int]) -> DensePlan:
-        """Return a plan bound to the request's gradients: the cached one if it serves, else a new
-        one.
+        """Return the cached plan if it serves the request, or a new one, bound to the gradients.
 
         Args:
             request: A step over dense gradients.

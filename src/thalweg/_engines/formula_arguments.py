@@ -17,7 +17,7 @@ from thalweg.formula import FORMULAS, Formula, Rule
 
 
 @cache
-def _parameter_names(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def parameter_names(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of a function's parameters without a default, and of those with one."""
     parameters = inspect.signature(formula).parameters.values()
     required = tuple(param.name for param in parameters if param.default is param.empty)
@@ -37,7 +37,7 @@ def bind_arguments(
     Raises:
         RuleError: A parameter without a default has no scalar.
     """
-    required, optional = _parameter_names(function or getattr(rule, role))
+    required, optional = parameter_names(function or getattr(rule, role))
     try:
         arguments = {name: scalars[name] for name in required}
     except KeyError:

@@ -12,13 +12,7 @@ from typing import Any
 
 from thalweg._base.composed_formula import ComposedFormula
 from thalweg._base.locks import importing
-from thalweg._engines.formula_graph import (
-    FormulaGraph,
-    Node,
-    make_const,
-    make_node,
-    stream_nodes,
-)
+from thalweg._engines.formula_graph import FormulaGraph, Node, make_const, make_node, stream_nodes
 from thalweg._engines.formula_rewriter import ALL_FUNCTIONS, FormulaRewriter, HelperFunctions
 from thalweg._engines.formula_source import (
     FUNCTION_PREFIX,
@@ -55,6 +49,9 @@ class Composed:
     """
 
     is_pass = False
+
+    def __call__(self, *values: Any, **scalars: Any) -> Any:
+        raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
         """Return the graph of the formula."""

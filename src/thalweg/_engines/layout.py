@@ -241,8 +241,7 @@ def byte_span(tensor: Tensor) -> tuple[int, int]:
 
 
 def merge_byte_spans(tensors: Sequence[Tensor]) -> Int64:
-    """Return the disjoint address ranges of tensors, ascending, as an array start, end, start, end
-    ...
+    """Return the disjoint address ranges of tensors, ascending: start, end, start, end ...
 
     Ranges that overlap or touch are merged.
     """
@@ -367,11 +366,7 @@ def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
 
 
 def check_kind(
-    values: Tensor,
-    var: Tensor,
-    name: str,
-    narrow: bool = False,
-    device: torch.device | None = None,
+    values: Tensor, var: Tensor, name: str, narrow: bool = False, device: torch.device | None = None
 ) -> None:
     """Raise if the elements of a gradient have the wrong dtype, device or no memory.
 

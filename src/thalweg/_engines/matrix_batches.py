@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
-from inspect import signature
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 from thalweg._base.device_numbers import wide_dtype
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Stage
+from thalweg._engines.formula_arguments import parameter_names
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import SIZES, bind_stage
 from thalweg._engines.layout import compute_dtype, is_dense
@@ -49,10 +49,8 @@ def stage_inputs(stage: Stage) -> StageInputs:
     """Return the names of a stage's parameters that a `functools.partial` has not bound."""
     function: Any = stage.function
     bound: dict[str, Any] = function.keywords if isinstance(function, partial) else {}
-    parameters = signature(cast("Any", function)).parameters.values()
-    free = [parameter for parameter in parameters if parameter.name not in bound]
-    required = tuple(x.name for x in free if x.default is x.empty)
-    return StageInputs(required, tuple(x.name for x in free if x.default is not x.empty))
+    required, optional = parameter_names(function)
+    return StageInputs(required, tuple(name for name in optional if name not in bound))
 
 
 @lru_cache(256)
@@ -491,11 +489,7 @@ def _piece_of(array: Any, matrices: int, first: int, size: int) -> Any:
 
 
 def run_stage(
-    rule: Rule,
-    stage: Stage,
-    batch: Batch,
-    columns: Columns,
-    slot_of: Callable[[int, int], Tensor],
+    rule: Rule, stage: Stage, batch: Batch, columns: Columns, slot_of: Callable[[int, int], Tensor]
 ) -> dict[str, list[tuple[int, Tensor]]]:
     """Run a stage over a batch, once for each group of variables with one step number.
 

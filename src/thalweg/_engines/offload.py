@@ -195,11 +195,11 @@ class OffloadTransfers:
         return sub_request._replace(from_copies=False) if members[0] in self._links else sub_request
 
     def wrap_part(self, members: Sequence[int], part: Part) -> Part:
-        """Return the part with transfers of gradients and copies, or the part itself without
-        copies.
+        """Return a part with its transfers, or the part itself if none of its variables has a link.
 
         Args:
             members: The indices of its variables in the step, all of one run.
+            part: The part.
         """
         if members[0] not in self._links:
             return part

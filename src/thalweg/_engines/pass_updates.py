@@ -9,7 +9,6 @@ from typing import Any
 from thalweg._base.rule_passes import Measure, Pass
 from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
 from thalweg._engines.formula_parser import Composed, trace_formula
-from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot, is_like_update
 
 
@@ -29,9 +28,6 @@ class JointPassFormula(Composed):
         self.earlier_count, self.made_count = earlier_count, made_count
         self.is_pass = made_count > 0
         self.__qualname__ = formula.__qualname__
-
-    def __call__(self, *values: Any, **scalars: Any) -> Any:
-        raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
         """Return the graph over the values of all passes and all slots; the rest passes through."""
@@ -62,9 +58,6 @@ class VisiblePassFormula(Composed):
         self.formula, self.earlier_count, self.value_count = formula, earlier_count, value_count
         self.is_like_update = is_like_update(formula)
         self.__qualname__ = formula.__qualname__
-
-    def __call__(self, *values: Any, **scalars: Any) -> Any:
-        raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
         """Return the graph over the values of all passes."""

@@ -108,11 +108,7 @@ def _flush_results(
 
 
 def transform(
-    stages: Stages,
-    grad: Tensor,
-    scalars: Scalars,
-    flush: bool,
-    dtype: torch.dtype | None = None,
+    stages: Stages, grad: Tensor, scalars: Scalars, flush: bool, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Return the gradient after the stages, a new tensor; the gradient itself without stages.
 
@@ -201,7 +197,7 @@ class ReferencePart:
         return [slot if codec is None else decode(codec, slot) for codec, slot in pairs]
 
     def _to_stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
-        """Return a new value of the tensor at `index` in its dtype or codec, rounded as requested."""
+        """Return a new value of the tensor at `index`, rounded or encoded like the tensor."""
         codec, dtype = self._codecs[index], self._tensors[index].dtype
         has_lower = any(
             slot_codec is not None and slot_codec.is_beside for slot_codec in self._codecs
@@ -274,7 +270,7 @@ class ReferencePart:
     def _reduce_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[Tensor]:
-        """Return a tensor for each measure over rows, columns or the variable; [] without elements."""
+        """Return a tensor for each measure; [] for a variable without elements."""
         var, grad = self._tensors[0], cast("Tensor", self._bound_gradient)
         if not var.numel():
             return []

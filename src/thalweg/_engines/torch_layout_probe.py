@@ -188,10 +188,9 @@ def _measure_layout() -> Layout:
 
 def _find_dims(samples: Sequence[Tensor]) -> int:
     """Return the offset of the number of dimensions, which sizes and strides follow."""
-    common: set[int] | None = None
+    matches: list[set[int]] = []
     for tensor in samples:
-        words = _impl_words(tensor)
-        dim_count = tensor.dim()
+        words, dim_count = _impl_words(tensor), tensor.dim()
         indices = {
             index
             for index in range(_IMPL_WORDS - 2 * _INLINE)
@@ -200,8 +199,8 @@ def _find_dims(samples: Sequence[Tensor]) -> int:
             and words[index + 1 + _INLINE : index + 1 + _INLINE + dim_count]
             == list(tensor.stride())
         }
-        common = indices if common is None else common & indices
-    return _single_offset(common or (), "sizes and strides")
+        matches.append(indices)
+    return _single_offset(set.intersection(*matches), "sizes and strides")
 
 
 def _view_of_storage(storage: object, dtype: torch.dtype) -> Tensor:
@@ -237,7 +236,7 @@ def _find_version(storage_offset: int) -> tuple[int, int]:
     A tensor shares the counter with its `detach()`; the count increases with each write.
     """
     trials = [(_zeros(4), writes) for writes in (3, 5, 8)]
-    shared: set[int] | None = None
+    shared: list[set[int]] = []
     for tensor, _ in trials:
         words, views = _impl_words(tensor), _impl_words(tensor.detach())
         other_words = [
@@ -249,16 +248,16 @@ def _find_version(storage_offset: int) -> tuple[int, int]:
             if _is_address(word) and word == views[index] and index * WORD != storage_offset
             and all(word != words_of_other[index] for words_of_other in other_words)
         }  # fmt: skip
-        shared = indices if shared is None else shared & indices
-    offset = _single_offset(shared or (), "the version counter")
-    common: set[int] | None = None
+        shared.append(indices)
+    offset = _single_offset(set.intersection(*shared), "the version counter")
+    matches: list[set[int]] = []
     for tensor, writes in trials:
         for _ in range(writes):
             tensor.add_(1)
         counter = _words(_impl_words(tensor)[offset // WORD], 3)
-        counts = {k for k, word in enumerate(counter) if word & 0xFFFFFFFF == tensor._version}
-        common = counts if common is None else common & counts
-    return offset, _single_offset(common or (), "the number of writes")
+        version = tensor._version
+        matches.append({k for k, word in enumerate(counter) if word & 0xFFFFFFFF == version})
+    return offset, _single_offset(set.intersection(*matches), "the number of writes")
 
 
 def _find_autograd() -> tuple[int, int]:
@@ -266,7 +265,7 @@ def _find_autograd() -> tuple[int, int]:
 
     torch creates the AutogradMeta when a tensor begins to require a gradient.
     """
-    common: set[tuple[int, int]] | None = None
+    matches: list[set[tuple[int, int]]] = []
     for shape in ((3,), (2, 5), ()):
         param = _zeros(*shape)
         words_before = _impl_words(param)
@@ -283,9 +282,9 @@ def _find_autograd() -> tuple[int, int]:
         gradient_indices = _indices_of(
             _words(words_after[new_indices[0]], _AUTOGRAD_WORDS), param.grad._cdata
         )
-        candidates = {(new_indices[0] * WORD, index * WORD) for index in gradient_indices}
-        common = candidates if common is None else common & candidates
-    if not common or len(common) != 1:
+        matches.append({(new_indices[0] * WORD, index * WORD) for index in gradient_indices})
+    common = set.intersection(*matches)
+    if len(common) != 1:
         raise UnknownLayoutError("the gradient is not found")
     return common.pop()
 

@@ -12,13 +12,7 @@ from thalweg._base.context_managers import no_grad
 from thalweg._base.device_numbers import to_host
 from thalweg._engines import layout
 from thalweg._engines.array_types import Float64, Int64
-from thalweg._engines.protocol import (
-    Call,
-    Columns,
-    Reduction,
-    Results,
-    StepRequest,
-)
+from thalweg._engines.protocol import Call, Columns, Reduction, Results, StepRequest
 from thalweg._engines.reduction_order import combine_leaves
 from thalweg._engines.row_updates import make_row_calls, update_rows
 from thalweg._engines.torch_functions import torch_evaluate

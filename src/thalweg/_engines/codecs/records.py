@@ -10,13 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._engines.codecs.codec import (
-    LARGEST_PEAK,
-    LEAST_PEAK,
-    NAN,
-    SCALE_BYTES,
-    Codec,
-)
+from thalweg._engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
 from thalweg._engines.codecs.dither import dithers_of, round_codes
 from thalweg._engines.codecs.split8 import join_numbers, lower_beside, split_numbers
 from thalweg._engines.low_precision_copies import is_nearest

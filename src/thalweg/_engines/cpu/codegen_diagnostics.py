@@ -11,13 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from thalweg._engines.codegen import Kernel, Update, fill
-from thalweg._engines.cpu.codegen import (
-    STORAGE,
-    Element,
-    name_kernel,
-    point_at_chunk,
-    write_chunks,
-)
+from thalweg._engines.cpu.codegen import STORAGE, Element, name_kernel, point_at_chunk, write_chunks
 from thalweg._engines.diagnostic_sums import BLOCK, COLUMNS, POWERS, ROWS
 from thalweg._engines.diagnostics import COUNTS, MEASURED, PEAKS, PRODUCTS
 

@@ -22,7 +22,6 @@ from thalweg._engines.cpu.work_table import (
     cut_at_runs,
     cut_slices,
     dense_chunks,
-    make_table,
 )
 from thalweg._engines.kernel_streams import Streams, streams_of
 from thalweg._engines.protocol import (
@@ -67,7 +66,7 @@ class Group:
             base[:, -1] = self._positions.ctypes.data
         if self.kernel.vectors:
             base = np.hstack([base, self.lines.base_of(self.kernel.vectors)])
-        self.table = make_table(base, chunks, cut_slices(chunks, chunk), rows)
+        self.table = Table(base, chunks, cut_slices(chunks, chunk), rows)
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
 
     def _set_members(self, request: StepRequest, members: list[int]) -> Streams:
@@ -152,6 +151,7 @@ class Group:
             scalar = by_variable[name][self.members] if name in by_variable else shared[name]
             self.scalars[:, column] = scalar
 
+    @property
     def positions(self) -> Tensor:
         return torch.tensor(self.members, dtype=torch.int64, device="cpu")
 

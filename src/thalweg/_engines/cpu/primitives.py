@@ -198,11 +198,11 @@ def _pointer_from(kind: Kind, code: Code, address: Value) -> Value:
     return Value(code.builder.inttoptr(address.llvm, pointer_kind.llvm), pointer_kind)
 
 
-def _reserve_lanes(code: Code, count: Value) -> Value:
-    """Return a pointer to float64 stack memory for `count` numbers, a constant."""
-    memory = code.reserve_stack(FLOAT64.llvm, count.llvm)
+def _reserve_numbers(kind: Kind, code: Code, count: Value) -> Value:
+    """Return a pointer to stack memory for `count` numbers, a constant."""
+    memory = code.reserve_stack(kind.llvm, count.llvm)
     memory.align = 64
-    return Value(memory, pointer_to(FLOAT64))
+    return Value(memory, pointer_to(kind))
 
 
 def _prefetch_line(writes: int, code: Code, address: Value) -> None:
@@ -220,19 +220,11 @@ def _take_ticket(code: Code, pointer: Value) -> Value:
     return Value(code.builder.atomic_rmw("add", pointer.llvm, increment, "monotonic"), kind)
 
 
-def _call_address(code: Code, address: Value, *words: Value) -> Value:
-    """Return the int64 result of the C function at an address, on integers and pointers.
+def _call_address(kind: Kind, code: Code, address: Value, *numbers: Value) -> Value:
+    """Return the result of the C function at an address, whose parameters are of the same kind.
 
-    The high bits of a narrower result are undefined.
+    The high bits of a result narrower than int64 are undefined.
     """
-    kind = ir.FunctionType(_I64, [_I64] * len(words))
-    function = code.builder.inttoptr(address.llvm, kind.as_pointer())
-    operands = [code.cast_to(word, INT64).llvm for word in words]
-    return Value(code.builder.call(function, operands), INT64)
-
-
-def _call_typed_address(kind: Kind, code: Code, address: Value, *numbers: Value) -> Value:
-    """Return the result of the C function at an address, on numbers of one kind."""
     function_type = ir.FunctionType(kind.llvm, [kind.llvm] * len(numbers))
     function = code.builder.inttoptr(address.llvm, function_type.as_pointer())
     operands = [code.cast_to(number, kind).llvm for number in numbers]
@@ -383,13 +375,6 @@ def _reserve_words(code: Code) -> Value:
 
 
 # Numbers as codes of 8 bits
-
-
-def _reserve_numbers(code: Code, count: Value) -> Value:
-    """Return a pointer to float32 stack memory for `count` numbers, a constant."""
-    memory = code.reserve_stack(FLOAT32.llvm, count.llvm)
-    memory.align = 64
-    return Value(memory, pointer_to(FLOAT32))
 
 
 def _magnitude_of(code: Code, x: Value) -> Value:
@@ -620,13 +605,13 @@ PRIMITIVES: dict[str, Function] = {
     **{name: partial(_cast_to, kind) for name, kind in KINDS.items()},
     **{f"{name}_pointer": partial(_pointer_from, kind) for name, kind in KINDS.items()},
     "address_of": _address_of,
-    "lanes": _reserve_lanes,
+    "lanes": partial(_reserve_numbers, FLOAT64),
     "prefetch": partial(_prefetch_line, 1),
     "prefetch_to_read": partial(_prefetch_line, 0),
     "take_ticket": _take_ticket,
-    "call": _call_address,
-    "call_float32": partial(_call_typed_address, FLOAT32),
-    "call_float64": partial(_call_typed_address, FLOAT64),
+    "call": partial(_call_address, INT64),
+    "call_float32": partial(_call_address, FLOAT32),
+    "call_float64": partial(_call_address, FLOAT64),
     "cell": _reserve_cell,
     "half_to_float": _half_to_float,
     "float_to_half": _float_to_half,
@@ -636,7 +621,7 @@ PRIMITIVES: dict[str, Function] = {
     "float_to_half_by": _round_to_half,
     "float_to_bfloat_by": _round_to_bfloat,
     "words": _reserve_words,
-    "numbers": _reserve_numbers,
+    "numbers": partial(_reserve_numbers, FLOAT32),
     "magnitude_of": _magnitude_of,
     "float_of": _float_of,
     "join_bfloat": _join_bfloat,

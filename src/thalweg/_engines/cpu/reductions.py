@@ -19,7 +19,6 @@ from thalweg._engines.cpu.work_table import (
     choose_chunk_size,
     cut_slices,
     dense_chunks,
-    make_table,
 )
 from thalweg._engines.protocol import Dtype, Stages
 from thalweg._engines.reduction_order import LEAF, Tree, leaf_counts, leaves_of
@@ -268,7 +267,7 @@ def max_abs(tensors: Sequence[Tensor]) -> Float64:
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:
         chunk = choose_chunk_size(sum(sizes))
         chunks = dense_chunks(sizes, chunk)
-        work = make_table(base, chunks, cut_slices(chunks, chunk), np.zeros(len(sizes), np.int64))
+        work = Table(base, chunks, cut_slices(chunks, chunk), np.zeros(len(sizes), np.int64))
         return table_peaks(work, dtype, 0)
 
     def of_other(tensor: Tensor) -> Tensor:

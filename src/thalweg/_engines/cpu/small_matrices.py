@@ -31,7 +31,6 @@ from thalweg._engines.cpu.work_table import (
     choose_chunk_size,
     cut_slices,
     dense_chunks,
-    make_table,
 )
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.fused_stage import read_stage
@@ -182,7 +181,7 @@ class ShortGroup(Group):
         chunk = choose_chunk_size(sum(streams.sizes))
         chunks = dense_chunks(streams.sizes, chunk)
         self._row = np.zeros(len(members), np.int64)
-        self.table = make_table(base, chunks, cut_slices(chunks, chunk), self._row)
+        self.table = Table(base, chunks, cut_slices(chunks, chunk), self._row)
         self._batches: list[tuple[list[int], Batch]] = []  # for stages, with the rows of members
         for rows in group_by_shape(rule, [request.variables[index] for index in members]):
             batch = Batch(rule, request.variables, [members[row] for row in rows])
@@ -266,7 +265,7 @@ class ShortGroup(Group):
         chunk = max(1, choose_chunk_size(sum(counts) * size) // (size * LANES)) * LANES
         chunks = dense_chunks(counts, chunk)
         chunks[:, 0] = np.array(members)[chunks[:, 0]]
-        table = make_table(self.table.base, chunks, cut_slices(chunks, chunk), self._row)
+        table = Table(self.table.base, chunks, cut_slices(chunks, chunk), self._row)
         table.elements *= size
         return _Launch(kernel, table)
 

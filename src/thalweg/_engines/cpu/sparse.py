@@ -11,7 +11,7 @@ from thalweg._engines import layout
 from thalweg._engines.array_types import Array, Int32, Int64
 from thalweg._engines.cpu import launch, sparse_rows
 from thalweg._engines.cpu.sparse_plan import RowsPlan
-from thalweg._engines.cpu.work_table import CHUNK, ENTRIES, Table, cut_slices, make_table
+from thalweg._engines.cpu.work_table import CHUNK, ENTRIES, Table, cut_slices
 from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
@@ -45,7 +45,7 @@ def _count_places(count: int) -> int:
 
 
 class SparsePlan(RowsPlan):
-    """CPU kernels for the rows that a gradient names, and for the others if the rule updates them."""
+    """CPU kernels for the rows that a gradient names, and for others if the rule updates them."""
 
     def __init__(self, request: StepRequest) -> None:
         super().__init__(request)
@@ -146,7 +146,7 @@ class SparsePlan(RowsPlan):
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)
         self._gaps = (
-            make_table(base, gap_chunks, cut_slices(gap_chunks), np.zeros(1, np.int64)),
+            Table(base, gap_chunks, cut_slices(gap_chunks), np.zeros(1, np.int64)),
             row,
         )
         return kernel.bind_table(*self._gaps, self._flush)

@@ -25,7 +25,7 @@ SERIAL = 50_000  # elements below which a second thread costs more than it bring
 
 @dataclass(eq=False)
 class Table:
-    """Work of one kernel launch.
+    """Work of one kernel launch; arrays are converted to contiguous int64.
 
     Attributes:
         base: (tensors, streams) addresses of the first elements.
@@ -40,10 +40,13 @@ class Table:
     chunks: Int64
     bounds: Int64
     scalar_row: Int64
-    elements: int
+    elements: int = field(init=False)
     _argument: Int64 = field(init=False)
 
     def __post_init__(self) -> None:
+        for name in ("base", "chunks", "bounds", "scalar_row"):
+            setattr(self, name, np.ascontiguousarray(getattr(self, name), np.int64))
+        self.elements = int(self.chunks[:, 3].sum())
         argument = np.zeros(11, np.int64)
         argument[SLICES] = len(self.bounds) - 1
         argument[BOUNDS] = self.bounds.ctypes.data
@@ -154,14 +157,3 @@ def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
     starts[0] = True
     np.not_equal(number[1:], number[:-1], out=starts[1:])
     return np.append(np.flatnonzero(starts), count).astype(np.int64)
-
-
-def make_table(base: Int64, chunks: Int64, bounds: Int64, scalar_row: Int64) -> Table:
-    """Return a table, with arrays converted to contiguous int64 for kernels."""
-    return Table(
-        np.ascontiguousarray(base, np.int64),
-        np.ascontiguousarray(chunks, np.int64),
-        np.ascontiguousarray(bounds, np.int64),
-        np.ascontiguousarray(scalar_row, np.int64),
-        int(chunks[:, 3].sum()),
-    )

@@ -14,12 +14,7 @@ import triton.language as tl
 from triton.language.random import philox_impl
 
 from thalweg._engines.codecs import codec, dither, root8
-from thalweg._engines.cuda.device_functions import (
-    divide,
-    divide_within,
-    lacks_ptx,
-    to_float16,
-)
+from thalweg._engines.cuda.device_functions import divide, divide_within, lacks_ptx, to_float16
 
 LEAST_PEAK = tl.constexpr(codec.LEAST_PEAK)
 LARGEST_PEAK = tl.constexpr(codec.LARGEST_PEAK)
@@ -305,12 +300,7 @@ def store_codes(start, offsets, fours, codes, mask, MASKED: tl.constexpr):
         code0, code2 = tl.split(even_codes)
         code1, code3 = tl.split(odd_codes)
         words = tl.inline_asm_elementwise(
-            _PACKING,
-            "=r,r,r,r,r",
-            [code0, code1, code2, code3],
-            tl.int32,
-            is_pure=True,
-            pack=1,
+            _PACKING, "=r,r,r,r,r", [code0, code1, code2, code3], tl.int32, is_pure=True, pack=1
         )
         _store_words((start + fours).to(tl.int64), words)
 
@@ -472,12 +462,7 @@ def _divide_codes(code, divisor):
         return tl.div_rn(code, divisor)
     else:
         return tl.inline_asm_elementwise(
-            _SOFTSIGN8,
-            "=f,f,f",
-            [code, divisor],
-            tl.float32,
-            is_pure=True,
-            pack=1,
+            _SOFTSIGN8, "=f,f,f", [code, divisor], tl.float32, is_pure=True, pack=1
         )
 
 

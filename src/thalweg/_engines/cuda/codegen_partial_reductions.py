@@ -120,10 +120,7 @@ class MeasureBuilder:
     """
 
     def __init__(
-        self,
-        measures: tuple[Measure, ...],
-        measurement: Measurement,
-        flush: bool,
+        self, measures: tuple[Measure, ...], measurement: Measurement, flush: bool
     ) -> None:
         self._sweep = sweep = Sweep(measurement)
         self.program = program = Program(sweep, flush)

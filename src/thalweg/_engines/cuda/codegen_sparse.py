@@ -202,9 +202,6 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
 
 def _while_same(*body: str) -> list[str]:
     """Return a loop over the further entries of the row, which sets `entry` and runs `body`."""
-    advance = [
-        "place += 1",
-        "more = tl.load(rows + place, mask=place < count, other=-1) == row",
-    ]
+    advance = ["place += 1", "more = tl.load(rows + place, mask=place < count, other=-1) == row"]
     loop_body = ["entry = tl.load(order + place)", *body, *advance]
     return [*advance, *nest("while more:", loop_body)]

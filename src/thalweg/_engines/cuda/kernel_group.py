@@ -96,11 +96,9 @@ class Group:
         return Lines(self._shapes, self._vectors, self.device)
 
     @lazy
-    def _member_places(self) -> Tensor:
-        return send_constant(self.members, np.int64, self.device)
-
     def positions(self) -> Tensor:
-        return self._member_places
+        """Return the indices of the members as a tensor on their device."""
+        return send_constant(self.members, np.int64, self.device)
 
     @lazy
     def _own_rows(self) -> Tensor:
@@ -132,7 +130,7 @@ class Group:
         for name in kernel.scalars:
             value = by_variable.get(name)
             if isinstance(value, Tensor):
-                values[name] = value if self.has_all_variables else value[self._member_places]
+                values[name] = value if self.has_all_variables else value[self.positions]
             else:
                 values[name] = shared[name] if value is None else value[self.members]
         n_rows = 1 if is_shared else len(self.members)
