@@ -526,7 +526,7 @@ def added(argument):
     address = machine_code.compile_in_memory("added", source)
     actual, inputs = np.arange(67, dtype=np.float32), np.linspace(-1, 1, 67, dtype=np.float32)
     words = np.array([actual.ctypes.data, inputs.ctypes.data, 1, 67], np.int64)
-    openmp.run_on_team(address, words.ctypes.data, 1)
+    openmp.call_on_team(address, words.ctypes.data, 1)()
     expected = np.arange(67, dtype=np.float32) + np.where(inputs > 0, inputs, np.float32(1))
     assert actual.tolist() == (expected * inputs).tolist()
 

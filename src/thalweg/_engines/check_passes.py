@@ -71,12 +71,11 @@ def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
             available.scalars[rule_pass.makes] = np.float32(1)
             available.measure_dims[rule_pass.makes] = rule_pass.over
             continue
-        formula_graph = trace_formula(rule_pass.function)
-        check_sides(inputs, rule_pass.function, formula_graph, 2, available.scalars)
+        check_sides(inputs, rule_pass.function, 2, available.scalars)
         count, names = len(rule_pass.makes), ", ".join(rule_pass.makes)
-        check_value_counts(rule_pass.function, formula_graph, inputs, count, names)
-        check_order(inputs, rule_pass.function, formula_graph, True)
-        check_numbers(rule, rule_pass.function, formula_graph, available.scalars)
+        check_value_counts(rule_pass.function, inputs, count, names)
+        check_order(inputs, rule_pass.function, True)
+        check_numbers(rule, rule_pass.function, available.scalars)
         available.pass_names.extend(rule_pass.makes)
 
 
@@ -99,7 +98,7 @@ def _check_measure(
 ) -> None:
     """Raise a RuleError if a measure has several results, unknown inputs, or reads itself."""
     formula_graph = trace_formula(measure.function)
-    check_order(inputs, measure.function, formula_graph, True)
+    check_order(inputs, measure.function, True)
     if len(formula_graph.results) != 1 or len(formula_graph.positional) > 2 + len(inputs):
         raise RuleError(
             f"Measure {place_of(measure.function)} takes {len(formula_graph.positional)} values and"
@@ -111,7 +110,7 @@ def _check_measure(
         raise RuleError(
             f"Measure {place_of(measure.function)} asks for {measure.makes}, which it makes."
         )
-    check_numbers(rule, measure.function, formula_graph, scalars)
+    check_numbers(rule, measure.function, scalars)
 
 
 def _try_stage(stage: Stage, available: _Available) -> None:

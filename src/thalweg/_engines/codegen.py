@@ -289,13 +289,13 @@ class TracedUpdate:
         self.grad, self.copy, self.from_copy = update.grad, update.copy, update.from_copy
         self.formula = trace_formula(update.formula)
         slot_count = len(self.storage) - 1 - self.grad - self.copy
-        check_counts(update.formula, self.formula, self.grad, slot_count)
+        check_counts(update.formula, self.grad, slot_count)
         self.stages = _name_stages("stage", update.stages)
         self.entries = _name_stages("entry", update.entries)
         self.before: Stages = []
         if update.before is not None:
             self.before = [("before", trace_formula(update.before))]
-            check_counts(update.before, self.before[0][1], False, 0)
+            check_counts(update.before, False, 0)
         self._named_formulas = [*self.entries, *self.stages, *self.before]
         formulas = [*(graph for _, graph in self._named_formulas), self.formula]
         vectors = dict(update.vectors)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from thalweg._engines.row_major import RowMajorGroups
 
 
+_DTYPE: Any = Tensor.dtype.__get__  # pyright: ignore
+
+
 def _addresses(tensors: Sequence[Tensor]) -> Int64:
     return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
 
@@ -161,7 +164,10 @@ class DensePlan:
         self._storages = [tensor.untyped_storage() for tensor in self.written]
         self._storage_guard = StorageGuard(all_slots)
         self._pointers = list(map(Tensor.data_ptr, self.written))
-        self._record_layouts()
+        self._layouts = self._read_layouts()
+        self._shapes = list(map(Tensor.size, variables))
+        self._strides = list(map(Tensor.stride, variables))
+        self._contiguous = all(map(Tensor.is_contiguous, variables))
         self._make_group, self._request = make_group, request._replace(gradients=())
         self.bounds = layout.merge_byte_spans([*variables, *all_slots, *copy_tensors])
         # Of variables and copies.
@@ -180,15 +186,10 @@ class DensePlan:
         self.is_bound = False
         self.point_at(request.gradients)
 
-    def _record_layouts(self) -> None:
-        """Record shapes, strides and dtypes of variables and copies."""
-        self._copy_shapes = list(map(Tensor.size, self._copy_tensors))
-        self._copy_strides = list(map(Tensor.stride, self._copy_tensors))
-        self._copy_dtypes = [copy.dtype for copy in self._copy_tensors]
-        self._shapes = list(map(Tensor.size, self.variables))
-        self._strides = list(map(Tensor.stride, self.variables))
-        self._dtypes = [var.dtype for var in self.variables]
-        self._contiguous = all(map(Tensor.is_contiguous, self.variables))
+    def _read_layouts(self) -> list[list[Any]]:
+        """Return the shapes, strides and dtypes of variables and copies."""
+        tensors = [*self.variables, *self._copy_tensors]
+        return [list(map(getter, tensors)) for getter in (Tensor.size, Tensor.stride, _DTYPE)]
 
     def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
         """Bind the plan to the gradients of a request; return True if this was possible.
@@ -253,26 +254,10 @@ class DensePlan:
         # An assignment to `.data` can keep the address and change shape, strides or dtype.
         tensors = [*self.variables, *self._copy_tensors]
         if not self._metadata_guard.holds(tensors):
-            if not self._has_planned_layout():
+            if self._read_layouts() != self._layouts:
                 return False
             self._metadata_guard = MetadataGuard(tensors)
         return True
-
-    def _has_planned_layout(self) -> bool:
-        """Return True if variables and copies have their planned shapes, dtypes and strides."""
-        if not all(map(eq, map(Tensor.size, self.variables), self._shapes)):
-            return False
-        if [var.dtype for var in self.variables] != self._dtypes:
-            return False
-        if self._copy_tensors and not (
-            all(map(eq, map(Tensor.size, self._copy_tensors), self._copy_shapes))
-            and list(map(Tensor.stride, self._copy_tensors)) == self._copy_strides
-            and [copy.dtype for copy in self._copy_tensors] == self._copy_dtypes
-        ):
-            return False
-        if self._contiguous:
-            return all(map(Tensor.is_contiguous, self.variables))
-        return list(map(Tensor.stride, self.variables)) == self._strides
 
     def _bind(self, gradients: Sequence[Any], bounds: Int64 | None) -> bool:
         """Bind gradients and return True, or return False if one has to be validated or copied.

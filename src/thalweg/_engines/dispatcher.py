@@ -202,11 +202,7 @@ class Dispatcher:
         return engine
 
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
-        """Return True if kernels can access a variable by address; warn once if its strides differ.
-
-        Args:
-            index: The index of the variable.
-        """
+        """Return True if kernels can access a variable by address; warn once about its strides."""
         var, grad = request.variables[index], request.gradients[index]
         copy = None if request.copies is None else request.copies[index]
         slots = layout.without_records(request.slots[index], request.rule.codecs)
@@ -237,7 +233,6 @@ class Dispatcher:
         """Return the parts of a round, each with the indices of its variables in the step.
 
         Args:
-            number: The index of the round.
             members: The indices of the round's variables, each once.
             engines: The engine of each variable of the step.
             transfers: The transfers of copies on other devices.
@@ -264,17 +259,16 @@ class Dispatcher:
         return [(group, transfers.wrap_part(group, part)) for group, part in parts]
 
     def _single_part(self, request: StepRequest, engine: EngineKind, number: int) -> Part:
-        """Return the part of one variable: of the reference engine, or with a sparse gradient."""
+        """Return the part of one variable, bound: of the reference engine, or for a sparse gradient.
+
+        A plan of kernels is cached by variable and round `number`, since it has one gradient.
+        """
         if engine == "reference":
             with importing:
                 from thalweg._engines.reference import ReferencePart
             return ReferencePart(request)
         if engine == "torch":
             return _torch_part(request)
-        return self._sparse_plan(request, engine, number)
-
-    def _sparse_plan(self, request: StepRequest, engine: EngineKind, number: int) -> RowsPlan:
-        # A plan is bound to one gradient, so each occurrence of a variable has its own plan.
         key = (engine, id(request.variables[0]), number)
         plan = self._sparse.get(key)
         if plan is None or not plan.serves(request):

@@ -31,7 +31,6 @@ def bind_arguments(
 
     Args:
         role: The attribute of the rule that is the function.
-        scalars: Scalars by name.
         function: Optional. The function, if the rule has several with this role.
 
     Raises:
@@ -83,7 +82,6 @@ def check_given(title: str, names: Iterable[str], scalars: Scalars, rule: Rule) 
     Args:
         title: The function, as the error names it.
         names: The scalars that the function takes.
-        scalars: The present scalars.
     """
     missing = [name for name in names if name not in scalars]
     if missing:

@@ -93,7 +93,6 @@ def rewrite(roots: Iterable[Node], replace: Callable[[Node], Node | None]) -> li
     """Return roots after the replacement of nodes; unaffected nodes are returned as they are.
 
     Args:
-        roots: The nodes.
         replace: Called with each node that the roots depend on, arguments first and replaced
             already; returns the node to put in its place, or None to keep it.
     """

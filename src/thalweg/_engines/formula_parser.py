@@ -25,16 +25,11 @@ from thalweg._engines.formula_source import (
 )
 from thalweg.errors import RuleError
 
-
-def _make_backward_move(base: Node, step: Node) -> Node:
-    return make_node("moved", base, -step)
-
-
 _GRAPH_FUNCTIONS = ("square", "moved", "mean_over_rows", "mean_over_columns")
 # Functions that build nodes of a graph.
 _NODE_MAKERS: dict[str, Callable[..., Node]] = {
     **{name: functools.partial(make_node, name) for name in (*ALL_FUNCTIONS, *_GRAPH_FUNCTIONS)},
-    "moved_back": _make_backward_move,
+    "moved_back": lambda base, step: make_node("moved", base, -step),
 }
 _python: Any = operator  # without the types of its functions
 # Steps of the variable where a formula computes numbers.
@@ -66,7 +61,6 @@ def read_source(function: Any, is_stage: bool = False) -> FormulaSource:
     """Return the checked source of a formula.
 
     Args:
-        function: The formula.
         is_stage: Whether the formula is that of a `FusedStage`.
 
     Raises:
@@ -128,7 +122,6 @@ def build_graph(function: Any, is_stage: bool = False) -> FormulaGraph:
     """Return a new graph of a function; `trace_formula` returns the kept one of a formula.
 
     Args:
-        function: The formula.
         is_stage: As for `read_source`.
     """
     source = read_source(function, is_stage)
@@ -177,20 +170,17 @@ def bind_formula(
     return bound
 
 
-def check_counts(
-    function: Any, formula_graph: FormulaGraph, has_gradient: bool, slots: int
-) -> None:
+def check_counts(function: Any, has_gradient: bool, slots: int) -> None:
     """Raise unless a formula takes and returns as many values as its rule has.
 
     Args:
         function: The formula, `(var, *slots)`, or `(var, grad, *slots)` if `has_gradient`.
-        has_gradient: Whether it takes a gradient.
         slots: How many slots the rule has.
 
     Raises:
         RuleError: Names the formula, its place and both numbers.
     """
-    count = 1 + has_gradient + slots
+    formula_graph, count = trace_formula(function), 1 + has_gradient + slots
     if (len(formula_graph.positional), len(formula_graph.outputs)) == (count, 1 + slots):
         return
     raise RuleError(

@@ -276,7 +276,6 @@ class FormulaRewriter(ast.NodeTransformer):
 
         Args:
             definition: The definition of the formula, for its line number.
-            body: The rewritten assignments.
             first: The first result, rewritten.
             move: The index of the assignment of `moved`; `len(body)` for the result itself, None
                 for none.
@@ -366,7 +365,9 @@ class FormulaRewriter(ast.NodeTransformer):
         assignments: list[ast.Assign] = []
         for index, name in used:
             result = self.write_helper(call, helper, index)
-            assignments.append(self.write_assignment(assignment, f"_{index}_{name}", result))
+            store = ast.Assign([ast.Name(f"{LOCAL_PREFIX}_{index}_{name}", ast.Store())], result)
+            store = ast.fix_missing_locations(ast.copy_location(store, assignment))
+            assignments.append(store)
             self.record_local(f"_{index}_{name}", self.helpers.conditions[helper, index])
         for index, name in used:
             source = ast.copy_location(ast.Name(f"_{index}_{name}", ast.Load()), assignment)
@@ -375,10 +376,6 @@ class FormulaRewriter(ast.NodeTransformer):
                 self.visit(ast.copy_location(ast.Assign([store], source), assignment))
             )
         return assignments
-
-    def write_assignment(self, assignment: ast.Assign, name: str, value: ast.expr) -> ast.Assign:
-        target = ast.Name(LOCAL_PREFIX + name, ast.Store())
-        return ast.fix_missing_locations(ast.copy_location(ast.Assign([target], value), assignment))
 
     def record_local(self, name: str, is_condition: bool | None) -> None:
         self.locals.add(name)

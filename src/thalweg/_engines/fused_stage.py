@@ -32,16 +32,8 @@ MEANS = {"mean_over_rows": "row", "mean_over_columns": "column"}
 _MEAN_FUNCTIONS = {mean.__name__: mean for mean in (mean_over_rows, mean_over_columns)}
 # Operations around a node that messages show; nodes are shared, so the full text can be huge.
 _MAX_DEPTH = 4
-_TORCH: dict[str, Callable[..., Any]] = {
-    "square": square,
-    **{
-        function.__name__: function
-        for function in (
-            formula.sqrt, formula.absolute, formula.sign, formula.where, formula.maximum,
-            formula.minimum, formula.wide, formula.narrow,
-        )
-    },
-}  # fmt: skip
+_TORCH_NAMES = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "wide", "narrow")
+_TORCH = {"square": square, **{name: getattr(formula, name) for name in _TORCH_NAMES}}
 
 
 class LineFormula(NamedTuple):
@@ -68,7 +60,6 @@ def bind_stage(
     NumPy takes a fraction of torch's time for vectors on the host.
 
     Args:
-        function: The formula.
         kind: The dtype of its numbers, literals included, as in kernels.
         device: The device of tensors; None for arrays.
     """

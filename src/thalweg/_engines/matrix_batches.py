@@ -67,8 +67,6 @@ class Batch:
     """Variables whose matrices have one shape, dtype and device.
 
     Args:
-        rule: A rule with passes.
-        variables: All variables of the step.
         members: Positions of the variables of the batch.
         shape: Optional. The full shape of each variable, if `variables` are shards.
 
@@ -85,6 +83,7 @@ class Batch:
         vectors: The vectors of rows or columns that formulas read, by name, in these shapes.
         slots: The dtypes of slots of rows and columns, by name.
         new_slot_values: New values of slots of rows and columns, by name.
+        memories: The addresses of the storages of `pass_values`.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class Batch:
             )
 
         all_outputs = (tensor for tensors in self.pass_values.values() for tensor in tensors)
-        self._memories = {tensor.untyped_storage().data_ptr() for tensor in all_outputs}
+        self.memories = {tensor.untyped_storage().data_ptr() for tensor in all_outputs}
 
     def _allocate_pass_values(
         self, rule: Rule, variables: Sequence[Tensor], shape: torch.Size | None
@@ -182,10 +181,6 @@ class Batch:
             all_values[list(rows)] = values
             values = all_values
         self.new_slot_values[name] = values.to(self.kind)
-
-    def owns_memory_of(self, tensor: Tensor) -> bool:
-        """Return True if a tensor shares a storage with values that passes computed."""
-        return tensor.untyped_storage().data_ptr() in self._memories
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
         """Return groups of rows whose variables have the same step number.
@@ -303,7 +298,6 @@ def call_stage(call: StageCall, rows: Sequence[int]) -> dict[str, Tensor]:
     """Return the outputs of a stage by name, each with a row per variable; write nothing.
 
     Args:
-        call: The stage and its inputs.
         rows: The rows of the batch whose variables take part.
 
     Raises:
@@ -321,7 +315,7 @@ def call_stage(call: StageCall, rows: Sequence[int]) -> dict[str, Tensor]:
     copies = {
         name: values.clone()
         for name, values in outputs.items()
-        if values is not inputs.get(name) and batch.owns_memory_of(values)
+        if values is not inputs.get(name) and values.untyped_storage().data_ptr() in batch.memories
     }
     return {**outputs, **copies}
 
@@ -332,10 +326,8 @@ def _call_divided(
     """Call a stage once for the matrices of each shape; return outputs of whole variables by name.
 
     Args:
-        call: The stage and its batch.
         inputs: The inputs of the stage for whole variables, by name.
         division: The division of each variable into matrices.
-        title: The stage, for messages.
     """
     rule, batch, outputs = call.rule, call.batch, dict[str, Tensor]()
     slots = {slot.name: slot for slot in rule.shaped_slots if slot.name not in batch.pass_values}
@@ -529,8 +521,6 @@ def check_stage_input(
     """Raise if an input of a stage does not exist.
 
     Args:
-        title: The stage, for the message.
-        name: The name of the input.
         pass_values: The names of values that earlier passes compute.
         scalars: The names of the scalars of the step.
 

@@ -36,13 +36,11 @@ def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
     """Return the parts of a slot of a variable, one for each matrix of its layout.
 
     Parts that differ in their first dimension alone are stacked along it; others are flattened.
-
-    Args:
-        shape: The shape of the variable.
     """
     layout = slot.layout or ONE_MATRIX
     batch = layout.matrix_sizes(shape)[0]
-    part_shapes = tuple(_part_shape(slot, block) for block in layout.blocks(shape))
+    blocks, shape_of = layout.blocks(shape), slot.shape or (lambda *_: ())
+    part_shapes = tuple(shape_of(*block.shape) for block in blocks)
     first = part_shapes[0]
     if batch == len(part_shapes) == 1:
         return SlotParts(first, part_shapes, first[:1] or (1,))
@@ -51,10 +49,6 @@ def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
     else:
         sizes, others = tuple(map(prod, part_shapes)), ()
     return SlotParts((batch * sum(sizes), *others), part_shapes, sizes)
-
-
-def _part_shape(slot: Slot, block: Block) -> tuple[int, ...]:
-    return () if slot.shape is None else slot.shape(*block.shape)
 
 
 @lru_cache(4096)
@@ -67,12 +61,7 @@ def block_groups(layout: MatrixLayout, shape: Sequence[int]) -> tuple[tuple[int,
 
 
 class Division:
-    """Division of tensors of a batch of variables into matrices.
-
-    Args:
-        layout: The layout of the variables.
-        shape: The shape of each variable.
-    """
+    """Division of tensors of a batch of variables into matrices."""
 
     def __init__(self, layout: MatrixLayout, shape: Sequence[int]) -> None:
         self._layout, self._shape = layout, tuple(shape)

@@ -99,7 +99,6 @@ def shape_beside(slot: Slot, shape: torch.Size) -> tuple[int, ...]:
 
     Args:
         slot: A slot per row or column, or with a `shape` for each matrix; () for others.
-        shape: The shape of the variable.
     """
     if slot.per == "row":
         return tuple(shape[:-1]) if slot.squeezed else (*shape[:-1], 1)

@@ -15,7 +15,10 @@ from thalweg.formula import Formula, narrow, wide
 
 
 def _round_once(function: Callable[..., float], arity: int) -> Callable[..., Any]:
-    """Return a double function of the C library as one of arrays, rounded once to their dtype."""
+    """Return a function of arrays that calls a double function of C for each element.
+
+    The result is rounded once, to the common dtype of the arguments.
+    """
     elementwise = np.frompyfunc(function, arity, 1)
 
     def apply(*values: Any) -> Any:

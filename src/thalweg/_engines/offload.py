@@ -199,7 +199,6 @@ class OffloadTransfers:
 
         Args:
             members: The indices of its variables in the step, all of one run.
-            part: The part.
         """
         if members[0] not in self._links:
             return part

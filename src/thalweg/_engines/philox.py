@@ -58,11 +58,11 @@ def draw_bits(
     """Return 16 random bits for each element of some variables, int32 in one dimension.
 
     Args:
-        variables: For each variable its number, the positions of its elements in the full variable,
-            or that of the first of adjacent ones, and their number.
-        stream: The stored number of an element: 0 for the variable, 1 for its first slot ...
+        variables: For each variable its number in the optimizer, the positions of its elements in
+            the full variable (an int is the first of adjacent ones), and the number of elements.
+        step: The number of the step.
+        stream: The index of the stored tensor: 0 for the variable, 1 for its first slot ...
         key: Two words of the seed.
-        device: The device of the bits.
     """
     groups: list[Tensor] = []
     numbers: list[Tensor] = []

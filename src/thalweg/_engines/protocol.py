@@ -118,7 +118,6 @@ class Columns(NamedTuple):
         """Return calls that copy values to slots; they write nothing if `apply_flag` is False.
 
         Args:
-            slots: The tensors that are written.
             values: The new value of each slot.
         """
         slots, values = list(slots), list(values)

@@ -55,7 +55,6 @@ def scalars_of(seed: int, step: Any) -> dict[str, Any]:
     """Return the scalars with which kernels draw random bits, by name.
 
     Args:
-        seed: The seed of a training.
         step: The number of the step from 0: a number, or a tensor, which stays on its device.
     """
     low, high = map(float, (seed % STEPS, seed // STEPS))

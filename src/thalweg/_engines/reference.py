@@ -72,7 +72,6 @@ def evaluate_on(
     Results have the first tensor's shape. They may be views or the copies themselves.
 
     Args:
-        tensors: Its positional values.
         scalars: Scalars by name, of which the formula may take a part.
         dtype: The dtype of the arithmetic; by default the compute dtype of the first tensor.
     """
@@ -93,8 +92,6 @@ def _flush_results(
     A product with 1 flushes a number that was only selected; unchanged inputs are left as they are.
 
     Args:
-        formula, results: The formula and its results.
-        var: The first input.
         grad_count: 1 if the second input is a gradient, which has no result; else 0.
     """
     unit, formula_graph = var.dtype.type(1), trace_formula(formula)
@@ -115,7 +112,6 @@ def transform(
     Args:
         stages: The stages; results between them have the compute dtype.
         grad: A gradient, or the values of a sparse one.
-        scalars: The scalars of the stages.
         flush: Treat denormals as zero.
         dtype: The dtype of the returned tensor, usually the variable's; by default the
             gradient's.
@@ -146,9 +142,6 @@ class ReferencePart:
 
     New values are separate tensors, computed with NumPy on the CPU and with torch elsewhere. The
     returned calls copy them.
-
-    Args:
-        request: The step, of one variable.
     """
 
     def __init__(self, request: StepRequest) -> None:

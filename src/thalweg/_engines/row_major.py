@@ -42,8 +42,6 @@ class RowMajorGroups:
         """Return groups whose memory holds the present values in row-major order.
 
         Args:
-            groups: The groups of the plan.
-            gradients: The gradients of the step.
             formulas: The measures; streams that no formula reads are not copied.
         """
         request = self._request._replace(gradients=gradients)
@@ -85,7 +83,6 @@ class RowMajorGroups:
         A contiguous tensor, or one that no measure reads, is returned itself.
 
         Args:
-            index: The index of the variable.
             stream: The index of the tensor among variable, gradient and slots; `_COPY` for the
                 copy.
         """

@@ -31,7 +31,6 @@ def update_rows(
     occurs only if the rule has `update_untouched`.
 
     Args:
-        tensors: The variable and its slots.
         gradient: Values in the dtype of the arithmetic, and int64 indices.
         evaluate: Returns the results of a formula, given the formula and its positional values.
         add: Returns the sums of values for places 0 to `count - 1`, rounded like a gradient of the
@@ -65,7 +64,6 @@ def make_row_calls(
     """Return calls that copy new rows into the tensors that formulas change, and into the copy.
 
     Args:
-        tensors: The variable and its slots.
         copy: The copy of the variable, if it has one.
         reads_copy: Whether a step begins at the copy.
         updates: From `update_rows`.

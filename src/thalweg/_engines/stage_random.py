@@ -26,7 +26,6 @@ class StageRandom:
     this call. They are computed on the host.
 
     Args:
-        rule, stage: The rule, and its stage.
         numbers: The number of each variable of the batch.
         step: The number of the step, from 1.
         example: A tensor with the device and the dtype of the results.

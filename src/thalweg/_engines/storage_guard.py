@@ -34,7 +34,11 @@ class StorageGuard:
         self._watch_storages()
 
     def _watch_storages(self) -> None:
-        """Set the slots to compare one by one: those that callers have, and plain tensors."""
+        """Set the slots that `confirm_places` compares one by one.
+
+        They are slots to which callers have received a reference, and tensors that count no
+        changes.
+        """
         self._handed_counts = [len(moves.handed) for moves in self._moves]
         handed_ids = {key for moves in self._moves for key in moves.handed}
         self._watched_indices = [

@@ -19,7 +19,6 @@ class Tensors:
 
     Args:
         gradients: Dense gradients, or the values of sparse ones.
-        variables: The variable of each gradient.
         flush: Stages treat denormals as zero.
     """
 

@@ -25,7 +25,10 @@ def torch_dtype(dtype: Dtype) -> torch.dtype:
 
 
 def _round_once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the function evaluated in the widest dtype and rounded to the promoted dtype."""
+    """Return a function of tensors that computes in the widest dtype and rounds once.
+
+    The result has the common dtype of the arguments.
+    """
 
     def apply(*values: Tensor) -> Tensor:
         dtype = reduce(torch.promote_types, [value.dtype for value in values])

@@ -1,7 +1,7 @@
 """Part of a step with dense gradients computed by torch functions, on devices without kernels.
 
 The formulas are those of the other engines. Small variables are joined into batches, so that an
-operation of a formula is one function of torch for all of them.
+operation of a formula is one function of torch for all variables of a batch.
 """
 
 # torch.from_numpy and parts of torch have no types.
@@ -90,7 +90,10 @@ class TorchPart:
         return [*request.variables, *slots, *copies]
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """See `Part`. Values are computed before any is written, so gradients may overlap."""
+        """Bind the part to the gradients of a request; return False if anything else differs.
+
+        Values are computed before any is written, so gradients may overlap with `bounds`.
+        """
         planned_request, self._gradients = self._request, None
         can_rebind = (
             request.rule is planned_request.rule
@@ -119,7 +122,7 @@ class TorchPart:
         return self._gradients[member].detach()
 
     def _join(self, batch: Batch, tensors: Sequence[Tensor]) -> Tensor:
-        """Return tensors of the members as one; a view of a single one."""
+        """Return the members' tensors joined as the batch has it; a view of a single tensor."""
         detached = [tensor.detach() for tensor in tensors]
         if batch.is_stacked:
             return detached[0].unsqueeze(0) if len(detached) == 1 else torch.stack(detached)
@@ -138,7 +141,10 @@ class TorchPart:
         return torch_dtype(compute_dtype(self._request.variables[batch.members[0]].dtype))
 
     def _scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
-        """Return the scalars of a batch by name; those that differ between elements as tensors."""
+        """Return the scalars and vectors that formulas read in a batch, by name.
+
+        A scalar that differs between members is a tensor that broadcasts with the joined values.
+        """
         request, members = self._request, batch.members
         first = request.variables[members[0]]
         kind, scalars = self._kind(batch), dict(columns.shared[compute_dtype(first.dtype)])
@@ -163,13 +169,13 @@ class TorchPart:
         return scalars
 
     def _stage_gradients(self, batch: Batch, stages: Stages, scalars: Scalars) -> Tensor:
-        """Return the gradients in the dtype of the arithmetic, after stages."""
+        """Return the joined gradients after stages, in the dtype of the arithmetic."""
         grads = [self._gradient(member) for member in batch.members]
         grad = self._join(batch, grads).to(self._kind(batch))
         return torch_transform(stages, grad, scalars)
 
     def _read_variables(self, batch: Batch) -> Tensor:
-        """Return the variables at which the step begins; see `StepRequest.from_copies`."""
+        """Return the joined variables at which the step begins; see `StepRequest.from_copies`."""
         request = self._request
         var = self._join(batch, [request.variables[member] for member in batch.members])
         if request.copies is None or not request.from_copies:
@@ -180,10 +186,7 @@ class TorchPart:
         return resumed(var, self._join(batch, cast("list[Tensor]", copies)))
 
     def _slots(self, batch: Batch) -> list[Tensor]:
-        """Return one tensor per slot: the values of all variables of a batch, joined.
-
-        They have the dtype of the arithmetic; slots with codecs are decoded.
-        """
+        """Return for each slot of the rule the joined values of all members, decoded."""
         slots: list[Tensor] = []
         for position, codec in enumerate(batch.codecs[1:]):
             tensors = [self._request.slots[member][position] for member in batch.members]
@@ -210,7 +213,7 @@ class TorchPart:
     def _values_of(
         self, reduction: Reduction, columns: Columns, batch: Batch
     ) -> Iterator[tuple[Any, Tensor]]:
-        """Yield each formula or measure of a reduction with its values for the elements."""
+        """Yield each entry of `reduction.formulas` with its values for the elements of a batch."""
         scalars = self._scalars(batch, columns)
         staged_grad = self._stage_gradients(batch, reduction.stages, scalars)
         tensors = [self._read_variables(batch), staged_grad, *self._slots(batch)]
@@ -266,7 +269,7 @@ class TorchPart:
             return [call for batch in self._batches for call in self._update(batch, columns)]
 
     def _update(self, batch: Batch, columns: Columns) -> list[Call]:
-        """Return calls that copy the new values of the variables of a batch, slots and copies."""
+        """Return calls that copy the new values of a batch to variables, slots and copies."""
         request, rule = self._request, self._rule
         scalars = self._scalars(batch, columns)
         grad = self._stage_gradients(batch, self._stages, scalars)
@@ -304,7 +307,12 @@ class TorchPart:
         return self._request.places[member] if self._request.places else (None, 0)
 
     def _to_stored(self, batch: Batch, index: int, values: Tensor, scalars: Scalars) -> Tensor:
-        """Return new values of the tensors at `index`, rounded or encoded like them."""
+        """Return values in the dtype or codec of a tensor, rounded as the step requires.
+
+        Args:
+            index: 0 for the variables, k + 1 for slot k.
+            values: The joined new values.
+        """
         codec, request = batch.codecs[index], self._request
         first = batch.members[0]
         has_lower = any(codec is not None and codec.is_beside for codec in batch.codecs)
@@ -359,7 +367,10 @@ class TorchPart:
 
 
 def _batches_of(request: StepRequest) -> Iterator[Batch]:
-    """Yield batches of variables of one kind, with at most `_BATCH` elements or one variable."""
+    """Yield batches of variables of one kind.
+
+    A batch has at most `_BATCH` elements, or a single larger variable.
+    """
     members_by_kind: dict[Any, list[int]] = {}
     for member in range(len(request.variables)):
         members_by_kind.setdefault(_make_batch_key(request, member), []).append(member)
@@ -386,7 +397,7 @@ def _codecs_of(request: StepRequest, member: int) -> list[Codec | None]:
 
 
 def _describe_tensors(request: StepRequest, member: int) -> list[Any]:
-    """Return the dtypes and shapes of the tensors of a variable."""
+    """Return dtype, shape and device of variable, gradient, slots and copy, in this order."""
     copy = request.copies[member] if request.copies else None
     grad = values_of(request.gradients[member])
     tensors = [request.variables[member], grad, *request.slots[member]]
@@ -420,7 +431,6 @@ def values_of_measure(formula: Formula, tensors: Sequence[Tensor], scalars: Scal
 
     Args:
         tensors: Variable, gradient in the dtype of the arithmetic, and slots.
-        scalars: The scalars by name.
     """
     wide = wide_dtype(tensors[0].device)
     kind = tensors[1].dtype if is_like_update(formula) else wide
@@ -430,7 +440,12 @@ def values_of_measure(formula: Formula, tensors: Sequence[Tensor], scalars: Scal
 
 
 def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Tensor]:
-    """Return the measure of each of `count` stacked variables."""
+    """Return the tensor of a measure for each of `count` variables.
+
+    Args:
+        values: The values of their elements, one variable after the other.
+        view: The shape of each variable.
+    """
     if measure.over == "variable":
         parts = values.reshape(count, *view).unbind(0)
         return [reduce_lines(part, measure.over, measure.reduce) for part in parts]
@@ -440,7 +455,10 @@ def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Te
 
 
 def leaves_by_tensor(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return `leaves_of` several tensors of one dtype and device; one sum for those of a height."""
+    """Return the leaf sums of each tensor, as `leaves_of` does, with few calls of torch.
+
+    The tensors have one dtype and device. Those with leaves of one height are summed together.
+    """
     members_by_height: dict[int, list[int]] = {}
     for member, values in enumerate(tensors):
         height = min(LEAF // LANES, 1 << max(-(-len(values) // LANES) - 1, 0).bit_length())

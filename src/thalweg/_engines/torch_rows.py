@@ -22,11 +22,7 @@ from thalweg.indexed_slices import IndexedSlices, values_of
 
 
 class TorchRows(TorchPart):
-    """Plan for one variable with a sparse gradient; a `Part` of a step.
-
-    Args:
-        request: The step, of one variable.
-    """
+    """Plan for one variable with a sparse gradient; a `Part` of a step."""
 
     def _gradient(self, member: int) -> Tensor:
         """Return the values of the gradient, duplicates included."""
@@ -40,7 +36,7 @@ class TorchRows(TorchPart):
 
     @no_grad()
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """See `Reductions`; rows of sparse gradients have no leaves."""
+        """Return the results of a reduction for the variable; leaves are empty."""
         if reduction.kind == "leaves":
             return [np.empty((0, len(reduction.formulas)))]
         if reduction.kind != "sums":

@@ -17,7 +17,7 @@ from thalweg.variable import dtype_name
 
 
 def list_codecs(codecs: Sequence[str | None], slots: Sequence[Tensor]) -> list[Codec | None]:
-    """Return for each slot of a variable its codec; None for slots kept as numbers.
+    """Return for each slot of a variable its codec, or None for a slot that stores numbers.
 
     Args:
         codecs: The codec names of the rule's slots; empty if it has none.

@@ -50,9 +50,7 @@ def dithers_of(
     """Return the float32 dithers of `count` elements in a step; 0.5 if `step` is negative.
 
     Args:
-        count: The number of elements.
         origin: The positions of the elements in the full parameter.
-        device: The device of the dithers.
     """
     if step < 0:
         return torch.full((count,), 0.5, dtype=torch.float32, device=device)

@@ -119,7 +119,6 @@ def read_table(compute: str, literal: str = LITERAL) -> list[str]:
     """Return lines that read the work table of a kernel over chunks, with scalars of a type.
 
     Args:
-        compute: The type of the scalars.
         literal: The name of the type of `one`, which LLVM does not know to be 1.
     """
     return fill(_TABLE, compute=compute, literal=literal)
@@ -138,8 +137,6 @@ def name_kernel(
     Args:
         kind: The letters that the name begins with.
         definitions: The functions that the text calls; they come first in the source.
-        lines: The kernel function.
-        scalars, measures: As for `Kernel`.
     """
     text = join_lines(lines)
     name = f"{kind}_{digest(definitions, text, compiler_digest())}"
@@ -150,7 +147,6 @@ class Element:
     """Writer of the update of element i of the streams at pointers p0, p1, ...
 
     Args:
-        update: The update of an element.
         compute: The type of the arithmetic, "float32" or "float64".
     """
 
@@ -241,9 +237,7 @@ def write_kernel(
 
     Args:
         element: The writer of an element, with the scalars and type of the arithmetic.
-        definitions: The functions that are called.
         pointers: Lines that set the pointers of each stream of a chunk.
-        elements: Lines that update its elements.
     """
     lines = write_chunks(element, pointers, elements)
     return name_kernel("k", definitions, lines, element.update.scalars)
@@ -274,7 +268,6 @@ def define_copy_functions(kind: str, compute: str) -> dict[str, str]:
 
     Args:
         kind: The storage type of the copy.
-        compute: The type of the arithmetic.
     """
     _, _, load, save = STORAGE[kind]
     saturated_value, loaded = "saturated(value) * one", load.format("bits")
@@ -310,7 +303,6 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
 
     Args:
         definitions: The text of the functions that the lines call.
-        element: The writer of the update.
     """
     lines, storage = element.update_element(), element.update.storage
     distance = tuning().prefetch
@@ -335,7 +327,6 @@ def _is_slow(source: str, streams: int) -> bool:
     """Return True if an update of more than two tensors divides, chooses, or calls a function.
 
     Args:
-        source: The source of the update.
         streams: The number of tensors that the update reads or writes.
     """
     # Divisions, roots and calls fill the window of the processor before it reaches the next cache

@@ -126,10 +126,6 @@ for chunk in range(bounds[ticket], bounds[ticket + 1]):
 class Elements(Sweep):
     """Writer of the parts of a kernel that reduces formulas."""
 
-    def stored_type(self, stream: int) -> str:
-        """Return the storage type of the numbers of a stream; decoded ones are float32."""
-        return "float32" if stream in self.codecs else self.storage[stream]
-
     def point_at_leaf(self) -> list[str]:
         """Return lines that set a pointer `p{k}` to the leaf's first number in each stream k.
 
@@ -207,7 +203,8 @@ class Elements(Sweep):
     def _measure_element(self) -> list[str]:
         lines: list[str] = []
         for stream in self.used:
-            load = STORAGE[self.stored_type(stream)].load
+            kind = "float32" if stream in self.codecs else self.storage[stream]
+            load = STORAGE[kind].load
             lines.append(f"e{stream} = {load.format(f'p{stream}[i]')}")
         if self.copy is not None:
             lines.append(f"e0 = resumed(e0, p{self.copy}[i], {self.storage[0]}(1))")

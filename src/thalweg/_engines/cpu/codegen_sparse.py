@@ -173,7 +173,6 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
 
     Args:
         update: The update; it takes a gradient.
-        compute: "float32" or "float64".
         duplicates: Whether several entries of a row are summed, or update it one after another.
     """
     element = (_SummedRow if duplicates == "sum" else _SuccessiveRow)(update.traced, compute)

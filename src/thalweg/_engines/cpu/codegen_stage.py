@@ -46,7 +46,6 @@ class StageWriter(FormulaWriter):
         """Return assignments that compute a stage, and its results.
 
         Args:
-            formula: The stage.
             inputs: The values of its parameters by name.
         """
         values, lines = dict[Node, Values](), list[str]()

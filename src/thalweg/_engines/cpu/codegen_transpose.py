@@ -23,7 +23,6 @@ def load_into_lanes(
 
     Args:
         source: The name of a pointer to the first matrix.
-        target: The name of the lanes.
         sides: Rows and columns; matrices of more than `SIDE` elements take two steps.
         load: The template that loads a number.
         spare: The name of lanes for the first of two steps.
@@ -47,7 +46,6 @@ def store_from_lanes(
     """Return lines that copy `count` matrices from lanes into memory.
 
     Args:
-        source: The name of the lanes.
         target: The name of a pointer to the first matrix.
         sides, spare: As for `load_into_lanes`.
         save: The template that converts a number to the stored type.
@@ -69,7 +67,6 @@ def _move_columns(sides: tuple[int, int], template: str) -> list[str]:
     """Return one loop over matrices i per column, which moves the numbers of its rows.
 
     Args:
-        sides: Rows and columns.
         template: A statement; `lane` and `spare` are indices in lanes and in spare lanes.
     """
     (rows, columns), lines = sides, list[str]()
@@ -105,7 +102,6 @@ def reduce_values(measure: Measure, values: str, sides: tuple[int, int]) -> list
 
     Args:
         values: The prefix of the names of values, before the index of the element.
-        sides: Rows and columns.
 
     Returns:
         An expression for each row or each column, or one for the variable.

@@ -110,7 +110,7 @@ class _Compiler:
         return self.code.builder
 
     def write_out(self, name: str, arguments: list[Any]) -> list[Value]:
-        """Inline a function: write its body for arguments, and return its results."""
+        """Write the body of a function for arguments; return the values of its results."""
         node, outer = self._functions[name], self._frame
         self._frame = frame = _Frame(self.code.append_block(f"after.{name}"))
         for parameter, value in zip(node.args.args, arguments, strict=True):
@@ -260,7 +260,6 @@ class _Compiler:
 
         Args:
             jump: The jump to the next iteration.
-            blocks: The blocks of an iteration.
         """
         module = self.code.module
         group = _Distinct(module, (), str(len(module.metadata)))

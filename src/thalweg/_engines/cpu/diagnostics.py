@@ -79,7 +79,6 @@ def make_diagnosed_updates(
     Groups with vectors of rows and columns, encoded slots, random rounding or float64 have none.
 
     Args:
-        groups: The groups of a plan.
         measured_stages: The stages applied to gradients before they are measured.
     """
     updates: dict[int, DiagnosedUpdate] = {}

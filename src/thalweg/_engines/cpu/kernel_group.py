@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
-from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.array_types import Int64
 from thalweg._engines.codegen import distinct_formulas
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
@@ -123,12 +123,6 @@ class Group:
         streams = self.table.base[:, : len(measurement.storage)]
         return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
 
-    @lazy
-    def _measure_peaks(self) -> Callable[[Table, torch.dtype, int], Float64]:
-        with importing:
-            from thalweg._engines.cpu.reductions import table_peaks
-        return table_peaks
-
     def point_at(self, addresses: Int64) -> None:
         """Set the addresses of this step's gradients, one per member."""
         self.table.base[:, 1] = addresses
@@ -158,7 +152,9 @@ class Group:
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """Return the results of a reduction for each member, on the host; see `Reduction`."""
         if reduction.kind == "peaks":
-            return self._measure_peaks(self.table, self._gradient, 1)
+            with importing:
+                from thalweg._engines.cpu.reductions import table_peaks
+            return table_peaks(self.table, self._gradient, 1)
         if reduction.kind == "measures":
             return self._reduce_lines(reduction, columns)
         kernel = self._sum_kernel(reduction.formulas, reduction.stages)

@@ -93,16 +93,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_dismiss_team, after_in_child=_record_fork)
 
 
-def run_on_team(address: int, argument: int, threads: int) -> None:
-    """Call the C function `void f(void*)` at `address` on up to `threads` threads, without the GIL.
-
-    Every thread receives the same argument, and takes its share of the work.
-    """
-    call_on_team(address, argument, threads)()
-
-
 def call_on_team(address: int, argument: int, threads: int) -> Callable[[], object]:
-    """Return a callable that does what `run_on_team` does, without Python code."""
+    """Return a C callable that runs `void f(void*)` on up to `threads` threads, without the GIL.
+
+    Every thread receives the same argument, and takes a part of the work.
+
+    Args:
+        address, argument: The address of the C function, and that of its argument.
+    """
     parallel = None if threads <= 1 or _has_lost_team else gomp_parallel()
     if parallel is None:
         return partial(ENTRY(address), argument)

@@ -156,7 +156,6 @@ def _enter_folder(
     Args:
         stack: Closes the descriptor.
         name, folder: The name of the folder, and the descriptor of its parent.
-        full: The path for messages.
         is_ancestor: Whether the folder may be writable by others if it is sticky.
 
     Raises:

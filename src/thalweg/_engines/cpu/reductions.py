@@ -79,18 +79,17 @@ class Leaves:
 
 
 class Sweep:
-    """Measuring kernel with its argument block, for repeated calls.
+    """A sum kernel with its arguments, to launch repeatedly.
 
     Args:
-        leaf_plan: The leaves.
         kernel: From `launch.sum_kernel`.
         base: (tensors, streams) addresses of memory that the caller keeps alive.
         rows: From `scalar_rows`.
         flush: True if denormals count as zero.
 
     Attributes:
-        leaves: (leaves, measures) float64, which a call fills.
-        address: The address of the block.
+        leaves: (leaves, measures) float64, which each launch overwrites.
+        address: The address of the argument block.
     """
 
     def __init__(
@@ -151,7 +150,6 @@ def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
     """Return scalars as float64 rows, one for each tensor, or a single row if all share them.
 
     Args:
-        names: The names of the columns.
         scalars: For each name a number, or an array with one number for each tensor.
     """
     if not names:
@@ -162,11 +160,6 @@ def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
 
 def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
     """Return the largest magnitude of one stream of each tensor, or NaN if it has a NaN.
-
-    Args:
-        work: The work table.
-        dtype: The dtype of the stream.
-        column: The index of the stream.
 
     Returns:
         (tensors,) float64; 0 for a tensor without elements.
@@ -191,7 +184,6 @@ def _measure_tensors(
     """Return a number for each tensor, (tensors,) float64.
 
     Args:
-        tensors: Tensors on any devices.
         measure_memory: Returns the numbers of contiguous CPU tensors of one dtype, given an array
             (tensors, 1) of their addresses, their sizes, and the dtype.
         measure_other: Returns the number of a flat tensor of another device, of shape ().
@@ -231,9 +223,7 @@ def sums_of(
 
     Args:
         formula: A formula that reads only the gradient, or `variable_squares`.
-        tensors: Tensors on any devices.
         stages: Stages that are applied to the elements first.
-        scalars: The scalars of the stages.
         compute: The dtype of the stages; by default the compute dtype of each tensor.
         flush: True if the stages treat denormals as zero.
 

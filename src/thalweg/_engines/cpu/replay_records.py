@@ -53,7 +53,6 @@ def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
     Args:
         chunks: The chunks that a kernel reads, whose lengths may change.
         full: The chunks with all lengths.
-        member: The index of the member.
 
     Returns:
         The addresses of the first length in `chunks` and in `full`, and the number of chunks.
@@ -88,7 +87,6 @@ def write_program_record(
     """Write the record of a program; the caller keeps its arrays.
 
     Args:
-        record: The record to fill.
         names: The register of each scalar of a row.
         inputs: The result of `make_inputs`.
         registers: The address of the first register.
@@ -130,7 +128,6 @@ def rule_scalars_record(
         routine: The address of the compiled function.
         sweep_record: The address of the leaves, the number of variables, the address of leaf
             counts.
-        measures: The number of measures.
         programs: The index of each variable's program, and the records of the programs.
         rows: The kernel's scalars, a row for each variable.
         slot_addresses: The addresses of scalar slots, variable after variable.

@@ -20,6 +20,7 @@ from thalweg._engines.row_column_reductions import (
     TILE_ROWS,
     TileMeasures,
     View,
+    make_line_rows,
     view_of,
 )
 
@@ -30,7 +31,6 @@ class Lines:
     """Tiles of a set of variables, none empty; made once, used in each step.
 
     Args:
-        shapes: The shapes of the variables.
         vectors: Tensors over rows and columns that formulas read, by name, for each variable.
     """
 
@@ -42,7 +42,6 @@ class Lines:
         # Memory for tile results, and the columns of the table after the addresses of streams.
         self._buffers: dict[tuple[Measure, ...], tuple[TileMeasures, Int64]] = {}
         self._elements = sum(shape.numel() for shape in shapes)
-        self._sides = np.array([(view.rows, view.columns) for view in self._views], np.int64)
         self._tiles = np.array([(view.down, view.across) for view in self._views], np.int64)
         self._slices = np.concatenate(
             [_cut_tiles(index, view) for index, view in enumerate(self._views)]
@@ -53,9 +52,7 @@ class Lines:
         key = tuple(names)
         # Vectors are never reallocated, so that their addresses can be cached.
         if key not in self._bases:
-            places = [[vectors[name].data_ptr() for name in names] for vectors in self._vectors]
-            addresses = np.array(places, np.int64).reshape(len(self._views), len(names))
-            self._bases[key] = np.hstack([addresses, self._sides])
+            self._bases[key] = make_line_rows(key, self._vectors, self._views)
         return self._bases[key]
 
     def _allocate_buffers(

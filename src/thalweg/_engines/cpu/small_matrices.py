@@ -132,7 +132,6 @@ def find_short(request: StepRequest, engines: Sequence[str]) -> list[bool]:
 
     Args:
         request: A step of a rule with passes.
-        engines: The engine of each variable.
     """
     has_copies = any(copy is not None for copy in request.copies or ())
     if has_copies or request.matrices or request.places or plan_sweeps(request.rule) is None:
@@ -242,8 +241,6 @@ class ShortGroup(Group):
         Args:
             key: Rows and columns of the matrices, and storage types of the slots of rows and
                 columns.
-            members: The indices of the members.
-            passes: The passes of the sweep.
             update: The update, or None for a sweep that only measures.
         """
         rows, columns, lines = key

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.array_types import Array, Int32, Int64
+from thalweg._engines.array_types import Array, Int64
 from thalweg._engines.cpu import launch, sparse_rows
 from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cpu.work_table import CHUNK, ENTRIES, Table, cut_slices
@@ -30,11 +30,7 @@ class _Scratch:
         self.row_of = np.empty(room, np.int64)
         self.first = np.empty(room, np.int32)
         self.next_entry = np.empty(room + 1, np.int32)
-        self._table = np.empty(_count_places(room), np.int32)
-
-    def hash_table(self, count: int) -> Int32:
-        """Return a hash table for so many entries, not cleared."""
-        return self._table[: _count_places(count)]
+        self.table = np.empty(_count_places(room), np.int32)  # for hashing, not cleared
 
 
 def _count_places(count: int) -> int:
@@ -100,7 +96,7 @@ class SparsePlan(RowsPlan):
         self._groups, bad = self._group(
             entries,
             self._shape[0],
-            scratch.hash_table(count),
+            scratch.table[: _count_places(count)],
             scratch.row_of,
             scratch.first,
             scratch.next_entry,

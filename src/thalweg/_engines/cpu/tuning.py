@@ -39,7 +39,6 @@ def tuning_of(processor: str, changes: str = "") -> Tuning:
     """Return the parameters of a processor.
 
     Args:
-        processor: LLVM's name of the processor.
         changes: Parameters that replace those of the processor, such as
             "prefetch=0,vectors=256,serial=20000"; "" for none.
 

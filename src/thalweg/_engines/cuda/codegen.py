@@ -126,8 +126,6 @@ def name_kernel(
 
     Args:
         definitions: The text before the kernel function: imports and functions that it calls.
-        lines: The kernel function.
-        scalars, attributes: Attributes of the kernel.
     """
     text = f"{definitions}\n\n{join_lines(lines)}"
     name = f"g_{digest(text, _read_function_sources())}"
@@ -159,7 +157,6 @@ class Writer(FormulaWriter):
     Each operation is rounded once, and denormals are kept or flushed as chosen.
 
     Args:
-        compute: "float32" or "float64".
         flush: Whether denormals become zero, after loads and after each operation.
         fast: Whether operations inside a formula do not flush: fused products and sums have no
             intermediate number to flush.
@@ -298,12 +295,7 @@ def define_element(parameters: str, body: list[str]) -> str:
 
 
 class Element:
-    """Writer of the Triton function `element`: updates elements `at` of streams p0, p1, ...
-
-    Args:
-        update: The formulas and streams.
-        writer: Writer for the compute dtype.
-    """
+    """Writer of the Triton function `element`: updates elements `at` of streams p0, p1, ..."""
 
     def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         self.update, self.writer = update, writer
@@ -448,7 +440,6 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
 
     Args:
         update: The update; it reads a gradient.
-        compute: "float32" or "float64".
         flush: Whether denormals are treated as zero.
         fast: Whether products and sums may be fused, and quotients and roots be approximate.
     """
@@ -464,7 +455,6 @@ def write_dense(element: Element, block: int, elements: str, *extra_parameters: 
 
     Args:
         element: Writer of the function that updates a block.
-        block: Elements of a block.
         elements: Expression of the element indices of a block, relative to its first element.
         extra_parameters: Names of additional parameters of the kernel.
     """
@@ -500,11 +490,7 @@ def assemble_kernel(
 
     Args:
         element: Writer of the function that updates a block.
-        lines: The kernel function.
         extra_parameters: As for `Element.define_functions`.
-        integers: Names of integer parameters.
-        threads: Threads of a program.
-        imports: Additional import lines.
     """
     compute, fast = element.writer.compute, element.writer.fast
     functions = element.define_functions(*extra_parameters)
@@ -524,8 +510,5 @@ def elements_per_load(storage: Sequence[str]) -> int:
     """Return how many elements a thread updates at a time: those of one load of the widest dtype.
 
     With more elements a thread would need so many registers that too few threads run at once.
-
-    Args:
-        storage: The dtypes of the streams.
     """
     return WIDTH // max(SIZES[dtype] for dtype in storage)

@@ -102,12 +102,7 @@ def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
 
 
 class _Element(Element):
-    """Writer of the function that updates a tile.
-
-    Args:
-        update: The formulas and streams.
-        writer: Writer for float32.
-    """
+    """Writer of the function that updates a tile."""
 
     def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         # With random bits each thread updates the elements of one Philox call.

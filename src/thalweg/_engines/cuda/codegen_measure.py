@@ -122,7 +122,10 @@ class Program:
     def define_functions(self) -> str:
         """Return imports, and the text of `element`, which computes all formulas."""
         imports = BLOCKWISE if self.sweep.codecs else ""
-        header = write_header("float64") + imports + _stage_header(self._single.compute) + "\n\n"
+        literal = "literal32" if self._single.compute == "float32" else "literal64"
+        module = "thalweg._engines.cuda.device_functions"
+        imports += f"from {module} import {literal}\n{_STAGE_LITERAL} = {literal}\n"
+        header = f"{write_header('float64')}{imports}\n\n"
         stages = enumerate(self.sweep.stages)
         functions = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
         functions += self.sweep.define_decoders(self._single)
@@ -322,9 +325,3 @@ def generate_combine() -> Kernel:
     thread_count = FAN // _OF_THREAD
     lines = fill(_COMBINE, threads=thread_count, of_thread=_OF_THREAD, read=read, fold=fold)
     return name_kernel(write_header("float64"), lines, (), integers=("measures",))
-
-
-def _stage_header(compute: str) -> str:
-    literal = "literal32" if compute == "float32" else "literal64"
-    module = "thalweg._engines.cuda.device_functions"
-    return f"from {module} import {literal}\n{_STAGE_LITERAL} = {literal}\n"

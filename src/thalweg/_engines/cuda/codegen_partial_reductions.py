@@ -20,8 +20,6 @@ class LaneReduction(Targets):
     """Formula and reduction that several measures share.
 
     Args:
-        program: Writer of the kernel's functions.
-        value: The index of the formula.
         reduce: The reduction, "sum" or "largest".
 
     Attributes:
@@ -82,7 +80,6 @@ class RowParts:
     """Writer of reductions of rows that are in parts side by side, one block of lanes each.
 
     Args:
-        reductions: The formulas and their reductions.
         parts: Number of parts of a row.
         lanes: Lanes of a part.
     """
@@ -162,7 +159,6 @@ class MeasureBuilder:
 
         Args:
             template: The text of the kernel function.
-            threads: Threads of a program.
             fields: Fields of the template, in addition to those that all templates have.
         """
         sweep = self._sweep

@@ -127,7 +127,6 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
     """Return the kernel that computes measures of rows and columns in one pass over the tensors.
 
     Args:
-        builder: The measures.
         columns: Columns of a tile, a power of two from `WARP` to `TILE_COLUMNS`; fewer than that
             only if no matrix is wider.
     """

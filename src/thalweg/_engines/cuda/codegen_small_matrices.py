@@ -32,7 +32,6 @@ class _Matrix(RowParts):
     """Writer of the reductions of a matrix, row by row, so that few values are live at a time.
 
     Args:
-        reductions: The formulas and their reductions.
         sides: Rows and columns of the matrix; each column is a part.
     """
 
@@ -76,7 +75,6 @@ def generate_short(builder: MeasureBuilder, sides: tuple[int, int]) -> Kernel:
     """Return the kernel that computes measures of small matrices in one pass.
 
     Args:
-        builder: The measures.
         sides: Rows and columns of all matrices.
     """
     rows, columns = sides

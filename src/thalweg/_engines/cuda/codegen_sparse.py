@@ -159,7 +159,6 @@ def generate_rows(
     Args:
         update, compute, flush, fast: As for `generate_update` of `codegen`.
         duplicates: "sum" adds the entries of a row first; "successive" updates for each entry.
-        threads: Threads of a program.
     """
     element = (_Summed if duplicates == "sum" else _Successive)(
         update.traced, Writer(compute, flush, fast)

@@ -17,7 +17,6 @@ class Rows:
     """Table of a kernel's scalars on a device, one row per variable or one for all.
 
     Args:
-        count: Number of rows.
         kernel: The kernel, which names the columns.
     """
 

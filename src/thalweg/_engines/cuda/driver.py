@@ -214,7 +214,6 @@ class Launch:
     """Kernel with its arguments.
 
     Args:
-        starter: The kernel.
         grid: Numbers of programs in two dimensions.
         arguments: Integers, and tensors whose addresses are passed. The object keeps them alive.
 

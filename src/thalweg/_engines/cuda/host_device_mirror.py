@@ -18,7 +18,6 @@ class Mirror:
 
     Args:
         host: The array; code that changes it calls `mark_changed`.
-        device: The device of the copy.
 
     Attributes:
         host: The array.

@@ -78,7 +78,6 @@ class Compiled:
 
         Args:
             aligned: Whether addresses are multiples of 16 bytes.
-            number: The index of the device.
             arguments: The arguments of the first launch.
         """
         architecture = driver.of_torch().architecture_of(number)
@@ -256,7 +255,6 @@ def lines_kernel(
 
     Args:
         measures, measurement, flush: As for `MeasureBuilder`.
-        layout: The layout of the matrices.
     """
     with importing:
         from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder

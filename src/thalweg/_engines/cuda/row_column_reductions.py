@@ -11,12 +11,12 @@ from torch import Tensor
 
 from thalweg._base.lazy import lazy
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.array_types import Array, enumerate_runs
+from thalweg._engines.array_types import enumerate_runs
 from thalweg._engines.cuda.codegen import THREADS
 from thalweg._engines.cuda.host_device_mirror import send_constant
 from thalweg._engines.cuda.launch import Compiled
 from thalweg._engines.cuda.reduction_layouts import Layout, layout_of
-from thalweg._engines.row_column_reductions import TileMeasures, view_of
+from thalweg._engines.row_column_reductions import TileMeasures, make_line_rows, view_of
 
 
 class _Workspace(NamedTuple):
@@ -36,9 +36,7 @@ class Lines:
     """Rows and columns of a set of non-empty variables; created once, used in each step.
 
     Args:
-        shapes: The shapes of the variables.
         vectors: For each variable the row and column vectors that formulas read, by name.
-        device: The device of the variables.
     """
 
     def __init__(
@@ -75,19 +73,13 @@ class Lines:
             layout_chunks[layout] = send_constant(chunks, np.int32, self._device)
         return layout_chunks
 
-    def _make_rows(self, names: tuple[str, ...]) -> Array:
-        """Return addresses of vectors and sides of matrices, of shape (variables, names + 2)."""
-        places = [
-            [*(vectors[name].data_ptr() for name in names), view.rows, view.columns]
-            for vectors, view in zip(self._vectors, self._views, strict=True)
-        ]
-        return np.array(places, np.int64)
-
     def table_of(self, names: tuple[str, ...]) -> Tensor:
         """Return addresses of vectors and sides of matrices as a tensor on the device."""
         # Cached, since vectors are never reallocated.
         if names not in self._tables:
-            self._tables[names] = send_constant(self._make_rows(names), np.int64, self._device)
+            self._tables[names] = send_constant(
+                make_line_rows(names, self._vectors, self._views), np.int64, self._device
+            )
         return self._tables[names]
 
     def _make_workspace(self, kernel: Compiled, measures: tuple[Measure, ...]) -> _Workspace:
@@ -96,7 +88,11 @@ class Lines:
         pairs = zip(self._views, self._layouts, strict=True)
         tiles = [(x.matrices if layout.sides else x.down, x.across) for x, layout in pairs]
         table = np.hstack(
-            [self._make_rows(kernel.vectors), np.array(tiles, np.int64), tile_measures.targets]
+            [
+                make_line_rows(kernel.vectors, self._vectors, self._views),
+                np.array(tiles, np.int64),
+                tile_measures.targets,
+            ]
         )
         return _Workspace(send_constant(table, np.int64, self._device), tile_measures)
 

@@ -103,7 +103,6 @@ class RowsPart(RowsPlan):
 
         Args:
             rows, order: The sorted indices, and the entry of each.
-            scalars: The scalars by name.
             is_step_enabled: A bool tensor of shape (), False to update no row; None for True.
         """
         # With every row -1, no row differs from the one before the first, so no program begins one.

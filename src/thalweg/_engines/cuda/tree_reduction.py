@@ -22,7 +22,6 @@ class LaunchedTree:
 
     Args:
         counts: (tensors,) leaves of each tensor.
-        device: The device of the leaves.
     """
 
     def __init__(self, counts: Int64, device: torch.device) -> None:
