@@ -146,8 +146,7 @@ class DensePlan:
     def __init__(
         self, request: StepRequest, make_group: Callable[[StepRequest, list[int]], Group]
     ) -> None:
-        self.rule = request.rule
-        self.stages = request.stages
+        self.rule, self.stages = request.rule, request.stages
         self._selection = request.selection
         self._from_copies = request.from_copies
         self._vectors, self._places = list(request.vectors), list(request.places)
@@ -165,8 +164,7 @@ class DensePlan:
         self._storage_guard = StorageGuard(all_slots)
         self._pointers = list(map(Tensor.data_ptr, self.written))
         self._layouts = self._read_layouts()
-        self._shapes = list(map(Tensor.size, variables))
-        self._strides = list(map(Tensor.stride, variables))
+        self._shapes, self._strides = (column[: len(variables)] for column in self._layouts[:2])
         self._contiguous = all(map(Tensor.is_contiguous, variables))
         self._make_group, self._request = make_group, request._replace(gradients=())
         self.bounds = layout.merge_byte_spans([*variables, *all_slots, *copy_tensors])

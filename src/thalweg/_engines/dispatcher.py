@@ -259,7 +259,7 @@ class Dispatcher:
         return [(group, transfers.wrap_part(group, part)) for group, part in parts]
 
     def _single_part(self, request: StepRequest, engine: EngineKind, number: int) -> Part:
-        """Return the part of one variable, bound: of the reference engine, or for a sparse gradient.
+        """Return the part of one variable, bound to its gradient: dense or sparse, of any engine.
 
         A plan of kernels is cached by variable and round `number`, since it has one gradient.
         """

@@ -140,11 +140,11 @@ class Code:
     def write_constant(self, value: float, kind: Kind) -> Value:
         return Value(ir.Constant(kind.llvm, value), kind)
 
-    def cast_to(self, x: Value, kind: Kind) -> Value:
+    def cast_to(self, number: Value, kind: Kind) -> Value:
         """Return a number converted to a kind; integers that do not fit lose their high bits."""
-        operand, source_kind, write = x.llvm, x.kind, self.builder
+        operand, source_kind, write = number.llvm, number.kind, self.builder
         if source_kind == kind:
-            return x
+            return number
         if source_kind.is_float and not kind.is_float:
             cast_operand = write.fptosi(operand, kind.llvm)
         elif source_kind.is_float:
@@ -246,12 +246,12 @@ def _half_to_float(code: Code, bits: Value) -> Value:
     return Value(code.builder.fpext(half, FLOAT32.llvm), FLOAT32)
 
 
-def _float_to_half(code: Code, x: Value) -> Value:
+def _float_to_half(code: Code, number: Value) -> Value:
     """Return the nearest float16, ties to even; float64 becomes float32 first, as in torch."""
-    x = code.cast_to(x, FLOAT32)
+    number = code.cast_to(number, FLOAT32)
     if not code.halves:
-        return _half_from_float(code, x)
-    half = code.builder.fptrunc(x.llvm, _HALF)
+        return _half_from_float(code, number)
+    half = code.builder.fptrunc(number.llvm, _HALF)
     return Value(code.builder.bitcast(half, _I16), UINT16)
 
 
@@ -275,10 +275,10 @@ def _float_from_half(code: Code, bits: Value) -> Value:
     return Value(write.bitcast(write.or_(magnitude, sign), FLOAT32.llvm), FLOAT32)
 
 
-def _half_from_float(code: Code, x: Value) -> Value:
+def _half_from_float(code: Code, number: Value) -> Value:
     """Return the float16 nearest to a float32, ties to even, by integer operations alone."""
     write = code.builder
-    bits = write.bitcast(x.llvm, _I32)
+    bits = write.bitcast(number.llvm, _I32)
     size = write.and_(bits, _i32(0x7FFFFFFF))
     last_bit = write.and_(write.lshr(size, _i32(13)), _i32(1))
     down = write.sub(size, _i32((127 - 15) << 23))
@@ -301,46 +301,46 @@ def _bfloat_to_float(code: Code, bits: Value) -> Value:
     return Value(code.builder.bitcast(wide, FLOAT32.llvm), FLOAT32)
 
 
-def _float_to_bfloat(code: Code, x: Value) -> Value:
+def _float_to_bfloat(code: Code, number: Value) -> Value:
     """Return the nearest bfloat16, ties to even; NaN becomes 0x7FC0, float64 is rounded first."""
     write, sixteen = code.builder, ir.Constant(_I32, 16)
-    x = code.cast_to(x, FLOAT32)
-    bits = write.bitcast(x.llvm, _I32)
+    number = code.cast_to(number, FLOAT32)
+    bits = write.bitcast(number.llvm, _I32)
     last_bit = write.and_(write.lshr(bits, sixteen), ir.Constant(_I32, 1))
     rounded_bits = write.add(bits, write.add(last_bit, ir.Constant(_I32, 0x7FFF)))
-    nan = write.fcmp_unordered("uno", x.llvm, x.llvm)
+    nan = write.fcmp_unordered("uno", number.llvm, number.llvm)
     bfloat_bits = write.select(nan, ir.Constant(_I32, 0x7FC0), write.lshr(rounded_bits, sixteen))
     return Value(write.trunc(bfloat_bits, _I16), UINT16)
 
 
-def _is_nearest_bfloat(code: Code, x: Value, bits: Value) -> Value:
+def _is_nearest_bfloat(code: Code, number: Value, bits: Value) -> Value:
     """Return True if a bfloat16 is one of the nearest to a number; see `copies.is_nearest`."""
-    write, x = code.builder, code.cast_to(x, FLOAT32)
-    float_bits = write.bitcast(x.llvm, _I32)
+    write, number = code.builder, code.cast_to(number, FLOAT32)
+    float_bits = write.bitcast(number.llvm, _I32)
     distance = write.sub(float_bits, write.shl(write.zext(bits.llvm, _I32), _i32(16)))
     is_close = write.icmp_unsigned("<=", write.add(distance, _i32(0x8000)), _i32(0x10000))
-    is_number = write.fcmp_ordered("ord", x.llvm, x.llvm)
+    is_number = write.fcmp_ordered("ord", number.llvm, number.llvm)
     return Value(write.and_(is_close, is_number), BOOL)
 
 
-def _round_to_bfloat(code: Code, x: Value, bits: Value) -> Value:
+def _round_to_bfloat(code: Code, number: Value, bits: Value) -> Value:
     """Return a bfloat16 rounded by random bits; see `thalweg._engines.philox.round_to_bfloat`."""
-    write, x = code.builder, code.cast_to(x, FLOAT32)
-    float_bits = write.bitcast(x.llvm, _I32)
+    write, number = code.builder, code.cast_to(number, FLOAT32)
+    float_bits = write.bitcast(number.llvm, _I32)
     size = write.and_(float_bits, _i32(0x7FFFFFFF))
     is_below_largest = write.icmp_unsigned("<", size, _i32(0x7F7F0000))
     # Beyond the largest, which is odd, ties go up as well: half a place rounds to the nearest.
     addend = write.select(is_below_largest, write.zext(bits.llvm, _I32), _i32(0x8000))
     upper_bits = write.lshr(write.add(float_bits, addend), _i32(16))
-    nan = write.fcmp_unordered("uno", x.llvm, x.llvm)
+    nan = write.fcmp_unordered("uno", number.llvm, number.llvm)
     return Value(write.trunc(write.select(nan, _i32(0x7FC0), upper_bits), _I16), UINT16)
 
 
-def _round_to_half(code: Code, x: Value, bits: Value) -> Value:
+def _round_to_half(code: Code, number: Value, bits: Value) -> Value:
     """Return a float16 rounded by random bits; see `thalweg._engines.philox.round_to_half`."""
     write, one_float = code.builder, ir.Constant(FLOAT32.llvm, 1.0)
-    x = code.cast_to(x, FLOAT32)
-    float_bits = write.bitcast(x.llvm, _I32)
+    number = code.cast_to(number, FLOAT32)
+    float_bits = write.bitcast(number.llvm, _I32)
     size = write.and_(float_bits, _i32(0x7FFFFFFF))
     exponent = write.lshr(size, _i32(23))
     is_small = write.icmp_unsigned("<", exponent, _i32(113))
@@ -362,7 +362,7 @@ def _round_to_half(code: Code, x: Value, bits: Value) -> Value:
     )
     half_bits = write.zext(_float_to_half(code, Value(rounded_size, FLOAT32)).llvm, _I32)
     sign = write.and_(write.lshr(float_bits, _i32(16)), _i32(0x8000))
-    nearest = write.zext(_float_to_half(code, x).llvm, _I32)
+    nearest = write.zext(_float_to_half(code, number).llvm, _I32)
     selected_bits = write.select(is_below_largest, write.or_(half_bits, sign), nearest)
     return Value(write.trunc(selected_bits, _I16), UINT16)
 
@@ -441,24 +441,24 @@ def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
     return Value(write.bitcast(float_bits, FLOAT32.llvm), FLOAT32)
 
 
-def _round_to_24_bits(code: Code, x: Value, bits: Value) -> Any:
+def _round_to_24_bits(code: Code, number: Value, bits: Value) -> Any:
     """Return the upper 24 bits of a float32, rounded by 8 random bits."""
     write = code.builder
-    float_bits = write.bitcast(code.cast_to(x, FLOAT32).llvm, _I32)
+    float_bits = write.bitcast(code.cast_to(number, FLOAT32).llvm, _I32)
     random_bits = write.and_(write.zext(bits.llvm, _I32), _i32(0xFF))
     upper_bits = write.lshr(write.add(float_bits, random_bits), _i32(8))
-    is_nan = write.fcmp_unordered("uno", x.llvm, x.llvm)
+    is_nan = write.fcmp_unordered("uno", number.llvm, number.llvm)
     return write.select(is_nan, _i32(0x7FC000), upper_bits)
 
 
-def _upper_of(code: Code, x: Value, bits: Value) -> Value:
+def _upper_of(code: Code, number: Value, bits: Value) -> Value:
     write = code.builder
-    rounded_word = write.add(_round_to_24_bits(code, x, bits), _i32(0x80))
+    rounded_word = write.add(_round_to_24_bits(code, number, bits), _i32(0x80))
     return Value(write.trunc(write.lshr(rounded_word, _i32(8)), _I16), UINT16)
 
 
-def _lower_of(code: Code, x: Value, bits: Value) -> Value:
-    return Value(code.builder.trunc(_round_to_24_bits(code, x, bits), _I8), KINDS["uint8"])
+def _lower_of(code: Code, number: Value, bits: Value) -> Value:
+    return Value(code.builder.trunc(_round_to_24_bits(code, number, bits), _I8), KINDS["uint8"])
 
 
 # Integers
