@@ -87,7 +87,7 @@ class VariableDiagnostics:
             self._old_weight = self._weight(is_pre_write=True)
 
     def _scalars(self, columns: Columns, index: int) -> dict[str, Any]:
-        """Return the scalars by name; tensors stay on their device."""
+        """Return the scalars of the variable, by name; tensors stay on their device."""
         dtype = layout.compute_dtype(self._var.dtype)
         by_variable = {name: vector[index] for name, vector in columns.by_variable.items()}
         by_variable = {
@@ -239,7 +239,7 @@ def _counts_of(raw: Array, tiny: float) -> Measurements:
 
 
 def _sums_of_gradient(grad: Array, momentum: Array | None = None) -> Measurements:
-    """Return the sums of squares and products, largest magnitude and equal signs of a span."""
+    """Return sums of products, the gradient's peak and the count of equal signs in a span."""
     # A product with 1 flushes the denormals that an update would have flushed.
     unit = type_of(grad)(1)
     values = {"gradient": grad * unit}

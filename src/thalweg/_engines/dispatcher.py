@@ -69,10 +69,8 @@ def check_gradients(
     first_indices: dict[int, int] = {}
     for index, var in enumerate(variables):
         first_indices.setdefault(id(var), index)
-    distinct, titles = (
-        [variables[i] for i in first_indices.values()],
-        [names[i] for i in first_indices.values()],
-    )
+    distinct = [variables[i] for i in first_indices.values()]
+    titles = [names[i] for i in first_indices.values()]
     layout.check_disjoint(distinct, titles)
     check_writable(zip(distinct, titles, strict=True))
 

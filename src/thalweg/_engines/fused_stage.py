@@ -110,7 +110,11 @@ def _check_parameters(rule: Rule, formula_graph: FormulaGraph) -> None:
 
 
 def _kind_of(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
-    """Return the kind of a node whose arguments have these kinds; see `LineFormula`."""
+    """Return the kind of a node (see `LineFormula`), given the kinds of its arguments.
+
+    Raises:
+        RuleError: The operation is not allowed on these kinds; without the name of the stage.
+    """
     if node.op == "scalar":
         return rule.vectors.get(node.args[0], "")
     if node.op in ("exp", "log", "power"):

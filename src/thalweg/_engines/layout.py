@@ -370,6 +370,11 @@ def check_kind(
 ) -> None:
     """Raise if the elements of a gradient have the wrong dtype, device or no memory.
 
+    Args:
+        values: A dense gradient, or the values of a sparse one.
+        narrow: True if the gradient of a float32 variable may have a 16-bit dtype.
+        device: Optional. The required device; by default the variable's.
+
     Raises:
         InvalidTypeError: If the dtypes differ.
         InvalidArgumentError: If the devices differ.

@@ -101,15 +101,13 @@ class OffloadLink:
         return self._gradient.copy_(grad.detach(), non_blocking=grad.is_cuda)
 
     def send_rows(self, rows: Tensor | None) -> list[Call]:
-        """Return C functions that copy values of the variable to the copy.
+        """Return C functions that copy the variable, or its `staged_copy`, to the other device.
 
         Args:
             rows: The rows that have changed; None for all.
         """
-        source, target = (
-            self._var if self.staged_copy is None else self.staged_copy,
-            self.copy.detach(),
-        )
+        source = self._var if self.staged_copy is None else self.staged_copy
+        target = self.copy.detach()
         if rows is None:
             return [partial(target.copy_, source.detach(), target.is_cuda)]
         host_rows = source.new_empty((len(rows), *source.shape[1:]))

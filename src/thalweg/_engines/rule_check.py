@@ -148,7 +148,7 @@ def _is_number(value: Any) -> bool:
 def _call_on_host(
     rule: Rule, function: Any, role: str, known_scalars: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Call a host function of the rule; return its dict, or raise a RuleError.
+    """Return the dict that a host function of the rule returns; raise a RuleError if it fails.
 
     Args:
         function: Called with the entries of `known_scalars` that it has parameters for.

@@ -355,7 +355,12 @@ class TorchPart:
     def _copy_call(
         self, batch: Batch, index: int, targets: Sequence[Tensor], values: Tensor
     ) -> Call:
-        """Return a C function that copies values of a batch into tensors of its members."""
+        """Return a C function that copies values of a batch into tensors of its members.
+
+        Args:
+            index: 0 for the variables or their copies, k + 1 for slot k.
+            values: The joined values, or the records of all members.
+        """
         if batch.codecs[index] is None:
             parts = self._split_members(batch, values)
         else:

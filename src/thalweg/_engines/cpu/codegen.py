@@ -298,8 +298,7 @@ def first_of(update: TracedUpdate, stream: int) -> str:
 def _update_chunk(definitions: str, element: Element) -> list[str]:
     """Return kernel lines that update elements 0 to `length` of a chunk.
 
-    The lines prefetch block by block if `Tuning.prefetch` is not 0, and the update writes a copy or
-    is slow (`_is_slow`).
+    If `Tuning.prefetch` is not 0, updates that write a copy or are slow (`_is_slow`) also prefetch.
 
     Args:
         definitions: The text of the functions that the lines call.

@@ -297,10 +297,8 @@ class SmallMatrixKernel:
         for place, slot in enumerate(self._rule.shaped_slots):
             if slot.name in self._slot_values:
                 count, fmt = self._counts[str(slot.per)], STORAGE[self._lines[place]]
-                name, slot_values = (
-                    self._reserve(f"new_{slot.name}", count),
-                    self._slot_values[slot.name],
-                )
+                name = self._reserve(f"new_{slot.name}", count)
+                slot_values = self._slot_values[slot.name]
                 self._add_part(
                     [f"{name}[lane + {k * LANES}] = {slot_values.at(k)}" for k in range(count)]
                 )
@@ -359,9 +357,12 @@ class SmallMatrixKernel:
             yield number, *divmod(number, self._sides[1])
 
     def _measure(self, number: int, measures: list[Measure]) -> list[str]:
-        """Append lines that compute consecutive measures of one function.
+        """Append lines that compute consecutive measures, by one function of an element.
 
         Return lines that write the results of measures over variables, to run after all matrices.
+
+        Args:
+            number: The index of the group of measures, for names.
         """
         scalars = {name: f"s{place}" for name, place in self._place.items()}
         kinds = {name: values.axis for name, values in self._vectors.items()}

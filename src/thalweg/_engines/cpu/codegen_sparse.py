@@ -69,9 +69,10 @@ class _Row(Element, ABC):
         return f"base[1] + entry * width * {STORAGE[self.update.storage[1]].size}"
 
     def entry_value(self, numbers: str) -> str:
-        """Return an expression for element i of an entry after its stages.
+        """Return an expression for element i of an entry, in the type of the arithmetic.
 
-        After stages, the number is rounded to the type of the variable.
+        Stages of entries, if the update has any, are applied, and their result is rounded to the
+        type of the variable.
 
         Args:
             numbers: The name of the pointer to the entry.

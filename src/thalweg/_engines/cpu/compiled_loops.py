@@ -51,13 +51,9 @@ class Loop:
         texts = [textwrap.dedent(inspect.getsource(function)) for function in functions]
         self._text = "\n\n".join(reversed(texts))
         nodes = ast.walk(ast.parse(texts[0]))
-        return_values = [
-            node.value for node in nodes if isinstance(node, ast.Return) and node.value
-        ]
-        self._returns_tuple = bool(return_values) and isinstance(return_values[0], ast.Tuple)
-        self._result_count = (
-            len(return_values[0].elts) if isinstance(return_values[0], ast.Tuple) else 1
-        )
+        first = next((x.value for x in nodes if isinstance(x, ast.Return) and x.value), None)
+        self._returns_tuple = isinstance(first, ast.Tuple)
+        self._result_count = len(first.elts) if isinstance(first, ast.Tuple) else 1
         self._compiled: dict[tuple[Kind, ...], tuple[Callable[[int], None], Struct]] = {}
 
     def __call__(self, *arguments: Array | int) -> Any:

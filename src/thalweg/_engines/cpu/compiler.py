@@ -337,10 +337,8 @@ class _Compiler:
         result_cell = self.code.reserve_stack(BOOL.llvm)
         end_block = self.code.append_block("decided")
         for value in operation.values:
-            condition, next_block = (
-                self._write_condition(value),
-                self.code.append_block("undecided"),
-            )
+            condition = self._write_condition(value)
+            next_block = self.code.append_block("undecided")
             self._builder.store(condition, result_cell)
             is_conjunction = isinstance(operation.op, ast.And)
             self._builder.cbranch(

@@ -25,10 +25,10 @@ _SOFT = 1  # omp_pause_soft: settings stay
 
 @cache
 def _find_runtime() -> ctypes.CDLL | None:
-    """Return the library in which torch's OpenMP runtime is found, or None.
+    """Return a library in which torch's OpenMP functions are found, or None.
 
-    It is torch's module: symbols are searched in the libraries that it is linked to, too. Other
-    runtimes may be loaded in the process, such as that of scikit-learn.
+    It is torch's own module, since symbols are also searched in the libraries that it is linked to.
+    Other runtimes may be loaded in the process, such as that of scikit-learn.
     """
     # Windows does not search linked libraries.
     with contextlib.suppress(OSError, AttributeError):

@@ -190,7 +190,10 @@ class RowsPlan(ABC):
         )
 
     def _is_readable(self, tensor: Tensor) -> bool:
-        """Return True if kernels can read a tensor of the plan's device at its address."""
+        """Return True if a tensor is in memory of the plan's device, contiguous and aligned.
+
+        A tensor with a lazy negation is not readable.
+        """
         return (
             tensor.get_device() == self._device
             and tensor.is_contiguous()

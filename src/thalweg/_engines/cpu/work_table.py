@@ -112,7 +112,8 @@ def cut_at_runs(
         runs: The positions of the elements of each tensor, or None if all are adjacent.
 
     Returns:
-        The chunks, `chunks` itself without runs; and the position of the first element of each.
+        The divided chunks (`chunks` itself if no tensor has runs), and for each chunk the position
+        of its first element.
     """
     positions = origins[chunks[:, 0]] + chunks[:, 1]
     if not any(runs):

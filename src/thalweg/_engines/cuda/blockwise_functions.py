@@ -431,6 +431,7 @@ _ROOT8 = tl.constexpr(
 
 @triton.jit
 def decode_root8(code, scale):
+    """Return the float32 number of a uint8 code of `root8`."""
     if lacks_ptx():
         root = code.to(tl.float32) * tl.full((), ROOT8_STEP, tl.float32)
     else:

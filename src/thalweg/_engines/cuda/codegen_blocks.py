@@ -137,7 +137,10 @@ class _Element(Element):
         return "int8" if stream == self.update.lower else super().type_of(stream)
 
     def point_at_streams(self, start: str) -> list[str]:
-        """See `Element`; records have two pointers, to 32-bit words (w) and to codes (c)."""
+        """Return lines that load pointers of streams, from a table at `start`.
+
+        A slot in records has two pointers: to 32-bit words (w) and to codes (c).
+        """
         lines = super().point_at_streams(start)
         lines += [_NUMBER] if self.update.random_streams else []
         lines += [_POSITION] if self.update.random_streams or self.update.blocks else []

@@ -120,7 +120,7 @@ class Program:
         self._single = Writer(sweep.compute, flush, literal=_STAGE_LITERAL)
 
     def define_functions(self) -> str:
-        """Return imports, and the text of `element`, which computes all formulas."""
+        """Return the text before the kernel function: imports, stages, decoders, `element`."""
         imports = BLOCKWISE if self.sweep.codecs else ""
         literal = "literal32" if self._single.compute == "float32" else "literal64"
         module = "thalweg._engines.cuda.device_functions"

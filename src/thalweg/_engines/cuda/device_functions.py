@@ -334,6 +334,7 @@ _FROM_BFLOAT16 = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;")
 
 @triton.jit
 def from_bfloat16(x):
+    """Return a bfloat16 as float32."""
     if lacks_ptx():
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
@@ -393,9 +394,9 @@ def pointer(addresses, element: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def opaque(index):
-    """Return the index of a loop, as a number that the compiler knows nothing of.
+    """Return the index of a loop as a number of which the compiler knows nothing.
 
-    Otherwise it keeps and increments the addresses of all streams.
+    With a known index the compiler would keep and increment the addresses of all streams.
     """
     if lacks_ptx():
         return index

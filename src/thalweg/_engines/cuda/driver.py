@@ -146,7 +146,7 @@ def _load_library(driver: Driver) -> Any:
     """Load the library of a driver.
 
     Raises:
-        RuntimeError: It is not found.
+        RuntimeError: None of its names can be loaded; the message has all errors.
     """
     names, errors = tuple(driver.library_names()), list[str]()
     for name in names:

@@ -83,7 +83,7 @@ class Lines:
         return self._tables[names]
 
     def _make_workspace(self, kernel: Compiled, measures: tuple[Measure, ...]) -> _Workspace:
-        """Allocate partial results and send the table that kernels read."""
+        """Allocate memory of partial results; return it with the table that points at it."""
         tile_measures = TileMeasures(self._views, measures, self._device)
         pairs = zip(self._views, self._layouts, strict=True)
         tiles = [(x.matrices if layout.sides else x.down, x.across) for x, layout in pairs]

@@ -40,7 +40,7 @@ class LaunchedTree:
             counts = programs
 
     def combine(self, leaves: Tensor) -> Tensor:
-        """See `thalweg._engines.reduction_order.Tree`.
+        """Return the sum of the leaves of each tensor; 0 for a tensor without leaves.
 
         Args:
             leaves: (leaves,) or (leaves, measures) float64. Not changed.
