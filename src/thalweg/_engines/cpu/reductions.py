@@ -14,12 +14,7 @@ from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.codegen import Measurement
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
-from thalweg._engines.cpu.work_table import (
-    Table,
-    choose_chunk_size,
-    cut_slices,
-    dense_chunks,
-)
+from thalweg._engines.cpu.work_table import Table, choose_chunk_size, cut_slices, dense_chunks
 from thalweg._engines.protocol import Dtype, Stages
 from thalweg._engines.reduction_order import LEAF, Tree, leaf_counts, leaves_of
 from thalweg.formula import Formula

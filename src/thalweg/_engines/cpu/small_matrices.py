@@ -26,12 +26,7 @@ from thalweg._engines.cpu.codegen_transpose import LANES, SIDE
 from thalweg._engines.cpu.kernel_group import Group
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.reductions import scalar_rows
-from thalweg._engines.cpu.work_table import (
-    Table,
-    choose_chunk_size,
-    cut_slices,
-    dense_chunks,
-)
+from thalweg._engines.cpu.work_table import Table, choose_chunk_size, cut_slices, dense_chunks
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.fused_stage import read_stage
 from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage, stage_inputs

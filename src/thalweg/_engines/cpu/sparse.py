@@ -141,10 +141,7 @@ class SparsePlan(RowsPlan):
         ]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)
-        self._gaps = (
-            Table(base, gap_chunks, cut_slices(gap_chunks), np.zeros(1, np.int64)),
-            row,
-        )
+        self._gaps = (Table(base, gap_chunks, cut_slices(gap_chunks), np.zeros(1, np.int64)), row)
         return kernel.bind_table(*self._gaps, self._flush)
 
     def release_gradients(self) -> None:
