@@ -323,9 +323,13 @@ class DensePlan:
             group.point_at(addresses[group.members])
         self._gradients, self.is_bound = gradients, True
 
-    @lazy
+    @property
     def device(self) -> torch.device | None:
         """Device of sums and peaks; None unless all variables are on one device."""
+        return self._common_device
+
+    @lazy
+    def _common_device(self) -> torch.device | None:
         return self.groups[0].device if self.groups and len(set(self._devices)) == 1 else None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:

@@ -11,7 +11,7 @@ its stored numbers, before denormals are flushed.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -184,8 +184,8 @@ def combine_measurements(parts: Sequence[Measurements], sizes: Sequence[int]) ->
                 part[name] if name in part else _filled(count, np.nan, device)
                 for part, count in zip(parts, counts, strict=True)
             ]
-            joined = np.concatenate(leaves) if device is None else torch.cat(leaves)
-            columns.append(tree.combine(joined))
+            join: Callable[[list[Array]], Array] = np.concatenate if device is None else torch.cat
+            columns.append(tree.combine(join(leaves)))
         else:
             numbers = [part.get(name, np.nan) for part in parts]
             columns.append(_stacked(numbers, device))

@@ -25,11 +25,16 @@ from thalweg._engines.formula_source import (
 )
 from thalweg.errors import RuleError
 
+
+def _make_backward_move(base: Node, step: Node) -> Node:
+    return make_node("moved", base, -step)
+
+
 _GRAPH_FUNCTIONS = ("square", "moved", "mean_over_rows", "mean_over_columns")
 # Functions that build nodes of a graph.
 _NODE_MAKERS: dict[str, Callable[..., Node]] = {
     **{name: functools.partial(make_node, name) for name in (*ALL_FUNCTIONS, *_GRAPH_FUNCTIONS)},
-    "moved_back": lambda base, step: make_node("moved", base, -step),
+    "moved_back": _make_backward_move,
 }
 _python: Any = operator  # without the types of its functions
 # Steps of the variable where a formula computes numbers.
@@ -44,6 +49,7 @@ class Composed:
     """
 
     is_pass = False
+    __qualname__: str
 
     def __call__(self, *values: Any, **scalars: Any) -> Any:
         raise RuleError(f"{self.__qualname__} is run by engines alone.")

@@ -49,7 +49,7 @@ def stage_inputs(stage: Stage) -> StageInputs:
     """Return the names of a stage's parameters that a `functools.partial` has not bound."""
     function: Any = stage.function
     bound: dict[str, Any] = function.keywords if isinstance(function, partial) else {}
-    required, optional = parameter_names(function)
+    required, optional = parameter_names(cast("Any", function))
     return StageInputs(required, tuple(name for name in optional if name not in bound))
 
 

@@ -39,8 +39,9 @@ def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
     """
     layout = slot.layout or ONE_MATRIX
     batch = layout.matrix_sizes(shape)[0]
-    blocks, shape_of = layout.blocks(shape), slot.shape or (lambda *_: ())
-    part_shapes = tuple(shape_of(*block.shape) for block in blocks)
+    part_shapes: tuple[tuple[int, ...], ...] = tuple(
+        () if slot.shape is None else slot.shape(*block.shape) for block in layout.blocks(shape)
+    )
     first = part_shapes[0]
     if batch == len(part_shapes) == 1:
         return SlotParts(first, part_shapes, first[:1] or (1,))

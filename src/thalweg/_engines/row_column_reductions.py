@@ -59,7 +59,8 @@ def make_line_rows(
 
     A row has the addresses of a variable's vectors, then rows and columns of its matrices.
     """
-    pairs = zip(vectors or [{}] * len(views), views, strict=True)
+    no_vectors: list[Mapping[str, Tensor]] = [{}] * len(views)
+    pairs = zip(vectors or no_vectors, views, strict=True)
     addresses = [[*(x[name].data_ptr() for name in names), y.rows, y.columns] for x, y in pairs]
     return np.array(addresses, np.int64).reshape(len(views), len(names) + 2)
 

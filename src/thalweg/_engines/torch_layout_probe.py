@@ -200,7 +200,7 @@ def _find_dims(samples: Sequence[Tensor]) -> int:
             == list(tensor.stride())
         }
         matches.append(indices)
-    return _single_offset(set.intersection(*matches), "sizes and strides")
+    return _single_offset(matches[0].intersection(*matches[1:]), "sizes and strides")
 
 
 def _view_of_storage(storage: object, dtype: torch.dtype) -> Tensor:
@@ -249,7 +249,7 @@ def _find_version(storage_offset: int) -> tuple[int, int]:
             and all(word != words_of_other[index] for words_of_other in other_words)
         }  # fmt: skip
         shared.append(indices)
-    offset = _single_offset(set.intersection(*shared), "the version counter")
+    offset = _single_offset(shared[0].intersection(*shared[1:]), "the version counter")
     matches: list[set[int]] = []
     for tensor, writes in trials:
         for _ in range(writes):
@@ -257,7 +257,7 @@ def _find_version(storage_offset: int) -> tuple[int, int]:
         counter = _words(_impl_words(tensor)[offset // WORD], 3)
         version = tensor._version
         matches.append({k for k, word in enumerate(counter) if word & 0xFFFFFFFF == version})
-    return offset, _single_offset(set.intersection(*matches), "the number of writes")
+    return offset, _single_offset(matches[0].intersection(*matches[1:]), "the number of writes")
 
 
 def _find_autograd() -> tuple[int, int]:
@@ -283,7 +283,7 @@ def _find_autograd() -> tuple[int, int]:
             _words(words_after[new_indices[0]], _AUTOGRAD_WORDS), param.grad._cdata
         )
         matches.append({(new_indices[0] * WORD, index * WORD) for index in gradient_indices})
-    common = set.intersection(*matches)
+    common = matches[0].intersection(*matches[1:])
     if len(common) != 1:
         raise UnknownLayoutError("the gradient is not found")
     return common.pop()

@@ -95,9 +95,13 @@ class Group:
             from thalweg._engines.cuda.row_column_reductions import Lines
         return Lines(self._shapes, self._vectors, self.device)
 
-    @lazy
+    @property
     def positions(self) -> Tensor:
         """Return the indices of the members as a tensor on their device."""
+        return self._member_positions
+
+    @lazy
+    def _member_positions(self) -> Tensor:
         return send_constant(self.members, np.int64, self.device)
 
     @lazy
@@ -130,7 +134,7 @@ class Group:
         for name in kernel.scalars:
             value = by_variable.get(name)
             if isinstance(value, Tensor):
-                values[name] = value if self.has_all_variables else value[self.positions]
+                values[name] = value if self.has_all_variables else value[self._member_positions]
             else:
                 values[name] = shared[name] if value is None else value[self.members]
         n_rows = 1 if is_shared else len(self.members)
