@@ -15,13 +15,6 @@ Int32 = npt.NDArray[np.int32]
 
 
 def enumerate_runs(counts: Int64) -> tuple[Int64, Int64]:
-    """Return the run of each item, and its index in that run, for consecutive runs of items.
-
-    Args:
-        counts: (runs,) the number of items of each run.
-
-    Returns:
-        Two arrays (items,).
-    """
+    """Return the run of each item, and its index in the run, for runs of `counts` items."""
     run = np.repeat(np.arange(len(counts)), counts)
     return run, np.arange(len(run)) - (np.cumsum(counts) - counts)[run]

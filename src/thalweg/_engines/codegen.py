@@ -86,11 +86,7 @@ def join_lines(lines: Iterable[str]) -> str:
 
 
 def find_codecs(storage: Sequence[str]) -> dict[int, Codec]:
-    """Return the codec of each encoded stream, by the index of the stream.
-
-    Args:
-        storage: The storage type of each stream: the name of a dtype, or of a codec.
-    """
+    """Return the codec of each encoded stream among storage types, by the index of the stream."""
     encoded = [k for k, name in enumerate(storage) if name not in STORAGE_NAMES.values()]
     if not encoded:
         return {}
@@ -117,11 +113,7 @@ def name_vectors(*formulas: FormulaGraph, vectors: Mapping[str, str]) -> dict[st
 
 
 def read_vectors(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the expression of each vector's value at element i of a row, by the names of scalars.
-
-    Args:
-        names: The names of vectors in the kernel, from `name_vectors`.
-    """
+    """Return expressions of vectors (`name_vectors`) at element i of a row, by names of scalars."""
     return {name: f"{x}[i]" if x.startswith("column") else x for name, x in names.items()}
 
 
@@ -369,10 +361,7 @@ class TracedUpdate:
         return [*lines, *(f"out{index} = {result}" for index, result in enumerate(results))]
 
     def written_results(self) -> Iterator[tuple[int, int]]:
-        """Yield the index of each result that the update stores, and its stream.
-
-        A result that is the unchanged value of its stream is left out.
-        """
+        """Yield index and stream of each result, but for those that are unchanged inputs."""
         for result in range(len(self.formula.results)):
             stream = result + (self.grad and result > 0)
             if not self.formula.passes_through(result, stream) or (self.before and result == 0):

@@ -45,11 +45,7 @@ def _ids(tensors: Sequence[Any]) -> list[int]:
 
 
 def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
-    """Return True if dense tensors end inside their storages; a storage may have been resized.
-
-    Args:
-        sizes: The bytes of each.
-    """
+    """Return True if dense tensors of `sizes` bytes end inside their storages."""
     storages = map(Tensor.untyped_storage, tensors)
     if any(map(Tensor.storage_offset, tensors)):
         offsets = [int(tensor.storage_offset()) * tensor.element_size() for tensor in tensors]

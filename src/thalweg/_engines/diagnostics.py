@@ -11,7 +11,7 @@ its stored numbers, before denormals are flushed.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -184,8 +184,7 @@ def combine_measurements(parts: Sequence[Measurements], sizes: Sequence[int]) ->
                 part[name] if name in part else _filled(count, np.nan, device)
                 for part, count in zip(parts, counts, strict=True)
             ]
-            join: Callable[[list[Array]], Array] = np.concatenate if device is None else torch.cat
-            columns.append(tree.combine(join(leaves)))
+            columns.append(tree.combine(_concatenate(leaves, device)))
         else:
             numbers = [part.get(name, np.nan) for part in parts]
             columns.append(_stacked(numbers, device))
@@ -202,6 +201,10 @@ def _filled(count: int, number: float, device: torch.device | None) -> Array:
     if device is None:
         return np.full(count, number)
     return torch.full((int(count),), number, dtype=wide_dtype(device), device=device)
+
+
+def _concatenate(arrays: list[Array], device: torch.device | None) -> Array:
+    return np.concatenate(arrays) if device is None else torch.cat(arrays)
 
 
 def _stacked(numbers: list[Any], device: torch.device | None) -> Array:

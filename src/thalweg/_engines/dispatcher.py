@@ -228,13 +228,7 @@ class Dispatcher:
         engines: Sequence[EngineKind],
         transfers: OffloadTransfers | NoTransfers,
     ) -> Parts:
-        """Return the parts of a round, each with the indices of its variables in the step.
-
-        Args:
-            members: The indices of the round's variables, each once.
-            engines: The engine of each variable of the step.
-            transfers: The transfers of copies on other devices.
-        """
+        """Return the parts of the round of `members`, each with the indices of its variables."""
         groups: dict[tuple[EngineKind, int, torch.device | None], list[int]] = {}
         singles: list[int] = []
         for index in members:

@@ -227,10 +227,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
 
     def write_helper(self, node: ast.Call, helper: types.FunctionType, result: int = 0) -> ast.expr:
-        """Return a call of the definition of a helper that returns its result at an index.
-
-        Arguments are rewritten as the numbers or conditions that the helper takes.
-        """
+        """Return a call of a helper's definition for one result, with rewritten arguments."""
         name = self.helpers.name_helper(helper, result)
         self.check_count(node, helper.__code__.co_argcount)
         kinds = self.helpers.parameters[helper, result]
@@ -274,11 +271,7 @@ class FormulaRewriter(ast.NodeTransformer):
     ) -> None:
         """Raise RuleError if the first result is not the name that `moved` was assigned to.
 
-        Args:
-            definition: The definition of the formula, for its line number.
-            first: The first result, rewritten.
-            move: The index of the assignment of `moved`; `len(body)` for the result itself, None
-                for none.
+        `move` is from `place_of_move`.
         """
         if move is None or move == len(body):
             return

@@ -115,11 +115,7 @@ class Columns(NamedTuple):
         return {**shared, **by_variable}
 
     def write_calls(self, slots: Iterable[Tensor], values: Iterable[Tensor]) -> list[Call]:
-        """Return calls that copy values to slots; they write nothing if `apply_flag` is False.
-
-        Args:
-            values: The new value of each slot.
-        """
+        """Return calls that copy values to slots; they write nothing if `apply_flag` is False."""
         slots, values = list(slots), list(values)
         if not slots:
             return []
@@ -165,11 +161,7 @@ def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
 
 
 def select_row_formula(rule: Rule, var: Tensor) -> Formula:
-    """Return the formula that a rule applies to the rows of a sparse gradient of a variable.
-
-    It is `update_single` for rows of one element, else `update_sparse`, else `update`, as the rule
-    has them.
-    """
+    """Return the formula that a rule applies to rows: `update_single`, `update_sparse` or `update`."""
     if rule.update_single is not None and var.shape[1:].numel() == 1:
         return rule.update_single
     return rule.update_sparse or rule.update
@@ -194,9 +186,6 @@ class Reduction:
         stages: Formulas that transform the gradient first, in the compute dtype.
         is_checked: Optional, for peaks. A bool tensor of shape () on the device. If it is False,
             the results are 0, and no gradient is read.
-
-    Raises:
-        ValueError: The kind is unknown.
     """
 
     kind: ReductionKind

@@ -153,11 +153,6 @@ def _enter_folder(
 ) -> tuple[int, bool]:
     """Return the descriptor of a folder, made if it is missing, and True if it was made.
 
-    Args:
-        stack: Closes the descriptor.
-        name, folder: The name of the folder, and the descriptor of its parent.
-        is_ancestor: Whether the folder may be writable by others if it is sticky.
-
     Raises:
         OSError: It is not a folder, cannot be opened, or is not safe; see `_check_private`.
     """
