@@ -161,7 +161,7 @@ def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
 
 
 def select_row_formula(rule: Rule, var: Tensor) -> Formula:
-    """Return the formula that a rule applies to rows: `update_single`, `update_sparse` or `update`."""
+    """Return the formula of a rule for rows: `update_single`, `update_sparse` or `update`."""
     if rule.update_single is not None and var.shape[1:].numel() == 1:
         return rule.update_single
     return rule.update_sparse or rule.update
