@@ -127,7 +127,7 @@ def run_kernel(rule: Any, dtype: str, flush: bool) -> tuple[list[Any], bool | No
     The second element is None with flushed denormals and for 16-bit types.
     """
     from thalweg._engines.cpu import kernel_cache
-    from thalweg._engines.cpu.work_table import cut_slices, dense_chunks, make_table
+    from thalweg._engines.cpu.work_table import Table, cut_slices, dense_chunks
     from thalweg._engines.numpy_functions import numpy_formula
 
     kernel, compute = kernel_of(rule, dtype)
@@ -136,7 +136,7 @@ def run_kernel(rule: Any, dtype: str, flush: bool) -> tuple[list[Any], bool | No
     numbers = {name: 0.9 - 0.017 * k for k, name in enumerate(kernel.scalars)}
     chunks = dense_chunks([SIZE], 1024)
     base = np.array([[stream.ctypes.data for stream in streams]], np.int64)
-    table = make_table(base, chunks, cut_slices(chunks, 1024), np.zeros(1, np.int64))
+    table = Table(base, chunks, cut_slices(chunks, 1024), np.zeros(1, np.int64))
     scalars = np.array([list(numbers.values())], compute)
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
         kernel_cache.address_of(kernel.name, kernel.source)

@@ -13,7 +13,7 @@ import torch
 import thalweg
 from rulebook import KEEP, Problem, assert_same, reference, take, update_case
 from thalweg import Hyper, Rule, RuleError, Slot, check_rule, sqrt, where
-from thalweg._engines.formula_parser import check_counts, trace_formula
+from thalweg._engines.formula_parser import check_counts
 from thalweg.formula import ChainedFormula, WrappedStepFormula
 from thalweg.rules import RULES
 
@@ -318,7 +318,7 @@ def test_interrupted_prepare_is_not_a_rule_error() -> None:
 
 def test_counts_of_one_are_singular() -> None:
     with pytest.raises(RuleError, match="with 1 slot it must take 3"):
-        check_counts(forgetful, trace_formula(forgetful), True, 1)
+        check_counts(forgetful, True, 1)
 
 
 # Advice

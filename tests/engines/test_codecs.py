@@ -247,7 +247,7 @@ def test_threads_and_chunks_do_not_change_bits(
 ) -> None:
     base = encoded_case(case("Adam"), name)
     problem = problem_of(base, [5000, 70_000])
-    monkeypatch.setattr(kernel_group, "chunk_of", lambda elements: 256 * count)
+    monkeypatch.setattr(kernel_group, "choose_chunk_size", lambda elements: 256 * count)
     threads(count)
     assert_same_steps(base, problem)
 

@@ -69,7 +69,6 @@ def test_narrow_gradients_raise_unless_requested() -> None:
     slices = IndexedSlices(narrow, torch.tensor([0, 1]), (2, 3))
     for check, grad in (
         (layout.check_kind, narrow),
-        (layout.check_gradient, narrow),
         (partial(layout.check_slices, scatter=True), slices),
     ):
         with pytest.raises(InvalidTypeError, match="'w' is float16 but the variable is float32"):
@@ -164,7 +163,7 @@ def test_ended_memory_run_is_not_compared_again() -> None:
 
 def test_written_runs_must_not_overlap_gradients() -> None:
     start = BUFFER.data_ptr()
-    bounds = layout.runs_of([BUFFER[8:12], BUFFER[4:8], BUFFER[20:24], BUFFER[:0]])
+    bounds = layout.merge_byte_spans([BUFFER[8:12], BUFFER[4:8], BUFFER[20:24], BUFFER[:0]])
     assert bounds.tolist() == [-1, 1, start + 16, start + 48, start + 80, start + 96]
     runs = {(0, 16): True, (0, 17): False, (47, 1): False, (48, 32): True, (48, 33): False,
             (20, 4): False, (0, 400): False, (96, 8): True, (95, 8): False}  # fmt: skip

@@ -141,7 +141,7 @@ def test_chunks_do_not_change_bits(case, dtypes, chunk, monkeypatch):
     problem = mixed(case, dtypes)
     monkeypatch.undo()
     expected = take(case, problem.copy())
-    monkeypatch.setattr(kernel_group, "chunk_of", lambda elements: chunk)
+    monkeypatch.setattr(kernel_group, "choose_chunk_size", lambda elements: chunk)
     assert_same(take(case, problem).written(), expected.written())
 
 
@@ -150,7 +150,7 @@ def test_chunks_do_not_change_bits(case, dtypes, chunk, monkeypatch):
 def test_threads_do_not_change_bits(case, dtypes, count, threads, monkeypatch):
     problem = mixed(case, dtypes)
     expected = reference(case, problem, FLUSH)
-    monkeypatch.setattr(kernel_group, "chunk_of", lambda elements: 16)
+    monkeypatch.setattr(kernel_group, "choose_chunk_size", lambda elements: 16)
     threads(count)
     assert_same(take(case, problem, FLUSH).written(), expected.written())
 
@@ -526,7 +526,7 @@ def added(argument):
     address = machine_code.compile_in_memory("added", source)
     actual, inputs = np.arange(67, dtype=np.float32), np.linspace(-1, 1, 67, dtype=np.float32)
     words = np.array([actual.ctypes.data, inputs.ctypes.data, 1, 67], np.int64)
-    openmp.run_on_team(address, words.ctypes.data, 1)
+    openmp.call_on_team(address, words.ctypes.data, 1)()
     expected = np.arange(67, dtype=np.float32) + np.where(inputs > 0, inputs, np.float32(1))
     assert actual.tolist() == (expected * inputs).tolist()
 

@@ -55,7 +55,7 @@ def test_missing_openmp_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
         function = openmp.ENTRY(calls.append)
         address = ctypes.cast(function, ctypes.c_void_p).value
         assert address is not None
-        openmp.run_on_team(address, 7, 4)
+        openmp.call_on_team(address, 7, 4)()
         assert calls == [7]
     finally:
         openmp.gomp_parallel.cache_clear()

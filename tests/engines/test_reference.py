@@ -12,9 +12,10 @@ import torch
 from bit_comparison import assert_same
 from rulebook import KEEP, Case, Problem, by_rule, case, take
 from thalweg import IndexedSlices
-from thalweg._engines import reference, saturated, torch_functions
+from thalweg._engines import Tensors, reference, saturated, torch_functions
 from thalweg._engines.layout import compute_dtype
 from thalweg._engines.protocol import NO_COLUMNS, PEAKS, Columns, Reduction, StepRequest
+from thalweg._engines.row_updates import group_occurrences
 from thalweg._engines.torch_functions import TORCH, torch_evaluate
 from thalweg.formula import FORMULAS, Formula, gradient_squares, variable_squares
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
@@ -140,12 +141,19 @@ def test_partial_step_is_not_replayed() -> None:
         part.reduce(PEAKS, NO_COLUMNS)
 
 
-def test_repeated_rows_are_updated_in_waves() -> None:
-    rows = np.array([3, 1, 3, 3, 1, 2])
-    assert [wave.tolist() for wave in reference._repeated_waves(rows)] == [[0, 1, 5], [2, 4], [3]]
-    total, first = reference._sum_by_row(np.array([[1.0], [2], [4], [8], [16], [32]]), rows)
-    assert (total.ravel().tolist(), first.tolist()) == ([13, 18, 32], [3, 1, 2])
-    assert reference._repeated_waves(rows[:0]) == []
+def test_reductions_reject_kinds_that_they_do_not_compute() -> None:
+    with pytest.raises(ValueError, match="kind 'mean' is unknown; expected: sums"):
+        Reduction("mean")  # pyright: ignore[reportArgumentType]
+    tensors = Tensors([torch.ones(2)], [torch.ones(2)])
+    with pytest.raises(NotImplementedError, match="no leaves"):
+        tensors.reduce(Reduction("leaves", (gradient_squares,)), NO_COLUMNS)
+
+
+def test_repeated_rows_are_grouped_by_occurrence() -> None:
+    places = torch.tensor([3, 1, 3, 3, 1, 2])
+    groups = group_occurrences(places, 4)
+    assert [group.tolist() for group in groups] == [[0, 1, 5], [2, 4], [3]]
+    assert list(group_occurrences(places[:0], 0)) == []
 
 
 def test_partial_step_computes_sums() -> None:

@@ -58,7 +58,7 @@ def trained(rule: Rule, count: int = 3, skipped: int | None = None) -> list[Tens
 
 def draw(rule: Rule, numbers: Any = (0,), step: int = 1, stage: int = 1) -> StageRandom:
     entry: Any = rule.passes[stage]
-    return StageRandom(rule, entry, numbers, step, CPU, torch.float64)
+    return StageRandom(rule, entry, numbers, step, torch.empty(0, dtype=torch.float64))
 
 
 def test_numbers_do_not_depend_on_engine_or_other_parameters() -> None:

@@ -14,7 +14,7 @@ from thalweg._core.atomic_section import Call
 from thalweg._core.norms import sum_in_order
 from thalweg._engines import bind_arguments
 from thalweg._engines.layout import all_have_memory, check_memory
-from thalweg._engines.protocol import Columns, StepRequest, in_rounds
+from thalweg._engines.protocol import Columns, StepRequest, split_into_rounds
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
@@ -65,7 +65,7 @@ def per_optimizer(
     """
     rule = request.rule
     arguments = dict(_scalars_of(columns))
-    first_round = in_rounds(request.variables)[0]
+    first_round = split_into_rounds(request.variables)[0]
     for name, formula in rule.measures.items():
         sums = vectors.place_like(stats.measure(formula, columns), None)
         arguments[name] = np.float64(sum_in_order(sums[first_round]))

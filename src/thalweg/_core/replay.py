@@ -33,7 +33,7 @@ from thalweg._engines.cpu.launch import is_serial, threads_for
 from thalweg._engines.cpu.openmp import parallel_address
 from thalweg._engines.cpu.replay_records import ReplayArgument, make_program_records, set_row_count
 from thalweg._engines.dense_plan import DensePlan
-from thalweg._engines.layout import joined, runs_of
+from thalweg._engines.layout import merge_byte_spans, merge_ranges
 from thalweg._engines.protocol import Stages, StepPlan
 from thalweg.formula import gradient_squares
 
@@ -409,7 +409,7 @@ def written_of(cached_plan: CachedPlan) -> list[Tensor]:
 def bounds_of(cached_plan: CachedPlan) -> Int64:
     """Return the begins and ends of the memory that a plan writes, ascending."""
     bounds, scalars = plan_of(cached_plan).bounds, _scalar_slots_of(cached_plan)
-    return joined([bounds, runs_of(scalars)]) if scalars else bounds
+    return merge_ranges([bounds, merge_byte_spans(scalars)]) if scalars else bounds
 
 
 def _scalar_slots_of(cached_plan: CachedPlan) -> list[Tensor]:

@@ -15,7 +15,7 @@ from thalweg._core.replay_global_norm import ReplayedGlobalNorm
 from thalweg._engines.array_types import Float64
 from thalweg._engines.cpu.openmp import parallel_address
 from thalweg._engines.cpu.replay_records import span_of
-from thalweg._engines.protocol import Columns, Dtype, Reduction
+from thalweg._engines.protocol import Columns, Dtype, Reduction, as_array
 
 if TYPE_CHECKING:
     from thalweg._engines.cpu.launch import Compiled
@@ -250,7 +250,7 @@ class ReplayedTransforms:
         if len(self._sweeps) == 1 and len(self._sweeps[0][0]) == len(self._variables):
             return self._sweeps[0][2].sums()
         sums = ((members, sweep.sums()) for members, _, sweep in self._sweeps)
-        return reduction.gather(len(self._variables), sums)
+        return as_array(reduction.gather(len(self._variables), sums))
 
 
 class _VariableRows:

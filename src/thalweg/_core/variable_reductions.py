@@ -15,7 +15,7 @@ from thalweg._core.vectors import Device
 from thalweg._engines import bind_arguments, compute_dtype
 from thalweg._engines.layout import all_have_memory, check_memory
 from thalweg._engines.memory_protection import check_numbers_writable
-from thalweg._engines.protocol import Columns, Dtype, StepRequest, in_rounds
+from thalweg._engines.protocol import Columns, Dtype, StepRequest, split_into_rounds
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
@@ -155,7 +155,7 @@ def _scalars_of_members(
 
 def _members_by_dtype(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
     """Yield the indices of variables of one dtype; a repeated variable comes in later lists."""
-    for round_members in in_rounds(variables):
+    for round_members in split_into_rounds(variables):
         for dtype in dict.fromkeys(dtypes[index] for index in round_members):
             yield [index for index in round_members if dtypes[index] == dtype]
 

@@ -14,7 +14,7 @@ Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 
 
-def numbered(counts: Int64) -> tuple[Int64, Int64]:
-    """Return the run of each part, and its position in the run, for runs of `counts` parts."""
+def enumerate_runs(counts: Int64) -> tuple[Int64, Int64]:
+    """Return the run of each item, and its index in the run, for runs of `counts` items."""
     run = np.repeat(np.arange(len(counts)), counts)
     return run, np.arange(len(run)) - (np.cumsum(counts) - counts)[run]

@@ -6,25 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg._engines.formula_arguments import check_given
-from thalweg._engines.formula_graph import FormulaGraph
+from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import count_of, place_of
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
 
-def check_value_counts(
-    formula: Any, formula_graph: FormulaGraph, names: list[str], results: int, results_text: str
-) -> None:
+def check_value_counts(formula: Any, names: list[str], results: int, results_text: str) -> None:
     """Raise RuleError unless a formula of a rule with passes has the expected number of values.
 
     Args:
         formula: The formula, named in the error.
-        formula_graph: Its graph.
         names: The positional values after `var` and `grad`.
-        results: The number of results.
         results_text: The results as the error shows them.
     """
-    count = 2 + len(names)
+    formula_graph, count = trace_formula(formula), 2 + len(names)
     if (len(formula_graph.positional), len(formula_graph.results)) == (count, results):
         return
     raise RuleError(
@@ -34,10 +30,9 @@ def check_value_counts(
     )
 
 
-def check_numbers(
-    rule: Rule, formula: Any, formula_graph: FormulaGraph, scalars: Mapping[str, Any]
-) -> None:
-    """Raise if a formula takes a scalar that is missing or not a number."""
+def check_numbers(rule: Rule, formula: Any, scalars: Mapping[str, Any]) -> None:
+    """Raise RuleError if a scalar that a formula takes is not in `scalars`, or is not a number."""
+    formula_graph = trace_formula(formula)
     check_given(place_of(formula), formula_graph.scalars, scalars, rule)
     for name in formula_graph.scalars:
         try:
@@ -49,14 +44,14 @@ def check_numbers(
             ) from None
 
 
-def check_sides(
-    slots: list[str],
-    formula: Any,
-    formula_graph: FormulaGraph,
-    first: int,
-    scalars: Mapping[str, Any],
-) -> None:
-    """Raise for a scalar before the `*`, or a slot after it."""
+def check_sides(slots: list[str], formula: Any, first: int, scalars: Mapping[str, Any]) -> None:
+    """Raise RuleError if a formula takes a scalar by position, or a slot after the `*`.
+
+    Args:
+        slots: The names of the values that follow `var` and `grad`.
+        first: The position of the first slot: 2, or 1 for a formula without a gradient.
+    """
+    formula_graph = trace_formula(formula)
     if len(formula_graph.positional) > first + len(slots):
         early = [
             name for name in formula_graph.positional[first:] if name in scalars.keys() - {*slots}
@@ -64,33 +59,37 @@ def check_sides(
         if early:
             raise RuleError(
                 f"{place_of(formula)} takes {', '.join(early)} by position; scalars come after *:"
-                f" {_signature_of(formula, formula_graph, early, [])}."
+                f" {_correct_signature(formula, early, [])}."
             )
     late = [name for name in formula_graph.scalars if name in slots and name not in scalars]
     if late:
         raise RuleError(
             f"{place_of(formula)} takes {', '.join(late)} after the *; slots come before it:"
-            f" {_signature_of(formula, formula_graph, [], late)}."
+            f" {_correct_signature(formula, [], late)}."
         )
 
 
-def check_order(slots: list[str], formula: Any, formula_graph: FormulaGraph, grad: bool) -> None:
-    """Raise if parameters have the names of values in other places."""
-    names = {"var", "grad", *slots}
-    expected_names = ["var", *["grad"] * grad, *slots]
-    for name, expected in zip(formula_graph.positional, expected_names, strict=False):
+def check_order(slots: list[str], formula: Any, has_gradient: bool) -> None:
+    """Raise RuleError if a positional parameter is named like the value of another position.
+
+    Args:
+        slots: The names of the values that follow `var` and `grad`, in order.
+        has_gradient: Whether the formula takes `grad` after `var`.
+    """
+    positional, names = trace_formula(formula).positional, {"var", "grad", *slots}
+    expected_names = ["var", *["grad"] * has_gradient, *slots]
+    for name, expected in zip(positional, expected_names, strict=False):
         if name != expected and name in names:
             raise RuleError(
-                f"{place_of(formula)} takes {', '.join(formula_graph.positional)}: {name} is where"
+                f"{place_of(formula)} takes {', '.join(positional)}: {name} is where"
                 f" {expected} comes. Values are given by position, in the order of the rule's"
                 f" slots: {', '.join(expected_names)}."
             )
 
 
-def _signature_of(
-    formula: Any, formula_graph: FormulaGraph, early: list[str], late: list[str]
-) -> str:
-    """Return a corrected signature, with `early` names after the `*` and `late` ones before it."""
+def _correct_signature(formula: Any, early: list[str], late: list[str]) -> str:
+    """Return a corrected `def` line: `early` names come after the `*`, `late` names before it."""
+    formula_graph = trace_formula(formula)
     positional = [name for name in formula_graph.positional if name not in early] + late
     scalars = early + [name for name in formula_graph.scalars if name not in late]
     parameters = [*positional, *(["*"] if scalars else []), *scalars]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thalweg._base.fused_stage import FusedStage
-from thalweg._base.rule_passes import Measure, Pass, Stage
+from thalweg._base.rule_passes import Measure, Stage
 from thalweg._base.showing import show_value
 from thalweg._engines.check_formula import (
     check_numbers,
@@ -33,48 +34,63 @@ from thalweg._engines.stage_random import StageRandom
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 
-_CPU = torch.device("cpu")
+
+class _Available(NamedTuple):
+    """Values that a stage may take at its place among the passes of a rule.
+
+    Attributes:
+        pass_names: Names of values that earlier passes compute.
+        measure_dims: "row", "column" or "variable" of each earlier measure, by name.
+        scalars: Scalars of the first step by name, and 1 for earlier measures and for slots of rows
+            or columns.
+    """
+
+    rule: Rule
+    pass_names: list[str]
+    measure_dims: dict[str, str]
+    scalars: dict[str, Any]
 
 
 def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
     """Raise a RuleError unless passes, measures and stages fit the rule.
 
+    Each stage is called twice, with random matrices.
+
     Args:
-        rule: The rule.
         scalars: The scalars of the first step, by name.
     """
-    made_names, measure_dims = list[str](), dict[str, str]()
-    scalars = {
-        **scalars,
-        **dict.fromkeys((slot.name for slot in rule.shaped_slots if slot.per), np.float32(1)),
-    }
+    vectors = (slot.name for slot in rule.shaped_slots if slot.per)
+    available = _Available(rule, [], {}, {**scalars, **dict.fromkeys(vectors, np.float32(1))})
     for rule_pass in rule.passes:
-        if isinstance(rule_pass, Pass):
-            formula_graph = trace_formula(rule_pass.function)
-            inputs = [*made_names, *(slot.name for slot in rule.element_slots)]
-            check_sides(inputs, rule_pass.function, formula_graph, 2, scalars)
-            count, names = len(rule_pass.makes), ", ".join(rule_pass.makes)
-            check_value_counts(rule_pass.function, formula_graph, inputs, count, names)
-            check_order(inputs, rule_pass.function, formula_graph, True)
-            check_numbers(rule, rule_pass.function, formula_graph, scalars)
-            made_names += rule_pass.makes
-        elif isinstance(rule_pass, Measure):
-            _check_measure(
-                rule, rule_pass, [*made_names, *(slot.name for slot in rule.element_slots)], scalars
-            )
-            scalars = {**scalars, rule_pass.makes: np.float32(1)}
-            measure_dims[rule_pass.makes] = rule_pass.over
-        else:
-            allowed = (
-                {*scalars, *SIZES} if rule.is_of_lines and not rule_pass.of_matrices else scalars
-            )
-            for name in stage_inputs(rule_pass).required:
-                title = f"{type(rule_pass).__name__} {place_of(rule_pass.function)}"
-                if name != RANDOM:
-                    check_stage_input(title, name, [*made_names, *measure_dims], allowed, rule)
-            if isinstance(rule_pass, FusedStage):
-                read_stage(rule, rule_pass)
-            _try_stage(rule, rule_pass, made_names, measure_dims, scalars)
+        if isinstance(rule_pass, Stage):
+            _check_stage(rule_pass, available)
+            continue
+        inputs = [*available.pass_names, *(slot.name for slot in rule.element_slots)]
+        if isinstance(rule_pass, Measure):
+            _check_measure(rule, rule_pass, inputs, available.scalars)
+            available.scalars[rule_pass.makes] = np.float32(1)
+            available.measure_dims[rule_pass.makes] = rule_pass.over
+            continue
+        check_sides(inputs, rule_pass.function, 2, available.scalars)
+        count, names = len(rule_pass.makes), ", ".join(rule_pass.makes)
+        check_value_counts(rule_pass.function, inputs, count, names)
+        check_order(inputs, rule_pass.function, True)
+        check_numbers(rule, rule_pass.function, available.scalars)
+        available.pass_names.extend(rule_pass.makes)
+
+
+def _check_stage(stage: Stage, available: _Available) -> None:
+    """Raise a RuleError if a stage takes an unknown value or fails over random matrices."""
+    rule, pass_names, measure_dims, scalars = available
+    takes_sizes = rule.is_of_lines and not stage.of_matrices
+    allowed = {*scalars, *SIZES} if takes_sizes else scalars
+    for name in stage_inputs(stage).required:
+        title = f"{type(stage).__name__} {place_of(stage.function)}"
+        if name != RANDOM:
+            check_stage_input(title, name, [*pass_names, *measure_dims], allowed, rule)
+    if isinstance(stage, FusedStage):
+        read_stage(rule, stage)
+    _try_stage(stage, available)
 
 
 def _check_measure(
@@ -82,7 +98,7 @@ def _check_measure(
 ) -> None:
     """Raise a RuleError if a measure has several results, unknown inputs, or reads itself."""
     formula_graph = trace_formula(measure.function)
-    check_order(inputs, measure.function, formula_graph, True)
+    check_order(inputs, measure.function, True)
     if len(formula_graph.results) != 1 or len(formula_graph.positional) > 2 + len(inputs):
         raise RuleError(
             f"Measure {place_of(measure.function)} takes {len(formula_graph.positional)} values and"
@@ -94,36 +110,28 @@ def _check_measure(
         raise RuleError(
             f"Measure {place_of(measure.function)} asks for {measure.makes}, which it makes."
         )
-    check_numbers(rule, measure.function, formula_graph, scalars)
+    check_numbers(rule, measure.function, scalars)
 
 
-def _try_stage(
-    rule: Rule,
-    stage: Stage,
-    made_names: list[str],
-    measure_dims: Mapping[str, str],
-    scalars: Mapping[str, Any],
-) -> None:
+def _try_stage(stage: Stage, available: _Available) -> None:
     """Raise a RuleError if a stage fails over random matrices, or its outputs are invalid."""
+    rule, pass_names, measure_dims, _ = available
     dice = torch.Generator(device="cpu").manual_seed(0)
     rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")
-    for rows, columns in ((3, 2), (2, 3)):
-        inputs = _stage_inputs(rule, stage, rows, columns, made_names, measure_dims, scalars, rand)
-        tensors = {
-            name: tensor for name, tensor in inputs.items() if isinstance(tensor, torch.Tensor)
-        }
+    for sides in ((3, 2), (2, 3)):
+        inputs = _make_inputs(stage, sides, available, rand)
+        tensors = {name: tensor for name, tensor in inputs.items() if isinstance(tensor, Tensor)}
         versions = {name: tensor._version for name, tensor in tensors.items()}
         try:
             outputs = stage.call(inputs)
         except Exception as error:
             raise RuleError(
-                f"{place_of(stage.function)} fails over matrices of shape {(rows, columns)}:"
+                f"{place_of(stage.function)} fails over matrices of shape {sides}:"
                 f" {type(error).__name__}: {error}"
             ) from error
         title = f"Stage {place_of(stage.function)}"
-        check_stage_outputs(
-            rule, title, outputs, inputs, dict.fromkeys([*made_names, *measure_dims])
-        )
+        pass_values = dict.fromkeys([*pass_names, *measure_dims])
+        check_stage_outputs(rule, title, outputs, inputs, pass_values)
         mutated = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
         # A stage may overwrite a measure that it replaces by an output.
         mutated = [name for name in mutated if name not in measure_dims or name not in outputs]
@@ -133,38 +141,40 @@ def _try_stage(
             )
 
 
-def _stage_inputs(
-    rule: Rule,
-    stage: Stage,
-    rows: int,
-    columns: int,
-    made_names: list[str],
-    measure_dims: Mapping[str, str],
-    scalars: Mapping[str, Any],
-    rand: Any,
+def _make_inputs(
+    stage: Stage, sides: tuple[int, int], available: _Available, rand: Callable[..., Tensor]
 ) -> dict[str, Any]:
-    """Return inputs for a stage by name: scalars, initial slots, and random values by `rand`."""
+    """Return inputs of a stage for two variables, by name.
+
+    They are scalars, initial slots, random values of passes and measures, and random numbers.
+
+    Args:
+        sides: Rows and columns of the matrices.
+        available: The values that the stage may take.
+        rand: Returns random numbers from 0 to 1 of a shape; `dtype` replaces float32.
+    """
+    rule, pass_names, measure_dims, scalars = available
     params = stage_inputs(stage)
     of_lines = rule.is_of_lines and not stage.of_matrices
-    shape = (2, rows, columns) if of_lines else (rows, columns)
-    values: dict[str, Any] = {name: rand(2, *shape) for name in made_names}
+    shape = (2, *sides) if of_lines else sides
+    values: dict[str, Any] = {name: rand(2, *shape) for name in pass_names}
     for slot in rule.shaped_slots:
-        slot_shape = _shape_of(slot, shape)
-        values[slot.name] = torch.full(
-            (2, *slot_shape), slot.initial, dtype=torch.float32, device="cpu"
-        )
+        slot_shape = (2, *_shape_of(slot, shape))
+        values[slot.name] = torch.full(slot_shape, slot.initial, dtype=torch.float32, device="cpu")
     if of_lines:
-        sides = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}
+        rows, columns = sides
+        line_shapes = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}
         for name, dimension in measure_dims.items():
-            values[name] = rand(2, *sides[dimension], dtype=torch.float64)
+            values[name] = rand(2, *line_shapes[dimension], dtype=torch.float64)
         # A slot with the name of a size replaces it.
         values = sizes_by_name(shape) | values
     values |= {name: float(scalar) for name, scalar in scalars.items() if name not in values}
-    values.setdefault(RANDOM, StageRandom(rule, stage, [0, 1], 1, _CPU, torch.float32))
+    example = torch.empty(0, dtype=torch.float32, device="cpu")
+    values.setdefault(RANDOM, StageRandom(rule, stage, [0, 1], 1, example))
     return {name: values[name] for name in (*params.required, *params.optional) if name in values}
 
 
-def _shape_of(slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _shape_of(slot: Slot, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of a slot of a matrix; raise a RuleError if it is not a tuple of sizes."""
     if slot.per is not None:
         # Stages receive squeezed slots with a dimension of size 1, too.

@@ -1,4 +1,8 @@
-"""Kernel text of all engines: formulas, their scalars, and the streams that they write."""
+"""Kernel text of all engines: formulas, their scalars, and the streams that they write.
+
+A stream is a kernel's tensor with a number for each element: the variable, its gradient, a slot or
+the copy. Streams are numbered in this order.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +85,8 @@ def join_lines(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def codecs_of(storage: Sequence[str]) -> dict[int, Codec]:
-    """Return the codecs of the encoded streams among storage types, by stream."""
+def find_codecs(storage: Sequence[str]) -> dict[int, Codec]:
+    """Return the codec of each encoded stream among storage types, by the index of the stream."""
     encoded = [k for k, name in enumerate(storage) if name not in STORAGE_NAMES.values()]
     if not encoded:
         return {}
@@ -95,7 +99,6 @@ def name_scalars(*formulas: FormulaGraph, vectors: Mapping[str, str] = NONE) -> 
     """Return the names of scalars in a kernel, by their names in formulas.
 
     Args:
-        formulas: The formulas.
         vectors: Scalars that are values of a "row" or a "column"; they are left out.
     """
     names = dict.fromkeys(name for graph in formulas for name in graph.scalars)
@@ -110,7 +113,7 @@ def name_vectors(*formulas: FormulaGraph, vectors: Mapping[str, str]) -> dict[st
 
 
 def read_vectors(names: Mapping[str, str]) -> dict[str, str]:
-    """Return expressions of the values of vectors at element i of a row, by names of scalars."""
+    """Return expressions of vectors (`name_vectors`) at element i of a row, by names of scalars."""
     return {name: f"{x}[i]" if x.startswith("column") else x for name, x in names.items()}
 
 
@@ -241,7 +244,6 @@ class Measurement:
 
 
 def distinct_formulas(measures: Sequence[Measure]) -> tuple[Formula, ...]:
-    """Return the formulas of measures, each once."""
     return tuple(dict.fromkeys(measure.function for measure in measures))
 
 
@@ -255,6 +257,11 @@ class TracedUpdate:
 
     Attributes:
         storage: Storage types of the streams; "float32" for slots that are decoded first.
+        formula: The graph of the update.
+        stages, entries, before: Names of functions and graphs of the formulas of `Update`.
+        scalar, vectors: Names in the kernel of scalars and vectors, by their names in formulas.
+        scalars: The names of scalars in formulas, in the order of a row of scalars.
+        vectors_at, width: The index of the first vector in a row of the table, and its length.
         blocks: Codecs of the slots in blocks of codes, by stream.
         lower: The stream with the lower bits of the variable, in `split8`; None without one.
         random_streams: The streams that random bits round, each with the index of the random
@@ -265,7 +272,7 @@ class TracedUpdate:
     """
 
     def __init__(self, update: Update) -> None:
-        codecs = codecs_of(update.storage)
+        codecs = find_codecs(update.storage)
         self.storage = tuple(
             DECODED if k in codecs else name for k, name in enumerate(update.storage)
         )
@@ -274,13 +281,13 @@ class TracedUpdate:
         self.grad, self.copy, self.from_copy = update.grad, update.copy, update.from_copy
         self.formula = trace_formula(update.formula)
         slot_count = len(self.storage) - 1 - self.grad - self.copy
-        check_counts(update.formula, self.formula, self.grad, slot_count)
+        check_counts(update.formula, self.grad, slot_count)
         self.stages = _name_stages("stage", update.stages)
         self.entries = _name_stages("entry", update.entries)
         self.before: Stages = []
         if update.before is not None:
             self.before = [("before", trace_formula(update.before))]
-            check_counts(update.before, self.before[0][1], False, 0)
+            check_counts(update.before, False, 0)
         self._named_formulas = [*self.entries, *self.stages, *self.before]
         formulas = [*(graph for _, graph in self._named_formulas), self.formula]
         vectors = dict(update.vectors)
@@ -321,7 +328,7 @@ class TracedUpdate:
         return range(len(self.storage) - self.copy)
 
     def apply_stages(self, stages: Stages, value: str) -> str:
-        """Return the expression of a value after stages."""
+        """Return the expression that calls the functions of stages on `value`, in order."""
         for name, graph in stages:
             arguments = ", ".join([value, *(self.scalar[scalar] for scalar in graph.scalars)])
             value = f"{FUNCTION_PREFIX}{name}({arguments})"
@@ -354,14 +361,13 @@ class TracedUpdate:
         return [*lines, *(f"out{index} = {result}" for index, result in enumerate(results))]
 
     def written_results(self) -> Iterator[tuple[int, int]]:
-        """Yield the index and the stream of each result that is not the value that was read."""
+        """Yield index and stream of each result, but for those that are unchanged inputs."""
         for result in range(len(self.formula.results)):
             stream = result + (self.grad and result > 0)
             if not self.formula.passes_through(result, stream) or (self.before and result == 0):
                 yield result, stream
 
     def writes_copy(self) -> bool:
-        """Return True if the update writes the copy."""
         leaves_variable = self.formula.passes_through(0, 0) and not self.before
         return self.copy and not (self.from_copy and leaves_variable)
 

@@ -11,8 +11,8 @@ from thalweg._engines.codegen import (
     Field,
     FormulaWriter,
     Measurement,
-    codecs_of,
     distinct_formulas,
+    find_codecs,
     name_scalars,
     name_vectors,
 )
@@ -32,9 +32,11 @@ class Sweep:
     """Graphs of a measurement, and the streams and scalars that it reads per element.
 
     Attributes:
+        measures, stages: The graphs of formulas, and of stages if a formula reads the gradient.
         used, read: The streams that formulas read, in order; `read` includes the copy.
         codecs: Codecs of the encoded slots that formulas read, by stream.
         copy: The stream of the copy, or None if formulas do not read the variable.
+        scalar, vectors: Names in the kernel of scalars and vectors, by their names in formulas.
         arguments: The names of the kernel's parameters: streams, vectors, scalars.
 
     Raises:
@@ -52,7 +54,7 @@ class Sweep:
         self.used = sorted({stream for measure in self.measures for stream in measure.streams})
         self.copy = len(storage) - 1 if measurement.from_copy and 0 in self.used else None
         self.read = self.used if self.copy is None else [*self.used, self.copy]
-        self.codecs = {k: codec for k, codec in codecs_of(storage).items() if k in self.read}
+        self.codecs = {k: codec for k, codec in find_codecs(storage).items() if k in self.read}
         self.stages = (
             [trace_formula(stage) for stage in measurement.stages] if 1 in self.used else []
         )
@@ -109,11 +111,12 @@ class Targets:
 def share_reductions(
     measures: Sequence[Measure], make: Callable[[int, str], ReductionType]
 ) -> list[ReductionType]:
-    """Return one reduction for each formula and way to reduce it, with the measures that take it.
+    """Return one reduction for each distinct pair of a formula and a `Measure.reduce`.
+
+    The indices of measures that take a reduction are stored in its `targets`.
 
     Args:
-        measures: The measures.
-        make: Returns a reduction, given the index of its formula and "sum" or "largest".
+        make: Returns a new reduction, given the index of its formula and "sum" or "largest".
     """
     formulas = distinct_formulas(measures)
     reductions: dict[tuple[int, str], ReductionType] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from thalweg._engines.protocol import (
     Dtype,
     Reduction,
     Reductions,
+    Results,
     StepRequest,
     WriteRound,
 )
@@ -35,7 +36,7 @@ class Part(Protocol):
         """See `StepPlan`; return False if a gradient overlaps with memory in `bounds`, too."""
         ...
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any: ...
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results: ...
 
     def make_calls(self, columns: Columns) -> list[Call]: ...
 
@@ -49,7 +50,6 @@ class CompositeStep:
     """A `StepPlan` of parts.
 
     Args:
-        request: The step.
         rounds: For each round its parts, each with the indices of its variables in the step.
 
     Attributes:
@@ -66,22 +66,26 @@ class CompositeStep:
         self.dtypes: tuple[Dtype, ...] = tuple(
             dict.fromkeys(layout.compute_dtype(var.dtype) for var in request.variables)
         )
-        self._bounds = layout.runs_of([tensor for _, part in self.parts for tensor in part.written])
+        self._bounds = layout.merge_byte_spans(
+            [tensor for _, part in self.parts for tensor in part.written]
+        )
 
     def try_rebind(self, request: StepRequest) -> bool:
-        """See `StepPlan`."""
+        """Bind all parts to the gradients of a request; return True if each part could be bound.
+
+        Otherwise, and for a plan of several rounds, return False; no part then has gradients.
+        """
         if not self.is_single or len(request.variables) != self._count:
             return False
         if all(
-            part.try_rebind(share_of(request, members), self._bounds)
+            part.try_rebind(select_members(request, members), self._bounds)
             for members, part in self.parts
         ):
             return True
         self.release_gradients()
         return False
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
-        """See `Reductions`."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         results = (
             (members, part.reduce(reduction, columns.of_members(members)))
             for members, part in self.parts
@@ -89,7 +93,6 @@ class CompositeStep:
         return reduction.gather(self._count, results)
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        """See `StepPlan`."""
         for parts in self._rounds:
             round_members = [index for members, _ in parts for index in members]
             calls = [
@@ -100,7 +103,6 @@ class CompositeStep:
             yield WriteRound(round_members, calls)
 
     def release_gradients(self) -> None:
-        """See `StepPlan`."""
         for _, part in self.parts:
             part.release_gradients()
 
@@ -121,19 +123,22 @@ class JoinedReductions:
         devices = {part.device for part, _ in parts}
         self.device = devices.pop() if len(devices) == 1 else None
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
-        """See `Reductions`; leaves and measures are on the host."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
+        """Return the results of all plans, joined; see `Reductions`.
+
+        Sums and peaks are a tensor if all plans are on one device. Other results are on the host.
+        """
         results = [
             (members, part.reduce(reduction, columns.of_members(members)))
             for members, part in self._parts
         ]
         if self.device is None or reduction.kind in ("leaves", "measures"):
             return reduction.gather(self._count, results)
-        return torch.cat([result for _, result in results])
+        return torch.cat([cast("Tensor", result) for _, result in results])
 
 
-def share_of(request: StepRequest, members: Sequence[int]) -> StepRequest:
-    """Return the request for the variables at the indices `members`."""
+def select_members(request: StepRequest, members: Sequence[int]) -> StepRequest:
+    """Return a request for the variables at the indices `members`, in this order."""
 
     def pick_members(per_variable: Sequence[object]) -> list[Any]:
         return [per_variable[index] for index in members]
@@ -150,12 +155,8 @@ def share_of(request: StepRequest, members: Sequence[int]) -> StepRequest:
     )
 
 
-class Staying:
-    """A step without transfers between devices; see `offload.OffloadTransfers`.
-
-    Args:
-        request: The step.
-    """
+class NoTransfers:
+    """A step without transfers between devices; see `offload.OffloadTransfers`."""
 
     def __init__(self, request: StepRequest) -> None:
         self.request = request
@@ -163,8 +164,7 @@ class Staying:
 
     def take_share(self, request: StepRequest, members: Sequence[int]) -> StepRequest:
         """Return the request for the variables at the indices `members`."""
-        return share_of(request, members)
+        return select_members(request, members)
 
     def wrap_part(self, members: Sequence[int], part: Part) -> Part:
-        """Return the part unchanged."""
         return part

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import add, eq, ge, is_
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -18,11 +18,22 @@ from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.formula_parser import Composed
 from thalweg._engines.metadata_guard import MetadataGuard
-from thalweg._engines.protocol import Call, Columns, Formulas, Reduction, StepRequest, WriteRound
+from thalweg._engines.protocol import (
+    Call,
+    Columns,
+    Formulas,
+    Reduction,
+    Results,
+    StepRequest,
+    WriteRound,
+)
 from thalweg._engines.storage_guard import StorageGuard
 
 if TYPE_CHECKING:
     from thalweg._engines.row_major import RowMajorGroups
+
+
+_DTYPE: Any = Tensor.dtype.__get__  # pyright: ignore
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Int64:
@@ -34,7 +45,7 @@ def _ids(tensors: Sequence[Any]) -> list[int]:
 
 
 def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
-    """Return True if dense tensors of `sizes` bytes are within their storages."""
+    """Return True if dense tensors of `sizes` bytes end inside their storages."""
     storages = map(Tensor.untyped_storage, tensors)
     if any(map(Tensor.storage_offset, tensors)):
         offsets = [int(tensor.storage_offset()) * tensor.element_size() for tensor in tensors]
@@ -43,7 +54,10 @@ def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
 
 
 def _members_by_signature(request: StepRequest) -> list[list[int]]:
-    """Return the indices of variables with elements, grouped by dtypes, device and `short`."""
+    """Return groups of indices of variables that one kernel can update; none without elements.
+
+    The variables of a group have equal dtypes of all tensors, one device, and equal `short`.
+    """
     copies = request.copies or [None] * len(request.variables)
     signatures: dict[Any, list[int]] = {}
     for index, (var, copy) in enumerate(zip(request.variables, copies, strict=True)):
@@ -56,9 +70,9 @@ def _members_by_signature(request: StepRequest) -> list[list[int]]:
 
 
 def _one_per_storage(slots: Sequence[Tensor]) -> list[Tensor]:
-    """Return one slot for each storage, which has one version counter for all its slots.
+    """Return one slot for each storage, since all slots of a storage share a version counter.
 
-    It is one with elements if possible, because an empty tensor has no address.
+    A slot with elements is preferred, because an empty tensor has no address.
     """
     blocks: dict[int, Tensor] = {}
     for slot in slots:
@@ -90,6 +104,7 @@ class Group(Protocol):
         """Return True if measuring non-contiguous members in place is faster than copying them."""
         ...
 
+    @property
     def positions(self) -> Tensor:
         """Return `members` as a tensor on their device."""
         ...
@@ -98,7 +113,7 @@ class Group(Protocol):
         """Set the addresses of this step's gradients, one per member."""
         ...
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """Return the results of a reduction for each member, on `device` or on the host."""
         ...
 
@@ -118,7 +133,7 @@ class DensePlan:
 
     Attributes:
         written: The tensors that the step writes; one slot for each storage of slots.
-        bounds: The sorted memory ranges that the step writes; see `layout.runs_of`.
+        bounds: The sorted memory ranges that the step writes; see `layout.merge_byte_spans`.
         is_bound: The tables have the addresses of a step's gradients.
     """
 
@@ -127,8 +142,7 @@ class DensePlan:
     def __init__(
         self, request: StepRequest, make_group: Callable[[StepRequest, list[int]], Group]
     ) -> None:
-        self.rule = request.rule
-        self.stages = request.stages
+        self.rule, self.stages = request.rule, request.stages
         self._selection = request.selection
         self._from_copies = request.from_copies
         self._vectors, self._places = list(request.vectors), list(request.places)
@@ -145,9 +159,11 @@ class DensePlan:
         self._storages = [tensor.untyped_storage() for tensor in self.written]
         self._storage_guard = StorageGuard(all_slots)
         self._pointers = list(map(Tensor.data_ptr, self.written))
-        self._record_layouts()
+        self._layouts = self._read_layouts()
+        self._shapes, self._strides = (column[: len(variables)] for column in self._layouts[:2])
+        self._contiguous = all(map(Tensor.is_contiguous, variables))
         self._make_group, self._request = make_group, request._replace(gradients=())
-        self.bounds = layout.runs_of([*variables, *all_slots, *copy_tensors])
+        self.bounds = layout.merge_byte_spans([*variables, *all_slots, *copy_tensors])
         # Of variables and copies.
         self._metadata_guard = MetadataGuard()
         self._gradient_guard = MetadataGuard()
@@ -164,22 +180,20 @@ class DensePlan:
         self.is_bound = False
         self.point_at(request.gradients)
 
-    def _record_layouts(self) -> None:
-        """Record shapes, strides and dtypes of variables and copies."""
-        self._copy_shapes = list(map(Tensor.size, self._copy_tensors))
-        self._copy_strides = list(map(Tensor.stride, self._copy_tensors))
-        self._copy_dtypes = [copy.dtype for copy in self._copy_tensors]
-        self._shapes = list(map(Tensor.size, self.variables))
-        self._strides = list(map(Tensor.stride, self.variables))
-        self._dtypes = [var.dtype for var in self.variables]
-        self._contiguous = all(map(Tensor.is_contiguous, self.variables))
+    def _read_layouts(self) -> list[list[Any]]:
+        """Return the shapes, strides and dtypes of variables and copies."""
+        tensors = [*self.variables, *self._copy_tensors]
+        return [list(map(getter, tensors)) for getter in (Tensor.size, Tensor.stride, _DTYPE)]
 
     def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
-        """See `StepPlan`.
+        """Bind the plan to the gradients of a request; return True if this was possible.
+
+        False means that the request differs from the plan in anything but gradients, slots and
+        titles, that memory has moved, or that a gradient has to be validated or copied.
 
         Args:
-            request: The step.
-            bounds: Memory that gradients must not overlap with, if more than the plan writes.
+            bounds: Optional. Memory that gradients must not overlap with, in place of
+                `self.bounds`.
         """
         if (
             request.rule is not self.rule
@@ -194,7 +208,10 @@ class DensePlan:
             return self._is_unmoved(request.variables) and self._bind(request.gradients, bounds)
 
     def serves(self, request: StepRequest) -> bool:
-        """Return True if this plan, bound to the request's gradients, would execute the request."""
+        """Return True if the plan has the rule, options, tensors and dtypes of a request.
+
+        The plan can then execute the request after `point_at` of its gradients.
+        """
         return (
             request.rule is self.rule
             and request.stages == self.stages
@@ -218,7 +235,7 @@ class DensePlan:
         return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
 
     def _is_unmoved(self, variables: Sequence[Tensor]) -> bool:
-        """Return True if the variables are the plan's, with unchanged addresses and layouts."""
+        """Return True if these are the plan's variables, in unchanged memory and layout."""
         if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
             return False
         try:
@@ -231,35 +248,19 @@ class DensePlan:
         # An assignment to `.data` can keep the address and change shape, strides or dtype.
         tensors = [*self.variables, *self._copy_tensors]
         if not self._metadata_guard.holds(tensors):
-            if not self._has_planned_layout():
+            if self._read_layouts() != self._layouts:
                 return False
             self._metadata_guard = MetadataGuard(tensors)
         return True
 
-    def _has_planned_layout(self) -> bool:
-        """Return True if variables and copies have their planned shapes, dtypes and strides."""
-        if not all(map(eq, map(Tensor.size, self.variables), self._shapes)):
-            return False
-        if [var.dtype for var in self.variables] != self._dtypes:
-            return False
-        if self._copy_tensors and not (
-            all(map(eq, map(Tensor.size, self._copy_tensors), self._copy_shapes))
-            and list(map(Tensor.stride, self._copy_tensors)) == self._copy_strides
-            and [copy.dtype for copy in self._copy_tensors] == self._copy_dtypes
-        ):
-            return False
-        if self._contiguous:
-            return all(map(Tensor.is_contiguous, self.variables))
-        return list(map(Tensor.stride, self.variables)) == self._strides
-
     def _bind(self, gradients: Sequence[Any], bounds: Int64 | None) -> bool:
-        """Write the gradients' addresses to the tables; return False if one does not fit.
+        """Bind gradients and return True, or return False if one has to be validated or copied.
 
-        The caller then plans from scratch, which copies the gradient or raises an error.
+        Addresses are written to the tables of the groups unless they are those of the last call.
         """
         try:
             if not self._gradient_guard.holds(gradients):
-                if not self._fits(gradients):
+                if not self._has_planned_gradients(gradients):
                     return False
                 self._gradient_guard = MetadataGuard(gradients)
             addresses = _addresses(gradients)
@@ -294,8 +295,8 @@ class DensePlan:
             and bool((addresses == self._gradient_addresses).all())
         )
 
-    def _fits(self, gradients: Sequence[Any]) -> bool:
-        """Return True if gradients are plain tensors with planned shapes, dtypes and strides."""
+    def _has_planned_gradients(self, gradients: Sequence[Any]) -> bool:
+        """Return True if gradients are plain tensors of the planned shapes, dtypes and strides."""
         if (
             set(map(type, gradients)) != {Tensor}
             or not all(map(eq, map(Tensor.size, gradients), self._shapes))
@@ -311,7 +312,7 @@ class DensePlan:
         return not any(map(Tensor.is_neg, gradients))
 
     def point_at(self, gradients: Sequence[Tensor]) -> None:
-        """Write addresses of gradients to the tables, without checks of strides and overlaps."""
+        """Bind gradients without checks: write their addresses to the tables of the groups."""
         self._ids = []
         addresses = _addresses(gradients)
         for group in self.groups:
@@ -320,19 +321,22 @@ class DensePlan:
 
     @property
     def device(self) -> torch.device | None:
-        """Device of sums and peaks; see `Reductions`."""
+        """Device of sums and peaks; None unless all variables are on one device."""
         return self._common_device
 
     @lazy
     def _common_device(self) -> torch.device | None:
-        """Device of sums and peaks if all variables are on it."""
         return self.groups[0].device if self.groups and len(set(self._devices)) == 1 else None
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
-        """See `Reductions`."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
+        """Return the results of a reduction for all variables; see `Reductions`.
+
+        Sums and peaks are a tensor on `device`, or an array if `device` is None. Variables without
+        elements have zeros, or no leaves and measures.
+        """
         groups = self.groups
         if reduction.kind in ("sums", "leaves"):
-            groups = self._row_major(groups, reduction.formulas)
+            groups = self._as_row_major(groups, reduction.formulas)
         results = [group.reduce(reduction, columns) for group in groups]
         if self.device is None or reduction.kind in ("leaves", "measures"):
             members = (group.members for group in groups)
@@ -340,9 +344,10 @@ class DensePlan:
         if groups[0].has_all_variables:
             return results[0]
         # Variables without elements are in no group.
-        values = results[0].new_zeros(len(self.variables), *results[0].shape[1:])
-        for group, group_values in zip(groups, results, strict=True):
-            values.index_copy_(0, group.positions(), group_values)
+        tensors = cast("list[Tensor]", results)
+        values = tensors[0].new_zeros(len(self.variables), *tensors[0].shape[1:])
+        for group, group_values in zip(groups, tensors, strict=True):
+            values.index_copy_(0, group.positions, group_values)
         return values
 
     @lazy
@@ -357,8 +362,8 @@ class DensePlan:
             from thalweg._engines.row_major import RowMajorGroups
         return RowMajorGroups(self._request, self._make_group)
 
-    def _row_major(self, groups: Sequence[Group], formulas: Formulas) -> Sequence[Group]:
-        """Return groups whose memory has the elements that formulas read in row-major order."""
+    def _as_row_major(self, groups: Sequence[Group], formulas: Formulas) -> Sequence[Group]:
+        """Return the groups, or groups over row-major copies of tensors that `formulas` read."""
         if self.measures_in_place:
             return groups
         return self._row_major_groups.refresh(groups, self._gradients, formulas)
@@ -369,9 +374,7 @@ class DensePlan:
         return [*calls, self.mark_written]
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        """See `StepPlan`."""
         yield WriteRound(range(len(self.variables)), self.make_calls(columns))
 
     def release_gradients(self) -> None:
-        """See `StepPlan`."""
         self._gradients, self.is_bound = (), False

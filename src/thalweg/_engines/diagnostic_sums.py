@@ -38,11 +38,11 @@ def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> dict[str, Arr
     """Return the sum of each product over each leaf.
 
     Args:
-        values: Arrays or tensors (n,), float32 or float64, by name.
-        pairs: The names of two of them, by the name of their product.
+        values: Arrays or tensors (n,), all of one dtype, float32 or float64, by name.
+        pairs: For each product the names of its two operands, by the name of the product.
 
     Returns:
-        The sums, (leaves,) float64, by the name of the product.
+        By the name of the product an array or a tensor (leaves,), float64.
     """
     scaled_arrays = {name: _in_scale(_in_blocks(array)) for name, array in values.items()}
     is_torch = any(isinstance(array, Tensor) for array in values.values())

@@ -22,7 +22,7 @@ from torch import Tensor
 from thalweg._base.context_managers import no_grad
 from thalweg._base.device_numbers import wide_dtype, widened
 from thalweg._engines import layout, reference
-from thalweg._engines.codecs.checks import codecs_of
+from thalweg._engines.codecs.checks import list_codecs
 from thalweg._engines.codecs.records import decode_tensor
 from thalweg._engines.denormals import set_denormals
 from thalweg._engines.diagnostic_sums import sums_of_products
@@ -65,7 +65,6 @@ class VariableDiagnostics:
     """Measurements of one variable in two sweeps: the constructor's, and `finish` after the writes.
 
     Args:
-        request: The step.
         index: The index of the variable in the step.
         columns: The scalars of `stages`.
         stages: Formulas that transform the gradient before it is measured.
@@ -73,7 +72,7 @@ class VariableDiagnostics:
 
     def __init__(self, request: StepRequest, index: int, columns: Columns, stages: Stages) -> None:
         self._var, self._slots = request.variables[index], request.slots[index]
-        self._codecs = codecs_of(request.rule.codecs, self._slots)
+        self._codecs = list_codecs(request.rule.codecs, self._slots)
         self._copy = request.copies[index] if request.copies and request.from_copies else None
         self._flush = request.selection.denormals == "flush"
         self._kind = torch_dtype(layout.compute_dtype(self._var.dtype))
@@ -88,7 +87,7 @@ class VariableDiagnostics:
             self._old_weight = self._weight(is_pre_write=True)
 
     def _scalars(self, columns: Columns, index: int) -> dict[str, Any]:
-        """Return the scalars by name; tensors stay on their device."""
+        """Return the scalars of the variable, by name; tensors stay on their device."""
         dtype = layout.compute_dtype(self._var.dtype)
         by_variable = {name: vector[index] for name, vector in columns.by_variable.items()}
         by_variable = {
@@ -98,9 +97,10 @@ class VariableDiagnostics:
         return {**columns.shared[dtype], **by_variable}
 
     def _weight(self, is_pre_write: bool) -> Tensor:
-        """Return the variable's elements in the compute dtype, with all bits of a split weight.
+        """Return the variable's elements in one dimension and the compute dtype.
 
-        With `is_pre_write` it begins at a copy as the step does, and is a new tensor.
+        A split weight has all of its bits. With `is_pre_write` the result is a new tensor, and has
+        the numbers at which the step begins; see `StepRequest.from_copies`.
         """
         var = self._var.detach()
         if is_pre_write and self._copy is not None and not layout.is_far(self._copy, var.device):
@@ -113,7 +113,7 @@ class VariableDiagnostics:
 
     def _momentum(self, request: StepRequest) -> Tensor | None:
         """Return the rule's momentum in the compute dtype, or None."""
-        position, sign = momentum_of(request.rule)
+        position, sign = find_momentum(request.rule)
         if position is None:
             return None
         momentum, codec = self._slots[position], self._codecs[position]
@@ -124,7 +124,7 @@ class VariableDiagnostics:
     def _measure_gradient(
         self, grad: Tensor, stages: Stages, scalars: dict[str, Any], request: StepRequest
     ) -> None:
-        """Add the measurements of the gradient before and after stages."""
+        """Set the measurements of the stored gradient, and of the gradient after stages."""
         grad = grad.to(self._var.device)
         staged_grad = reference.transform(stages, grad, scalars, self._flush, self._kind)
         raw = reference.flatten_like(grad, self._var)
@@ -161,7 +161,7 @@ class VariableDiagnostics:
         return self._var.numel()
 
 
-def momentum_of(rule: Rule) -> tuple[int | None, int]:
+def find_momentum(rule: Rule) -> tuple[int | None, int]:
     """Return the index of the first slot marked as momentum, or None, and its sign."""
     for position, slot in enumerate(rule.element_slots):
         if slot.momentum:
@@ -169,7 +169,7 @@ def momentum_of(rule: Rule) -> tuple[int | None, int]:
     return None, 1
 
 
-def combined(parts: Sequence[Measurements], sizes: Sequence[int]) -> Any:
+def combine_measurements(parts: Sequence[Measurements], sizes: Sequence[int]) -> Any:
     """Return measurements of variables of one device: (variables, len(MEASURED)) float64.
 
     A tensor on a device, an array on the CPU. A missing measurement is NaN.
@@ -184,7 +184,7 @@ def combined(parts: Sequence[Measurements], sizes: Sequence[int]) -> Any:
                 part[name] if name in part else _filled(count, np.nan, device)
                 for part, count in zip(parts, counts, strict=True)
             ]
-            columns.append(tree.combine(_joining(leaves, device)))
+            columns.append(tree.combine(_concatenate(leaves, device)))
         else:
             numbers = [part.get(name, np.nan) for part in parts]
             columns.append(_stacked(numbers, device))
@@ -203,7 +203,7 @@ def _filled(count: int, number: float, device: torch.device | None) -> Array:
     return torch.full((int(count),), number, dtype=wide_dtype(device), device=device)
 
 
-def _joining(arrays: list[Array], device: torch.device | None) -> Array:
+def _concatenate(arrays: list[Array], device: torch.device | None) -> Array:
     return np.concatenate(arrays) if device is None else torch.cat(arrays)
 
 
@@ -242,7 +242,7 @@ def _counts_of(raw: Array, tiny: float) -> Measurements:
 
 
 def _sums_of_gradient(grad: Array, momentum: Array | None = None) -> Measurements:
-    """Return the sums of squares and products, largest magnitude and equal signs of a span."""
+    """Return sums of products, the gradient's peak and the count of equal signs in a span."""
     # A product with 1 flushes the denormals that an update would have flushed.
     unit = type_of(grad)(1)
     values = {"gradient": grad * unit}

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._engines import cpu, cuda, layout
-from thalweg._engines.composite import CompositeStep, Part, Parts, Staying
+from thalweg._engines.composite import CompositeStep, NoTransfers, Part, Parts
 from thalweg._engines.cpu.work_table import ENTRIES
 from thalweg._engines.cuda.availability import takes_device, why_unfused
 from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.engine_selection import EngineName
 from thalweg._engines.memory_protection import check_writable
-from thalweg._engines.protocol import Gradient, StepPlan, StepRequest, in_rounds
+from thalweg._engines.protocol import Gradient, StepPlan, StepRequest, split_into_rounds
 from thalweg.errors import PerformanceWarning, warn
 from thalweg.indexed_slices import IndexedSlices
 
@@ -64,14 +64,13 @@ def check_gradients(
         if isinstance(grad, IndexedSlices):
             layout.check_slices(grad, var, name, scatter, narrow)
         else:
-            layout.check_gradient(grad, var, name, narrow, device)
+            layout.check_kind(grad, var, name, narrow, device)
+            layout.check_shape(grad, var, name)
     first_indices: dict[int, int] = {}
     for index, var in enumerate(variables):
         first_indices.setdefault(id(var), index)
-    distinct, titles = (
-        [variables[i] for i in first_indices.values()],
-        [names[i] for i in first_indices.values()],
-    )
+    distinct = [variables[i] for i in first_indices.values()]
+    titles = [names[i] for i in first_indices.values()]
     layout.check_disjoint(distinct, titles)
     check_writable(zip(distinct, titles, strict=True))
 
@@ -123,7 +122,7 @@ class Dispatcher:
         if request.rule.passes:
             return self._plan_passes(request)
         variables = request.variables
-        rounds = in_rounds(variables)
+        rounds = split_into_rounds(variables)
         # Drop plans of variables that are no longer used.
         if len(self._sparse) > 2 * len(variables) + _SPARE:
             ids = set(map(id, variables))
@@ -160,9 +159,9 @@ class Dispatcher:
             request = request._replace(short=cpu.find_short(request, engines))
         return StagedStep(request, [dispatcher.plan_step for dispatcher in dispatchers])
 
-    def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | Staying:
-        """Return the transfers of offloaded copies between devices, or `Staying`."""
-        transfers: OffloadTransfers | Staying = Staying(request)
+    def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | NoTransfers:
+        """Return the transfers of offloaded copies between devices, or `NoTransfers`."""
+        transfers: OffloadTransfers | NoTransfers = NoTransfers(request)
         pairs = zip(request.variables, request.copies or (), strict=False)
         if any(copy is not None and layout.is_far(copy, var.device) for var, copy in pairs):
             with importing:
@@ -201,7 +200,7 @@ class Dispatcher:
         return engine
 
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
-        """Return True if variable, slots and copy support access by address; warn once if not."""
+        """Return True if kernels can access a variable by address; warn once about its strides."""
         var, grad = request.variables[index], request.gradients[index]
         copy = None if request.copies is None else request.copies[index]
         slots = layout.without_records(request.slots[index], request.rule.codecs)
@@ -227,9 +226,9 @@ class Dispatcher:
         number: int,
         members: Sequence[int],
         engines: Sequence[EngineKind],
-        transfers: OffloadTransfers | Staying,
+        transfers: OffloadTransfers | NoTransfers,
     ) -> Parts:
-        """Return the parts of a round of distinct variables, each with indices of its variables."""
+        """Return the parts of the round of `members`, each with the indices of its variables."""
         groups: dict[tuple[EngineKind, int, torch.device | None], list[int]] = {}
         singles: list[int] = []
         for index in members:
@@ -252,17 +251,16 @@ class Dispatcher:
         return [(group, transfers.wrap_part(group, part)) for group, part in parts]
 
     def _single_part(self, request: StepRequest, engine: EngineKind, number: int) -> Part:
-        """Return the part of one variable: of the reference engine, or with a sparse gradient."""
+        """Return the part of one variable, bound to its gradient: dense or sparse, of any engine.
+
+        A plan of kernels is cached by variable and round `number`, since it has one gradient.
+        """
         if engine == "reference":
             with importing:
                 from thalweg._engines.reference import ReferencePart
             return ReferencePart(request)
         if engine == "torch":
             return _torch_part(request)
-        return self._sparse_plan(request, engine, number)
-
-    def _sparse_plan(self, request: StepRequest, engine: EngineKind, number: int) -> RowsPlan:
-        # A plan is bound to one gradient, so each occurrence of a variable has its own plan.
         key = (engine, id(request.variables[0]), number)
         plan = self._sparse.get(key)
         if plan is None or not plan.serves(request):
@@ -272,7 +270,12 @@ class Dispatcher:
         return plan
 
     def _dense_plan(self, request: StepRequest, key: tuple[EngineKind, int]) -> DensePlan:
-        """Return the cached plan, if it matches and is unbound, or a new one; bind it."""
+        """Return the cached plan if it serves the request, or a new one, bound to the gradients.
+
+        Args:
+            request: A step over dense gradients.
+            key: The engine and the offload run, under which the plan is cached.
+        """
         fitting = map(layout.with_strides_of, request.gradients, request.variables)
         request = request._replace(gradients=list(fitting))
         plan = self._dense.get(key)
@@ -333,7 +336,7 @@ def _copy_overlapping(
     slots: Sequence[Sequence[Tensor]],
     copies: Sequence[Tensor | None],
 ) -> list[Gradient]:
-    """Return the gradients; values or indices inside memory that the step writes are copied."""
+    """Return the gradients; values or indices in memory that the step writes are cloned."""
     written_tensors = [*variables, *(slot for var_slots in slots for slot in var_slots)]
     written_tensors += [copy for copy in copies if copy is not None]
     spans = sorted(

@@ -17,7 +17,7 @@ from thalweg.formula import FORMULAS, Formula, Rule
 
 
 @cache
-def _parameter_names(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def parameter_names(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of a function's parameters without a default, and of those with one."""
     parameters = inspect.signature(formula).parameters.values()
     required = tuple(param.name for param in parameters if param.default is param.empty)
@@ -30,15 +30,13 @@ def bind_arguments(
     """Return the scalars that a function of a rule takes, by name.
 
     Args:
-        rule: The rule.
         role: The attribute of the rule that is the function.
-        scalars: Scalars by name.
         function: Optional. The function, if the rule has several with this role.
 
     Raises:
         RuleError: A parameter without a default has no scalar.
     """
-    required, optional = _parameter_names(function or getattr(rule, role))
+    required, optional = parameter_names(function or getattr(rule, role))
     try:
         arguments = {name: scalars[name] for name in required}
     except KeyError:
@@ -48,7 +46,11 @@ def bind_arguments(
 
 
 def apply_prepare(rule: Rule, hypers: Scalars) -> dict[str, Any]:
-    """Return hyperparameters, in a compute dtype, and the scalars that `prepare` computes of them.
+    """Return hyperparameters together with the scalars that the rule's `prepare` computes.
+
+    Args:
+        rule: The rule. Without `prepare` a copy of `hypers` is returned.
+        hypers: Hyperparameters by name, in a compute dtype.
 
     Raises:
         RuleError: `prepare` takes an unknown scalar, or does not return a dict.
@@ -80,8 +82,6 @@ def check_given(title: str, names: Iterable[str], scalars: Scalars, rule: Rule) 
     Args:
         title: The function, as the error names it.
         names: The scalars that the function takes.
-        scalars: The present scalars.
-        rule: The rule.
     """
     missing = [name for name in names if name not in scalars]
     if missing:

@@ -86,9 +86,14 @@ def _wrap(formula: WrappedStepFormula, inner: FormulaGraph, outer: FormulaGraph)
 
 
 def bind_graph(formula_graph: FormulaGraph, namespace: Mapping[str, Any], literal: Any) -> Any:
-    """Return a graph as a function over an engine's functions and number type.
+    """Return a function that evaluates a graph; it returns a tuple of results.
 
-    The function drops each intermediate value after its last use.
+    It takes the positional values and the scalars by name, and drops each intermediate value after
+    its last use.
+
+    Args:
+        namespace: An engine's functions by name.
+        literal: Returns a number of the engine's type, given a float.
     """
     last_use = {arg: node for node in formula_graph.nodes for arg in (node, *node.inputs)}
     last_use |= dict.fromkeys(formula_graph.results)

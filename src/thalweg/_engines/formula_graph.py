@@ -63,13 +63,11 @@ _nodes: WeakValueDictionary[tuple[Any, ...], Node] = WeakValueDictionary()
 
 
 def make_node(operation: str, *args: Any) -> Node:
-    """Return the node of an operation."""
     key = operation, *(id(arg) if isinstance(arg, Node) else repr(arg) for arg in args)
     return _nodes.setdefault(key, Node(operation, args))
 
 
 def make_const(value: float) -> Node:
-    """Return the node of a number."""
     return make_node("const", float(value))
 
 
@@ -92,11 +90,11 @@ def in_order(roots: Iterable[Node]) -> list[Node]:
 
 
 def rewrite(roots: Iterable[Node], replace: Callable[[Node], Node | None]) -> list[Node]:
-    """Return roots in which nodes are replaced. Nodes that depend on none of these stay the same.
+    """Return roots after the replacement of nodes; unaffected nodes are returned as they are.
 
     Args:
-        roots: The nodes.
-        replace: Returns the replacement of a node, whose arguments are replaced already, or None.
+        replace: Called with each node that the roots depend on, arguments first and replaced
+            already; returns the node to put in its place, or None to keep it.
     """
     roots, rewritten = list(roots), dict[Node, Node]()
     for node in in_order(roots):
@@ -158,7 +156,7 @@ class FormulaGraph:
         return self.results[result].op in ROUNDED
 
     def apply(self, values: Sequence[Node]) -> list[Node]:
-        """Return `outputs` as computed from other nodes in place of the positional values."""
+        """Return `outputs` with nodes in place of the values that the formula takes by position."""
 
         def replace(node: Node) -> Node | None:
             return values[int(node.args[0])] if node.op == "stream" else None

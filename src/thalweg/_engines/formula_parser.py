@@ -12,13 +12,7 @@ from typing import Any
 
 from thalweg._base.composed_formula import ComposedFormula
 from thalweg._base.locks import importing
-from thalweg._engines.formula_graph import (
-    FormulaGraph,
-    Node,
-    make_const,
-    make_node,
-    stream_nodes,
-)
+from thalweg._engines.formula_graph import FormulaGraph, Node, make_const, make_node, stream_nodes
 from thalweg._engines.formula_rewriter import ALL_FUNCTIONS, FormulaRewriter, HelperFunctions
 from thalweg._engines.formula_source import (
     FUNCTION_PREFIX,
@@ -55,6 +49,10 @@ class Composed:
     """
 
     is_pass = False
+    __qualname__: str
+
+    def __call__(self, *values: Any, **scalars: Any) -> Any:
+        raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
         """Return the graph of the formula."""
@@ -69,7 +67,6 @@ def read_source(function: Any, is_stage: bool = False) -> FormulaSource:
     """Return the checked source of a formula.
 
     Args:
-        function: The formula.
         is_stage: Whether the formula is that of a `FusedStage`.
 
     Raises:
@@ -131,7 +128,6 @@ def build_graph(function: Any, is_stage: bool = False) -> FormulaGraph:
     """Return a new graph of a function; `trace_formula` returns the kept one of a formula.
 
     Args:
-        function: The formula.
         is_stage: As for `read_source`.
     """
     source = read_source(function, is_stage)
@@ -144,14 +140,14 @@ def build_graph(function: Any, is_stage: bool = False) -> FormulaGraph:
 def bind_formula(
     formula: Any, namespace: Mapping[str, Any], literal: Any, is_stage: bool = False
 ) -> Any:
-    """Return a formula as a function over an engine's functions and number type.
+    """Return a function that evaluates a formula; it returns a tuple of results.
 
-    A function keeps its file and line numbers, so that a debugger steps through its source.
+    It takes the positional values and the scalars by name. The code has the file and line numbers
+    of the formula, so that a debugger steps through its source.
 
     Args:
-        formula: The formula.
         namespace: The engine's functions by name.
-        literal: Makes a number of the type.
+        literal: Returns a number of the engine's type, given a float.
         is_stage: Whether the formula is that of a `FusedStage`.
     """
     if isinstance(formula, ComposedFormula | Composed):
@@ -180,24 +176,22 @@ def bind_formula(
     return bound
 
 
-def check_counts(function: Any, formula_graph: FormulaGraph, grad: bool, slots: int) -> None:
+def check_counts(function: Any, has_gradient: bool, slots: int) -> None:
     """Raise unless a formula takes and returns as many values as its rule has.
 
     Args:
-        function: The formula, `(var, *slots)`, or `(var, grad, *slots)` if `grad`.
-        formula_graph: Its graph.
-        grad: Whether it takes a gradient.
+        function: The formula, `(var, *slots)`, or `(var, grad, *slots)` if `has_gradient`.
         slots: How many slots the rule has.
 
     Raises:
         RuleError: Names the formula, its place and both numbers.
     """
-    count = 1 + grad + slots
+    formula_graph, count = trace_formula(function), 1 + has_gradient + slots
     if (len(formula_graph.positional), len(formula_graph.outputs)) == (count, 1 + slots):
         return
     raise RuleError(
         f"{place_of(function)} takes {count_of(len(formula_graph.positional), 'value')} and returns"
         f" {len(formula_graph.outputs)}; with {count_of(slots, 'slot')} it must take {count}"
-        f" ({'var, grad, *slots' if grad else 'var, *slots'}) and return {1 + slots}"
+        f" ({'var, grad, *slots' if has_gradient else 'var, *slots'}) and return {1 + slots}"
         " (var, *slots)."
     )

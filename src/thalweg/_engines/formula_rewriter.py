@@ -41,31 +41,33 @@ _LOGICAL = (ast.BitAnd, ast.BitOr)
 _OPERATORS = (*_LOGICAL, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
 
-def _advice_for(node: ast.AST) -> str:
+def _advice_for(syntax: ast.AST) -> str:
     """Return advice for an error about syntax that a formula cannot contain, or ""."""
-    if isinstance(node, ast.IfExp):
-        parts = ", ".join(map(ast.unparse, (node.test, node.body, node.orelse)))
+    if isinstance(syntax, ast.IfExp):
+        parts = ", ".join(map(ast.unparse, (syntax.test, syntax.body, syntax.orelse)))
         return f"; write `where({parts})`"
-    if isinstance(node, ast.If | ast.Match):
+    if isinstance(syntax, ast.If | ast.Match):
         return "; choose with where(condition, a, b)"
-    if isinstance(node, ast.BoolOp):
-        sign = "&" if isinstance(node.op, ast.And) else "|"
+    if isinstance(syntax, ast.BoolOp):
+        sign = "&" if isinstance(syntax.op, ast.And) else "|"
         return f"; combine comparisons with `{sign}` and choose with where(condition, a, b)"
-    if isinstance(node, ast.UnaryOp):
+    if isinstance(syntax, ast.UnaryOp):
         return "; write the opposite comparison"
-    if isinstance(node, ast.For | ast.While):
+    if isinstance(syntax, ast.For | ast.While):
         return "; write its steps one below the other"
-    if isinstance(node, ast.Return):
+    if isinstance(syntax, ast.Return):
         return "; it returns once, at its end"
-    if isinstance(node, ast.AnnAssign):
+    if isinstance(syntax, ast.AnnAssign):
         return "; assign without a type"
-    if isinstance(node, ast.Tuple):
+    if isinstance(syntax, ast.Tuple):
         return "; the return of a formula alone holds several values"
-    if isinstance(node, ast.List | ast.Dict):
+    if isinstance(syntax, ast.List | ast.Dict):
         return "; return several results as `return var, slot`"
-    is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+    is_product = isinstance(syntax, ast.BinOp) and isinstance(syntax.op, ast.MatMult)
     return (
-        _ONE_ELEMENT_ADVICE if isinstance(node, ast.Subscript | ast.Attribute) or is_product else ""
+        _ONE_ELEMENT_ADVICE
+        if isinstance(syntax, ast.Subscript | ast.Attribute) or is_product
+        else ""
     )
 
 
@@ -109,9 +111,9 @@ class FormulaRewriter(ast.NodeTransformer):
         closure = inspect.getclosurevars(function)
         self.outer: dict[str, Any] = {**closure.builtins, **closure.globals, **closure.nonlocals}
 
-    def error_at(self, node: ast.AST, problem: str) -> RuleError:
-        """Return the error about a node, with file and line."""
-        return RuleError(f"{place_of(self.function, getattr(node, 'lineno', None))}: {problem}")
+    def error_at(self, syntax: ast.AST, problem: str) -> RuleError:
+        """Return the error about a syntax node, with the file and the line of the node."""
+        return RuleError(f"{place_of(self.function, getattr(syntax, 'lineno', None))}: {problem}")
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         first_line = ast.unparse(node).splitlines()[0]
@@ -142,14 +144,14 @@ class FormulaRewriter(ast.NodeTransformer):
             )
         return self.generic_visit(node)
 
-    def write_literal(self, node: ast.expr, value: float) -> ast.expr:
+    def write_literal(self, expression: ast.expr, value: float) -> ast.expr:
         number: ast.expr = ast.Constant(value)
         # NaN has no literal.
         if value != value:
             infinity = ast.Constant(float("inf"))
             number = ast.BinOp(infinity, ast.Sub(), infinity)
         call = ast.Call(ast.Name(LITERAL, ast.Load()), [number], [])
-        return ast.fix_missing_locations(ast.copy_location(call, node))
+        return ast.fix_missing_locations(ast.copy_location(call, expression))
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if isinstance(node.value, bool) or not isinstance(node.value, int | float):
@@ -180,13 +182,13 @@ class FormulaRewriter(ast.NodeTransformer):
         left, right = self.as_number(node.left), self.as_number(node.comparators[0])
         return ast.copy_location(ast.Compare(left, node.ops, [right]), node)
 
-    def write_call(self, node: ast.expr, name: str, args: list[ast.expr]) -> ast.expr:
+    def write_call(self, expression: ast.expr, name: str, args: list[ast.expr]) -> ast.expr:
         call = ast.Call(ast.Name(FUNCTION_PREFIX + name, ast.Load()), args, [])
-        return ast.fix_missing_locations(ast.copy_location(call, node))
+        return ast.fix_missing_locations(ast.copy_location(call, expression))
 
-    def call_error(self, node: ast.Call, text: str) -> RuleError:
-        advice = _advice_for_call(node, self.is_stage)
-        return self.error_at(node, f"a formula cannot call `{text}`{advice}.")
+    def call_error(self, call: ast.Call, text: str) -> RuleError:
+        advice = _advice_for_call(call, self.is_stage)
+        return self.error_at(call, f"a formula cannot call `{text}`{advice}.")
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if not isinstance(node.func, ast.Name) or node.keywords:
@@ -224,13 +226,11 @@ class FormulaRewriter(ast.NodeTransformer):
             return self.write_call(node, name, [self.as_condition(test), *map(accept, values)])
         return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
 
-    def write_helper(
-        self, node: ast.Call, function: types.FunctionType, result: int = 0
-    ) -> ast.expr:
-        """Return a call of a helper for the result with an index."""
-        name = self.helpers.name_helper(function, result)
-        self.check_count(node, function.__code__.co_argcount)
-        kinds = self.helpers.parameters[function, result]
+    def write_helper(self, node: ast.Call, helper: types.FunctionType, result: int = 0) -> ast.expr:
+        """Return a call of a helper's definition for one result, with rewritten arguments."""
+        name = self.helpers.name_helper(helper, result)
+        self.check_count(node, helper.__code__.co_argcount)
+        kinds = self.helpers.parameters[helper, result]
         accepted = [
             self.visit(arg)
             if kind is None
@@ -250,22 +250,29 @@ class FormulaRewriter(ast.NodeTransformer):
         self.moves.append(call)
         return call
 
-    def place_of_move(self, node: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
+    def place_of_move(self, definition: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
         """Return the index of the value that is a call of `moved`, or None if there is no call."""
         places = [
             index for index, value in enumerate(values) if any(value is move for move in self.moves)
         ]
         if len(self.moves) > 1 or len(places) < len(self.moves):
             raise self.error_at(
-                node,
+                definition,
                 "call `moved(base, step)` once, as the first result or assigned to a name.",
             )
         return places[0] if places else None
 
     def check_moved(
-        self, node: ast.FunctionDef, body: Sequence[ast.Assign], first: ast.expr, move: int | None
+        self,
+        definition: ast.FunctionDef,
+        body: Sequence[ast.Assign],
+        first: ast.expr,
+        move: int | None,
     ) -> None:
-        """Raise RuleError if the first result is not the name that `moved` was assigned to."""
+        """Raise RuleError if the first result is not the name that `moved` was assigned to.
+
+        `move` is from `place_of_move`.
+        """
         if move is None or move == len(body):
             return
         moved_name, *later_names = (cast("ast.Name", line.targets[0]).id for line in body[move:])
@@ -273,60 +280,61 @@ class FormulaRewriter(ast.NodeTransformer):
         if not is_first or moved_name in later_names:
             name = moved_name.removeprefix(LOCAL_PREFIX)
             raise self.error_at(
-                node, f"`{name}` is assigned from `moved`, so it must be the first result."
+                definition, f"`{name}` is assigned from `moved`, so it must be the first result."
             )
 
-    def check_count(self, node: ast.Call, count: int) -> None:
+    def check_count(self, call: ast.Call, count: int) -> None:
         """Raise RuleError unless a call has this number of arguments."""
-        if len(node.args) != count:
-            problem = f"`{ast.unparse(node)}` needs {count_of(count, 'argument')}."
-            raise self.error_at(node, problem)
+        if len(call.args) != count:
+            problem = f"`{ast.unparse(call)}` needs {count_of(count, 'argument')}."
+            raise self.error_at(call, problem)
 
-    def is_condition(self, node: ast.expr) -> bool | None:
+    def is_condition(self, expression: ast.expr) -> bool | None:
         """Return True if an expression is a condition; None for a parameter that may be either."""
-        if isinstance(node, ast.Compare):
+        if isinstance(expression, ast.Compare):
             return True
-        if isinstance(node, ast.BinOp):
-            return isinstance(node.op, _LOGICAL)
-        if isinstance(node, ast.Name) and node.id in self.locals:
-            return self.conditions.get(node.id)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            function = self.outer.get(node.func.id)
-            if _BY_FUNCTION.get(id(function)) == "where" and len(node.args) == 3:
-                return self.is_condition(node.args[1])
+        if isinstance(expression, ast.BinOp):
+            return isinstance(expression.op, _LOGICAL)
+        if isinstance(expression, ast.Name) and expression.id in self.locals:
+            return self.conditions.get(expression.id)
+        if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Name):
+            function = self.outer.get(expression.func.id)
+            if _BY_FUNCTION.get(id(function)) == "where" and len(expression.args) == 3:
+                return self.is_condition(expression.args[1])
             if (function, 0) in self.helpers.conditions:
                 return self.helpers.conditions[function, 0]
         return False
 
-    def as_number(self, node: ast.expr) -> ast.expr:
-        """Return an expression rewritten; raise RuleError if it is a condition."""
-        rewritten = self.visit(node)
-        if self.fix_kind(node, False):
+    def as_number(self, expression: ast.expr) -> ast.expr:
+        """Return an expression rewritten, as a number; raise RuleError if it is a condition."""
+        rewritten = self.visit(expression)
+        if self.fix_kind(expression, False):
             return rewritten
-        raise self.error_at(
-            node, f"`{ast.unparse(node)}` is not a number; write where({ast.unparse(node)}, 1, 0)."
-        )
+        text = ast.unparse(expression)
+        raise self.error_at(expression, f"`{text}` is not a number; write where({text}, 1, 0).")
 
-    def as_condition(self, node: ast.expr) -> ast.expr:
+    def as_condition(self, expression: ast.expr) -> ast.expr:
         """Return an expression rewritten; raise RuleError if it is a number."""
-        rewritten = self.visit(node)
-        if self.fix_kind(node, True):
+        rewritten = self.visit(expression)
+        if self.fix_kind(expression, True):
             return rewritten
-        raise self.error_at(
-            node, f"`{ast.unparse(node)}` is not a condition; write `{ast.unparse(node)} != 0`."
-        )
+        text = ast.unparse(expression)
+        raise self.error_at(expression, f"`{text}` is not a condition; write `{text} != 0`.")
 
-    def fix_kind(self, node: ast.expr, is_condition: bool) -> bool:
-        """Return True if an expression has a kind; give this kind to a parameter without one."""
-        kind = self.is_condition(node)
-        if kind is None and isinstance(node, ast.Name):
-            kind = self.conditions[node.id] = is_condition
+    def fix_kind(self, expression: ast.expr, is_condition: bool) -> bool:
+        """Return True if an expression is a condition, or a number, as `is_condition` has it.
+
+        A parameter that may be either is recorded as what is expected here.
+        """
+        kind = self.is_condition(expression)
+        if kind is None and isinstance(expression, ast.Name):
+            kind = self.conditions[expression.id] = is_condition
         return kind is is_condition
 
-    def write_tuple_assignment(self, node: ast.Assign, target: ast.Tuple) -> list[ast.Assign]:
+    def write_tuple_assignment(self, assignment: ast.Assign, target: ast.Tuple) -> list[ast.Assign]:
         """Return assignments of a helper's results: first to new names, then to the targets."""
         names = [element.id for element in target.elts if isinstance(element, ast.Name)]
-        call = node.value
+        call = assignment.value
         used = [(index, name) for index, name in enumerate(names) if name != "_"]
         has_distinct_names = len({name for _, name in used}) == len(used)
         title = (
@@ -340,30 +348,29 @@ class FormulaRewriter(ast.NodeTransformer):
             or len(names) < len(target.elts)
         ):
             raise self.error_at(
-                node, "assign one name at a time, or what a helper function returns."
+                assignment, "assign one name at a time, or what a helper function returns."
             )
         count = self.helpers.count_results(helper)
         if count != len(names):
             raise self.error_at(
-                node, f"`{title}` returns {count_of(count, 'value')}, not {len(names)}."
+                assignment, f"`{title}` returns {count_of(count, 'value')}, not {len(names)}."
             )
         assignments: list[ast.Assign] = []
         for index, name in used:
             result = self.write_helper(call, helper, index)
-            assignments.append(self.write_assignment(node, f"_{index}_{name}", result))
+            store = ast.Assign([ast.Name(f"{LOCAL_PREFIX}_{index}_{name}", ast.Store())], result)
+            store = ast.fix_missing_locations(ast.copy_location(store, assignment))
+            assignments.append(store)
             self.record_local(f"_{index}_{name}", self.helpers.conditions[helper, index])
         for index, name in used:
-            source = ast.copy_location(ast.Name(f"_{index}_{name}", ast.Load()), node)
-            store = ast.copy_location(ast.Name(name, ast.Store()), node)
-            assignments.append(self.visit(ast.copy_location(ast.Assign([store], source), node)))
+            source = ast.copy_location(ast.Name(f"_{index}_{name}", ast.Load()), assignment)
+            store = ast.copy_location(ast.Name(name, ast.Store()), assignment)
+            assignments.append(
+                self.visit(ast.copy_location(ast.Assign([store], source), assignment))
+            )
         return assignments
 
-    def write_assignment(self, node: ast.Assign, name: str, value: ast.expr) -> ast.Assign:
-        target = ast.Name(LOCAL_PREFIX + name, ast.Store())
-        return ast.fix_missing_locations(ast.copy_location(ast.Assign([target], value), node))
-
     def record_local(self, name: str, is_condition: bool | None) -> None:
-        """Record a local name, and whether it is a condition."""
         self.locals.add(name)
         self.conditions.pop(name, None)
         if is_condition is not None:
@@ -392,20 +399,22 @@ class FormulaRewriter(ast.NodeTransformer):
         value = ast.copy_location(ast.BinOp(load, node.op, node.value), node)
         return self.visit_Assign(ast.copy_location(ast.Assign([node.target], value), node))
 
-    def write_body(self, node: ast.FunctionDef) -> tuple[list[ast.Assign], ast.expr]:
+    def write_body(self, definition: ast.FunctionDef) -> tuple[list[ast.Assign], ast.expr]:
         """Return the rewritten assignments of a definition, and the value that it returns, which
         is not rewritten yet.
         """
-        arguments = node.args
+        arguments = definition.args
         if arguments.vararg or arguments.kwarg or arguments.defaults or any(arguments.kw_defaults):
-            raise self.error_at(node, "a formula takes plain parameters without defaults or *args.")
+            raise self.error_at(
+                definition, "a formula takes plain parameters without defaults or *args."
+            )
         parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         self.locals = {parameter.arg for parameter in parameters}
-        body = list(node.body)
+        body = list(definition.body)
         if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
             body = body[1:]
         if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
-            raise self.error_at(node, "a formula ends with a return of its results.")
+            raise self.error_at(definition, "a formula ends with a return of its results.")
         for statement in body[:-1]:
             if not isinstance(statement, ast.Assign | ast.AugAssign):
                 self.generic_visit(statement)
@@ -433,27 +442,26 @@ class HelperFunctions:
         self.conditions: dict[tuple[Any, int], bool | None] = {}
         self.parameters: dict[tuple[Any, int], list[bool | None]] = {}
 
-    def count_results(self, function: types.FunctionType) -> int:
-        """Return the number of results of a helper."""
-        statement = parse_definition(function).body[-1]
+    def count_results(self, helper: types.FunctionType) -> int:
+        statement = parse_definition(helper).body[-1]
         value = statement.value if isinstance(statement, ast.Return) else None
         return len(value.elts) if isinstance(value, ast.Tuple) else 1
 
-    def name_helper(self, function: types.FunctionType, result: int) -> str:
+    def name_helper(self, helper: types.FunctionType, result: int) -> str:
         """Return the name of a helper's definition for one result; write it at the first call."""
-        if function in self._open:
-            raise RuleError(f"{place_of(function)} calls itself, which a formula cannot.")
-        key = function, result
+        if helper in self._open:
+            raise RuleError(f"{place_of(helper)} calls itself, which a formula cannot.")
+        key = helper, result
         if key not in self._names:
-            self._names[key] = f"{HELPER_PREFIX}{len(self._names)}_{function.__name__}"
-            self._open.add(function)
-            self.definitions.append(self._write_definition(function, result))
-            self._open.remove(function)
+            self._names[key] = f"{HELPER_PREFIX}{len(self._names)}_{helper.__name__}"
+            self._open.add(helper)
+            self.definitions.append(self._write_definition(helper, result))
+            self._open.remove(helper)
         return self._names[key]
 
-    def _write_definition(self, function: types.FunctionType, index: int) -> ast.FunctionDef:
-        node = parse_definition(function)
-        writer = FormulaRewriter(function, self)
+    def _write_definition(self, helper: types.FunctionType, index: int) -> ast.FunctionDef:
+        node = parse_definition(helper)
+        writer = FormulaRewriter(helper, self)
         assignments, result = writer.write_body(node)
         result = result.elts[index] if isinstance(result, ast.Tuple) else result
         accept = writer.as_condition if writer.is_condition(result) else writer.as_number
@@ -463,7 +471,7 @@ class HelperFunctions:
             raise writer.error_at(node, "`moved` is for the formula itself, not for its helpers.")
         if node.args.kwonlyargs:
             raise writer.error_at(node, "a helper function takes its parameters by position.")
-        key = function, index
+        key = helper, index
         self.conditions[key] = writer.is_condition(result)
         arguments = [*node.args.posonlyargs, *node.args.args]
         self.parameters[key] = [writer.conditions.get(arg.arg) for arg in arguments]

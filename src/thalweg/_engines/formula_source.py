@@ -116,7 +116,7 @@ def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
 
 
 def _cached_code(path: str) -> types.CodeType | None:
-    """Return the cached bytecode of a file if it belongs to the file's present text, else None.
+    """Return the cached bytecode of a file, or None if the cache is not of the file's present text.
 
     An import uses this bytecode. Another release of Python with the same format number may have
     written it, with other instructions for the same text.

@@ -32,16 +32,8 @@ MEANS = {"mean_over_rows": "row", "mean_over_columns": "column"}
 _MEAN_FUNCTIONS = {mean.__name__: mean for mean in (mean_over_rows, mean_over_columns)}
 # Operations around a node that messages show; nodes are shared, so the full text can be huge.
 _MAX_DEPTH = 4
-_TORCH: dict[str, Callable[..., Any]] = {
-    "square": square,
-    **{
-        function.__name__: function
-        for function in (
-            formula.sqrt, formula.absolute, formula.sign, formula.where, formula.maximum,
-            formula.minimum, formula.wide, formula.narrow,
-        )
-    },
-}  # fmt: skip
+_TORCH_NAMES = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "wide", "narrow")
+_TORCH = {"square": square, **{name: getattr(formula, name) for name in _TORCH_NAMES}}
 
 
 class LineFormula(NamedTuple):
@@ -49,8 +41,8 @@ class LineFormula(NamedTuple):
 
     Attributes:
         graph: The formula, which takes all values by name.
-        kinds: For each node of the graph, "row", "column" or "matrix", whichever it is a number
-            of; "" for a scalar.
+        kinds: For each node of the graph the axis of its value: "row", "column" or "matrix"; "" for
+            a scalar.
         scalars: Names of the parameters that are scalars.
     """
 
@@ -68,7 +60,6 @@ def bind_stage(
     NumPy takes a fraction of torch's time for vectors on the host.
 
     Args:
-        function: The formula.
         kind: The dtype of its numbers, literals included, as in kernels.
         device: The device of tensors; None for arrays.
     """
@@ -85,18 +76,18 @@ def bind_stage(
 
 @lru_cache(256)
 def read_stage(rule: Rule, stage: FusedStage) -> LineFormula:
-    """Return the formula of a fused stage of a rule.
+    """Return the checked formula of a fused stage of a rule.
 
     Raises:
-        RuleError: The function is not such a formula, or takes or makes anything but numbers of
-            rows and columns, and scalars.
+        RuleError: The formula is not straight arithmetic, or takes or returns values of another
+            kind than numbers of rows, of columns, and scalars.
     """
     graph, kinds = build_graph(stage.function, is_stage=True), dict[Node, str]()
     try:
         _check_parameters(rule, graph)
         for node in graph.nodes:
             kinds[node] = _kind_of(rule, node, [kinds[arg] for arg in node.inputs])
-        _check_made(rule, stage, graph, kinds)
+        _check_results(rule, stage, graph, kinds)
     except RuleError as error:
         raise RuleError(f"FusedStage {place_of(stage.function)} {error}.") from None
     scalars = tuple(name for name in graph.scalars if name not in rule.vectors)
@@ -119,7 +110,11 @@ def _check_parameters(rule: Rule, formula_graph: FormulaGraph) -> None:
 
 
 def _kind_of(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
-    """Return the kind of a node whose arguments have these kinds; see `LineFormula`."""
+    """Return the kind of a node (see `LineFormula`), given the kinds of its arguments.
+
+    Raises:
+        RuleError: The operation is not allowed on these kinds; without the name of the stage.
+    """
     if node.op == "scalar":
         return rule.vectors.get(node.args[0], "")
     if node.op in ("exp", "log", "power"):
@@ -149,7 +144,6 @@ def _show(node: Node, is_argument: bool = False, depth: int = _MAX_DEPTH) -> str
     """Return the formula of a node for messages, with "..." for deeper operations.
 
     Args:
-        node: The node.
         is_argument: Put an operator in parentheses.
         depth: The number of nested operations to show.
     """
@@ -164,10 +158,10 @@ def _show(node: Node, is_argument: bool = False, depth: int = _MAX_DEPTH) -> str
     return f"-{args[0]}" if node.op == "neg" else f"{node.op}({', '.join(args)})"
 
 
-def _check_made(
+def _check_results(
     rule: Rule, stage: FusedStage, formula_graph: FormulaGraph, node_kinds: Mapping[Node, str]
 ) -> None:
-    """Raise unless the results are the values that the stage makes."""
+    """Raise RuleError unless the results are the values that the stage makes, of their axes."""
     if len(formula_graph.results) != len(stage.makes):
         count, names = count_of(len(formula_graph.results), "value"), ", ".join(stage.makes)
         raise RuleError(f"returns {count}, and makes {names}")

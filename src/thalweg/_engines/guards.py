@@ -41,18 +41,13 @@ class Guard(NamedTuple):
 @cache
 def find_guards() -> tuple[Guard, ...]:
     """Return the guards, first that of profilers; () if torch lacks one of the functions."""
-    libraries = list(_open_libraries())
-    guards: list[Guard] = []
+    libraries, guards = list(_open_libraries()), list[Guard]()
     for name, mask, is_pointer in (_PROFILER_SYMBOL, *_TRACING_SYMBOLS):
-        functions = [getattr(library, name, None) for library in libraries]
-        addresses = [
-            ctypes.cast(function, ctypes.c_void_p).value
-            for function in functions
-            if function is not None
-        ]
-        if not addresses:
+        function = next((getattr(x, name) for x in libraries if hasattr(x, name)), None)
+        if function is None:
             return ()
-        guards.append(Guard(addresses[0] or 0, mask, is_pointer))
+        address = ctypes.cast(function, ctypes.c_void_p).value or 0
+        guards.append(Guard(address, mask, is_pointer))
     return tuple(guards)
 
 

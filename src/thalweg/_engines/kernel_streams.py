@@ -70,10 +70,11 @@ class Streams(NamedTuple):
         )
 
     def describe_memory(self, storage: tuple[str, ...]) -> Measurement:
-        """Return the memory that measures read, as a measurement without formulas and stages.
+        """Return a measurement without formulas, to which callers add formulas and stages.
 
         Args:
-            storage: `names`, or `measured_types`: the storage types of the streams of the table.
+            storage: The storage types of the streams: `names`, or `measured_types` without the
+                copy.
         """
         has_copy = self.copied and len(storage) == len(self.names)
         name = np.dtype(self.compute).name
@@ -86,7 +87,7 @@ class Streams(NamedTuple):
 
 
 def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
-    """Return the streams of the variables at the indices `members`, of one storage signature."""
+    """Return the streams of the variables at the indices `members`, which one kernel updates."""
     copies = request.copies or [None] * len(request.variables)
     tensors_by_member = [
         [request.variables[i], *request.slots[i], *([] if (copy := copies[i]) is None else [copy])]

@@ -76,7 +76,6 @@ def check_memory(tensor: Tensor, subject: str, param: Tensor | None = None) -> N
     Tensors of the meta device have no memory; steps of them compute shapes alone.
 
     Args:
-        tensor: The tensor.
         subject: The tensor's name as the subject of the message.
         param: Optional. The parameter whose state has the tensor.
 
@@ -241,15 +240,18 @@ def byte_span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last_offset + 1) * tensor.element_size()
 
 
-def runs_of(tensors: Sequence[Tensor]) -> Int64:
-    """Return the disjoint address ranges of tensors as start, end, start, end ..., ascending."""
+def merge_byte_spans(tensors: Sequence[Tensor]) -> Int64:
+    """Return the disjoint address ranges of tensors, ascending: start, end, start, end ...
+
+    Ranges that overlap or touch are merged.
+    """
     spans = np.array([byte_span(tensor) for tensor in tensors if tensor.numel()], np.int64)
     # The ranges include address 0, which gradients on the meta device have.
-    return joined([np.array([-1, 1]), spans])
+    return merge_ranges([np.array([-1, 1]), spans])
 
 
-def joined(runs: Sequence[Int64]) -> Int64:
-    """Return the union of several results of `runs_of`, in the same form."""
+def merge_ranges(runs: Sequence[Int64]) -> Int64:
+    """Return the union of several results of `merge_byte_spans`, in the same form."""
     spans = np.concatenate([run.reshape(-1, 2) for run in runs])
     spans = spans[np.argsort(spans[:, 0])]
     reach = np.maximum.accumulate(spans[:, 1])
@@ -259,11 +261,11 @@ def joined(runs: Sequence[Int64]) -> Int64:
 
 
 def lie_apart(starts: Int64 | int, sizes: Int64 | int, bounds: Int64) -> bool:
-    """Return True if ranges of memory do not overlap with the ranges of `bounds`.
+    """Return True if no range of memory overlaps with a range of `bounds`.
 
     Args:
-        starts, sizes: The addresses and the sizes in bytes.
-        bounds: Ranges as `runs_of` returns them.
+        starts, sizes: The addresses and the sizes in bytes, as arrays or as one number each.
+        bounds: A result of `merge_byte_spans`.
     """
     # A range that begins inside has an odd number of bounds before its start; one that ends inside
     # or behind has more bounds before its end than before its start.
@@ -293,7 +295,7 @@ def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
 
 
 def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
-    """Return True if tensors with overlapping spans share a byte; True if they are too large."""
+    """Return True if tensors whose spans overlap share a byte, or are too large to find out."""
     if tensor1.device != tensor2.device:
         return False
     # Elsewhere the address of a tensor is that of an object, which says nothing about its memory.
@@ -340,28 +342,6 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
     check_variable(copy, f"the copy of {name}")
 
 
-def check_gradient(
-    grad: Tensor,
-    var: Tensor,
-    name: str,
-    narrow: bool = False,
-    device: torch.device | None = None,
-) -> None:
-    """Raise if a dense gradient does not fit its variable.
-
-    Args:
-        grad, var, name: Gradient, variable, and the variable's name.
-        narrow: True if the gradient of a float32 variable may have a 16-bit dtype.
-        device: Optional. The required device of the gradient; by default the variable's.
-
-    Raises:
-        InvalidTypeError: If the dtypes differ.
-        InvalidArgumentError: If shapes or devices differ.
-    """
-    check_kind(grad, var, name, narrow, device)
-    check_shape(grad, var, name)
-
-
 def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
     """Raise if a gradient, dense or sparse, does not have the shape of its variable.
 
@@ -386,13 +366,14 @@ def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
 
 
 def check_kind(
-    values: Tensor,
-    var: Tensor,
-    name: str,
-    narrow: bool = False,
-    device: torch.device | None = None,
+    values: Tensor, var: Tensor, name: str, narrow: bool = False, device: torch.device | None = None
 ) -> None:
     """Raise if the elements of a gradient have the wrong dtype, device or no memory.
+
+    Args:
+        values: A dense gradient, or the values of a sparse one.
+        narrow: True if the gradient of a float32 variable may have a 16-bit dtype.
+        device: Optional. The required device; by default the variable's.
 
     Raises:
         InvalidTypeError: If the dtypes differ.
@@ -414,12 +395,12 @@ def check_kind(
 
 
 def check_slices(
-    grad: IndexedSlices, var: Tensor, name: str, scatter: bool, narrow: bool = False
+    slices: IndexedSlices, var: Tensor, name: str, scatter: bool, narrow: bool = False
 ) -> None:
     """Raise if a sparse gradient does not fit its variable.
 
     Args:
-        grad, var, name: Gradient, variable, and the variable's name.
+        slices, var, name: Gradient, variable, and the variable's name.
         scatter: True to report a bad index as TensorFlow's scatter kernels do.
         narrow: True if the values for a float32 variable may have a 16-bit dtype.
 
@@ -428,11 +409,11 @@ def check_slices(
         InvalidArgumentError: If shapes or devices differ, or an index is out of range.
         LayoutError: If values or indices are not in memory.
     """
-    check_kind(grad.values, var, name, narrow)
-    check_shape(grad, var, name)
-    check_memory(grad.indices, f"The indices of the gradient of '{name}'")
+    check_kind(slices.values, var, name, narrow)
+    check_shape(slices, var, name)
+    check_memory(slices.indices, f"The indices of the gradient of '{name}'")
     try:
-        grad.check_range(var.shape[0], "scatter" if scatter else "fused")
+        slices.check_range(var.shape[0], "scatter" if scatter else "fused")
     except InvalidArgumentError as error:
         error.add_note(f"In the gradient of '{name}'.")
         raise
@@ -459,9 +440,8 @@ def from_memory_order(flat: Tensor, var: Tensor) -> Tensor:
     """Return elements as a view of the variable's shape.
 
     Args:
-        flat: The elements in the order of the variable's memory, or of its indices if its memory
-            has gaps.
-        var: The variable.
+        flat: The elements in the order of the variable's memory if it is dense (`is_dense`), else
+            in row-major order.
     """
     return flat.as_strided(var.shape, var.stride()) if is_dense(var) else flat.view(var.shape)
 

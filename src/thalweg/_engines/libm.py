@@ -13,8 +13,8 @@ from collections.abc import Callable
 _LIBRARY = ctypes.CDLL("ucrtbase" if os.name == "nt" else None)
 
 
-def _c_function(name: str, arguments: int) -> Callable[..., float]:
-    return ctypes.CFUNCTYPE(ctypes.c_double, *[ctypes.c_double] * arguments)((name, _LIBRARY))
+def _c_function(name: str, arity: int) -> Callable[..., float]:
+    return ctypes.CFUNCTYPE(ctypes.c_double, *[ctypes.c_double] * arity)((name, _LIBRARY))
 
 
 exp, log, power = _c_function("exp", 1), _c_function("log", 1), _c_function("pow", 2)

@@ -15,16 +15,17 @@ HALF_PLACE = 0x8000
 
 
 def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a copy of the values in `dtype`, clamped to the largest finite number of it."""
+    """Return values rounded to `dtype`, a new tensor; larger numbers become its largest number."""
     largest = torch.finfo(dtype).max
     return values.detach().clamp(-largest, largest).to(dtype)
 
 
 def resumed(var: Tensor, copy: Tensor) -> Tensor:
-    """Return the variable, with elements of `copy` where other code has written to the copy.
+    """Return the variable, or its copy for elements to which other code has written the copy.
 
     Other code has written an element if the copy is not the rounded variable, compared by bits: -0
-    is not 0. A write of a value to which the variable rounds is not detected.
+    is not 0. A write of a value to which the variable rounds is not detected. The result is a new
+    tensor.
     """
     original = flushed = var.detach()
     # A product with 1 flushes the denormals that a step would have flushed.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
-from inspect import signature
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 from thalweg._base.device_numbers import wide_dtype
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Stage
+from thalweg._engines.formula_arguments import parameter_names
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import SIZES, bind_stage
 from thalweg._engines.layout import compute_dtype, is_dense
@@ -49,19 +49,8 @@ def stage_inputs(stage: Stage) -> StageInputs:
     """Return the names of a stage's parameters that a `functools.partial` has not bound."""
     function: Any = stage.function
     bound: dict[str, Any] = function.keywords if isinstance(function, partial) else {}
-    parameters = signature(cast("Any", function)).parameters.values()
-    free_parameters = [parameter for parameter in parameters if parameter.name not in bound]
-    required = tuple(
-        parameter.name for parameter in free_parameters if parameter.default is parameter.empty
-    )
-    return StageInputs(
-        required,
-        tuple(
-            parameter.name
-            for parameter in free_parameters
-            if parameter.default is not parameter.empty
-        ),
-    )
+    required, optional = parameter_names(cast("Any", function))
+    return StageInputs(required, tuple(name for name in optional if name not in bound))
 
 
 @lru_cache(256)
@@ -78,8 +67,6 @@ class Batch:
     """Variables whose matrices have one shape, dtype and device.
 
     Args:
-        rule: A rule with passes.
-        variables: All variables of the step.
         members: Positions of the variables of the batch.
         shape: Optional. The full shape of each variable, if `variables` are shards.
 
@@ -96,6 +83,7 @@ class Batch:
         vectors: The vectors of rows or columns that formulas read, by name, in these shapes.
         slots: The dtypes of slots of rows and columns, by name.
         new_slot_values: New values of slots of rows and columns, by name.
+        memories: The addresses of the storages of `pass_values`.
     """
 
     def __init__(
@@ -128,7 +116,7 @@ class Batch:
             )
 
         all_outputs = (tensor for tensors in self.pass_values.values() for tensor in tensors)
-        self._memories = {tensor.untyped_storage().data_ptr() for tensor in all_outputs}
+        self.memories = {tensor.untyped_storage().data_ptr() for tensor in all_outputs}
 
     def _allocate_pass_values(
         self, rule: Rule, variables: Sequence[Tensor], shape: torch.Size | None
@@ -147,15 +135,20 @@ class Batch:
             else:
                 self.pass_values[name] = list(map(empty_like_elements, variables))
 
-    def matrices(self, name: str, rows: Sequence[int], shape: tuple[int, ...]) -> Tensor:
-        """Return the value that passes computed for some variables, (rows, *shape)."""
+    def matrices(self, name: str, rows: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """Return a value that passes computed for some variables, (rows, *shape).
+
+        Args:
+            rows: The rows of the variables in the batch.
+            shape: The shape of one variable in the stage.
+        """
         if name in self._blocks:
             block = self._blocks[name].view(-1, *shape)
             return block if len(rows) == len(block) else block[list(rows)]
         return torch.stack([self.pass_values[name][row].reshape(shape) for row in rows])
 
     def set_pass_values(self, name: str, rows: Sequence[int], values: Tensor) -> None:
-        """Replace the value that passes computed for some variables."""
+        """Overwrite a value that passes computed, for the variables at `rows`."""
         if name in self._blocks and len(rows) == len(self.members):
             self._blocks[name].copy_(values.view(self._blocks[name].shape))
             return
@@ -167,7 +160,6 @@ class Batch:
         """Set a measured value, or a vector of rows or columns, for formulas and stages.
 
         Args:
-            name: The name of the value.
             values: (rows, ...), in the order of the variables.
             rows: The rows of the variables in the batch; None for all.
         """
@@ -180,7 +172,7 @@ class Batch:
             self.vectors[name].copy_(values)
 
     def set_slot(self, name: str, values: Tensor, rows: Sequence[int]) -> None:
-        """Set the new value of a slot of rows or columns, rounded to the dtype of the slot."""
+        """Set `new_slot_values` for the variables at `rows`, rounded to the dtype of the slot."""
         values = values.to(self.slots[name])
         if len(rows) < len(self.members):
             all_values = self.new_slot_values.get(name, self.vectors[name]).to(
@@ -190,21 +182,18 @@ class Batch:
             values = all_values
         self.new_slot_values[name] = values.to(self.kind)
 
-    def owns_memory_of(self, tensor: Tensor) -> bool:
-        """Return True if a tensor shares a storage with values that passes computed."""
-        return tensor.untyped_storage().data_ptr() in self._memories
-
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
-        """Return groups of rows with equal step numbers at which a stage with a period runs."""
+        """Return groups of rows whose variables have the same step number.
+
+        Rows of variables for which a stage with this period does not run are left out.
+        """
         rows_by_step: dict[float, list[int]] = {}
         for row, count in enumerate(counts_of(columns, self.members)):
             if is_due(count, period):
                 rows_by_step.setdefault(count, []).append(row)
         return list(rows_by_step.values())
 
-    def scalar(
-        self, name: str, columns: Columns, rows: Sequence[int], shape: tuple[int, ...]
-    ) -> Any:
+    def scalar(self, name: str, columns: Columns, rows: Sequence[int], shape: Sequence[int]) -> Any:
         """Return a scalar of the step: a number, or a tensor with a row for each variable if they
         differ.
 
@@ -231,7 +220,10 @@ class Batch:
 
 
 def sides_of(rule: Rule, shape: torch.Size) -> tuple[int, ...]:
-    """Return the shape in which stages of a rule receive a variable of a shape."""
+    """Return the shape of a variable in stages: (rows, columns), or (matrices, rows, columns).
+
+    The latter is for rules with passes over rows and columns.
+    """
     return tuple(view_of(shape)) if rule.is_of_lines else matrix_shape(shape)
 
 
@@ -263,7 +255,10 @@ def is_due(count: float, period: int) -> bool:
 
 
 def group_by_shape(rule: Rule, variables: Sequence[Tensor]) -> list[list[int]]:
-    """Return groups of positions of variables with equal matrix shape, dtype, device, order."""
+    """Return groups of positions of variables that make one `Batch`.
+
+    They have equal shapes of matrices, dtype and device, and are all contiguous, or none is.
+    """
     groups: dict[Any, list[int]] = {}
     for index, var in enumerate(variables):
         sides = sides_of(rule, var.shape)
@@ -282,30 +277,37 @@ def place_of_slot(rule: Rule, name: str) -> int | None:
     return names.index(name) if name in names else None
 
 
-def call_stage(
-    rule: Rule,
-    stage: Stage,
-    batch: Batch,
-    rows: Sequence[int],
-    columns: Columns,
-    slot_of: Callable[[int, int], Tensor],
-) -> dict[str, Tensor]:
-    """Return the outputs of a stage for some variables of a batch by name; write nothing.
+class StageCall(NamedTuple):
+    """Call of a stage over a batch.
+
+    Attributes:
+        rule, stage, batch: The rule, one of its stages, and the batch.
+        columns: The scalars of the step.
+        slot_of: Returns a shaped slot, given the variable's position in the step and the index of
+            the slot among the rule's shaped slots.
+    """
+
+    rule: Rule
+    stage: Stage
+    batch: Batch
+    columns: Columns
+    slot_of: Callable[[int, int], Tensor]
+
+
+def call_stage(call: StageCall, rows: Sequence[int]) -> dict[str, Tensor]:
+    """Return the outputs of a stage by name, each with a row per variable; write nothing.
 
     Args:
-        rule, stage, batch: The rule, one of its stages, and the batch.
-        rows: The rows of the variables in the batch.
-        columns: The scalars of the step.
-        slot_of: Returns a shaped slot, by the variable's position in the step and the index of
-            the slot.
+        rows: The rows of the batch whose variables take part.
 
     Raises:
         RuleError: An input of the stage does not exist, or an output is invalid.
     """
-    inputs = _gather_inputs(rule, stage, batch, rows, columns, slot_of)
+    rule, stage, batch = call.rule, call.stage, call.batch
+    inputs = _gather_inputs(call, rows)
     title = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
     if stage in rule.matrix_stages and (division := division_of(rule.layout, batch.full_shape)):
-        return _call_divided(rule, stage, batch, inputs, division, title)
+        return _call_divided(call, inputs, division, title)
     outputs = _call_function(stage, batch, inputs, title)
     pass_values = {**batch.pass_values, **batch.measured_values}
     check_stage_outputs(rule, title, outputs, inputs, pass_values)
@@ -313,28 +315,21 @@ def call_stage(
     copies = {
         name: values.clone()
         for name, values in outputs.items()
-        if values is not inputs.get(name) and batch.owns_memory_of(values)
+        if values is not inputs.get(name) and values.untyped_storage().data_ptr() in batch.memories
     }
     return {**outputs, **copies}
 
 
 def _call_divided(
-    rule: Rule,
-    stage: Stage,
-    batch: Batch,
-    inputs: Mapping[str, Any],
-    division: Division,
-    title: str,
+    call: StageCall, inputs: Mapping[str, Any], division: Division, title: str
 ) -> dict[str, Tensor]:
-    """Call a stage for the matrices of each shape; return the outputs of whole variables by name.
+    """Call a stage once for the matrices of each shape; return outputs of whole variables by name.
 
     Args:
-        rule, stage, batch: As in `call_stage`.
-        inputs: The inputs of the stage for whole variables.
-        division: The matrices of the variables.
-        title: The stage, for messages.
+        inputs: The inputs of the stage for whole variables, by name.
+        division: The division of each variable into matrices.
     """
-    outputs: dict[str, Tensor] = {}
+    rule, batch, outputs = call.rule, call.batch, dict[str, Tensor]()
     slots = {slot.name: slot for slot in rule.shaped_slots if slot.name not in batch.pass_values}
     pass_values = {**batch.pass_values, **batch.measured_values}
     for group in division.groups:
@@ -348,7 +343,7 @@ def _call_divided(
                 argument.matrix_count = division.matrix_count(group)
             elif isinstance(argument, Tensor) and argument.dim():
                 group_inputs[name] = argument.repeat_interleave(division.matrix_count(group), 0)
-        group_outputs = _call_function(stage, batch, group_inputs, title)
+        group_outputs = _call_function(call.stage, batch, group_inputs, title)
         check_stage_outputs(rule, title, group_outputs, group_inputs, pass_values)
         if outputs and outputs.keys() != group_outputs.keys():
             raise RuleError(
@@ -384,15 +379,15 @@ def _call_function(stage: Stage, batch: Batch, inputs: dict[str, Any], title: st
         raise
 
 
-def _gather_inputs(
-    rule: Rule,
-    stage: Stage,
-    batch: Batch,
-    rows: Sequence[int],
-    columns: Columns,
-    slot_of: Callable[[int, int], Tensor],
-) -> dict[str, Any]:
-    """Return the inputs of a stage by name: tensors (rows, ...) and numbers; see `call_stage`."""
+def _gather_inputs(call: StageCall, rows: Sequence[int]) -> dict[str, Any]:
+    """Return the inputs of a stage by name: tensors (rows, ...), numbers, or a `StageRandom`.
+
+    An optional parameter of the stage without a value is left out.
+
+    Raises:
+        RuleError: A required parameter has no value.
+    """
+    rule, stage, batch, columns, slot_of = call
     inputs: dict[str, Any] = {}
     parameters = stage_inputs(stage)
     shape = batch.matrix if stage.of_matrices else batch.shape
@@ -415,7 +410,7 @@ def _gather_inputs(
                 inputs[name] = batch.scalar(name, columns, rows, shape)
             except KeyError:
                 if name == RANDOM:
-                    inputs[name] = _random_of(rule, stage, batch, rows, columns)
+                    inputs[name] = _make_random(call, rows)
                     continue
                 scalars = {**columns.shared[batch.dtype], **columns.by_variable}
                 if name in parameters.required:
@@ -426,14 +421,13 @@ def _gather_inputs(
     return inputs
 
 
-def _random_of(
-    rule: Rule, stage: Stage, batch: Batch, rows: Sequence[int], columns: Columns
-) -> Any:
-    """Return the random numbers of a stage for some variables, which have the same step number."""
-    members = [batch.members[row] for row in rows]
-    numbers = columns.by_variable[NUMBER][members].tolist()
-    step = int(counts_of(columns, members)[0])
-    return StageRandom(rule, stage, numbers, step, batch.device, batch.kind)
+def _make_random(call: StageCall, rows: Sequence[int]) -> StageRandom:
+    """Return the random numbers of a stage for variables that have the same step number."""
+    batch, members = call.batch, [call.batch.members[row] for row in rows]
+    numbers = call.columns.by_variable[NUMBER][members].tolist()
+    step = int(counts_of(call.columns, members)[0])
+    example = torch.empty(0, dtype=batch.kind, device=batch.device)
+    return StageRandom(call.rule, call.stage, numbers, step, example)
 
 
 def sizes_by_name(shape: Sequence[int]) -> dict[str, float]:
@@ -481,35 +475,34 @@ def _call_over_arrays(
 
 
 def _piece_of(array: Any, matrices: int, first: int, size: int) -> Any:
-    """Return the part of an array for `size` matrices; the full array if it is shared by all."""
+    """Return an array's part for matrices from `first` on; the array if all matrices share it."""
     has_all_matrices = array.ndim and array.shape[1] == matrices
     return array[:, first : first + size] if has_all_matrices else array
 
 
 def run_stage(
-    rule: Rule,
-    stage: Stage,
-    batch: Batch,
-    columns: Columns,
-    slot_of: Callable[[int, int], Tensor],
+    rule: Rule, stage: Stage, batch: Batch, columns: Columns, slot_of: Callable[[int, int], Tensor]
 ) -> dict[str, list[tuple[int, Tensor]]]:
-    """Run a stage over a batch, separately for variables with different step numbers if needed.
+    """Run a stage over a batch, once for each group of variables with one step number.
 
-    Store new pass values, measures, and slots of rows and columns in `batch`; write no slot.
+    Variables with different numbers share a run if the stage runs in each step and takes neither
+    the number nor random numbers. New pass values, measures, and slots of rows and columns are
+    stored in `batch`; no slot is written.
 
     Args:
-        rule, stage, batch, columns, slot_of: As in `call_stage`.
+        rule, stage, batch, columns, slot_of: As for `StageCall`.
 
     Returns:
         For each output name a list of pairs: the index of a variable in the step, and the new value
         of its shaped slot. The list is empty for outputs that are stored in `batch`.
     """
+    call = StageCall(rule, stage, batch, columns, slot_of)
     parameters, new_slots = stage_inputs(stage), dict[str, list[tuple[int, Tensor]]]()
     names = {*parameters.required, *parameters.optional}
     counts = stage.every > 1 or not names.isdisjoint((COUNT, RANDOM))
     all_rows = [*range(len(batch.members))]
     for rows in batch.rows_by_count(columns, stage.every) if counts else [all_rows]:
-        for name, values in call_stage(rule, stage, batch, rows, columns, slot_of).items():
+        for name, values in call_stage(call, rows).items():
             slot_values = new_slots.setdefault(name, [])
             if name in batch.measured_values:
                 batch.set_values(name, values, rows)
@@ -528,11 +521,8 @@ def check_stage_input(
     """Raise if an input of a stage does not exist.
 
     Args:
-        title: The stage, for the message.
-        name: The name of the input.
         pass_values: The names of values that earlier passes compute.
         scalars: The names of the scalars of the step.
-        rule: The rule.
 
     Raises:
         RuleError: The name is unknown; the message lists the known names.

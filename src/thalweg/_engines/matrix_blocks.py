@@ -33,13 +33,15 @@ class SlotParts(NamedTuple):
 
 @lru_cache(4096)
 def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
-    """Return the parts of a slot of a variable of a shape, one for each matrix of its layout.
+    """Return the parts of a slot of a variable, one for each matrix of its layout.
 
-    Parts that differ in their first dimension alone are one below the other; others are flat.
+    Parts that differ in their first dimension alone are stacked along it; others are flattened.
     """
     layout = slot.layout or ONE_MATRIX
     batch = layout.matrix_sizes(shape)[0]
-    part_shapes = tuple(_part_shape(slot, block) for block in layout.blocks(shape))
+    part_shapes: tuple[tuple[int, ...], ...] = tuple(
+        () if slot.shape is None else slot.shape(*block.shape) for block in layout.blocks(shape)
+    )
     first = part_shapes[0]
     if batch == len(part_shapes) == 1:
         return SlotParts(first, part_shapes, first[:1] or (1,))
@@ -50,13 +52,9 @@ def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
     return SlotParts((batch * sum(sizes), *others), part_shapes, sizes)
 
 
-def _part_shape(slot: Slot, block: Block) -> tuple[int, ...]:
-    return () if slot.shape is None else slot.shape(*block.shape)
-
-
 @lru_cache(4096)
 def block_groups(layout: MatrixLayout, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return groups of indices of blocks with equal shapes."""
+    """Return groups of indices of a layout's blocks, each of blocks with one shape."""
     groups: dict[tuple[int, int], list[int]] = {}
     for index, block in enumerate(layout.blocks(shape)):
         groups.setdefault(block.shape, []).append(index)
@@ -64,12 +62,7 @@ def block_groups(layout: MatrixLayout, shape: Sequence[int]) -> tuple[tuple[int,
 
 
 class Division:
-    """Division of tensors of a batch of variables into matrices.
-
-    Args:
-        layout: The layout of the variables.
-        shape: The shape of each variable.
-    """
+    """Division of tensors of a batch of variables into matrices."""
 
     def __init__(self, layout: MatrixLayout, shape: Sequence[int]) -> None:
         self._layout, self._shape = layout, tuple(shape)
@@ -115,7 +108,6 @@ class Division:
         """Return the parts of a slot of a group of blocks, (matrices, *part shape), in new memory.
 
         Args:
-            slot: The slot.
             values: The slot of each variable, (variables, *slot shape).
             group: The indices of blocks of one shape.
         """
@@ -139,13 +131,13 @@ class Division:
 
     @staticmethod
     def _block(variables: Tensor, block: Block) -> Tensor:
-        """Return a view of a block: (variables, batch, pieces, rows of one, pieces, columns)."""
+        """Return a view of a block: (variables, batch, repeats, rows, repeats, columns)."""
         row_pieces = _cut(variables, 2, block.rows)
         return _cut(row_pieces, 4, block.columns)
 
 
 def _cut(values: Tensor, dim: int, pieces: Pieces) -> Tensor:
-    """Return a view of the pieces of a dimension, which becomes two: pieces, indices of one."""
+    """Return a view in which a dimension is cut into `pieces`: two dimensions, repeats and size."""
     period = values.shape[dim] // pieces.repeats
     sizes = (*values.shape[:dim], pieces.repeats, period, *values.shape[dim + 1 :])
     return values.view(sizes).narrow(dim + 1, pieces.first, pieces.size)

@@ -34,7 +34,6 @@ def check_matrices(
     """Raise an error unless a rule with passes can update these variables.
 
     Args:
-        rule: The rule.
         rule_title: The name of the rule in messages.
         variables, titles: The variables, with a name for each.
 
@@ -96,7 +95,11 @@ def check_step(
 
 
 def shape_beside(slot: Slot, shape: torch.Size) -> tuple[int, ...]:
-    """Return the shape of a slot of a variable with this shape."""
+    """Return the shape of a slot of a variable.
+
+    Args:
+        slot: A slot per row or column, or with a `shape` for each matrix; () for others.
+    """
     if slot.per == "row":
         return tuple(shape[:-1]) if slot.squeezed else (*shape[:-1], 1)
     if slot.per == "column":
@@ -120,7 +123,6 @@ def check_shaped_slots(
     """Raise an error unless stages can read and write the `shaped_slots` of variables.
 
     Args:
-        rule: The rule.
         variables, titles: The variables, with a name for each.
         element_slots: For each variable its other slots; no slot may overlap with them.
         slots: For each variable its `shaped_slots`, in the rule's order.

@@ -25,7 +25,7 @@ def _maps() -> bytes:
 
 
 def _is_protected(maps: bytes, first: int, end: int) -> bool:
-    """Return True if an address from `first` up to `end` is in a mapping without write access."""
+    """Return True if addresses from `first` up to `end` overlap with a read-only mapping."""
     # A process may have thousands of mappings, so a binary search parses few of them.
     low, high = 0, len(maps)
     while low < high:
@@ -50,12 +50,11 @@ _writable_numbers: WeakKeyDictionary[UntypedStorage, set[int]] = WeakKeyDictiona
 
 
 def check_numbers_writable(tensors: Sequence[Tensor], name_of: Callable[[int], str]) -> None:
-    """Raise if tensors that a step writes lie in memory that was mapped for reading only.
+    """Raise if a tensor that a step writes lies in memory that was mapped for reading only.
 
-    Unlike `check_writable`, it checks tensors that stay in place only once.
+    A tensor that was found writable is not checked again while it keeps its storage and address.
 
     Args:
-        tensors: The tensors.
         name_of: Returns the name of the tensor at an index, for messages.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Whether tensors are still like those that were looked at closely before."""
+"""Detection of tensors whose metadata has changed since they were checked."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ except ImportError:
 
 
 class MetadataGuard:
-    """Tensors as they were: their types, dtypes, devices, layouts, shapes and strides.
+    """Types, dtypes, devices, layouts, shapes and strides of tensors when they were checked.
 
-    One call into torch compares them all, in a fifth of the time that asking each tensor for each
-    property takes. It is the one that `torch.compile` makes before it runs its code again. Where
-    this torch does not have it, nothing is ever alike, and the closer look is taken each time.
+    One call into torch, which `torch.compile` makes before it runs its code again, compares all of
+    them, in a fifth of the time of Python's access to each property. If this torch does not have
+    the function, `holds` returns False for all tensors, so that callers compare them in Python.
+
+    Args:
+        tensors: The tensors; without any, `holds` returns False.
     """
 
     def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
@@ -32,7 +35,7 @@ class MetadataGuard:
                 )
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether as many others are like these, in their order, and none comes twice.
+        """Return True if tensors have the recorded metadata, in order, and none occurs twice.
 
         Addresses are not compared.
         """

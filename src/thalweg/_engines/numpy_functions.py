@@ -14,9 +14,12 @@ from thalweg._engines.formula_parser import bind_formula
 from thalweg.formula import Formula, narrow, wide
 
 
-def _rounded_once(function: Callable[..., float], arguments: int) -> Callable[..., Any]:
-    """Return a double function of the C library as one of arrays, rounded once to their dtype."""
-    elementwise = np.frompyfunc(function, arguments, 1)
+def _round_once(function: Callable[..., float], arity: int) -> Callable[..., Any]:
+    """Return a function of arrays that calls a double function of C for each element.
+
+    The result is rounded once, to the common dtype of the arguments.
+    """
+    elementwise = np.frompyfunc(function, arity, 1)
 
     def apply(*values: Any) -> Any:
         dtype = np.result_type(*values)
@@ -55,9 +58,9 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "maximum": _maximum,
     "minimum": _minimum,
     "square": square,
-    "exp": _rounded_once(libm.exp, 1),
-    "log": _rounded_once(libm.log, 1),
-    "power": _rounded_once(libm.power, 2),
+    "exp": _round_once(libm.exp, 1),
+    "log": _round_once(libm.log, 1),
+    "power": _round_once(libm.power, 2),
     "wide": wide,
     "narrow": narrow,
 }

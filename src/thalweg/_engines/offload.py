@@ -15,8 +15,8 @@ from torch import Tensor
 
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
-from thalweg._engines.composite import Part, share_of
-from thalweg._engines.protocol import Call, Columns, Reduction, StepRequest
+from thalweg._engines.composite import Part, select_members
+from thalweg._engines.protocol import Call, Columns, Reduction, Results, StepRequest
 from thalweg._engines.reference import ReferencePart
 from thalweg._engines.torch_part import TorchPart
 from thalweg.indexed_slices import IndexedSlices, values_of
@@ -69,7 +69,6 @@ class OffloadLink:
     """Memory on the variable's device for transfers between a variable and its copy.
 
     Args:
-        var: The variable.
         copy: The copy on another device, which receives the values of the variable.
 
     Attributes:
@@ -88,10 +87,10 @@ class OffloadLink:
         return var is self._var and copy is self.copy and copy.dtype == self._dtype
 
     def fetch_gradient(self, grad: Any) -> Any:
-        """Start the transfer of a gradient; return the tensor on the variable's device.
+        """Start the transfer of a gradient; return its tensor on the variable's device.
 
-        The next call reuses that tensor. A sparse gradient, or one on that device, is returned
-        itself.
+        The next call reuses that tensor. A sparse gradient, and a gradient on that device, is
+        returned unchanged; for a gradient with a `Prefetch` its buffer is returned.
         """
         if isinstance(grad, IndexedSlices) or not layout.is_far(grad, self._var.device):
             return grad
@@ -102,15 +101,13 @@ class OffloadLink:
         return self._gradient.copy_(grad.detach(), non_blocking=grad.is_cuda)
 
     def send_rows(self, rows: Tensor | None) -> list[Call]:
-        """Return C functions that copy values of the variable to the copy.
+        """Return C functions that copy the variable, or its `staged_copy`, to the other device.
 
         Args:
             rows: The rows that have changed; None for all.
         """
-        source, target = (
-            self._var if self.staged_copy is None else self.staged_copy,
-            self.copy.detach(),
-        )
+        source = self._var if self.staged_copy is None else self.staged_copy
+        target = self.copy.detach()
         if rows is None:
             return [partial(target.copy_, source.detach(), target.is_cuda)]
         host_rows = source.new_empty((len(rows), *source.shape[1:]))
@@ -170,7 +167,10 @@ class OffloadTransfers:
         self.request = request._replace(gradients=gradients, copies=copies)
 
     def _fetch_gradients(self, gradients: list[Any]) -> None:
-        """Start the transfers, run by run; replace the gradients, and record an event per run."""
+        """Start the transfers of gradients, run by run, and record CUDA events after each run.
+
+        Gradients on other devices are replaced in the list by tensors on the variables' devices.
+        """
         streams: dict[torch.device, Any] = {}
         arrivals: list[Any] = []
         for index, link in self._links.items():
@@ -189,11 +189,15 @@ class OffloadTransfers:
 
     def take_share(self, request: StepRequest, members: Sequence[int]) -> StepRequest:
         """Return the request of some variables, which reads no copies of other devices."""
-        sub_request = share_of(request, members)
+        sub_request = select_members(request, members)
         return sub_request._replace(from_copies=False) if members[0] in self._links else sub_request
 
     def wrap_part(self, members: Sequence[int], part: Part) -> Part:
-        """Add the transfers of a part, whose variables belong to one run, if it has any."""
+        """Return a part with its transfers, or the part itself if none of its variables has a link.
+
+        Args:
+            members: The indices of its variables in the step, all of one run.
+        """
         if members[0] not in self._links:
             return part
         sends = [
@@ -218,7 +222,6 @@ class OffloadedPart:
 
     Args:
         inner: The part that updates the variables.
-        copies: The copies.
         events: CUDA events of the transfers of gradients.
         sends: C functions that start the transfers of values to the copies.
     """
@@ -230,7 +233,6 @@ class OffloadedPart:
 
     @property
     def written(self) -> Sequence[Tensor]:
-        """See `Part`."""
         return [*self._inner.written, *self._copies]
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
@@ -241,23 +243,18 @@ class OffloadedPart:
         """Return C functions that wait for the gradients, as `torch.cuda.Event.synchronize`."""
         return [partial(torch._C._CudaEventBase.synchronize, event) for event in self._events]  # pyright: ignore
 
-    def _wait_for_rows(self) -> None:
-        """Wait for the transfers of the gradients."""
-        for event in self._events:
-            event.synchronize()
-
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
-        """See `Reductions`."""
-        self._wait_for_rows()
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
+        for wait in self._wait_calls():
+            wait()
         return self._inner.reduce(reduction, columns)
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """See `Part`."""
-        # These compute when their calls are made.
+        waits = self._wait_calls()
+        # Parts of these classes compute when their calls are made.
         if isinstance(self._inner, ReferencePart | TorchPart):
-            self._wait_for_rows()
-        return [*self._wait_calls(), *self._inner.make_calls(columns), *self._sends]
+            for wait in waits:
+                wait()
+        return [*waits, *self._inner.make_calls(columns), *self._sends]
 
     def release_gradients(self) -> None:
-        """See `StepPlan`."""
         self._inner.release_gradients()

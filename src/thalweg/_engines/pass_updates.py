@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from thalweg._base.rule_passes import Measure, Pass
 from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
 from thalweg._engines.formula_parser import Composed, trace_formula
-from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot, is_like_update
 
 
@@ -22,43 +20,28 @@ class JointPassFormula(Composed):
         earlier_count: Number of values that earlier passes make.
         made_count: Number of values that this pass makes; 0 for the update, which returns
             `(var, *slots)`. A pass leaves everything else unchanged.
-        value_count: Number of values that all passes make.
-        slot_count: Number of slots of the rule, including those that options have added.
-        vectors: "row" or "column" of each vector that the formula may read, by name.
-        rule: The rule.
+        rule: The rule. Options may have added slots that the formula does not take.
     """
 
-    def __init__(
-        self,
-        formula: Any,
-        earlier_count: int,
-        made_count: int,
-        value_count: int,
-        slot_count: int,
-        vectors: Mapping[str, str],
-        rule: Rule,
-    ) -> None:
-        self.formula, self.vectors, self.rule = formula, vectors, rule
+    def __init__(self, formula: Any, earlier_count: int, made_count: int, rule: Rule) -> None:
+        self.formula, self.vectors, self.rule = formula, rule.vectors, rule
         self.earlier_count, self.made_count = earlier_count, made_count
-        self.value_count, self.slot_count = value_count, slot_count
         self.is_pass = made_count > 0
         self.__qualname__ = formula.__qualname__
-
-    def __call__(self, *values: Any, **scalars: Any) -> Any:
-        raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
     def compose(self) -> FormulaGraph:
         """Return the graph over the values of all passes and all slots; the rest passes through."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
-        inputs = stream_nodes(2 + self.value_count + self.slot_count)
+        value_count = len(self.rule.made)
+        inputs = stream_nodes(2 + value_count + len(self.rule.element_slots))
         slots = len(graph.positional) - first_slot
-        values = graph.apply([*inputs[:first_slot], *inputs[2 + self.value_count :][:slots]])
+        values = graph.apply([*inputs[:first_slot], *inputs[2 + value_count :][:slots]])
         results = [inputs[0], *inputs[2:]]
         if self.made_count:
             results[1 + self.earlier_count : 1 + self.earlier_count + self.made_count] = values
         else:
             results[0] = values[0]
-            results[1 + self.value_count : 1 + self.value_count + slots] = values[1:]
+            results[1 + value_count : 1 + value_count + slots] = values[1:]
         return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
 
 
@@ -76,9 +59,6 @@ class VisiblePassFormula(Composed):
         self.is_like_update = is_like_update(formula)
         self.__qualname__ = formula.__qualname__
 
-    def __call__(self, *values: Any, **scalars: Any) -> Any:
-        raise RuleError(f"{self.__qualname__} is run by engines alone.")
-
     def compose(self) -> FormulaGraph:
         """Return the graph over the values of all passes."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
@@ -87,16 +67,19 @@ class VisiblePassFormula(Composed):
         return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
 
 
+_pad_measure = cache(VisiblePassFormula)
+
+
 def _name_values(count: int) -> tuple[str, ...]:
     return tuple(f"value{position}" for position in range(count))
 
 
 @cache
-def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
+def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
     """Return the measures of each sweep over memory, by the sweep's first measure.
 
-    Consecutive measures share a sweep, unless one reads the result of another. Their formulas take
-    the values of all passes.
+    Consecutive measures share a sweep, unless one reads the result of another. The formulas of the
+    returned measures take the values of all passes, also of later ones.
     """
     sweeps: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
@@ -109,21 +92,20 @@ def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
         scalar_names = trace_formula(rule_pass.function).scalars
         if first is None or any(measure.makes in scalar_names for measure in sweeps[first]):
             first = rule_pass
-        visible_measure = (
-            rule_pass
-            if value_count == len(rule.made)
-            else replace(
-                rule_pass,
-                function=_visible_formula(rule_pass.function, value_count, len(rule.made)),
-            )
-        )
-        sweeps[first] = (*sweeps.get(first, ()), visible_measure)
+        measure = rule_pass
+        if value_count < len(rule.made):
+            function = _pad_measure(measure.function, value_count, len(rule.made))
+            measure = replace(measure, function=function)
+        sweeps[first] = (*sweeps.get(first, ()), measure)
     return sweeps
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
-    """Return the names that each sweep over memory makes, in order; () for the update."""
-    sweeps, names_by_sweep = sweeps_of(rule), list[tuple[str, ...]]()
+    """Return for each sweep over memory the names of the values that it computes, in order.
+
+    The last entry, (), is the update.
+    """
+    sweeps, names_by_sweep = group_measures(rule), list[tuple[str, ...]]()
     for rule_pass in rule.passes:
         if isinstance(rule_pass, Pass):
             names_by_sweep.append(rule_pass.makes)
@@ -139,32 +121,26 @@ def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
 
 def count_read_streams(rule: Rule) -> int:
     """Return the number of tensors that the sweeps of measures read, summed over sweeps."""
-    return sum(len(_read_by(measures)) for measures in sweeps_of(rule).values())
-
-
-def _read_by(measures: tuple[Measure, ...]) -> set[int]:
-    return {stream for measure in measures for stream in trace_formula(measure.function).streams}
-
-
-@cache
-def _visible_formula(formula: Any, earlier_count: int, value_count: int) -> VisiblePassFormula:
-    return VisiblePassFormula(formula, earlier_count, value_count)
+    return sum(
+        len({stream for measure in measures for stream in trace_formula(measure.function).streams})
+        for measures in group_measures(rule).values()
+    )
 
 
 @cache
-def updates_of(rule: Rule) -> tuple[Rule, ...]:
-    """Return an update rule for each pass of a rule and for its update, in order.
+def build_pass_updates(rule: Rule) -> tuple[Rule, ...]:
+    """Return a rule without passes for each `Pass` of a rule, in order, and for its update.
 
-    The slots of each are the values of all passes, then the slots of elements.
+    The slots of these rules are the values of all passes, then the rule's slots of elements.
     """
     names, updates = rule.made, list[Rule]()
     slots = (*map(Slot, names), *rule.element_slots)
-    earlier_count, common_args = 0, (len(names), len(rule.element_slots), rule.vectors, rule)
+    earlier_count = 0
     for rule_pass in rule.passes:
         if isinstance(rule_pass, Pass):
             count = len(rule_pass.makes)
-            formula = JointPassFormula(rule_pass.function, earlier_count, count, *common_args)
+            formula = JointPassFormula(rule_pass.function, earlier_count, count, rule)
             updates.append(Rule(name=rule.name, update=formula, slots=slots))
             earlier_count += count
-    update_formula = JointPassFormula(rule.update, earlier_count, 0, *common_args)
+    update_formula = JointPassFormula(rule.update, earlier_count, 0, rule)
     return (*updates, Rule(name=rule.name, update=update_formula, slots=slots, before=rule.before))

@@ -58,18 +58,17 @@ def draw_bits(
     """Return 16 random bits for each element of some variables, int32 in one dimension.
 
     Args:
-        variables: For each variable its number, the positions of its elements in the full variable,
-            or that of the first of adjacent ones, and their number.
+        variables: For each variable its number in the optimizer, the positions of its elements in
+            the full variable (an int is the first of adjacent ones), and the number of elements.
         step: The number of the step.
-        stream: The stored number of an element: 0 for the variable, 1 for its first slot ...
+        stream: The index of the stored tensor: 0 for the variable, 1 for its first slot ...
         key: Two words of the seed.
-        device: The device of the bits.
     """
     groups: list[Tensor] = []
     numbers: list[Tensor] = []
     selections: list[tuple[int, Any]] = []
     for number, origin, count in variables:
-        group, selection = _groups_of(origin, count, device)
+        group, selection = _locate_groups(origin, count, device)
         groups.append(group)
         numbers.append(torch.full_like(group, number))
         selections.append((len(group), selection))
@@ -82,8 +81,13 @@ def draw_bits(
     return torch.cat([row.reshape(-1)[selection] for row, (_, selection) in pairs])
 
 
-def _groups_of(origin: Positions, count: int, device: torch.device | str) -> tuple[Tensor, Any]:
-    """Return the groups of elements in ascending order, and the index of the elements in them."""
+def _locate_groups(origin: Positions, count: int, device: torch.device | str) -> tuple[Tensor, Any]:
+    """Return the groups of eight that contain some elements, and where the elements are in them.
+
+    Returns:
+        The numbers of the groups, ascending, and an index (a slice or a tensor) of the elements
+        among the groups' numbers in one dimension.
+    """
     if not isinstance(origin, ElementRuns):
         first = origin // GROUP
         stop = max(-(-(origin + count) // GROUP), first)

@@ -1,14 +1,16 @@
 """Protocol between a step and the engines.
 
-An engine receives a `StepRequest` and returns a `StepPlan`. Making it writes nothing. A `StepPlan`
-computes reductions, and returns the writes as functions that cannot fail or be interrupted.
+An engine receives a `StepRequest` and returns a `StepPlan`; planning writes nothing. A `StepPlan`
+computes reductions, and returns the writes as functions that cannot fail or be interrupted. A step
+that lists a variable twice has several rounds, in each of which a variable occurs once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import numpy as np
 import torch
@@ -27,13 +29,15 @@ Stages = tuple[Formula, ...]
 Copies = Sequence[Tensor | None] | None
 Call = Callable[[], Any]
 Scalars = Mapping[str, Any]
+ReductionKind = Literal["sums", "leaves", "measures", "peaks"]
+# By kind: sums and peaks on the host or a device; leaves; measures.
+Results = Float64 | Tensor | list[Float64] | list[list[Tensor]]
 
 
 class StepRequest(NamedTuple):
     """A step of one rule over variables.
 
     Attributes:
-        rule: The rule.
         stages: Formulas that transform each gradient before the rule, in the same kernel.
         variables: The variables to update. A variable that is listed twice is updated twice.
         gradients: The gradient of each variable, dense or sparse.
@@ -101,7 +105,7 @@ class Columns(NamedTuple):
         return self._replace(by_variable=by_variable)
 
     def scalars_of(self, index: int, dtype: Dtype) -> Scalars:
-        """Return the scalars of one variable with the compute dtype `dtype`, by name."""
+        """Return all scalars of the variable at `index`, by name, in the compute dtype `dtype`."""
         shared = self.shared[dtype]
         if not self.by_variable:
             return shared
@@ -111,7 +115,7 @@ class Columns(NamedTuple):
         return {**shared, **by_variable}
 
     def write_calls(self, slots: Iterable[Tensor], values: Iterable[Tensor]) -> list[Call]:
-        """Return C functions that copy values to slots, if the step is applied."""
+        """Return calls that copy values to slots; they write nothing if `apply_flag` is False."""
         slots, values = list(slots), list(values)
         if not slots:
             return []
@@ -144,8 +148,8 @@ class WriteRound(NamedTuple):
     calls: list[Call]
 
 
-def in_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
-    """Return the indices of first occurrences of variables, of second occurrences, and so on."""
+def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
+    """Return the indices of first occurrences of variables, of second ones, and so on."""
     rounds: list[list[int]] = []
     occurrences: dict[int, int] = {}
     for index, var in enumerate(variables):
@@ -156,14 +160,15 @@ def in_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
     return rounds
 
 
-def formula_of_rows(rule: Rule, var: Tensor) -> Formula:
-    """Return the formula that a rule applies to the rows of a sparse gradient."""
+def select_row_formula(rule: Rule, var: Tensor) -> Formula:
+    """Return the formula of a rule for rows: `update_single`, `update_sparse` or `update`."""
     if rule.update_single is not None and var.shape[1:].numel() == 1:
         return rule.update_single
     return rule.update_sparse or rule.update
 
 
-class Reduction(NamedTuple):
+@dataclass(frozen=True)
+class Reduction:
     """Reductions over the elements of each variable, computed in one sweep over memory.
 
     A sum has the order of `reduction_order`; measures have that of `row_column_reductions`.
@@ -183,17 +188,23 @@ class Reduction(NamedTuple):
             the results are 0, and no gradient is read.
     """
 
-    kind: Literal["sums", "leaves", "measures", "peaks"]
+    kind: ReductionKind
     formulas: tuple[Any, ...] = ()
     stages: Stages = ()
     is_checked: Tensor | None = None
 
-    def gather(self, count: int, parts: Iterable[tuple[Sequence[int], Any]]) -> Any:
-        """Return the results of `count` variables, on the host.
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(ReductionKind):
+            kinds = ", ".join(get_args(ReductionKind))
+            raise ValueError(f"a reduction of kind {self.kind!r} is unknown; expected: {kinds}")
+
+    def gather(self, count: int, parts: Iterable[tuple[Sequence[int], Results]]) -> Results:
+        """Return the results of all variables on the host, from results of disjoint parts.
 
         Args:
-            count: The number of variables; those in no part have zeros, or no results.
-            parts: The indices of some of the variables, and their results.
+            count: The number of variables. A variable in no part has zeros, or no leaves and
+                measures.
+            parts: The indices of the variables of each part, and the results of the part.
         """
         if self.kind in ("sums", "peaks"):
             shape = (count, len(self.formulas)) if self.kind == "sums" else count
@@ -201,17 +212,18 @@ class Reduction(NamedTuple):
             for members, result in parts:
                 numbers[members] = as_array(result)
             return numbers
-        results: list[Any] = [np.empty((0, len(self.formulas)))] * count
-        if self.kind == "measures":
-            results = [[]] * count
+        missing: Any = [] if self.kind == "measures" else np.empty((0, len(self.formulas)))
+        results = [missing] * count
         for members, result in parts:
-            for index, var_result in zip(members, result, strict=True):
+            for index, var_result in zip(members, cast("list[Any]", result), strict=True):
                 results[index] = var_result
         return results
 
 
-def as_array(results: Any) -> Float64:
-    """Return sums or peaks on the host."""
+def as_array(results: Results) -> Float64:
+    """Return sums or peaks on the host; raise TypeError for lists of leaves or measures."""
+    if isinstance(results, list):
+        raise TypeError("leaves and measures of variables are no single array")
     return results.cpu().numpy() if isinstance(results, Tensor) else results
 
 
@@ -229,11 +241,10 @@ class Reductions(Protocol):
     @property
     def device(self) -> torch.device | None: ...
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """Return the results of a reduction, without waiting for the device if they stay there.
 
         Args:
-            reduction: The reduction.
             columns: The scalars of its stages and formulas.
         """
         ...

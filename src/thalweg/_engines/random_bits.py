@@ -1,4 +1,4 @@
-"""Random bits: what engines, kernels and the option know of them; see `thalweg._engines.philox`."""
+"""Random bits: positions of elements, and scalars of kernels; see `thalweg._engines.philox`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from thalweg._engines.array_types import Int64
 
-GROUP = 8  # elements that one call serves
+GROUP = 8  # elements of one call of Philox
 STEPS = 1 << 24  # after which the bits of a variable repeat; a scalar of float32 counts so far
 SEEDS = 1 << 48
-NARROW = frozenset(("float16", "bfloat16"))  # what is rounded so
-SCALARS = ("draw_step", "draw_key_low", "draw_key_high")  # what kernels are given
-# Scalars where steps are not counted: codes are the nearest ones then.
+NARROW = frozenset(("float16", "bfloat16"))  # the dtypes that are rounded randomly
+SCALARS = ("draw_step", "draw_key_low", "draw_key_high")  # of kernels
+# Scalars of optimizers that do not count steps: codes are rounded to the nearest.
 UNCOUNTED = {SCALARS[0]: -1.0}
 
 
@@ -33,7 +33,6 @@ class ElementRuns:
     lengths: Int64
 
     def positions(self) -> Int64:
-        """Return the position of each element."""
         steps = np.arange(int(self.lengths.sum()), dtype=np.int64)
         offsets = np.cumsum(self.lengths) - self.lengths
         return steps + np.repeat(self.firsts - offsets, self.lengths)
@@ -53,11 +52,12 @@ def tensor_of_positions(origin: Positions, count: int, device: torch.device | st
 
 
 def scalars_of(seed: int, step: Any) -> dict[str, Any]:
-    """What kernels are given of a seed and the number of a step, counted from 0.
+    """Return the scalars with which kernels draw random bits, by name.
 
-    That number may be a tensor of a device, where it stays.
+    Args:
+        step: The number of the step from 0: a number, or a tensor, which stays on its device.
     """
-    low, high = (float(each) for each in (seed % STEPS, seed // STEPS))
+    low, high = map(float, (seed % STEPS, seed // STEPS))
     return {**step_scalar(step), SCALARS[1]: low, SCALARS[2]: high}
 
 

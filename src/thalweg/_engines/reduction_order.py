@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from thalweg._engines.array_types import numbered
+from thalweg._engines.array_types import enumerate_runs
 
 LEAF = 1 << 16  # elements of a leaf
 LANES = 1 << 10  # running sums in a leaf; divides LEAF
@@ -89,7 +89,7 @@ class Tree:
         self._levels: list[tuple[Any, Any, Any]] = []
         while len(counts) and counts.max() > 1:
             sum_counts = (counts + 1) // 2
-            tensor, number = numbered(sum_counts)
+            tensor, number = enumerate_runs(sum_counts)
             left_indices = (np.cumsum(counts) - counts)[tensor] + 2 * number
             pair_indices = np.flatnonzero(2 * number + 1 < counts[tensor])
             self._levels.append(

@@ -32,6 +32,7 @@ from thalweg._engines.protocol import (
     Dtype,
     Gradient,
     Reduction,
+    Results,
     Scalars,
     Stages,
     StepRequest,
@@ -39,15 +40,13 @@ from thalweg._engines.protocol import (
 from thalweg._engines.reduction_order import combine_leaves, leaves_of
 from thalweg._engines.row_column_reductions import reduce_lines, view_of
 from thalweg._engines.torch_functions import torch_dtype, torch_transform
-from thalweg.formula import Formula, Rule, is_like_update, variable_squares
+from thalweg.formula import Formula, is_like_update, variable_squares
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.variable import REDUCED, numpy_copy
 
 if TYPE_CHECKING:
-    from thalweg._engines.codecs.codec import Codec
-
-if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
+    from thalweg._engines.codecs.codec import Codec
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -70,7 +69,11 @@ def evaluate_on(
 ) -> list[Array]:
     """Return the results of a formula over NumPy copies of tensors.
 
-    They are computed in `dtype`, by default the compute dtype of the first tensor.
+    Results have the first tensor's shape. They may be views or the copies themselves.
+
+    Args:
+        scalars: Scalars by name, of which the formula may take a part.
+        dtype: The dtype of the arithmetic; by default the compute dtype of the first tensor.
     """
     dtype = dtype or compute_dtype(tensors[0].dtype)
     # Copies, because a result may be a parameter into which another result is stored first.
@@ -84,9 +87,12 @@ def evaluate_on(
 def _flush_results(
     formula: Formula, results: Sequence[Any], var: Array, grad_count: int
 ) -> list[Array]:
-    """Return the results as arrays of the variable's shape and dtype.
+    """Return results as arrays of the variable's shape and dtype, with denormals flushed.
 
-    Those that are not inputs are multiplied by 1, which flushes denormals that were only selected.
+    A product with 1 flushes a number that was only selected; unchanged inputs are left as they are.
+
+    Args:
+        grad_count: 1 if the second input is a gradient, which has no result; else 0.
     """
     unit, formula_graph = var.dtype.type(1), trace_formula(formula)
     arrays: list[Array] = []
@@ -99,18 +105,13 @@ def _flush_results(
 
 
 def transform(
-    stages: Stages,
-    grad: Tensor,
-    scalars: Scalars,
-    flush: bool,
-    dtype: torch.dtype | None = None,
+    stages: Stages, grad: Tensor, scalars: Scalars, flush: bool, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Return the gradient after the stages, a new tensor; the gradient itself without stages.
 
     Args:
         stages: The stages; results between them have the compute dtype.
         grad: A gradient, or the values of a sparse one.
-        scalars: The scalars of the stages.
         flush: Treat denormals as zero.
         dtype: The dtype of the returned tensor, usually the variable's; by default the
             gradient's.
@@ -124,38 +125,16 @@ def transform(
     with set_denormals(flush):
         array, compute = grad.detach(), compute_dtype(dtype)
         for stage in stages:
-            result = evaluate_on(stage, [array], scalars, compute)[0]
-            array = torch.from_numpy(np.array(result, order="C"))
+            (array,) = _evaluate(stage, [array], scalars, compute)
         return array.to(dtype)
 
 
-def _repeated_waves(rows: Int64) -> list[Int64]:
-    """Return the positions of first, second, ... occurrences of rows, in order of appearance."""
-    occurrences: dict[int, int] = {}
-    waves: list[list[int]] = []
-    for position, row in enumerate(rows.tolist()):
-        count = occurrences.get(row, 0)
-        occurrences[row] = count + 1
-        if count == len(waves):
-            waves.append([])
-        waves[count].append(position)
-    return [np.array(wave, np.int64) for wave in waves]
-
-
-def _sum_by_row(values: Array, rows: Int64) -> tuple[Array, Int64]:
-    """Return the sums of the values of equal rows, and each row once.
-
-    Rows are in the order of their first appearance, and values are added in theirs.
-    """
-    waves = _repeated_waves(rows)
-    first = waves[0] if waves else np.empty(0, np.int64)
-    position = {row: index for index, row in enumerate(rows[first].tolist())}
-    total = values[first].copy()
-    with np.errstate(all="ignore"):
-        for wave in waves[1:]:
-            target = np.array([position[row] for row in rows[wave].tolist()], np.int64)
-            total[target] = total[target] + values[wave]
-    return total, rows[first]
+def _evaluate(
+    formula: Formula, tensors: list[Tensor], scalars: Scalars, dtype: Dtype | None = None
+) -> list[Tensor]:
+    """Return the arrays of `evaluate_on` as new contiguous CPU tensors."""
+    arrays = evaluate_on(formula, tensors, scalars, dtype)
+    return [torch.from_numpy(np.array(array, order="C")) for array in arrays]
 
 
 class ReferencePart:
@@ -163,9 +142,6 @@ class ReferencePart:
 
     New values are separate tensors, computed with NumPy on the CPU and with torch elsewhere. The
     returned calls copy them.
-
-    Args:
-        request: The step, of one variable.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -183,39 +159,44 @@ class ReferencePart:
         self._codecs: Sequence[Codec | None] = [None] * len(self._tensors)
         if request.rule.codecs:
             with importing:
-                from thalweg._engines.codecs.checks import codecs_of
-            self._codecs = [None, *codecs_of(request.rule.codecs, slots)]
+                from thalweg._engines.codecs.checks import list_codecs
+            self._codecs = [None, *list_codecs(request.rule.codecs, slots)]
 
     @property
     def written(self) -> list[Tensor]:
-        """See `Part`."""
         return self._tensors if self._copy is None else [*self._tensors, self._copy]
 
     @property
-    def _staged_gradient(self) -> Gradient:
+    def _bound_gradient(self) -> Gradient:
         if self._grad is None:
             raise RuntimeError("the part is not aimed at a gradient")
         return self._grad
 
     @property
-    def _measured_values(self) -> Tensor:
+    def _gradient_values(self) -> Tensor:
         """Return the elements of the gradient; of a sparse one its values, duplicates included."""
-        return layout.as_packed(values_of(self._staged_gradient))
+        return layout.as_packed(values_of(self._bound_gradient))
 
     @property
     def _slots(self) -> list[Tensor]:
         """Return the slots, decoded if they have codecs."""
-        var, pairs = self._tensors[0], zip(self._codecs[1:], self._tensors[1:], strict=True)
-        return [slot if codec is None else _decode(codec, slot, var) for codec, slot in pairs]
+        slots = self._tensors[1:]
+        if not any(self._codecs):
+            return slots
+        with importing:
+            from thalweg._engines.codecs.records import decode_tensor
+        decode = partial(decode_tensor, var=self._tensors[0])
+        pairs = zip(self._codecs[1:], slots, strict=True)
+        return [slot if codec is None else decode(codec, slot) for codec, slot in pairs]
 
-    def _stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
+    def _to_stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
         """Return a new value of the tensor at `index`, rounded or encoded like the tensor."""
         codec, dtype = self._codecs[index], self._tensors[index].dtype
         has_lower = any(
             slot_codec is not None and slot_codec.is_beside for slot_codec in self._codecs
         )
         if has_lower and (not index or (codec is not None and codec.is_beside)):
-            return self._part_of(value, scalars, is_lower=index > 0)
+            return self._split_weights(value, scalars, is_lower=index > 0)
         if codec is not None:
             with importing:
                 from thalweg._engines.codecs.records import encode_results
@@ -227,15 +208,15 @@ class ReferencePart:
         bits = layout.from_memory_order(self._draw_bits(index, scalars), self._tensors[0])
         return round_randomly(value, dtype, bits)
 
-    def _part_of(self, value: Tensor, scalars: Scalars, is_lower: bool) -> Tensor:
-        """Return the upper or lower part of split weights; see `split8`."""
+    def _split_weights(self, value: Tensor, scalars: Scalars, is_lower: bool) -> Tensor:
+        """Return the upper or the lower part of split weights, to be stored; see `split8`."""
         with importing:
             from thalweg._engines.codecs.records import split_tensor
         bits = None if self._number is None else self._draw_bits(0, scalars)
         return split_tensor(value, bits)[is_lower]
 
     def _draw_bits(self, stream: int, scalars: Scalars) -> Tensor:
-        """Return random bits for each element of a stored stream."""
+        """Return 16 random bits for each element; `stream` is the index of the stored tensor."""
         with importing:
             from thalweg._engines.philox import draw_bits
             from thalweg._engines.random_bits import SCALARS
@@ -244,7 +225,7 @@ class ReferencePart:
         return draw_bits([variable], step, stream, (low, high))
 
     @property
-    def _resume_at_copy(self) -> Tensor:
+    def _start(self) -> Tensor:
         """Return the variable at which the step begins; see `StepRequest.from_copies`."""
         var = self._tensors[0]
         return var if self._copy is None or not self._from_copy else resumed(var, self._copy)
@@ -253,17 +234,17 @@ class ReferencePart:
         """Return False: each step is planned from scratch."""
         return False
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
-        """See `Reductions`."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
+        """Return the results of a reduction for the variable, on the host; see `Reductions`."""
         formulas, stages = reduction.formulas, reduction.stages
         if reduction.kind == "peaks":
-            values = self._measured_values.detach()
+            values = self._gradient_values.detach()
             is_empty = not values.numel()
             return np.zeros(1) if is_empty else to_host(values.abs().max().reshape(1))
         if reduction.kind == "measures":
             return [self._reduce_lines(formulas, stages, columns)]
-        var = self._resume_at_copy
-        if not isinstance(self._staged_gradient, IndexedSlices):
+        var = self._start
+        if not isinstance(self._bound_gradient, IndexedSlices):
             scalars = columns.scalars_of(0, self._dtype)
             tensors = [var, self._apply_stages(stages, columns), *self._slots]
             flat = [layout.as_packed(tensor).reshape(-1) for tensor in tensors]
@@ -282,13 +263,13 @@ class ReferencePart:
     def _reduce_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[Tensor]:
-        """Return measures of rows, of columns or of the variable; [] without elements."""
-        var, grad = self._tensors[0], cast("Tensor", self._staged_gradient)
+        """Return a tensor for each measure; [] for a variable without elements."""
+        var, grad = self._tensors[0], cast("Tensor", self._bound_gradient)
         if not var.numel():
             return []
         scalars = self._scalars_of(columns)
         staged_grad = transform(stages, grad, scalars, self._flush, torch_dtype(self._dtype))
-        tensors = [self._resume_at_copy, staged_grad, *self._slots]
+        tensors = [self._start, staged_grad, *self._slots]
         view = view_of(var.shape)
         line_tensors: list[Tensor] = []
         with set_denormals(self._flush and bool(stages)):
@@ -305,7 +286,7 @@ class ReferencePart:
 
     def _apply_stages(self, stages: Stages, columns: Columns) -> Tensor:
         """Return the gradient, or the values of a sparse one, after the stages."""
-        grad = self._measured_values
+        grad = self._gradient_values
         if not stages:
             return grad
         scalars = columns.scalars_of(0, self._dtype)
@@ -316,63 +297,55 @@ class ReferencePart:
         if columns.apply_flag is not None and not columns.apply_flag:
             return []
         scalars = self._scalars_of(columns)
-        grad = self._staged_gradient
+        grad = self._bound_gradient
         with no_grad(), set_denormals(self._flush):
             if isinstance(grad, IndexedSlices):
                 return self._update_rows(grad, scalars)
             return self._update_whole(grad, scalars)
 
     def release_gradients(self) -> None:
-        """See `StepPlan`."""
         self._grad = None
 
     def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
         """Return calls that copy the new values of variable, slots and copy."""
         with importing:
-            from thalweg._engines.row_updates import changed_by
+            from thalweg._engines.row_updates import find_changed
         var = self._tensors[0]
         # With stochastic rounding `before` stays float32: rounded to the nearest, it could vanish.
         dtype = torch.float32 if self._number is not None and var.dtype in REDUCED else None
-        start = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush, dtype)
+        before = () if self._rule.before is None else (self._rule.before,)
+        start = transform(before, self._start, scalars, self._flush, dtype)
+        grad = transform(self._stages, grad, scalars, self._flush, torch_dtype(self._dtype))
         tensors = [start, *self._slots]
-        results = _results_of(self._rule, self._stages, tensors, grad, scalars)
-        indices = changed_by(self._rule, self._rule.update, len(tensors))
-        values = {index: self._stored(index, results[index], scalars) for index in indices}
+        results = _evaluate(self._rule.update, [start, grad, *tensors[1:]], scalars)
+        indices = find_changed(self._rule, self._rule.update, len(tensors))
+        values = {index: self._to_stored(index, results[index], scalars) for index in indices}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
         return [partial(tensor.detach().copy_, value) for tensor, value in pairs]
 
-    def _update_rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
+    def _update_rows(self, slices: IndexedSlices, scalars: Scalars) -> list[Call]:
         """Return calls that copy the new rows of variable, slots and copy."""
         with importing:
-            from thalweg._engines.row_updates import calls_of_rows, update_rows
+            from thalweg._engines.row_updates import group_occurrences, make_row_calls, update_rows
         var, dtype = self._tensors[0], self._dtype
-        values = transform(self._stages, grad.values, scalars, self._flush, var.dtype)
-        gradient = values.detach().to(torch_dtype(dtype)), grad.indices.detach().long()
-
-        def evaluate(formula: Formula, inputs: list[Tensor]) -> Sequence[Tensor]:
-            """Return the results of a formula, computed with NumPy."""
-            results = evaluate_on(formula, inputs, scalars)
-            return [torch.from_numpy(np.array(result, order="C")) for result in results]
+        values = transform(self._stages, slices.values, scalars, self._flush, var.dtype)
+        gradient = values.detach().to(torch_dtype(dtype)), slices.indices.detach().long()
 
         def add(values: Tensor, places: Tensor, count: int) -> Tensor:
-            """Return the sums of values, rounded like the variable."""
-            total, rows = _sum_by_row(_to_numpy(values), places.numpy())
-            sums = np.empty_like(total)
-            sums[rows] = _to_numpy(torch.from_numpy(total).to(var.dtype))
+            """Return the sums of values by place, rounded like the variable."""
+            sums = np.zeros((count, *values.shape[1:]), dtype)
+            with np.errstate(all="ignore"):
+                for wave in group_occurrences(places, count):
+                    sums[places[wave].numpy()] += values[wave].numpy()
             # TensorFlow adds the rows onto zeros, which takes the sign from -0.
-            return torch.from_numpy(sums + dtype(0))
+            return torch.from_numpy(_to_numpy(torch.from_numpy(sums).to(var.dtype)) + dtype(0))
 
-        tensors = [self._resume_at_copy, *self._tensors[1:]]
+        tensors = [self._start, *self._tensors[1:]]
+        evaluate = partial(_evaluate, scalars=scalars)
         updates = update_rows(self._rule, tensors, gradient, evaluate, add)
-        return calls_of_rows(self._rule, self._tensors, self._copy, self._from_copy, updates)
-
-
-def _decode(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
-    with importing:
-        from thalweg._engines.codecs.records import decode_tensor
-    return decode_tensor(codec, records, var)
+        return make_row_calls(self._rule, self._tensors, self._copy, self._from_copy, updates)
 
 
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
@@ -401,22 +374,3 @@ def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) ->
         )[0]
     # A formula that reads no element, such as a count, returns one number.
     return torch.from_numpy(np.array(np.broadcast_to(values, inputs[0].shape), np.float64))
-
-
-def _results_of(
-    rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
-) -> list[Tensor]:
-    """Return the new variable and slots in the compute dtype, computed with NumPy."""
-    grad = grad.detach()
-    for stage in stages:
-        array = evaluate_on(stage, [grad], scalars, compute_dtype(tensors[0].dtype))[0]
-        grad = torch.from_numpy(np.array(array, order="C"))
-    results = evaluate_on(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
-    return [torch.from_numpy(np.array(result, order="C")) for result in results]
-
-
-def _apply_before(
-    rule: Rule, var: Tensor, scalars: Scalars, flush: bool, kind: torch.dtype | None = None
-) -> Tensor:
-    """Return the variable, or rows of it, after the rule's `before`; in `kind`, if not None."""
-    return var if rule.before is None else transform((rule.before,), var, scalars, flush, kind)

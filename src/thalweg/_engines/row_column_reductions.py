@@ -10,7 +10,7 @@ neighbour is unchanged. Maxima need no order. No result is -0; a NaN can have an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,17 +52,25 @@ def view_of(shape: torch.Size) -> View:
     return View(shape[:-2].numel(), shape[-2], shape[-1])
 
 
+def make_line_rows(
+    names: Sequence[str], vectors: Sequence[Mapping[str, Tensor]], views: Sequence[View]
+) -> Int64:
+    """Return rows of a kernel's table, (variables, names + 2).
+
+    A row has the addresses of a variable's vectors, then rows and columns of its matrices.
+    """
+    no_vectors: list[Mapping[str, Tensor]] = [{}] * len(views)
+    pairs = zip(vectors or no_vectors, views, strict=True)
+    addresses = [[*(x[name].data_ptr() for name in names), y.rows, y.columns] for x, y in pairs]
+    return np.array(addresses, np.int64).reshape(len(views), len(names) + 2)
+
+
 # The dimension of tiles in partial results.
 _TILED = {"row": 3, "column": 2, "variable": 1}
 
 
 class TileMeasures:
     """Partial results of measures per tile, written by kernels, and their reduction.
-
-    Args:
-        views: The shapes of the variables.
-        measures: The measures.
-        device: The device of the memory.
 
     Attributes:
         targets: Addresses (variables, measures) to which kernels write the partial results.
@@ -76,7 +84,7 @@ class TileMeasures:
         for index, view in enumerate(views):
             self._members_by_view.setdefault(view, []).append(index)
         self._blocks = [
-            [_room_for(measure, view, len(members), device) for measure in measures]
+            [_allocate_partials(measure, view, len(members), device) for measure in measures]
             for view, members in self._members_by_view.items()
         ]
         self.targets: Int64 = np.empty((len(views), len(measures)), np.int64)
@@ -107,7 +115,7 @@ class TileMeasures:
         return tensors_by_variable
 
 
-def _room_for(
+def _allocate_partials(
     measure: Measure, view: View, count: int, device: torch.device
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Return memory for partial results of a measure of `count` variables, and its `pairs_of`."""

@@ -42,8 +42,6 @@ class RowMajorGroups:
         """Return groups whose memory holds the present values in row-major order.
 
         Args:
-            groups: The groups of the plan.
-            gradients: The gradients of the step.
             formulas: The measures; streams that no formula reads are not copied.
         """
         request = self._request._replace(gradients=gradients)
@@ -63,24 +61,31 @@ class RowMajorGroups:
     def _with_copies(self, request: StepRequest) -> StepRequest:
         """Return the request with tensors that are not row-major replaced by current copies."""
         slots = [
-            [self._packed(index, 2 + k, slot) for k, slot in enumerate(var_slots)]
+            [self._copy_if_read(index, 2 + k, slot) for k, slot in enumerate(var_slots)]
             for index, var_slots in enumerate(request.slots)
         ]
         copies = request.copies and [
-            copy if copy is None else self._packed(index, _COPY, copy)
+            copy if copy is None else self._copy_if_read(index, _COPY, copy)
             for index, copy in enumerate(request.copies)
         ]
         return request._replace(
-            variables=[self._packed(k, _VAR, var) for k, var in enumerate(request.variables)],
+            variables=[self._copy_if_read(k, _VAR, var) for k, var in enumerate(request.variables)],
             gradients=[
-                self._packed(k, _GRADIENT, grad) for k, grad in enumerate(request.gradients)
+                self._copy_if_read(k, _GRADIENT, grad) for k, grad in enumerate(request.gradients)
             ],
             slots=slots,
             copies=copies,
         )
 
-    def _packed(self, index: int, stream: int, tensor: Tensor) -> Tensor:
-        """Return a current copy of a variable's stream, or the tensor itself if it needs none."""
+    def _copy_if_read(self, index: int, stream: int, tensor: Tensor) -> Tensor:
+        """Return a row-major copy of a tensor with its present values, in memory that is reused.
+
+        A contiguous tensor, or one that no measure reads, is returned itself.
+
+        Args:
+            stream: The index of the tensor among variable, gradient and slots; `_COPY` for the
+                copy.
+        """
         # A step may begin at the copy of a variable, so the copy is read if the variable is.
         is_read = (_VAR if stream == _COPY else stream) in self._read
         if tensor.is_contiguous() or not is_read:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.low_precision_copies import saturated
-from thalweg._engines.protocol import Call, formula_of_rows
+from thalweg._engines.protocol import Call, select_row_formula
 from thalweg.formula import Formula, Rule
 
 Updates = Iterable[tuple[Formula, Tensor, Sequence[Tensor]]]
@@ -23,19 +23,21 @@ def update_rows(
     gradient: tuple[Tensor, Tensor],
     evaluate: Callable[[Formula, list[Tensor]], Sequence[Tensor]],
     add: Callable[[Tensor, Tensor, int], Tensor],
-) -> Iterator[tuple[Formula, Tensor, Sequence[Tensor]]]:
-    """Yield formulas with the rows that they update, and the new rows of variable and slots.
+) -> Updates:
+    """Yield the new rows of variable and slots; they are computed, and not written.
+
+    Each item is a formula of the rule, the rows that it updates, and blocks (rows, ...) of their
+    new values, one for the variable and for each slot. The second item, for rows without entries,
+    occurs only if the rule has `update_untouched`.
 
     Args:
-        rule: The rule.
-        tensors: The variable and its slots.
         gradient: Values in the dtype of the arithmetic, and int64 indices.
-        evaluate: Returns the results of a formula for tensors.
-        add: Returns the sums of values for each of a number of places, from values and their
-            places; rounded like a gradient of the variable.
+        evaluate: Returns the results of a formula, given the formula and its positional values.
+        add: Returns the sums of values for places 0 to `count - 1`, rounded like a gradient of the
+            variable, given the values, the place of each, and `count`.
     """
     (values, indices), var = gradient, tensors[0]
-    formula, kind = formula_of_rows(rule, var), values.dtype
+    formula, kind = select_row_formula(rule, var), values.dtype
     rows, places = cast(Any, torch).unique(indices, return_inverse=True)
     blocks = [tensor.detach()[rows].to(kind) for tensor in tensors]
     if rule.before is not None:
@@ -43,7 +45,7 @@ def update_rows(
     if rule.duplicates == "sum":
         values = add(values, places, len(rows))
         places = torch.arange(len(rows), dtype=torch.int64, device=var.device)
-    for wave in _waves(places, len(rows)):
+    for wave in group_occurrences(places, len(rows)):
         inputs = [block[places[wave]] for block in blocks]
         results = evaluate(formula, [inputs[0], values[wave], *inputs[1:]])
         for block, tensor, result in zip(blocks, tensors, results, strict=True):
@@ -56,21 +58,19 @@ def update_rows(
         yield rule.update_untouched, untouched_rows, evaluate(rule.update_untouched, inputs)
 
 
-def calls_of_rows(
+def make_row_calls(
     rule: Rule, tensors: Sequence[Tensor], copy: Tensor | None, reads_copy: bool, updates: Updates
 ) -> list[Call]:
     """Return calls that copy new rows into the tensors that formulas change, and into the copy.
 
     Args:
-        rule: The rule.
-        tensors: The variable and its slots.
         copy: The copy of the variable, if it has one.
         reads_copy: Whether a step begins at the copy.
         updates: From `update_rows`.
     """
     calls: list[Call] = []
     for formula, rows, blocks in updates:
-        indices = changed_by(rule, formula, len(tensors))
+        indices = find_changed(rule, formula, len(tensors))
         pairs = [(tensors[index], blocks[index].to(tensors[index].dtype)) for index in indices]
         if copy is not None and (0 in indices or not reads_copy):
             pairs.append((copy, saturated(blocks[0].to(tensors[0].dtype), copy.dtype)))
@@ -78,14 +78,12 @@ def calls_of_rows(
     return calls
 
 
-def changed_by(rule: Rule, formula: Formula, count: int) -> list[int]:
+def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
     """Return the indices of the tensors that a formula of a rule changes.
 
     Others are not written, because the compute dtype may not hold all their bits.
 
     Args:
-        rule: The rule.
-        formula: The formula.
         count: The number of tensors, the variable and its slots.
     """
     graph, reads_gradient = trace_formula(formula), formula is not rule.update_untouched
@@ -98,8 +96,8 @@ def changed_by(rule: Rule, formula: Formula, count: int) -> list[int]:
     ]
 
 
-def _waves(places: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield the positions of first, second, ... occurrences of `count` places."""
+def group_occurrences(places: Tensor, count: int) -> Iterator[Tensor]:
+    """Yield the positions of all first occurrences of places, of second ones, and so on."""
     order = torch.argsort(places, stable=True)
     ones = torch.ones_like(places)
     counts = places.new_zeros(count).index_add_(0, places, ones)

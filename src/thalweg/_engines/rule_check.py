@@ -41,7 +41,6 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
     matrices.
 
     Args:
-        rule: The rule.
         hypers: Hyperparameters by name. Others have their defaults, as have those that are not
             plain numbers, such as schedules and callables.
 
@@ -52,11 +51,11 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
     """
     try:
         first = _first_scalars(rule, hypers or {})
-        known_scalars = {**first, **_made_of_measures(rule, first)}
+        known_scalars = {**first, **_call_measure_functions(rule, first)}
         if any(slot.storage is not None for slot in rule.slots):
             with importing:
-                from thalweg._engines.codecs.rules import fault_of
-            if fault := fault_of(rule):
+                from thalweg._engines.codecs.rules import find_storage_fault
+            if fault := find_storage_fault(rule):
                 raise RuleError(f"{fault}.")
             _check_exact(rule)
         if rule.passes:
@@ -94,8 +93,8 @@ def _check_measures(
     slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
     for measure in measures.values():
         formula_graph = trace_formula(measure)
-        check_sides(slots, measure, formula_graph, 2, known_scalars)
-        check_order(slots, measure, formula_graph, True)
+        check_sides(slots, measure, 2, known_scalars)
+        check_order(slots, measure, True)
         check_given(place_of(measure), formula_graph.scalars, known_scalars, rule)
 
 
@@ -119,11 +118,11 @@ def _first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
     return known_scalars
 
 
-def _made_of_measures(rule: Rule, known_scalars: Mapping[str, Any]) -> dict[str, Any]:
+def _call_measure_functions(rule: Rule, known_scalars: Mapping[str, Any]) -> dict[str, Any]:
     """Call `per_optimizer` and `per_variable` with measures of 1; return their scalars by name.
 
-    `per_variable` gets arrays over two variables, since an array over one works like a number; the
-    scalars of the first variable are returned, as float32.
+    `per_variable` gets arrays over two variables, since an array over one works like a number; of
+    its results the number of the first variable is returned, as float32.
     """
     measured_scalars: dict[str, Any] = {}
     if rule.per_optimizer is not None:
@@ -152,10 +151,8 @@ def _call_on_host(
     """Return the dict that a host function of the rule returns; raise a RuleError if it fails.
 
     Args:
-        rule: The rule.
-        function: The function, called with those of `known_scalars` that it has parameters for.
+        function: Called with the entries of `known_scalars` that it has parameters for.
         role: The function's name in the rule, for errors.
-        known_scalars: Scalars by name.
     """
     place = place_of(function)
     if not place.startswith(role):
@@ -184,19 +181,22 @@ def _call_on_host(
 
 
 def _check_formula(rule: Rule, part: str, formula: Any, known_scalars: Mapping[str, Any]) -> None:
-    """Raise a RuleError unless a formula has the inputs, results and order of its part."""
-    formula_graph = trace_formula(formula)
+    """Raise a RuleError unless a formula takes and returns the values of its part of the rule.
+
+    Args:
+        part: "update", "before", or another name of `FORMULAS`.
+    """
     has_gradient = part not in ("before", "update_untouched")
     slots = [] if part == "before" else [slot.name for slot in rule.element_slots]
     input_names = [*rule.made, *slots] if has_gradient else slots
-    check_sides(input_names, formula, formula_graph, 1 + has_gradient, known_scalars)
+    check_sides(input_names, formula, 1 + has_gradient, known_scalars)
     if rule.made and has_gradient:
-        check_value_counts(formula, formula_graph, input_names, 1 + len(slots), "var, *slots")
+        check_value_counts(formula, input_names, 1 + len(slots), "var, *slots")
     else:
-        check_counts(formula, formula_graph, has_gradient, len(slots))
-    check_order(input_names, formula, formula_graph, has_gradient)
+        check_counts(formula, has_gradient, len(slots))
+    check_order(input_names, formula, has_gradient)
     _check_results(slots, formula)
-    check_numbers(rule, formula, formula_graph, known_scalars)
+    check_numbers(rule, formula, known_scalars)
 
 
 def _check_results(slots: list[str], formula: Any) -> None:
@@ -230,5 +230,5 @@ def _check_results(slots: list[str], formula: Any) -> None:
 
 
 def _bare_name(result: ast.expr) -> str | None:
-    """Return the name of the variable that a result is; None for another expression."""
+    """Return the name that a result consists of; None for another expression."""
     return result.id.removeprefix(LOCAL_PREFIX) if isinstance(result, ast.Name) else None

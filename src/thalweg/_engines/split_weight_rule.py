@@ -28,9 +28,6 @@ class Split(Composed):
         self.formula, self.made_count, self.input_count = formula, made_count, input_count
         self.__qualname__ = f"{formula.__qualname__} of a split variable"
 
-    def __call__(self, *values: Any, **scalars: Any) -> Any:
-        raise RuleError(f"{self.__qualname__} is run by engines alone.")
-
     def compose(self) -> FormulaGraph:
         """Return the graph over the full weight, which the last input stands for.
 

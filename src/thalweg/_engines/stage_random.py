@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from math import prod, tau
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from thalweg._base.rule_passes import Stage
+from thalweg._engines.array_types import Float64
 from thalweg._engines.philox import draw_bits
 from thalweg._engines.random_bits import STEPS
 from thalweg.formula import Rule
@@ -26,10 +26,9 @@ class StageRandom:
     this call. They are computed on the host.
 
     Args:
-        rule, stage: The rule, and its stage.
         numbers: The number of each variable of the batch.
         step: The number of the step, from 1.
-        device, dtype: Of the tensors.
+        example: A tensor with the device and the dtype of the results.
 
     Attributes:
         matrix_count: The number of matrices of each variable for which numbers are drawn.
@@ -38,31 +37,24 @@ class StageRandom:
     matrix_count = 1
 
     def __init__(
-        self,
-        rule: Rule,
-        stage: Stage,
-        numbers: Sequence[int],
-        step: int,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, rule: Rule, stage: Stage, numbers: Sequence[int], step: int, example: Tensor
     ) -> None:
         self._numbers, self._step = numbers, step % STEPS
         self._key = stage.seed % STEPS, stage.seed // STEPS
         self._stream = _LAST_STREAM - rule.passes.index(stage) % _LAST_STREAM
-        self._device, self._dtype = device, dtype
-        self._drawn = 0
+        self._example, self._drawn = example, 0
 
     def uniform(self, *shape: int) -> Tensor:
         """Return multiples of 2**-24 in [0, 1), of shape (batch, *shape)."""
-        return self._tensor(self._draw(shape))
+        return self._to_tensor(self._draw(shape))
 
     def normal(self, *shape: int) -> Tensor:
         """Return numbers of the standard normal distribution, of shape (batch, *shape)."""
         first, second = self._draw(shape), self._draw(shape)
-        return self._tensor(np.sqrt(-2 * np.log1p(-first)) * np.cos(tau * second))
+        return self._to_tensor(np.sqrt(-2 * np.log1p(-first)) * np.cos(tau * second))
 
-    def _draw(self, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
-        """Return uniform numbers, (batch, *shape)."""
+    def _draw(self, shape: Sequence[int]) -> Float64:
+        """Return uniform numbers, (batch, *shape), and count them as drawn."""
         count = 2 * self.matrix_count * prod(shape)  # of 16 bits each
         variables = [(number, self._drawn, count) for number in self._numbers]
         rows = draw_bits(variables, self._step, self._stream, self._key).numpy()
@@ -70,5 +62,5 @@ class StageRandom:
         high, low = np.moveaxis(rows.reshape(-1, *shape, 2), -1, 0)
         return (high << 8 | low >> 8) / 2.0**24
 
-    def _tensor(self, values: npt.NDArray[np.float64]) -> Tensor:
-        return torch.from_numpy(values).to(self._dtype).to(self._device)  # pyright: ignore[reportUnknownMemberType]
+    def _to_tensor(self, values: Float64) -> Tensor:
+        return torch.from_numpy(values).to(self._example.dtype).to(self._example.device)  # pyright: ignore[reportUnknownMemberType]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import count
 from operator import attrgetter
@@ -34,7 +35,7 @@ from thalweg._engines.matrix_batches import (
     stage_inputs,
 )
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
-from thalweg._engines.pass_updates import sweeps_of, updates_of
+from thalweg._engines.pass_updates import build_pass_updates, group_measures
 from thalweg._engines.protocol import (
     NO_COLUMNS,
     Call,
@@ -42,6 +43,7 @@ from thalweg._engines.protocol import (
     Dtype,
     Formulas,
     Reduction,
+    Results,
     StepPlan,
     StepRequest,
     WriteRound,
@@ -354,7 +356,7 @@ class StagedStep:
                 pass_values, request.slots or [()] * len(pass_values), strict=True
             )
         ]
-        self._updates = updates_of(rule)
+        self._updates = build_pass_updates(rule)
         *pass_pairs, (plan_update, update_rule) = zip(plans, self._updates, strict=False)
         self.pass_plans = [
             plan(self._request_for(request, pass_rule)) for plan, pass_rule in pass_pairs
@@ -367,7 +369,7 @@ class StagedStep:
             (members, group) for members, group in groups if hasattr(group, "run_passes")
         ]
         self._readers = [group for _, group in groups]
-        self._slot_bounds = layout.runs_of(())
+        self._slot_bounds = layout.merge_byte_spans(())
         # Whether gradients are outside `_slot_bounds`; None before `_bind_short`.
         self._are_disjoint: bool | None = None
 
@@ -408,7 +410,7 @@ class StagedStep:
         """
         self._check_slots(slots)
         passes, updates = iter(self.pass_plans), SlotUpdates()
-        self._numbers, sweeps = None, sweeps_of(self._rule)
+        self._numbers, sweeps = None, group_measures(self._rule)
         stage_columns = columns
         if self._variable_numbers:
             by_variable = {**columns.by_variable, NUMBER: np.array(self._variable_numbers)}
@@ -479,7 +481,7 @@ class StagedStep:
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
         """Compute measures in one sweep over memory, and store them in the matrices."""
         reduction = Reduction("measures", measures, self.stages)
-        lines = self.update_plan.reduce(reduction, columns)
+        lines = cast("list[list[Tensor]]", self.update_plan.reduce(reduction, columns))
         for position, measure in enumerate(measures):
             values = [tensors[position] if tensors else _EMPTY for tensors in lines]
             self._matrices.give(measure.makes, values)
@@ -517,7 +519,7 @@ class StagedStep:
                 positions: list[int] = group.members
                 written_slots += [slot for k in positions for slot in slots[members[k]]]
             self._mark_slots_written = partial(torch._C._increment_version, written_slots)  # pyright: ignore[reportPrivateUsage]
-            self._slot_bounds, self._are_disjoint = layout.runs_of(written_slots), None
+            self._slot_bounds, self._are_disjoint = layout.merge_byte_spans(written_slots), None
             self._slot_layout = slot_layout
         self._bind_short(slots)
 
@@ -556,7 +558,7 @@ class StagedStep:
         """See `Reductions`."""
         return self.update_plan.device
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `Reductions`.
 
         Raises:
@@ -581,11 +583,11 @@ class StagedStep:
         totals: dict[Any, Float64] = {}
         leaf_formulas = tuple(x for x in reduction.formulas if x not in line_formulas)
         if leaf_formulas:
-            sums = self.update_plan.reduce(reduction._replace(formulas=leaf_formulas), columns)
+            sums = self.update_plan.reduce(replace(reduction, formulas=leaf_formulas), columns)
             totals |= zip(leaf_formulas, as_array(sums).T, strict=True)
         measures = tuple(map(_sum_measure, line_formulas))
         lines = Reduction("measures", measures, reduction.stages)
-        tensors_by_variable = self.update_plan.reduce(lines, columns)
+        tensors_by_variable = cast("list[list[Tensor]]", self.update_plan.reduce(lines, columns))
         for position, formula in enumerate(line_formulas):
             values = [
                 tensors[position].reshape(()) if tensors else _EMPTY.sum()

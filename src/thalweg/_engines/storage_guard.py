@@ -34,13 +34,18 @@ class StorageGuard:
         self._watch_storages()
 
     def _watch_storages(self) -> None:
-        """Set the slots to compare one by one: those that callers have, and plain tensors."""
+        """Set the slots that `confirm_places` compares one by one.
+
+        They are slots to which callers have received a reference, and tensors that count no
+        changes.
+        """
         self._handed_counts = [len(moves.handed) for moves in self._moves]
         handed_ids = {key for moves in self._moves for key in moves.handed}
         self._watched_indices = [
             index
             for index, slot in enumerate(self._slots)
-            if id(slot) in handed_ids or _is_strange(slot)
+            # Plain tensors, and slots that were swapped, count no changes.
+            if id(slot) in handed_ids or type(slot) is not StateVariable
         ]
         self._watched_slots = [self._slots[index] for index in self._watched_indices]
         self._watched_addresses = [self._addresses[index] for index in self._watched_indices]
@@ -67,11 +72,6 @@ class StorageGuard:
                 return False
             self._metadata_guard = MetadataGuard(self._watched_slots)
         return True
-
-
-def _is_strange(slot: Tensor) -> bool:
-    """Return True if a slot counts no changes: a plain tensor, or a slot that was swapped."""
-    return type(slot) is not StateVariable
 
 
 def _layout_of(tensor: Tensor) -> tuple[object, ...]:

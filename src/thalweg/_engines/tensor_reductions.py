@@ -19,7 +19,6 @@ class Tensors:
 
     Args:
         gradients: Dense gradients, or the values of sparse ones.
-        variables: The variable of each gradient.
         flush: Stages treat denormals as zero.
     """
 
@@ -36,10 +35,15 @@ class Tensors:
         """Return sums or peaks on the host; see `Reductions`.
 
         Formulas read the gradient alone, `variable_squares` the variable.
+
+        Raises:
+            NotImplementedError: The reduction is to leaves or measures.
         """
         formulas, stages = reduction.formulas, reduction.stages
         if reduction.kind == "peaks":
             return max_abs(self._gradients)
+        if reduction.kind != "sums":
+            raise NotImplementedError(f"gradients outside a step have no {reduction.kind}")
         sums = np.zeros((len(self._variables), len(formulas)))
         for place, formula in enumerate(formulas):
             if formula is variable_squares:

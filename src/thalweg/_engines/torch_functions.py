@@ -14,6 +14,7 @@ from torch import Tensor
 
 from thalweg._base.device_numbers import widened
 from thalweg._engines.formula_parser import bind_formula, trace_formula
+from thalweg._engines.numpy_functions import square
 from thalweg._engines.protocol import Dtype
 from thalweg.formula import Formula, narrow
 
@@ -23,8 +24,11 @@ def torch_dtype(dtype: Dtype) -> torch.dtype:
     return torch.float64 if dtype is np.float64 else torch.float32
 
 
-def _rounded_once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the function evaluated in the widest dtype and rounded to the promoted dtype."""
+def _round_once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function of tensors that computes in the widest dtype and rounds once.
+
+    The result has the common dtype of the arguments.
+    """
 
     def apply(*values: Tensor) -> Tensor:
         dtype = reduce(torch.promote_types, [value.dtype for value in values])
@@ -53,10 +57,6 @@ def _sign(x: Tensor) -> Tensor:
     return torch.where(x > 0, 1.0, torch.where(x < 0, -1.0, x))
 
 
-def _square(x: Tensor) -> Tensor:
-    return x * x
-
-
 TORCH: dict[str, Callable[..., Any]] = {
     "sqrt": _sqrt,
     "absolute": torch.abs,
@@ -64,10 +64,10 @@ TORCH: dict[str, Callable[..., Any]] = {
     "where": torch.where,
     "maximum": _maximum,
     "minimum": _minimum,
-    "square": _square,
-    "exp": _rounded_once(torch.exp),
-    "log": _rounded_once(torch.log),
-    "power": _rounded_once(torch.pow),
+    "square": square,
+    "exp": _round_once(torch.exp),
+    "log": _round_once(torch.log),
+    "power": _round_once(torch.pow),
     "wide": widened,
     "narrow": narrow,
 }
@@ -97,7 +97,6 @@ def torch_evaluate(
     """Return the results of a formula over tensors of any device.
 
     Args:
-        formula: The formula.
         tensors: Its streams; the dtype of the first is that of the arithmetic.
         scalars: Its scalars by name.
         dtype: Optional. The dtype of the results, by default that of the arithmetic.

@@ -188,10 +188,9 @@ def _measure_layout() -> Layout:
 
 def _find_dims(samples: Sequence[Tensor]) -> int:
     """Return the offset of the number of dimensions, which sizes and strides follow."""
-    common: set[int] | None = None
+    matches: list[set[int]] = []
     for tensor in samples:
-        words = _impl_words(tensor)
-        dim_count = tensor.dim()
+        words, dim_count = _impl_words(tensor), tensor.dim()
         indices = {
             index
             for index in range(_IMPL_WORDS - 2 * _INLINE)
@@ -200,8 +199,8 @@ def _find_dims(samples: Sequence[Tensor]) -> int:
             and words[index + 1 + _INLINE : index + 1 + _INLINE + dim_count]
             == list(tensor.stride())
         }
-        common = indices if common is None else common & indices
-    return _single_offset(common or (), "sizes and strides")
+        matches.append(indices)
+    return _single_offset(matches[0].intersection(*matches[1:]), "sizes and strides")
 
 
 def _view_of_storage(storage: object, dtype: torch.dtype) -> Tensor:
@@ -231,13 +230,13 @@ def _is_address(word: int) -> bool:
     return 2**16 < word < 2**47 and word % WORD == 0
 
 
-def _find_version(storage: int) -> tuple[int, int]:
+def _find_version(storage_offset: int) -> tuple[int, int]:
     """Return the offset of the version counter, and that of the count in the counter.
 
     A tensor shares the counter with its `detach()`; the count increases with each write.
     """
     trials = [(_zeros(4), writes) for writes in (3, 5, 8)]
-    shared: set[int] | None = None
+    shared: list[set[int]] = []
     for tensor, _ in trials:
         words, views = _impl_words(tensor), _impl_words(tensor.detach())
         other_words = [
@@ -246,19 +245,19 @@ def _find_version(storage: int) -> tuple[int, int]:
         indices = {
             index
             for index, word in enumerate(words)
-            if _is_address(word) and word == views[index] and index * WORD != storage
+            if _is_address(word) and word == views[index] and index * WORD != storage_offset
             and all(word != words_of_other[index] for words_of_other in other_words)
         }  # fmt: skip
-        shared = indices if shared is None else shared & indices
-    offset = _single_offset(shared or (), "the version counter")
-    common: set[int] | None = None
+        shared.append(indices)
+    offset = _single_offset(shared[0].intersection(*shared[1:]), "the version counter")
+    matches: list[set[int]] = []
     for tensor, writes in trials:
         for _ in range(writes):
             tensor.add_(1)
         counter = _words(_impl_words(tensor)[offset // WORD], 3)
-        counts = {k for k, word in enumerate(counter) if word & 0xFFFFFFFF == tensor._version}
-        common = counts if common is None else common & counts
-    return offset, _single_offset(common or (), "the number of writes")
+        version = tensor._version
+        matches.append({k for k, word in enumerate(counter) if word & 0xFFFFFFFF == version})
+    return offset, _single_offset(matches[0].intersection(*matches[1:]), "the number of writes")
 
 
 def _find_autograd() -> tuple[int, int]:
@@ -266,7 +265,7 @@ def _find_autograd() -> tuple[int, int]:
 
     torch creates the AutogradMeta when a tensor begins to require a gradient.
     """
-    common: set[tuple[int, int]] | None = None
+    matches: list[set[tuple[int, int]]] = []
     for shape in ((3,), (2, 5), ()):
         param = _zeros(*shape)
         words_before = _impl_words(param)
@@ -283,9 +282,9 @@ def _find_autograd() -> tuple[int, int]:
         gradient_indices = _indices_of(
             _words(words_after[new_indices[0]], _AUTOGRAD_WORDS), param.grad._cdata
         )
-        candidates = {(new_indices[0] * WORD, index * WORD) for index in gradient_indices}
-        common = candidates if common is None else common & candidates
-    if not common or len(common) != 1:
+        matches.append({(new_indices[0] * WORD, index * WORD) for index in gradient_indices})
+    common = matches[0].intersection(*matches[1:])
+    if len(common) != 1:
         raise UnknownLayoutError("the gradient is not found")
     return common.pop()
 
@@ -330,29 +329,26 @@ def confirm(layout: Layout) -> None:
         _confirm_equal(_read_word(id(tensor), layout.impl), impl, "a tensor")
         _confirm_equal(_read_word(impl, layout.storage), storage._cdata, "the storage")
         for trial in range(2):
-            _confirm_equal(_read_word(impl, layout.dims), tensor.dim(), "the number of dimensions")
-            for axis in range(tensor.dim()):
-                offset = layout.dims + WORD * (1 + axis)
-                _confirm_equal(_read_word(impl, offset), tensor.size(axis), "a size")
-                _confirm_equal(
-                    _read_word(impl, offset + WORD * _INLINE), tensor.stride(axis), "a stride"
-                )
-            _confirm_equal(
-                _read_word(impl, layout.offset), int(tensor.storage_offset()), "the offset"
-            )
-            _confirm_equal(_read_word(impl, layout.count), tensor.numel(), "the number of elements")
-            _confirm_equal(
-                _read_word(impl, layout.keys) % 2**64,
-                _dispatch_keys(tensor),
-                "the set of dispatch keys",
-            )
-            _confirm_equal(
-                _read_word(storage._cdata, layout.data), storage.data_ptr(), "the memory"
-            )
-            _confirm_equal(_read_word(storage._cdata, layout.nbytes), storage.nbytes(), "its size")
-            write_count = (
-                _read_word(_read_word(impl, layout.version), layout.count_word) & 0xFFFFFFFF
-            )
+            counter = _read_word(impl, layout.version)
+            for address, offset, expected, field_name in (
+                (impl, layout.dims, tensor.dim(), "the number of dimensions"),
+                *(
+                    (impl, layout.dims + WORD * (1 + axis + skipped), number, field_name)
+                    for axis in range(tensor.dim())
+                    for skipped, number, field_name in (
+                        (0, tensor.size(axis), "a size"),
+                        (_INLINE, tensor.stride(axis), "a stride"),
+                    )
+                ),
+                (impl, layout.offset, int(tensor.storage_offset()), "the offset"),
+                (impl, layout.count, tensor.numel(), "the number of elements"),
+                (storage._cdata, layout.data, storage.data_ptr(), "the memory"),
+                (storage._cdata, layout.nbytes, storage.nbytes(), "its size"),
+            ):
+                _confirm_equal(_read_word(address, offset), expected, field_name)
+            keys = _read_word(impl, layout.keys) % 2**64
+            _confirm_equal(keys, _dispatch_keys(tensor), "the set of dispatch keys")
+            write_count = _read_word(counter, layout.count_word) & 0xFFFFFFFF
             _confirm_equal(write_count, tensor._version, "the number of writes")
             if not trial:
                 with torch.no_grad():

@@ -1,7 +1,7 @@
 """Part of a step with dense gradients computed by torch functions, on devices without kernels.
 
 The formulas are those of the other engines. Small variables are joined into batches, so that an
-operation of a formula is one function of torch for all of them.
+operation of a formula is one function of torch for all variables of a batch.
 """
 
 # torch.from_numpy and parts of torch have no types.
@@ -30,6 +30,7 @@ from thalweg._engines.protocol import (
     Call,
     Columns,
     Reduction,
+    Results,
     Scalars,
     Stages,
     StepRequest,
@@ -37,7 +38,7 @@ from thalweg._engines.protocol import (
 from thalweg._engines.random_bits import SCALARS
 from thalweg._engines.reduction_order import LANES, LEAF, combine_leaves, fold_lanes, leaf_counts
 from thalweg._engines.row_column_reductions import View, reduce_lines, view_of
-from thalweg._engines.row_updates import changed_by
+from thalweg._engines.row_updates import find_changed
 from thalweg._engines.torch_functions import torch_dtype, torch_evaluate, torch_transform
 from thalweg.formula import Formula, is_like_update
 from thalweg.indexed_slices import IndexedSlices, values_of
@@ -72,9 +73,6 @@ class TorchPart:
     """Plan for distinct variables of one device with dense gradients; a `Part` of a step.
 
     New values are separate tensors of the device. The returned calls copy them.
-
-    Args:
-        request: The step.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -86,14 +84,16 @@ class TorchPart:
 
     @property
     def written(self) -> list[Tensor]:
-        """See `Part`."""
         request = self._request
         copies = [copy for copy in request.copies or () if copy is not None]
         slots = [slot for var_slots in request.slots for slot in var_slots]
         return [*request.variables, *slots, *copies]
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """See `Part`. Values are computed before any is written, so gradients may overlap."""
+        """Bind the part to the gradients of a request; return False if anything else differs.
+
+        Values are computed before any is written, so gradients may overlap with `bounds`.
+        """
         planned_request, self._gradients = self._request, None
         can_rebind = (
             request.rule is planned_request.rule
@@ -103,15 +103,17 @@ class TorchPart:
             and request.from_copies == planned_request.from_copies
             and _are_same(request.copies or (), planned_request.copies or ())
             and _are_same(request.variables, planned_request.variables)
-            and [_kind_of(request, index) for index in range(len(request.variables))]
-            == [_kind_of(planned_request, index) for index in range(len(planned_request.variables))]
+            and [_describe_tensors(request, index) for index in range(len(request.variables))]
+            == [
+                _describe_tensors(planned_request, index)
+                for index in range(len(planned_request.variables))
+            ]
         )
         if can_rebind:
             self._gradients = request.gradients
         return can_rebind
 
     def release_gradients(self) -> None:
-        """See `StepPlan`."""
         self._gradients = None
 
     def _gradient(self, member: int) -> Tensor:
@@ -120,14 +122,14 @@ class TorchPart:
         return self._gradients[member].detach()
 
     def _join(self, batch: Batch, tensors: Sequence[Tensor]) -> Tensor:
-        """Return tensors of the members as one; a view of a single one."""
+        """Return the members' tensors joined as the batch has it; a view of a single tensor."""
         detached = [tensor.detach() for tensor in tensors]
         if batch.is_stacked:
             return detached[0].unsqueeze(0) if len(detached) == 1 else torch.stack(detached)
         rows = [tensor.reshape(-1) for tensor in detached]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-    def _split(self, batch: Batch, values: Tensor) -> list[Tensor]:
+    def _split_members(self, batch: Batch, values: Tensor) -> list[Tensor]:
         """Return the values of each member, in the shape of its variable."""
         if batch.is_stacked:
             return list(values.unbind(0))
@@ -136,11 +138,13 @@ class TorchPart:
         return [row.view(shape) for row, shape in zip(rows, shapes, strict=True)]
 
     def _kind(self, batch: Batch) -> torch.dtype:
-        """Return the dtype of the arithmetic."""
         return torch_dtype(compute_dtype(self._request.variables[batch.members[0]].dtype))
 
     def _scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
-        """Return the scalars of a batch by name; those that differ between elements as tensors."""
+        """Return the scalars and vectors that formulas read in a batch, by name.
+
+        A scalar that differs between members is a tensor that broadcasts with the joined values.
+        """
         request, members = self._request, batch.members
         first = request.variables[members[0]]
         kind, scalars = self._kind(batch), dict(columns.shared[compute_dtype(first.dtype)])
@@ -164,14 +168,14 @@ class TorchPart:
                 scalars[name] = torch.stack([request.vectors[member][name] for member in members])
         return scalars
 
-    def _staged(self, batch: Batch, stages: Stages, scalars: Scalars) -> Tensor:
-        """Return the gradients in the dtype of the arithmetic, after stages."""
+    def _stage_gradients(self, batch: Batch, stages: Stages, scalars: Scalars) -> Tensor:
+        """Return the joined gradients after stages, in the dtype of the arithmetic."""
         grads = [self._gradient(member) for member in batch.members]
         grad = self._join(batch, grads).to(self._kind(batch))
         return torch_transform(stages, grad, scalars)
 
-    def _starts(self, batch: Batch) -> Tensor:
-        """Return the variables at which the step begins; see `StepRequest.from_copies`."""
+    def _read_variables(self, batch: Batch) -> Tensor:
+        """Return the joined variables at which the step begins; see `StepRequest.from_copies`."""
         request = self._request
         var = self._join(batch, [request.variables[member] for member in batch.members])
         if request.copies is None or not request.from_copies:
@@ -182,10 +186,7 @@ class TorchPart:
         return resumed(var, self._join(batch, cast("list[Tensor]", copies)))
 
     def _slots(self, batch: Batch) -> list[Tensor]:
-        """Return one tensor per slot: the values of all variables of a batch, joined.
-
-        They have the dtype of the arithmetic; slots with codecs are decoded.
-        """
+        """Return for each slot of the rule the joined values of all members, decoded."""
         slots: list[Tensor] = []
         for position, codec in enumerate(batch.codecs[1:]):
             tensors = [self._request.slots[member][position] for member in batch.members]
@@ -195,12 +196,11 @@ class TorchPart:
             with importing:
                 from thalweg._engines.codecs.records import decode_tensor
             records = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-            slots.append(decode_tensor(codec, records, self._starts(batch)))
+            slots.append(decode_tensor(codec, records, self._read_variables(batch)))
         return slots
 
     @no_grad()
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
-        """See `Reductions`."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         if reduction.kind == "peaks":
             return self._reduce_peaks()
         if reduction.kind == "measures":
@@ -213,10 +213,10 @@ class TorchPart:
     def _values_of(
         self, reduction: Reduction, columns: Columns, batch: Batch
     ) -> Iterator[tuple[Any, Tensor]]:
-        """Yield each formula or measure of a reduction with its values for the elements."""
+        """Yield each entry of `reduction.formulas` with its values for the elements of a batch."""
         scalars = self._scalars(batch, columns)
-        staged_grad = self._staged(batch, reduction.stages, scalars)
-        tensors = [self._starts(batch), staged_grad, *self._slots(batch)]
+        staged_grad = self._stage_gradients(batch, reduction.stages, scalars)
+        tensors = [self._read_variables(batch), staged_grad, *self._slots(batch)]
         for entry in reduction.formulas:
             formula = entry.function if reduction.kind == "measures" else entry
             yield entry, values_of_measure(formula, tensors, scalars)
@@ -226,7 +226,7 @@ class TorchPart:
         values: list[list[Tensor]] = [[] for _ in self._request.variables]
         for batch in self._batches:
             for _, formula_values in self._values_of(reduction, columns, batch):
-                parts = self._split(batch, formula_values)
+                parts = self._split_members(batch, formula_values)
                 for member, part in zip(batch.members, parts, strict=True):
                     values[member].append(part.reshape(-1))
         flat = leaves_by_tensor([part for parts in values for part in parts])
@@ -269,32 +269,32 @@ class TorchPart:
             return [call for batch in self._batches for call in self._update(batch, columns)]
 
     def _update(self, batch: Batch, columns: Columns) -> list[Call]:
-        """Return calls that copy the new values of the variables of a batch, slots and copies."""
+        """Return calls that copy the new values of a batch to variables, slots and copies."""
         request, rule = self._request, self._rule
         scalars = self._scalars(batch, columns)
-        grad = self._staged(batch, self._stages, scalars)
-        tensors = [self._before(batch, scalars), *self._slots(batch)]
+        grad = self._stage_gradients(batch, self._stages, scalars)
+        tensors = [self._apply_before(batch, scalars), *self._slots(batch)]
         graph = trace_formula(rule.update)
         results = torch_evaluate(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
         calls: list[Call] = []
         stored_values: dict[int, Tensor] = {}
-        for index in changed_by(rule, rule.update, len(tensors)):
+        for index in find_changed(rule, rule.update, len(tensors)):
             result = results[index]
             if graph.results[index].op in _ALIASING:
                 result = result.clone()
-            stored_values[index] = self._stored(batch, index, result, scalars)
+            stored_values[index] = self._to_stored(batch, index, result, scalars)
             columns_of = [request.variables, *zip(*request.slots, strict=True)][index]
             targets = [columns_of[member] for member in batch.members]
             calls.append(self._copy_call(batch, index, targets, stored_values[index]))
         copies = [request.copies[member] for member in batch.members] if request.copies else [None]
         if copies[0] is not None and (0 in stored_values or not request.from_copies):
-            values = saturated(stored_values.get(0, self._starts(batch)), copies[0].dtype)
+            values = saturated(stored_values.get(0, self._read_variables(batch)), copies[0].dtype)
             calls.append(self._copy_call(batch, 0, cast("list[Tensor]", copies), values))
         return calls
 
-    def _before(self, batch: Batch, scalars: Scalars) -> Tensor:
+    def _apply_before(self, batch: Batch, scalars: Scalars) -> Tensor:
         """Return the variables after the rule's `before`, in the dtype of the arithmetic."""
-        start, kind, rule = self._starts(batch), self._kind(batch), self._rule
+        start, kind, rule = self._read_variables(batch), self._kind(batch), self._rule
         if rule.before is None:
             return start.to(kind)
         moved_values = torch_transform((rule.before,), start.to(kind), scalars)
@@ -306,8 +306,13 @@ class TorchPart:
         """Return the number of the random stream of a member, and the positions of its elements."""
         return self._request.places[member] if self._request.places else (None, 0)
 
-    def _stored(self, batch: Batch, index: int, values: Tensor, scalars: Scalars) -> Tensor:
-        """Return new values of the tensors at `index`, rounded or encoded like them."""
+    def _to_stored(self, batch: Batch, index: int, values: Tensor, scalars: Scalars) -> Tensor:
+        """Return values in the dtype or codec of a tensor, rounded as the step requires.
+
+        Args:
+            index: 0 for the variables, k + 1 for slot k.
+            values: The joined new values.
+        """
         codec, request = batch.codecs[index], self._request
         first = batch.members[0]
         has_lower = any(codec is not None and codec.is_beside for codec in batch.codecs)
@@ -350,9 +355,14 @@ class TorchPart:
     def _copy_call(
         self, batch: Batch, index: int, targets: Sequence[Tensor], values: Tensor
     ) -> Call:
-        """Return a C function that copies values of a batch into tensors of its members."""
+        """Return a C function that copies values of a batch into tensors of its members.
+
+        Args:
+            index: 0 for the variables or their copies, k + 1 for slot k.
+            values: The joined values, or the records of all members.
+        """
         if batch.codecs[index] is None:
-            parts = self._split(batch, values)
+            parts = self._split_members(batch, values)
         else:
             sizes = [target.numel() for target in targets]
             rows = torch.split(values.reshape(-1), sizes)
@@ -362,10 +372,13 @@ class TorchPart:
 
 
 def _batches_of(request: StepRequest) -> Iterator[Batch]:
-    """Yield batches of variables of one kind, with at most `_BATCH` elements or one variable."""
+    """Yield batches of variables of one kind.
+
+    A batch has at most `_BATCH` elements, or a single larger variable.
+    """
     members_by_kind: dict[Any, list[int]] = {}
     for member in range(len(request.variables)):
-        members_by_kind.setdefault(_key_of(request, member), []).append(member)
+        members_by_kind.setdefault(_make_batch_key(request, member), []).append(member)
     for members in members_by_kind.values():
         codecs = _codecs_of(request, members[0])
         batch, size = list[int](), 0
@@ -384,12 +397,12 @@ def _codecs_of(request: StepRequest, member: int) -> list[Codec | None]:
     if not request.rule.codecs:
         return [None] * (1 + len(slots))
     with importing:
-        from thalweg._engines.codecs.checks import codecs_of
-    return [None, *codecs_of(request.rule.codecs, slots)]
+        from thalweg._engines.codecs.checks import list_codecs
+    return [None, *list_codecs(request.rule.codecs, slots)]
 
 
-def _kind_of(request: StepRequest, member: int) -> list[Any]:
-    """Return the dtypes and shapes of the tensors of a variable."""
+def _describe_tensors(request: StepRequest, member: int) -> list[Any]:
+    """Return dtype, shape and device of variable, gradient, slots and copy, in this order."""
     copy = request.copies[member] if request.copies else None
     grad = values_of(request.gradients[member])
     tensors = [request.variables[member], grad, *request.slots[member]]
@@ -397,7 +410,7 @@ def _kind_of(request: StepRequest, member: int) -> list[Any]:
     return [(tensor.dtype, tensor.shape, tensor.device) for tensor in tensors]
 
 
-def _key_of(request: StepRequest, member: int) -> tuple[Any, ...]:
+def _make_batch_key(request: StepRequest, member: int) -> tuple[Any, ...]:
     """Return a key that is equal for variables of one batch."""
     var = request.variables[member]
     number = request.places[member][0] if request.places else None
@@ -408,7 +421,7 @@ def _key_of(request: StepRequest, member: int) -> tuple[Any, ...]:
         or (number is not None and not var.is_contiguous())
         or not var.numel()
     )
-    dtypes = [dtype for dtype, _, _ in _kind_of(request, member)]
+    dtypes = [dtype for dtype, _, _ in _describe_tensors(request, member)]
     has_copy = bool(request.copies) and request.copies[member] is not None
     shape = var.shape if request.vectors else None
     return (*dtypes, has_copy, number is None, shape, member if has_own_batch else None)
@@ -422,9 +435,7 @@ def values_of_measure(formula: Formula, tensors: Sequence[Tensor], scalars: Scal
     """Return the values of a measure's formula for each element, in the widest dtype.
 
     Args:
-        formula: The formula.
         tensors: Variable, gradient in the dtype of the arithmetic, and slots.
-        scalars: The scalars by name.
     """
     wide = wide_dtype(tensors[0].device)
     kind = tensors[1].dtype if is_like_update(formula) else wide
@@ -434,7 +445,12 @@ def values_of_measure(formula: Formula, tensors: Sequence[Tensor], scalars: Scal
 
 
 def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Tensor]:
-    """Return the measure of each of `count` stacked variables."""
+    """Return the tensor of a measure for each of `count` variables.
+
+    Args:
+        values: The values of their elements, one variable after the other.
+        view: The shape of each variable.
+    """
     if measure.over == "variable":
         parts = values.reshape(count, *view).unbind(0)
         return [reduce_lines(part, measure.over, measure.reduce) for part in parts]
@@ -444,7 +460,10 @@ def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Te
 
 
 def leaves_by_tensor(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return `leaves_of` several tensors of one dtype and device; one sum for those of a height."""
+    """Return the leaf sums of each tensor, as `leaves_of` does, with few calls of torch.
+
+    The tensors have one dtype and device. Those with leaves of one height are summed together.
+    """
     members_by_height: dict[int, list[int]] = {}
     for member, values in enumerate(tensors):
         height = min(LEAF // LANES, 1 << max(-(-len(values) // LANES) - 1, 0).bit_length())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from torch import Tensor
@@ -12,14 +12,9 @@ from thalweg._base.context_managers import no_grad
 from thalweg._base.device_numbers import to_host
 from thalweg._engines import layout
 from thalweg._engines.array_types import Float64, Int64
-from thalweg._engines.protocol import (
-    Call,
-    Columns,
-    Reduction,
-    StepRequest,
-)
+from thalweg._engines.protocol import Call, Columns, Reduction, Results, StepRequest
 from thalweg._engines.reduction_order import combine_leaves
-from thalweg._engines.row_updates import calls_of_rows, update_rows
+from thalweg._engines.row_updates import make_row_calls, update_rows
 from thalweg._engines.torch_functions import torch_evaluate
 from thalweg._engines.torch_part import Batch, TorchPart, leaves_by_tensor, values_of_measure
 from thalweg.formula import Formula, variable_squares
@@ -27,11 +22,7 @@ from thalweg.indexed_slices import IndexedSlices, values_of
 
 
 class TorchRows(TorchPart):
-    """Plan for one variable with a sparse gradient; a `Part` of a step.
-
-    Args:
-        request: The step, of one variable.
-    """
+    """Plan for one variable with a sparse gradient; a `Part` of a step."""
 
     def _gradient(self, member: int) -> Tensor:
         """Return the values of the gradient, duplicates included."""
@@ -44,17 +35,17 @@ class TorchRows(TorchPart):
         return False
 
     @no_grad()
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
-        """See `Reductions`; rows of sparse gradients have no leaves."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
+        """Return the results of a reduction for the variable; leaves are empty."""
         if reduction.kind == "leaves":
             return [np.empty((0, len(reduction.formulas)))]
         if reduction.kind != "sums":
             return super().reduce(reduction, columns)
         (batch,) = self._batches
-        grad = self._staged(batch, reduction.stages, self._scalars(batch, columns))
+        grad = self._stage_gradients(batch, reduction.stages, self._scalars(batch, columns))
         sums: list[Float64] = []
         for formula in reduction.formulas:
-            source = self._starts(batch) if formula is variable_squares else grad
+            source = self._read_variables(batch) if formula is variable_squares else grad
             (leaves,) = leaves_by_tensor(
                 [values_of_measure(formula, [source, source], {}).reshape(-1)]
             )
@@ -66,11 +57,10 @@ class TorchRows(TorchPart):
         request, kind = self._request, self._kind(batch)
         scalars, var = self._scalars(batch, columns), request.variables[0]
         grad = cast("IndexedSlices", self._gradients[0])  # pyright: ignore[reportOptionalSubscript]
-        values = self._staged(batch, self._stages, scalars).view(grad.values.shape)
+        values = self._stage_gradients(batch, self._stages, scalars).view(grad.values.shape)
         gradient = values.to(var.dtype).to(kind), grad.indices.detach().long()
 
         def evaluate(formula: Formula, inputs: list[Tensor]) -> Sequence[Tensor]:
-            """Return the results of a formula."""
             return torch_evaluate(formula, inputs, scalars)
 
         def add(values: Tensor, places: Tensor, count: int) -> Tensor:
@@ -78,8 +68,8 @@ class TorchRows(TorchPart):
             sums = values.new_zeros((count, *values.shape[1:])).index_add_(0, places, values)
             return sums.to(var.dtype).to(kind)
 
-        tensors = [self._starts(batch).view(var.shape), *request.slots[0]]
+        tensors = [self._read_variables(batch).view(var.shape), *request.slots[0]]
         updates = update_rows(self._rule, tensors, gradient, evaluate, add)
         copy = request.copies[0] if request.copies else None
         tensors = [var, *request.slots[0]]
-        return calls_of_rows(self._rule, tensors, copy, request.from_copies, updates)
+        return make_row_calls(self._rule, tensors, copy, request.from_copies, updates)

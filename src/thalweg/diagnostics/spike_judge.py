@@ -63,11 +63,6 @@ class StepSource:
     def __init__(self, optimizer: Any) -> None:
         self._ref: Any = ref(optimizer)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, StepSource) and self._ref is other._ref
-
-    __hash__ = None  # pyright: ignore
-
     @property
     def optimizer(self) -> Any:
         """Optimizer; raises FailedPreconditionError if it has been freed."""
@@ -131,9 +126,9 @@ class SpikeJudge:
         Raises:
             FailedPreconditionError: Another optimizer that is still alive is judged.
         """
-        if self._source == source:
-            return
         if self._source is not None and not self._source.is_gone():
+            if self._source.optimizer is source.optimizer:
+                return
             raise FailedPreconditionError(
                 "These Spikes judge another optimizer's steps: give each optimizer its own."
             )

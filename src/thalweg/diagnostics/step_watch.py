@@ -16,7 +16,7 @@ from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.gradient_transforms import GradientTransforms, before_norms
 from thalweg._engines.cpu.kernel_group import Group as CpuGroup
 from thalweg._engines.dense_plan import DensePlan
-from thalweg._engines.diagnostics import MEASURED, VariableDiagnostics, combined
+from thalweg._engines.diagnostics import MEASURED, VariableDiagnostics, combine_measurements
 from thalweg._engines.protocol import Columns, Stages, StepPlan, StepRequest, WriteRound
 from thalweg.diagnostics.table import Flags, Parameters, Table, columns_of, flags_of
 
@@ -170,10 +170,10 @@ def _updates_of(
 ) -> dict[int, DiagnosedUpdate]:
     """Return the measuring updates of a plan, by `id` of the groups that they replace."""
     with importing:
-        from thalweg._engines.cpu.diagnostics import diagnosed_updates
+        from thalweg._engines.cpu.diagnostics import make_diagnosed_updates
     cached = _update_cache.get(plan)
     if cached is None or cached[0] != stages:
-        cached = _update_cache[plan] = stages, diagnosed_updates(plan.groups, request, stages)
+        cached = _update_cache[plan] = stages, make_diagnosed_updates(plan.groups, request, stages)
     return cached[1]
 
 
@@ -181,7 +181,9 @@ def _combine_all(measurements: Sequence[VariableDiagnostics]) -> tuple[Any, Flag
     """Return the reductions of all variables and their flags."""
     reductions = [measurement.finish() for measurement in measurements]
     flags = np.array([[name in values for name in MEASURED] for values in reductions])
-    return combined(reductions, [measurement.size for measurement in measurements]), flags
+    return combine_measurements(
+        reductions, [measurement.size for measurement in measurements]
+    ), flags
 
 
 def _fetch(value: Any) -> Fetch:

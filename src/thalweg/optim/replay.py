@@ -33,7 +33,7 @@ from thalweg._core.replay_transforms import ReplayedTransforms, has_scalars_in_c
 from thalweg._engines import current
 from thalweg._engines.engine_selection import choices
 from thalweg._engines.guards import is_recorded
-from thalweg._engines.layout import joined
+from thalweg._engines.layout import merge_ranges
 from thalweg.optim.grad_scaler import forget_scale
 from thalweg.optim.group_options import Options, number
 from thalweg.optim.replay_scalars import hold
@@ -200,7 +200,7 @@ class ReplayedStep:
             launches.records(),
             numbers,
             [tensor for share in shares for tensor in share.written()],
-            joined([bounds_of(share.plan) for share in shares]),
+            merge_ranges([bounds_of(share.plan) for share in shares]),
             (),
             measures,
             clipping,

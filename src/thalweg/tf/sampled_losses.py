@@ -202,8 +202,10 @@ def nce_loss(
         partition_strategy: Place of the rows in several tables, as of `embedding_lookup`.
     """
     logits, targets = _SampledClasses(
-        weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values,
-        remove_accidental_hits, None, name, partition_strategy,
+        weights=weights, biases=biases, labels=labels, inputs=inputs, num_sampled=num_sampled,
+        num_classes=num_classes, num_true=num_true, sampled_values=sampled_values,
+        remove_accidental_hits=remove_accidental_hits, seed=None, name=name,
+        partition_strategy=partition_strategy,
     ).compute()  # fmt: skip
 
     def loss(logit: Tensor, target: Tensor) -> Tensor:
@@ -234,8 +236,10 @@ def sampled_softmax_loss(
     `seed` is that of the sampler; the other arguments are those of `nce_loss`.
     """
     logits, targets = _SampledClasses(
-        weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values,
-        remove_accidental_hits, seed, name, partition_strategy,
+        weights=weights, biases=biases, labels=labels, inputs=inputs, num_sampled=num_sampled,
+        num_classes=num_classes, num_true=num_true, sampled_values=sampled_values,
+        remove_accidental_hits=remove_accidental_hits, seed=seed, name=name,
+        partition_strategy=partition_strategy,
     ).compute()  # fmt: skip
 
     def loss(logit: Tensor, target: Tensor) -> Tensor:
@@ -244,7 +248,7 @@ def sampled_softmax_loss(
     return call(loss, logits, targets, name=name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _SampledClasses:
     """Arguments of a loss over sampled classes; see `nce_loss`."""
 

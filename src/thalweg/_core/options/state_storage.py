@@ -34,7 +34,7 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
         InvalidArgumentError: A slot does not exist, or does not support its codec.
     """
     with importing:
-        from thalweg._engines.codecs.rules import fault_of
+        from thalweg._engines.codecs.rules import find_storage_fault
     slots_by_name = {slot.name: slot for slot in rule.element_slots}
     if isinstance(storage, str):
         choose_codec = _default_codec if storage == NATURAL else partial(_codec_for, storage)
@@ -56,7 +56,7 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
     if slots == [*rule.slots]:
         return rule
     stored_rule = replace(rule, slots=tuple(slots))
-    if fault := fault_of(stored_rule):
+    if fault := find_storage_fault(stored_rule):
         raise InvalidArgumentError(f"{rule.name} cannot have state_storage: {fault}.")
     return stored_rule
 

@@ -72,8 +72,8 @@ def _wrap_rule(rule: Rule, name: str, *factors: float) -> Rule:
         raise RuleError(f"Rule {wrapped_rule.name!r}: {error}") from None
     if wrapped_rule.codecs:
         with importing:
-            from thalweg._engines.codecs.rules import fault_of
-        if fault := fault_of(wrapped_rule):
+            from thalweg._engines.codecs.rules import find_storage_fault
+        if fault := find_storage_fault(wrapped_rule):
             raise RuleError(f"Rule {wrapped_rule.name!r}: {fault}.")
     return wrapped_rule
 

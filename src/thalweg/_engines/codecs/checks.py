@@ -16,8 +16,8 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name
 
 
-def codecs_of(codecs: Sequence[str | None], slots: Sequence[Tensor]) -> list[Codec | None]:
-    """Return for each slot of a variable its codec; None for slots kept as numbers.
+def list_codecs(codecs: Sequence[str | None], slots: Sequence[Tensor]) -> list[Codec | None]:
+    """Return for each slot of a variable its codec, or None for a slot that stores numbers.
 
     Args:
         codecs: The codec names of the rule's slots; empty if it has none.
@@ -43,7 +43,7 @@ def check_encoded(request: StepRequest) -> None:
     """
     rows = zip(request.variables, request.gradients, request.slots, request.titles, strict=True)
     for var, grad, slots, title in rows:
-        for index, codec in enumerate(codecs_of(request.rule.codecs, slots)):
+        for index, codec in enumerate(list_codecs(request.rule.codecs, slots)):
             slot, codec_name = slots[index], request.rule.codecs[index]
             name = f"slot '{request.rule.element_slots[index].name}' of '{title}'"
             # Else a slot in numbers, which has the shape of the variable.

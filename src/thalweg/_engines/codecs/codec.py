@@ -67,11 +67,10 @@ class Codec:
 
     @property
     def record_bytes(self) -> int:
-        """Return the number of bytes of a record."""
         return self.header_bytes + self.block
 
     def divides(self, shape: Sequence[int]) -> bool:
-        """Return True if each row of a tensor of this shape is a number of whole blocks."""
+        """Return True if each row of a tensor of this shape consists of complete blocks."""
         return self.is_beside or (bool(shape) and shape[-1] % self.block == 0)
 
     def shape_of_rows(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -82,5 +81,4 @@ class Codec:
         return tuple(shape) if self.is_beside else (*shape[:-1], self.bytes_of(shape[-1]))
 
     def bytes_of(self, count: int) -> int:
-        """Return the number of bytes of records for `count` numbers."""
         return -(-count // self.block) * self.record_bytes

@@ -50,10 +50,7 @@ def dithers_of(
     """Return the float32 dithers of `count` elements in a step; 0.5 if `step` is negative.
 
     Args:
-        count: The number of elements.
-        step: The number of the step.
         origin: The positions of the elements in the full parameter.
-        device: The device of the dithers.
     """
     if step < 0:
         return torch.full((count,), 0.5, dtype=torch.float32, device=device)
@@ -64,7 +61,14 @@ def dithers_of(
 
 
 def round_codes(codec: Codec, codes: Tensor, dithers: Tensor) -> Tensor:
-    """Return the codes of real numbers from `Codec.encode`, after adding dithers, in int16."""
+    """Return int16 codes: the sums of real codes and their dithers, without the fraction.
+
+    Args:
+        codec: The codec. If it is `positive`, a positive code is at least `least`, and others are
+            0.
+        codes: Real numbers from `Codec.encode`.
+        dithers: The dither of each code, from `dithers_of`.
+    """
     if codec.positive:
         dithered = codes.clamp(min=codec.least) + dithers
         return torch.where(codes > 0, dithered, 0).to(torch.int16)

@@ -1,8 +1,9 @@
 """dynamic8: seven decades below the largest magnitude of a block of 256, the upper ones finer.
 
-Decade i has 2**i numbers, at the middles of equal parts between a tenth of its end and the end;
-for nonnegative numbers (`dynamic8_positive`) it has twice as many. This is the map of bitsandbytes
-0.50.2, whose codes are indices of a sorted table.
+Decade i has 2**i numbers, at the middles of equal parts between a tenth of its end and the end; for
+nonnegative numbers (`dynamic8_positive`) it has twice as many. This is the map of bitsandbytes
+0.50.2, whose codes are indices of a sorted table. Here a share is a magnitude divided by the scale
+of its block, from 0 to 1, and a rank is the index of a share in that table.
 """
 
 # Formulas have no types.
@@ -21,7 +22,10 @@ def border(tenth, count):
 
 
 def decade(share, count):
-    """Return the end of the decade of a share in [0, 1]; the top decade has `count` numbers."""
+    """Return the end of the decade in which a share lies: a power of ten from 1e-6 to 1.
+
+    The decade that ends at 1 has `count` numbers.
+    """
     low = where(share < border(1e-4, count / 16), 1e-5, 1e-4)
     low = where(share < border(1e-5, count / 32), 1e-6, low)
     high = where(share < border(1.0, count), 1e-1, 1.0)
@@ -31,25 +35,33 @@ def decade(share, count):
 
 
 def end_of(count, upper_count):
-    """Return the end of the decade with `count` numbers; the top decade has `upper_count`."""
+    """Return the end, a power of ten, of the decade that has `count` numbers.
+
+    The decade that ends at 1 has `upper_count` numbers.
+    """
     low = where(count < upper_count / 32, 1e-6, where(count < upper_count / 16, 1e-5, 1e-4))
     high = where(count < upper_count / 4, 1e-3, where(count < upper_count / 2, 1e-2, 1e-1))
     return where(count < upper_count / 8, low, where(count < upper_count, high, 1.0))
 
 
 def count_of(end, upper_count):
-    """Return the count of numbers of the decade with the given end."""
+    """Return how many numbers a decade has.
+
+    Args:
+        end: The end of the decade, a power of ten.
+        upper_count: The count of the decade that ends at 1.
+    """
     low = where(end < 5e-6, upper_count / 64, where(end < 5e-5, upper_count / 32, upper_count / 16))
     high = where(end < 5e-3, upper_count / 8, where(end < 5e-2, upper_count / 4, upper_count / 2))
     return where(end < 5e-4, low, where(end < 0.5, high, upper_count))
 
 
 def within(share, end, count):
-    """Return the place of a share among the numbers of its decade, and between decades.
+    """Return the real index of a share among the numbers of its decade.
 
-    Between the last number of a decade and the first of the next one, places grow evenly by 1.
-    That gap is 3 times as wide as those of the decade below it, 3/5 of those above it, and half of
-    the last decade's before 1.
+    It is 0 at the first of the `count` numbers and `count - 1` at the last. From there it grows
+    evenly to `count`, the first number of the next decade: that gap is 3 times as wide as those of
+    the decade below it, 3/5 of those above it, and half of the last decade's before 1.
     """
     place = (share / end - 0.1) * count / 0.9 - 0.5
     gap_place = place - (count - 1.0)
@@ -58,7 +70,7 @@ def within(share, end, count):
 
 
 def number_at(place, end, count):
-    """Return the number at a place of a decade."""
+    """Return the share at an index of a decade, the inverse of `within` without gaps."""
     return (0.1 + (place + 0.5) * 0.9 / count) * end
 
 
@@ -97,7 +109,6 @@ def encode_positive(number, scale):
 
 
 def decode_positive(code, scale):
-    """Return the nonnegative number of a code."""
     count = power_below(code + 1.0)
     share = number_at(code + 1.0 - count, end_of(count, 128.0), count)
     return where(code < 1, 0.0, where(code > 254.5, 1.0, share)) * scale

@@ -10,13 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._engines.codecs.codec import (
-    LARGEST_PEAK,
-    LEAST_PEAK,
-    NAN,
-    SCALE_BYTES,
-    Codec,
-)
+from thalweg._engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
 from thalweg._engines.codecs.dither import dithers_of, round_codes
 from thalweg._engines.codecs.split8 import join_numbers, lower_beside, split_numbers
 from thalweg._engines.low_precision_copies import is_nearest
@@ -46,7 +40,6 @@ def encode_numbers(codec: Codec, numbers: Tensor, dithers: Tensor | None = None)
     """Return the records of numbers, of shape (codec.bytes_of(len(numbers)),).
 
     Args:
-        codec: The codec.
         numbers: Float32 numbers in one dimension.
         dithers: The dither of each number, from `dithers_of`; None for the nearest codes.
     """
@@ -86,9 +79,10 @@ def decode_numbers(codec: Codec, records: Tensor, count: int) -> Tensor:
 
 
 def encode_tensor(codec: Codec, numbers: Tensor) -> Tensor:
-    """Return the records of a tensor, a new uint8 tensor, in the order of its elements.
+    """Return the records of a tensor, a new uint8 tensor, in row-major order of its elements.
 
-    Numbers get the nearest code, but a positive number of a positive codec never becomes 0.
+    Numbers get the nearest code, but a positive number of a positive codec never becomes 0. With
+    `split8` the records are the lower bits alone.
     """
     flat = _flat(numbers)
     if codec.is_beside:
@@ -103,8 +97,6 @@ def encode_results(
     """Return the records of numbers that a step has computed, those of several slots joined.
 
     Args:
-        codec: The codec.
-        numbers: The numbers.
         scalars: The scalars of the step; the dithers depend on its number, if it has one.
         places: For each slot, its size and the positions of its elements in the full parameter.
     """
@@ -117,8 +109,6 @@ def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
     """Return the numbers of records, a new float32 tensor of the variable's shape and device.
 
     Args:
-        codec: The codec.
-        records: The records.
         var: The variable; for `split8` the bfloat16 that has the upper bits.
     """
     records = records.detach().contiguous().view(-1)
@@ -131,7 +121,6 @@ def split_tensor(numbers: Tensor, bits: Tensor | None = None) -> tuple[Tensor, T
     """Return a bfloat16 tensor of the upper bits of numbers, and the records of `split8`.
 
     Args:
-        numbers: The numbers.
         bits: Random bits for each number, as for `split_numbers`.
     """
     upper, codes = split_numbers(_flat(numbers), bits)
@@ -143,14 +132,13 @@ def _flat(numbers: Tensor) -> Tensor:
 
 
 def lower_of(numbers: Tensor, upper: Tensor | None = None) -> Tensor:
-    """Return the records of `split8` for numbers whose upper bits are already in bfloat16.
+    """Return the lower bits, `split8` records, of numbers whose upper bits are kept in bfloat16.
 
     torch rounds ties to even: for a tie half a place up, the restored number is a 256th too low.
 
     Args:
-        numbers: The numbers.
-        upper: Optional. bfloat16 numbers, used where they are a nearest one; elsewhere, and by
-            default, the upper bits are those that torch rounds to.
+        upper: Optional. bfloat16 numbers, used where one is a nearest bfloat16 of its number;
+            elsewhere, and by default, the upper bits are those that torch rounds to.
     """
     flat = _flat(numbers)
     base = flat.to(torch.bfloat16)

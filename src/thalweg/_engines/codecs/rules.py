@@ -13,8 +13,8 @@ from thalweg._engines.split_weight_rule import Split
 from thalweg.formula import Rule
 
 
-def fault_of(rule: Rule) -> str:
-    """Return the reason why a rule's slots cannot have their codecs; "" if they can."""
+def find_storage_fault(rule: Rule) -> str:
+    """Return why the codecs of a rule's slots cannot be used, as the end of a sentence; else ""."""
     for slot in rule.element_slots:
         if slot.storage is None:
             continue
@@ -45,7 +45,7 @@ def fault_of(rule: Rule) -> str:
 
 
 def _line_formulas(rule: Rule) -> Iterator[tuple[str, Any, list[str]]]:
-    """Yield the formulas that kernels over rows and columns reduce, with their names and inputs."""
+    """Yield name, formula and input names of measures that kernels reduce over rows or columns."""
     slots, made = [slot.name for slot in rule.element_slots], list[str]()
     for rule_pass in rule.passes:
         if isinstance(rule_pass, Measure):

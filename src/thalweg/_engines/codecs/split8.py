@@ -40,7 +40,10 @@ def split_numbers(numbers: Tensor, bits: Tensor | None = None) -> tuple[Tensor, 
 
 
 def lower_beside(numbers: Tensor, upper: Tensor) -> Tensor:
-    """Return the codes of numbers beside bfloat16 numbers, at most half a last place away."""
+    """Return uint8 codes that correct bfloat16 numbers to float32 numbers of the same shape.
+
+    A correction beyond half a last place is clamped. Beside infinities and NaN the code is 0.
+    """
     words = (numbers.view(torch.int32).long() + HALF) >> 8
     upper_bits = upper.view(torch.int16).long()
     codes = (words - (upper_bits << 8)).clamp(-128, 127)

@@ -15,7 +15,10 @@ PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 def define_codecs(
     writer: FormulaWriter, codecs: Iterable[Codec], parts: Iterable[str] = PARTS
 ) -> dict[str, str]:
-    """Return the definitions of the functions of each codec, by name without prefix."""
+    """Return the source of the formulas `parts` of codecs, by the name of the function.
+
+    The names lack the prefix that they have in kernels.
+    """
     names = {f"{part}_{codec.name}": getattr(codec, part) for codec in codecs for part in parts}
     return {name: writer.define_function(name, trace_formula(x)) for name, x in names.items()}
 

@@ -119,7 +119,6 @@ def read_table(compute: str, literal: str = LITERAL) -> list[str]:
     """Return lines that read the work table of a kernel over chunks, with scalars of a type.
 
     Args:
-        compute: The type of the scalars.
         literal: The name of the type of `one`, which LLVM does not know to be 1.
     """
     return fill(_TABLE, compute=compute, literal=literal)
@@ -138,8 +137,6 @@ def name_kernel(
     Args:
         kind: The letters that the name begins with.
         definitions: The functions that the text calls; they come first in the source.
-        lines: The kernel function.
-        scalars, measures: As for `Kernel`.
     """
     text = join_lines(lines)
     name = f"{kind}_{digest(definitions, text, compiler_digest())}"
@@ -150,7 +147,6 @@ class Element:
     """Writer of the update of element i of the streams at pointers p0, p1, ...
 
     Args:
-        update: The update of an element.
         compute: The type of the arithmetic, "float32" or "float64".
     """
 
@@ -161,7 +157,7 @@ class Element:
         """Return the text of the functions that the lines of an element call."""
         definitions = self.update.define_functions(FormulaWriter())
         if self.update.copy:
-            definitions |= of_copies(self.update.storage[-1], self.compute)
+            definitions |= define_copy_functions(self.update.storage[-1], self.compute)
         header = HEADER.format(literal=LITERAL, compute=self.compute)
         return header + "\n\n".join(definitions.values()) + "\n"
 
@@ -193,7 +189,10 @@ class Element:
         ]
 
     def begins_at(self, stream: int) -> str:
-        """Return an expression for the input of a stream: the loaded number, after `before`."""
+        """Return an expression of a stream's input to the formula, in the type of the arithmetic.
+
+        It is the loaded number; for the variable after `before`, if the update has it.
+        """
         if stream or not self.update.before:
             return self.load_value(stream)
         return STORAGE[self.update.storage[0]].load.format(self.prepare_variable())
@@ -217,7 +216,6 @@ class Element:
         return STORAGE[self.update.storage[stream]].load.format(f"p{stream}[i]")
 
     def store_value(self, stream: int, value: str) -> str:
-        """Return a statement that stores an expression in a stream."""
         return f"p{stream}[i] = {STORAGE[self.update.storage[stream]].save.format(value)}"
 
     def store_copy(self, value: str) -> str:
@@ -239,9 +237,7 @@ def write_kernel(
 
     Args:
         element: The writer of an element, with the scalars and type of the arithmetic.
-        definitions: The functions that are called.
         pointers: Lines that set the pointers of each stream of a chunk.
-        elements: Lines that update its elements.
     """
     lines = write_chunks(element, pointers, elements)
     return name_kernel("k", definitions, lines, element.update.scalars)
@@ -267,15 +263,19 @@ def write_chunks(
     return write_threads([*read_table(element.compute), *setup], chunk)
 
 
-def of_copies(storage: str, compute: str) -> dict[str, str]:
-    """Return the functions "saturated" and "resumed" for copies of a storage type, by name."""
-    _, _, load, save = STORAGE[storage]
+def define_copy_functions(kind: str, compute: str) -> dict[str, str]:
+    """Return the source of the kernel functions "saturated" and "resumed", by name.
+
+    Args:
+        kind: The storage type of the copy.
+    """
+    _, _, load, save = STORAGE[kind]
     saturated_value, loaded = "saturated(value) * one", load.format("bits")
     matches_copy = f"{save.format(saturated_value)} == bits"
-    if storage == "bfloat16":
+    if kind == "bfloat16":
         matches_copy = f"is_nearest_bfloat({saturated_value}, bits)"
     return {
-        "saturated": _SATURATED.format(limit=f"{compute}({LARGEST[storage]!r})"),
+        "saturated": _SATURATED.format(limit=f"{compute}({LARGEST[kind]!r})"),
         "resumed": _RESUMED.format(matches_copy=matches_copy, loaded=loaded, compute=compute),
     }
 
@@ -298,13 +298,15 @@ def first_of(update: TracedUpdate, stream: int) -> str:
 def _update_chunk(definitions: str, element: Element) -> list[str]:
     """Return kernel lines that update elements 0 to `length` of a chunk.
 
-    They prefetch block by block if the processor has a distance for it and the formula is short, or
-    writes a copy. `definitions`: Text of the functions that the lines call.
+    If `Tuning.prefetch` is not 0, updates that write a copy or are slow (`_is_slow`) also prefetch.
+
+    Args:
+        definitions: The text of the functions that the lines call.
     """
     lines, storage = element.update_element(), element.update.storage
     distance = tuning().prefetch
     # The processor does not fetch lines ahead that are only written, such as those of a copy.
-    gains = element.update.copy or _prefetch_pays("\n".join([definitions, *lines]), len(storage))
+    gains = element.update.copy or _is_slow("\n".join([definitions, *lines]), len(storage))
     if not (distance and gains):
         return nest("for i in each(length):", lines)
     sizes = [STORAGE[kind].size for kind in storage]
@@ -320,12 +322,11 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
     return nest(f"for begin in range(0, length, {BLOCK}):", block)
 
 
-def _prefetch_pays(source: str, streams: int) -> bool:
-    """Return True if an update is faster with prefetches.
+def _is_slow(source: str, streams: int) -> bool:
+    """Return True if an update of more than two tensors divides, chooses, or calls a function.
 
     Args:
-        source: The source of the update.
-        streams: The number of tensors that it reads or writes.
+        streams: The number of tensors that the update reads or writes.
     """
     # Divisions, roots and calls fill the window of the processor before it reaches the next cache
     # lines, above all at the end of a page.

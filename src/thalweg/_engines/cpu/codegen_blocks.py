@@ -176,18 +176,24 @@ def _loop_over_elements(element: Element) -> list[str]:
     """Return a loop that updates `count` elements from `begin` of a chunk on."""
     if element.update.vectors:
         with importing:
-            from thalweg._engines.cpu.codegen_broadcast import each_line
-        return each_line(element, "(offset + begin)", "count")
+            from thalweg._engines.cpu.codegen_broadcast import loop_over_rows
+        return loop_over_rows(element, "(offset + begin)", "count")
     return nest("for i in each(count):", element.update_element())
 
 
 def _is_decoded_inline(codec: Codec) -> bool:
-    """Return True if the loop of the update decodes, for long blocks and a short formula."""
+    """Return True if the loop over elements decodes a slot, instead of a loop of its own.
+
+    This holds for codecs whose blocks have `STEP` numbers and whose `decode` is short.
+    """
     return codec.block == STEP and len(trace_formula(codec.decode).nodes) <= _LONGEST
 
 
 def _fill_blocks(template: str, coded: Coded) -> list[str]:
-    """Return one loop over blocks per block length, with a template filled for each stream."""
+    """Return loops over the blocks of `count` elements, with a template filled for each stream.
+
+    Streams of one block length share a loop; the template's lines begin at element `part`.
+    """
     lines: list[str] = []
     # All slots of one block length share a loop, so that their latencies overlap.
     for block in dict.fromkeys(codec.block for codec in coded.values()):

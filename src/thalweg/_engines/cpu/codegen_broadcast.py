@@ -62,7 +62,7 @@ _NEXT_ROW = [
 ]
 
 
-def generate_seeing(update: Update, compute: str) -> Kernel:
+def generate_broadcast(update: Update, compute: str) -> Kernel:
     """Return the kernel of an update that reads vectors over rows and columns.
 
     The table has for each tensor the addresses of its streams and vectors, and the numbers of rows
@@ -70,15 +70,15 @@ def generate_seeing(update: Update, compute: str) -> Kernel:
     """
     element = Element(update.traced, compute)
     definitions, pointers = element.define_functions(), point_at_chunk(update.traced)
-    return write_kernel(element, definitions, pointers, each_line(element, "offset", "length"))
+    return write_kernel(element, definitions, pointers, loop_over_rows(element, "offset", "length"))
 
 
-def each_line(element: Element, first: str, count: str) -> list[str]:
-    """Return loops that update `count` elements from element `first` of a tensor on.
+def loop_over_rows(element: Element, first: str, count: str) -> list[str]:
+    """Return loops that update `count` elements of a tensor from element `first` on.
 
     Args:
-        element: The writer of an element, with vectors of rows and columns.
-        first, count: Expressions.
+        element: The writer of an element, whose formula reads vectors over rows or columns.
+        first, count: Expressions of integers.
     """
     update = element.update
     place, index = f"tensor * {update.width} + {update.vectors_at}", len(update.vectors)
@@ -93,7 +93,11 @@ def each_line(element: Element, first: str, count: str) -> list[str]:
 def _loop_over_short_rows(element: Element, first: str, count: str, place: str) -> list[str]:
     """Return a loop over rows of up to `SHORT` elements, `LANES` elements at a time.
 
-    The numbers of vectors are first copied to lanes, one for each element.
+    Before each iteration the vectors' numbers are copied to arrays with one number per element.
+
+    Args:
+        element, first, count: As for `loop_over_rows`.
+        place: An expression of the index of the first vector's address in the table.
     """
     vectors, pointer = element.update.vectors, STORAGE[element.compute].pointer
     pointers = {

@@ -11,13 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from thalweg._engines.codegen import Kernel, Update, fill
-from thalweg._engines.cpu.codegen import (
-    STORAGE,
-    Element,
-    name_kernel,
-    point_at_chunk,
-    write_chunks,
-)
+from thalweg._engines.cpu.codegen import STORAGE, Element, name_kernel, point_at_chunk, write_chunks
 from thalweg._engines.diagnostic_sums import BLOCK, COLUMNS, POWERS, ROWS
 from thalweg._engines.diagnostics import COUNTS, MEASURED, PEAKS, PRODUCTS
 
@@ -133,7 +127,11 @@ def _store_results(sums: Iterable[str]) -> list[str]:
 def _update_element(
     element: Element, stage_count: int, momentum: int | None, sign: int, magnitude: str
 ) -> list[str]:
-    """Return lines that update element i, and store its quantities in the block at `at`."""
+    """Return lines that update element i and store its quantities at `at` of the block.
+
+    Arguments are those of `generate_diagnosed`, and the expression of the stored gradient's
+    `magnitude`.
+    """
     update = element.update
     gradient = update.name_of(1)
     lines = element.update_element()
@@ -177,7 +175,10 @@ def _keep(name: str, value: str) -> list[str]:
 
 
 def _scale(name: str) -> list[str]:
-    """Return lines with the scale of a quantity in a block, a power of two, and its inverse."""
+    """Return lines that set `scale_{name}`, the power of two that scales a quantity in a block.
+
+    They also set `undo_{name}`, its inverse, and raise `{name}_max` to the block's peak.
+    """
     return [
         _largest(f"{name}_max", f"{name}_peak"),
         f"power = min({name}_peak >> 23, {POWERS[1]})",

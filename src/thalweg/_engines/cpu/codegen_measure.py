@@ -17,9 +17,9 @@ from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cpu.codegen import (
     HEADER,
     STORAGE,
+    define_copy_functions,
     load_scalars,
     name_kernel,
-    of_copies,
     write_threads,
 )
 from thalweg._engines.formula_graph import FormulaGraph
@@ -126,12 +126,12 @@ for chunk in range(bounds[ticket], bounds[ticket + 1]):
 class Elements(Sweep):
     """Writer of the parts of a kernel that reduces formulas."""
 
-    def stored_type(self, stream: int) -> str:
-        """Return the storage type of the numbers of a stream; decoded ones are float32."""
-        return "float32" if stream in self.codecs else self.storage[stream]
-
     def point_at_leaf(self) -> list[str]:
-        """Return lines that set pointer `p{k}` of each stream k that is read of a leaf."""
+        """Return lines that set a pointer `p{k}` to the leaf's first number in each stream k.
+
+        The pointer of an encoded slot leads to scratch, and `records{k}` is the address of its
+        records.
+        """
         lines: list[str] = []
         for stream in self.read:
             if codec := self.codecs.get(stream):
@@ -203,7 +203,8 @@ class Elements(Sweep):
     def _measure_element(self) -> list[str]:
         lines: list[str] = []
         for stream in self.used:
-            load = STORAGE[self.stored_type(stream)].load
+            kind = "float32" if stream in self.codecs else self.storage[stream]
+            load = STORAGE[kind].load
             lines.append(f"e{stream} = {load.format(f'p{stream}[i]')}")
         if self.copy is not None:
             lines.append(f"e0 = resumed(e0, p{self.copy}[i], {self.storage[0]}(1))")
@@ -242,13 +243,13 @@ class Elements(Sweep):
             definitions.append(FormulaWriter(STAGE_LITERAL).define_function(f"stage{index}", stage))
         definitions += self.define_decoders(FormulaWriter(STAGE_LITERAL))
         if self.copy is not None:
-            definitions += of_copies(self.storage[-1], self.storage[0]).values()
+            definitions += define_copy_functions(self.storage[-1], self.storage[0]).values()
         return definitions
 
-    def add_rows(self, rows: int) -> list[str]:
-        """Return lines that add the elements of `rows` rows of lanes to the lanes at `lane`."""
+    def add_rows(self, count: int) -> list[str]:
+        """Return lines that add the elements of `count` rows of lanes to the lanes at `lane`."""
         lines = self.per_measure("sum{0} = lanes{0}[lane]")
-        for row in range(rows):
+        for row in range(count):
             values = ", ".join([f"start + lane + {row * LANES}", *self.arguments])
             lines.append(f"{self._list_names('v')} = measured({values})")
             lines += self.per_measure("sum{0} += v{0}")
@@ -262,7 +263,7 @@ class Elements(Sweep):
         return ", ".join(self.per_measure(name + "{0}"))
 
 
-def _counts(formula_graph: FormulaGraph) -> bool:
+def _is_count(formula_graph: FormulaGraph) -> bool:
     """Return True if a measure is `where(.., 1.0, 1.0)`, whose sum is the number of elements."""
     (result,) = formula_graph.results
     values = result.inputs[1:] if result.op == "where" else []
@@ -303,7 +304,7 @@ def generate_measure(measurement: Measurement, gathers: bool = False) -> Kernel:
     graphs, formulas = Sweep(measurement).measures, measurement.formulas
     count = len(formulas)
     # Counts need neither memory nor lanes; the first measure is always summed.
-    leaves = {k: "float64(length)" for k in range(1, count) if _counts(graphs[k])}
+    leaves = {k: "float64(length)" for k in range(1, count) if _is_count(graphs[k])}
     summed_indices = [k for k in range(count) if k not in leaves]
     leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(summed_indices)}
     sum_formulas = tuple(formulas[k] for k in summed_indices)

@@ -37,9 +37,9 @@ from thalweg._engines.cpu.codegen_stage import StageWriter, Values
 from thalweg._engines.cpu.codegen_transpose import (
     LANES,
     SIDE,
-    put_together,
+    load_into_lanes,
     reduce_values,
-    take_apart,
+    store_from_lanes,
 )
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import LITERAL
@@ -80,9 +80,13 @@ target[first // {lanes}] = {total}[0]
 
 
 def stream_of_pass(rule: Rule, storage: Sequence[str], place: int) -> int:
-    """Return the column of the table with the address of a pass's results, one per block.
+    """Return the table's column with the address of a pass's results, one per block.
 
-    The columns before are the addresses of streams, and of slots of rows and columns.
+    The columns before have the addresses of streams, and of slots of rows and columns.
+
+    Args:
+        storage: The storage types of the streams.
+        place: The index of the pass in the rule.
     """
     return len(storage) + len(rule.shaped_slots) + place
 
@@ -209,7 +213,10 @@ class SmallMatrixKernel:
         return name_kernel("s", definitions, write_threads(setup, chunks, flushes=False), names)
 
     def _add_part(self, lines: list[str], flush: bool = False) -> None:
-        """Append lines for matrix `lane` to the part that treats denormals alike, or begin one."""
+        """Append lines for matrix `lane` to the last part, or begin a new part.
+
+        Parts differ in their treatment of denormals: `flush` is ignored unless the sweep flushes.
+        """
         flush = flush and self._flush
         if self._parts and self._parts[-1][0] == flush:
             self._parts[-1][1].extend(lines)
@@ -217,7 +224,10 @@ class SmallMatrixKernel:
             self._parts.append((flush, lines))
 
     def _loop_matrices(self) -> list[str]:
-        """Return one loop over matrices per part; names that later parts read get stack arrays."""
+        """Return one loop over the matrices of a block for each part of the kernel.
+
+        A name that a later part reads is kept in a stack array, with a number per matrix.
+        """
         names, loops = [_find_names(lines) for _, lines in self._parts], list[str]()
         for number, (flush, lines) in enumerate(self._parts):
             read_names, assigned_names = names[number]
@@ -276,7 +286,7 @@ class SmallMatrixKernel:
             name = self._reserve(f"slot_{slot.name}", count, self._array_type)
             stream = len(self._storage) + place
             lines.append(self._point_at(stream, self._lines[place], count))
-            lines += take_apart(f"x{stream}", name, (1, count), fmt.load, "")
+            lines += load_into_lanes(f"x{stream}", name, (1, count), fmt.load, "")
             self._vectors[slot.name] = values = Values(f"own_{slot.name}", axis)
             self._add_part([f"{values.at(k)} = {name}[lane + {k * LANES}]" for k in range(count)])
         return lines
@@ -287,15 +297,13 @@ class SmallMatrixKernel:
         for place, slot in enumerate(self._rule.shaped_slots):
             if slot.name in self._slot_values:
                 count, fmt = self._counts[str(slot.per)], STORAGE[self._lines[place]]
-                name, slot_values = (
-                    self._reserve(f"new_{slot.name}", count),
-                    self._slot_values[slot.name],
-                )
+                name = self._reserve(f"new_{slot.name}", count)
+                slot_values = self._slot_values[slot.name]
                 self._add_part(
                     [f"{name}[lane + {k * LANES}] = {slot_values.at(k)}" for k in range(count)]
                 )
                 target = f"x{len(self._storage) + place}"
-                lines += put_together(name, target, (1, count), fmt.save, "")
+                lines += store_from_lanes(name, target, (1, count), fmt.save, "")
         return lines
 
     def _read_stream(self, stream: int) -> list[str]:
@@ -304,12 +312,12 @@ class SmallMatrixKernel:
         name = self._reserve(f"p{stream}", count, self._array_type)
         load = f"{STAGE_LITERAL}({STORAGE[kind].load})"
         pointer, spare = self._point_at(stream, kind, count), self._reserve_spare()
-        return [pointer, *take_apart(f"x{stream}", name, self._sides, load, spare)]
+        return [pointer, *load_into_lanes(f"x{stream}", name, self._sides, load, spare)]
 
     def _write_stream(self, stream: int) -> list[str]:
         """Return lines that transpose a stream of elements back into memory."""
         save, spare = STORAGE[self._storage[stream]].save, self._reserve_spare()
-        return put_together(f"p{stream}", f"x{stream}", self._sides, save, spare)
+        return store_from_lanes(f"p{stream}", f"x{stream}", self._sides, save, spare)
 
     def _reserve_spare(self) -> str:
         size = prod(self._sides)
@@ -349,7 +357,13 @@ class SmallMatrixKernel:
             yield number, *divmod(number, self._sides[1])
 
     def _measure(self, number: int, measures: list[Measure]) -> list[str]:
-        """Append measures, and return lines that write the results of those over variables."""
+        """Append lines that compute consecutive measures, by one function of an element.
+
+        Return lines that write the results of measures over variables, to run after all matrices.
+
+        Args:
+            number: The index of the group of measures, for names.
+        """
         scalars = {name: f"s{place}" for name, place in self._place.items()}
         kinds = {name: values.axis for name, values in self._vectors.items()}
         measurement = self._measurement(measures, kinds)
@@ -380,7 +394,7 @@ class SmallMatrixKernel:
         return totals
 
     def _run_stage(self, stage: FusedStage) -> None:
-        """Append a fused stage, and set the values of the vectors and slots that it makes."""
+        """Append the lines of a fused stage; record the names of the vectors and slots it sets."""
         formula, title = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
         letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
         inputs = {name: Values(f"{letter}{place}", "") for name, place in self._place.items()}

@@ -66,13 +66,13 @@ class _Row(Element, ABC):
         return f"p{stream} = {fmt.pointer}({address})"
 
     def entry_address(self) -> str:
-        """Return an expression for the address of the numbers of `entry`."""
         return f"base[1] + entry * width * {STORAGE[self.update.storage[1]].size}"
 
     def entry_value(self, numbers: str) -> str:
-        """Return an expression for element i of an entry after its stages.
+        """Return an expression for element i of an entry, in the type of the arithmetic.
 
-        After stages, the number is rounded to the type of the variable.
+        Stages of entries, if the update has any, are applied, and their result is rounded to the
+        type of the variable.
 
         Args:
             numbers: The name of the pointer to the entry.
@@ -174,7 +174,6 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
 
     Args:
         update: The update; it takes a gradient.
-        compute: "float32" or "float64".
         duplicates: Whether several entries of a row are summed, or update it one after another.
     """
     element = (_SummedRow if duplicates == "sum" else _SuccessiveRow)(update.traced, compute)

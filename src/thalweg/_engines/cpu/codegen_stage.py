@@ -46,7 +46,6 @@ class StageWriter(FormulaWriter):
         """Return assignments that compute a stage, and its results.
 
         Args:
-            formula: The stage.
             inputs: The values of its parameters by name.
         """
         values, lines = dict[Node, Values](), list[str]()
@@ -63,7 +62,13 @@ class StageWriter(FormulaWriter):
         return lines, [values[result] for result in formula.graph.results]
 
     def _write_line(self, node: Node, node_values: Mapping[Node, Values], index: int) -> str:
-        """Return the text of an operation for the row or column `index`; a mean is over all."""
+        """Return the expression of an operation for one row or column.
+
+        Args:
+            node: The operation. A mean reads all rows or columns of its operand.
+            node_values: The names of the values of nodes that are written already.
+            index: The index of the row or column.
+        """
         if node.op in MEANS:
             (arg,) = node.inputs
             count = self._counts[MEANS[node.op]]

@@ -16,14 +16,13 @@ SIDE = 8  # rows and columns at most: LLVM takes so many numbers apart that lie 
 LANES = 32  # matrices side by side
 
 
-def take_apart(
+def load_into_lanes(
     source: str, target: str, sides: tuple[int, int], load: str, spare: str
 ) -> list[str]:
     """Return lines that copy `count` matrices from memory into lanes.
 
     Args:
         source: The name of a pointer to the first matrix.
-        target: The name of the lanes.
         sides: Rows and columns; matrices of more than `SIDE` elements take two steps.
         load: The template that loads a number.
         spare: The name of lanes for the first of two steps.
@@ -41,12 +40,15 @@ def take_apart(
     ]
 
 
-def put_together(
+def store_from_lanes(
     source: str, target: str, sides: tuple[int, int], save: str, spare: str
 ) -> list[str]:
     """Return lines that copy `count` matrices from lanes into memory.
 
-    Arguments as those of `take_apart`: `source` names lanes, `save` is the template that stores.
+    Args:
+        target: The name of a pointer to the first matrix.
+        sides, spare: As for `load_into_lanes`.
+        save: The template that converts a number to the stored type.
     """
 
     def move(lanes: str) -> Callable[[str, str], str]:
@@ -65,7 +67,6 @@ def _move_columns(sides: tuple[int, int], template: str) -> list[str]:
     """Return one loop over matrices i per column, which moves the numbers of its rows.
 
     Args:
-        sides: Rows and columns.
         template: A statement; `lane` and `spare` are indices in lanes and in spare lanes.
     """
     (rows, columns), lines = sides, list[str]()
@@ -100,9 +101,7 @@ def reduce_values(measure: Measure, values: str, sides: tuple[int, int]) -> list
     """Return expressions that reduce the values of a matrix.
 
     Args:
-        measure: The measure.
         values: The prefix of the names of values, before the index of the element.
-        sides: Rows and columns.
 
     Returns:
         An expression for each row or each column, or one for the variable.

@@ -38,9 +38,9 @@ def _address_of(memory: Any) -> int:
 
 
 class Loop:
-    """Compiled function of contiguous arrays and integers, which runs without the GIL.
+    """Compiled form of a Python function over contiguous arrays and integers; runs without the GIL.
 
-    It returns one or several integers, as its first `return` statement has it.
+    The function returns an integer, or a tuple of integers if its first `return` statement has one.
 
     Args:
         functions: The function, then the functions that it calls.
@@ -51,17 +51,15 @@ class Loop:
         texts = [textwrap.dedent(inspect.getsource(function)) for function in functions]
         self._text = "\n\n".join(reversed(texts))
         nodes = ast.walk(ast.parse(texts[0]))
-        return_values = [
-            node.value for node in nodes if isinstance(node, ast.Return) and node.value
-        ]
-        self._returns_tuple = bool(return_values) and isinstance(return_values[0], ast.Tuple)
-        self._result_count = (
-            len(return_values[0].elts) if isinstance(return_values[0], ast.Tuple) else 1
-        )
+        first = next((x.value for x in nodes if isinstance(x, ast.Return) and x.value), None)
+        self._returns_tuple = isinstance(first, ast.Tuple)
+        self._result_count = len(first.elts) if isinstance(first, ast.Tuple) else 1
         self._compiled: dict[tuple[Kind, ...], tuple[Callable[[int], None], Struct]] = {}
 
     def __call__(self, *arguments: Array | int) -> Any:
-        """Call the function, which is compiled for new dtypes and ranks, and return its integers.
+        """Return the integer or the tuple of integers that the function returns.
+
+        The function is compiled at the first call with these dtypes and ranks.
 
         Raises:
             TypeError: An argument is neither an integer nor a contiguous array.

@@ -110,7 +110,7 @@ class _Compiler:
         return self.code.builder
 
     def write_out(self, name: str, arguments: list[Any]) -> list[Value]:
-        """Inline a function: write its body for arguments, and return its results."""
+        """Write the body of a function for arguments; return the values of its results."""
         node, outer = self._functions[name], self._frame
         self._frame = frame = _Frame(self.code.append_block(f"after.{name}"))
         for parameter, value in zip(node.args.args, arguments, strict=True):
@@ -157,29 +157,38 @@ class _Compiler:
         self._depth -= 1
         self._builder.branch(next_block)
 
-    def _visit_Pass(self, node: ast.Pass) -> None:
+    def _visit_Pass(self, statement: ast.Pass) -> None:
         pass
 
-    def _visit_Expr(self, node: ast.Expr) -> None:
-        if isinstance(node.value, ast.Call):  # else a docstring
-            self._write_call(node.value)
+    def _visit_Expr(self, statement: ast.Expr) -> None:
+        if isinstance(statement.value, ast.Call):  # else a docstring
+            self._write_call(statement.value)
 
-    def _visit_Assign(self, node: Any) -> None:
+    def _visit_Assign(self, assignment: Any) -> None:
         """Write an assignment to a name, an element, or a tuple of them."""
-        (target,) = node.targets
+        (target,) = assignment.targets
         if not isinstance(target, ast.Tuple):
-            self._write_target(target, self._write_value(node.value))
+            self._write_target(target, self._write_value(assignment.value))
             return
-        is_tuple = isinstance(node.value, ast.Tuple)
+        is_tuple = isinstance(assignment.value, ast.Tuple)
         values = (
-            map(self._write_value, node.value.elts) if is_tuple else self._write_call(node.value)
+            map(self._write_value, assignment.value.elts)
+            if is_tuple
+            else self._write_call(assignment.value)
         )
         for element, value in zip(target.elts, list(values), strict=True):
             self._write_target(element, value)
 
-    def _visit_AugAssign(self, node: Any) -> None:
-        operand = ast.Name(node.target.id) if isinstance(node.target, ast.Name) else node.target
-        self._write_target(node.target, self._write_value(ast.BinOp(operand, node.op, node.value)))
+    def _visit_AugAssign(self, assignment: Any) -> None:
+        operand = (
+            ast.Name(assignment.target.id)
+            if isinstance(assignment.target, ast.Name)
+            else assignment.target
+        )
+        self._write_target(
+            assignment.target,
+            self._write_value(ast.BinOp(operand, assignment.op, assignment.value)),
+        )
 
     def _write_target(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):
@@ -188,9 +197,9 @@ class _Compiler:
             place, kind = self._write_address(target)
             self._builder.store(self.code.cast_to(value, kind).llvm, place)
 
-    def _visit_Return(self, node: Any) -> None:
+    def _visit_Return(self, statement: Any) -> None:
         """Store the results of the inlined function, and jump to its end."""
-        frame, returned = self._frame, node.value
+        frame, returned = self._frame, statement.value
         expressions = returned.elts if isinstance(returned, ast.Tuple) else [returned]
         values = [self._write_value(expression) for expression in expressions]
         if not frame.results:
@@ -203,24 +212,24 @@ class _Compiler:
         self._builder.branch(frame.end)
         self._builder.position_at_end(self.code.append_block("never"))
 
-    def _visit_If(self, node: ast.If) -> None:
+    def _visit_If(self, branch: ast.If) -> None:
         then_block, else_block, end_block = map(self.code.append_block, ("then", "else", "after"))
-        self._builder.cbranch(self._write_condition(node.test), then_block, else_block)
-        self._write_block(then_block, node.body, end_block)
-        self._write_block(else_block, node.orelse, end_block)
+        self._builder.cbranch(self._write_condition(branch.test), then_block, else_block)
+        self._write_block(then_block, branch.body, end_block)
+        self._write_block(else_block, branch.orelse, end_block)
         self._builder.position_at_end(end_block)
 
-    def _visit_While(self, node: ast.While) -> None:
+    def _visit_While(self, loop: ast.While) -> None:
         head_block, body_block, end_block = map(self.code.append_block, ("while", "do", "done"))
         self.code.go_on_at(head_block)
-        self._builder.cbranch(self._write_condition(node.test), body_block, end_block)
-        self._write_block(body_block, node.body, head_block)
+        self._builder.cbranch(self._write_condition(loop.test), body_block, end_block)
+        self._write_block(body_block, loop.body, head_block)
         self._builder.position_at_end(end_block)
 
-    def _visit_For(self, node: Any) -> None:
+    def _visit_For(self, loop: Any) -> None:
         """Write a loop over a `range`, or over `each`, whose iterations are marked independent."""
         limits = [
-            self.code.cast_to(self._write_value(limit), INT64).llvm for limit in node.iter.args
+            self.code.cast_to(self._write_value(limit), INT64).llvm for limit in loop.iter.args
         ]
         start, *end_and_step = [ir.Constant(INT64.llvm, 0), *limits] if len(limits) == 1 else limits
         end, step = [*end_and_step, ir.Constant(INT64.llvm, 1)][:2]
@@ -235,14 +244,14 @@ class _Compiler:
             self._builder.icmp_signed("<", counter_value, end), body_block, end_block
         )
         self._builder.position_at_end(body_block)
-        self._assign_name(node.target.id, Value(counter_value, INT64))
+        self._assign_name(loop.target.id, Value(counter_value, INT64))
         block_count = len(self.code.function.blocks)
-        self._write_block(body_block, node.body, next_block)
+        self._write_block(body_block, loop.body, next_block)
         inner_blocks = [body_block, *self.code.function.blocks[block_count:]]
         self._builder.position_at_end(next_block)
         self._builder.store(self._builder.add(counter_value, step, flags=["nsw"]), counter)
         jump = self._builder.branch(head_block)
-        if node.iter.func.id == "each":
+        if loop.iter.func.id == "each":
             self._mark_parallel(jump, inner_blocks)
         self._builder.position_at_end(end_block)
 
@@ -251,7 +260,6 @@ class _Compiler:
 
         Args:
             jump: The jump to the next iteration.
-            blocks: The blocks of an iteration.
         """
         module = self.code.module
         group = _Distinct(module, (), str(len(module.metadata)))
@@ -265,34 +273,36 @@ class _Compiler:
 
     # Expressions
 
-    def _write_value(self, node: ast.expr) -> Any:
-        return getattr(self, f"_visit_{type(node).__name__}")(node)
+    def _write_value(self, expression: ast.expr) -> Any:
+        return getattr(self, f"_visit_{type(expression).__name__}")(expression)
 
-    def _write_condition(self, node: ast.expr) -> Any:
-        return self.code.cast_to(self._write_value(node), BOOL).llvm
+    def _write_condition(self, expression: ast.expr) -> Any:
+        return self.code.cast_to(self._write_value(expression), BOOL).llvm
 
-    def _visit_Constant(self, node: Any) -> Value:
+    def _visit_Constant(self, constant: Any) -> Value:
         return self.code.write_constant(
-            node.value, FLOAT64 if isinstance(node.value, float) else INT64
+            constant.value, FLOAT64 if isinstance(constant.value, float) else INT64
         )
 
-    def _visit_Name(self, node: ast.Name) -> Any:
-        variable = self._frame.names.get(node.id)
+    def _visit_Name(self, name: ast.Name) -> Any:
+        variable = self._frame.names.get(name.id)
         # A name without an assignment in the frame is an alias of the module.
         if variable is None:
-            return self._write_value(self._aliases[node.id])
+            return self._write_value(self._aliases[name.id])
         return variable if isinstance(variable, Array) else self._load_variable(variable)
 
-    def _visit_Subscript(self, node: Any) -> Value:
-        if isinstance(node.value, ast.Attribute):  # a shape
-            return self._write_value(node.value.value).shape[node.slice.value]
-        place, kind = self._write_address(node)
+    def _visit_Subscript(self, subscript: Any) -> Value:
+        if isinstance(subscript.value, ast.Attribute):  # a shape
+            return self._write_value(subscript.value.value).shape[subscript.slice.value]
+        place, kind = self._write_address(subscript)
         return Value(self._builder.load(place), kind)
 
-    def _write_address(self, node: Any) -> tuple[Any, Kind]:
+    def _write_address(self, subscript: Any) -> tuple[Any, Kind]:
         """Return the address of an element of an array or pointer, and its kind."""
-        array = self._write_value(node.value)
-        indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        array = self._write_value(subscript.value)
+        indices = (
+            subscript.slice.elts if isinstance(subscript.slice, ast.Tuple) else [subscript.slice]
+        )
         place, *other_indices = [
             self.code.cast_to(self._write_value(index_node), INT64).llvm for index_node in indices
         ]
@@ -302,37 +312,35 @@ class _Compiler:
             array = array.data
         return self._builder.gep(array.llvm, [place]), array.kind.item
 
-    def _visit_UnaryOp(self, node: ast.UnaryOp) -> Value:
-        value = self._write_value(node.operand)
-        if isinstance(node.op, ast.UAdd):
+    def _visit_UnaryOp(self, operation: ast.UnaryOp) -> Value:
+        value = self._write_value(operation.operand)
+        if isinstance(operation.op, ast.UAdd):
             return value
         write = self._builder.fneg if value.kind.is_float else self._builder.neg
         return Value(write(value.llvm), value.kind)
 
-    def _visit_Compare(self, node: ast.Compare) -> Value:
-        (op,), (right,) = node.ops, node.comparators
+    def _visit_Compare(self, comparison: ast.Compare) -> Value:
+        (op,), (right,) = comparison.ops, comparison.comparators
         return self.code.compare_values(
-            _SIGNS[type(op)], self._write_value(node.left), self._write_value(right)
+            _SIGNS[type(op)], self._write_value(comparison.left), self._write_value(right)
         )
 
-    def _visit_BinOp(self, node: Any) -> Value:
+    def _visit_BinOp(self, operation: Any) -> Value:
         a, b, kind = self.code.cast_alike(
-            self._write_value(node.left), self._write_value(node.right)
+            self._write_value(operation.left), self._write_value(operation.right)
         )
-        name = (_OF_FLOATS if kind.is_float else _OF_INTEGERS)[type(node.op)]
+        name = (_OF_FLOATS if kind.is_float else _OF_INTEGERS)[type(operation.op)]
         return Value(getattr(self._builder, name)(a, b), kind)
 
-    def _visit_BoolOp(self, node: ast.BoolOp) -> Value:
+    def _visit_BoolOp(self, operation: ast.BoolOp) -> Value:
         """Write `and` or `or`, which skips operands as Python does; return a bool."""
         result_cell = self.code.reserve_stack(BOOL.llvm)
         end_block = self.code.append_block("decided")
-        for value in node.values:
-            condition, next_block = (
-                self._write_condition(value),
-                self.code.append_block("undecided"),
-            )
+        for value in operation.values:
+            condition = self._write_condition(value)
+            next_block = self.code.append_block("undecided")
             self._builder.store(condition, result_cell)
-            is_conjunction = isinstance(node.op, ast.And)
+            is_conjunction = isinstance(operation.op, ast.And)
             self._builder.cbranch(
                 condition, *((next_block, end_block) if is_conjunction else (end_block, next_block))
             )
@@ -340,14 +348,14 @@ class _Compiler:
         self.code.go_on_at(end_block)
         return Value(self._builder.load(result_cell), BOOL)
 
-    def _visit_IfExp(self, node: ast.IfExp) -> Value:
+    def _visit_IfExp(self, choice: ast.IfExp) -> Value:
         """Write a conditional expression, of the common kind of both values."""
         then_block, else_block, end_block = map(self.code.append_block, ("then", "else", "chosen"))
-        self._builder.cbranch(self._write_condition(node.test), then_block, else_block)
+        self._builder.cbranch(self._write_condition(choice.test), then_block, else_block)
         self._builder.position_at_end(then_block)
-        then_value, then_block = self._write_value(node.body), self._builder.block
+        then_value, then_block = self._write_value(choice.body), self._builder.block
         self._builder.position_at_end(else_block)
-        else_value, else_block = self._write_value(node.orelse), self._builder.block
+        else_value, else_block = self._write_value(choice.orelse), self._builder.block
         kind, incoming = common_kind(then_value.kind, else_value.kind), []
         for block, value in ((then_block, then_value), (else_block, else_value)):
             self._builder.position_at_end(block)
@@ -359,16 +367,16 @@ class _Compiler:
             phi.add_incoming(value, block)
         return Value(phi, kind)
 
-    def _visit_Call(self, node: ast.Call) -> Any:
-        (value,) = self._write_call(node)
+    def _visit_Call(self, call: ast.Call) -> Any:
+        (value,) = self._write_call(call)
         return value
 
-    def _write_call(self, node: Any) -> list[Any]:
+    def _write_call(self, call: Any) -> list[Any]:
         """Write a call of a defined function, a primitive, `array` or `len`; return its results."""
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id
         alias = self._aliases.get(name)
         name = alias.id if isinstance(alias, ast.Name) else name
-        arguments = [self._write_value(argument) for argument in node.args]
+        arguments = [self._write_value(argument) for argument in call.args]
         if name in self._functions:
             return self.write_out(name, arguments)
         if name == "array":

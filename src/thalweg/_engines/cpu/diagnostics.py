@@ -16,7 +16,7 @@ from thalweg._engines.cpu.codegen import STORAGE
 from thalweg._engines.cpu.codegen_diagnostics import can_diagnose, generate_diagnosed
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.reductions import Leaves
-from thalweg._engines.diagnostics import MEASURED, PEAKS, momentum_of
+from thalweg._engines.diagnostics import MEASURED, PEAKS, find_momentum
 from thalweg._engines.kernel_streams import streams_of
 from thalweg._engines.protocol import Call, Columns, Stages, StepRequest
 
@@ -55,7 +55,12 @@ class DiagnosedUpdate:
         return [self._kernel.bind_argument(self._block.ctypes.data, threads)]
 
     def combine(self) -> tuple[Float64, npt.NDArray[np.bool_]]:
-        """Return results after the step: (members, measured) float64, and a mask of valid ones."""
+        """Return the diagnostics of the last call, after the step.
+
+        Returns:
+            A float64 array (members, len(MEASURED)), and a bool mask of its shape that is False for
+            measurements of a missing momentum.
+        """
         leaf_results = self._leaves.combine(self._leaf_results)
         counts = self._leaves.counts
         with np.errstate(all="ignore"):
@@ -66,7 +71,7 @@ class DiagnosedUpdate:
         return leaf_results, np.tile(measured_mask, (len(leaf_results), 1))
 
 
-def diagnosed_updates(
+def make_diagnosed_updates(
     groups: Sequence[Any], request: StepRequest, measured_stages: Stages
 ) -> dict[int, DiagnosedUpdate]:
     """Return updates with diagnostics, by `id` of the groups that they replace.
@@ -74,8 +79,6 @@ def diagnosed_updates(
     Groups with vectors of rows and columns, encoded slots, random rounding or float64 have none.
 
     Args:
-        groups: The groups of a plan.
-        request: The step of the plan.
         measured_stages: The stages applied to gradients before they are measured.
     """
     updates: dict[int, DiagnosedUpdate] = {}
@@ -83,7 +86,7 @@ def diagnosed_updates(
         streams = streams_of(request, group.members)
         if group.kernel.vectors or streams.draws or not STORAGE.keys() >= {*streams.names}:
             continue
-        place, sign = momentum_of(request.rule)
+        place, sign = find_momentum(request.rule)
         stream = None if place is None else place + 2
         kernel = diagnosed_kernel(
             streams.describe_update(request), len(measured_stages), stream, sign

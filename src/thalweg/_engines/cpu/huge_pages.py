@@ -13,18 +13,18 @@ _ADVICE = 14  # MADV_HUGEPAGE
 
 
 def allocate_block(count: int, initial: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A contiguous tensor of `count` elements filled with `initial`, and its storage no more.
+    """Return a contiguous tensor of `count` elements filled with `initial`.
 
-    What else it held would come into files.
+    Its storage has no other elements, since files would include them.
     """
     size = count * dtype.itemsize
     if device.type != "cpu" or not sys.platform.startswith("linux") or size < HUGE:
         return torch.full((count,), initial, dtype=dtype, device=device)
-    room = torch.empty(size + HUGE, dtype=torch.uint8, device="cpu")
-    start = -room.data_ptr() % HUGE
-    # The kernel may refuse, or have no such pages: then these are ordinary ones.
+    memory = torch.empty(size + HUGE, dtype=torch.uint8, device="cpu")
+    start = -memory.data_ptr() % HUGE
+    # The pages are ordinary ones if the kernel has no huge pages, or refuses them.
     ctypes.CDLL(None).madvise(
-        ctypes.c_void_p(room.data_ptr() + start), ctypes.c_size_t(size), _ADVICE
+        ctypes.c_void_p(memory.data_ptr() + start), ctypes.c_size_t(size), _ADVICE
     )
-    own: Tensor = torch.from_numpy(room.numpy()[start : start + size])  # pyright: ignore
-    return own.view(dtype).fill_(initial)
+    block: Tensor = torch.from_numpy(memory.numpy()[start : start + size])  # pyright: ignore
+    return block.view(dtype).fill_(initial)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +12,16 @@ from torch import Tensor
 
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
-from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.array_types import Int64
 from thalweg._engines.codegen import distinct_formulas
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.work_table import (
     Table,
-    chunk_of,
+    choose_chunk_size,
     cut_at_runs,
     cut_slices,
     dense_chunks,
-    make_table,
 )
 from thalweg._engines.kernel_streams import Streams, streams_of
 from thalweg._engines.protocol import (
@@ -30,6 +29,7 @@ from thalweg._engines.protocol import (
     Columns,
     Formulas,
     Reduction,
+    Results,
     Scalars,
     Stages,
     StepRequest,
@@ -46,7 +46,6 @@ class Group:
     """CPU implementation of `thalweg._engines.dense_plan.Group`.
 
     Args:
-        request: The step.
         members: Positions of the group's variables in the request.
     """
 
@@ -59,7 +58,7 @@ class Group:
         self._kinds = update.vectors
         self._shapes = [request.variables[i].shape for i in members]
         self._vectors = [request.vectors[i] for i in members] if request.vectors else []
-        chunk = chunk_of(sum(streams.sizes))
+        chunk = choose_chunk_size(sum(streams.sizes))
         chunks, rows = dense_chunks(streams.sizes, chunk), np.zeros(len(members), np.int64)
         base = streams.base
         if streams.positions:
@@ -67,7 +66,7 @@ class Group:
             base[:, -1] = self._positions.ctypes.data
         if self.kernel.vectors:
             base = np.hstack([base, self.lines.base_of(self.kernel.vectors)])
-        self.table = make_table(base, chunks, cut_slices(chunks, chunk), rows)
+        self.table = Table(base, chunks, cut_slices(chunks, chunk), rows)
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
 
     def _set_members(self, request: StepRequest, members: list[int]) -> Streams:
@@ -120,26 +119,20 @@ class Group:
         formulas = distinct_formulas(measures)
         measurement = replace(self._memory, formulas=formulas, stages=stages, vectors=self._kinds)
         kernel = launch.lines_kernel(measures, measurement)
-        scalars = self._scalars_of(kernel.scalars, columns)
+        scalars = self._select_scalars(kernel.scalars, columns)
         streams = self.table.base[:, : len(measurement.storage)]
         return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
-
-    @lazy
-    def _measure_peaks(self) -> Callable[[Table, torch.dtype, int], Float64]:
-        with importing:
-            from thalweg._engines.cpu.reductions import table_peaks
-        return table_peaks
 
     def point_at(self, addresses: Int64) -> None:
         """Set the addresses of this step's gradients, one per member."""
         self.table.base[:, 1] = addresses
 
     def set_scalars(self, shared: Scalars, by_variable: Any) -> None:
-        """Fill the scalar rows.
+        """Fill `scalars` with one row, or with a row for each member if scalars differ by variable.
 
         Args:
             shared: Scalars of the group's compute dtype.
-            by_variable: Scalars that differ by variable, an array over the plan's variables each.
+            by_variable: Scalars that differ by variable, each an array over the plan's variables.
         """
         names, shared = self.kernel.scalars, {**UNCOUNTED, **shared}
         if by_variable.keys().isdisjoint(names):
@@ -152,31 +145,34 @@ class Group:
             scalar = by_variable[name][self.members] if name in by_variable else shared[name]
             self.scalars[:, column] = scalar
 
+    @property
     def positions(self) -> Tensor:
-        """See `thalweg._engines.dense_plan.Group`."""
         return torch.tensor(self.members, dtype=torch.int64, device="cpu")
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
-        """See `thalweg._engines.dense_plan.Group`."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
+        """Return the results of a reduction for each member, on the host; see `Reduction`."""
         if reduction.kind == "peaks":
-            return self._measure_peaks(self.table, self._gradient, 1)
+            with importing:
+                from thalweg._engines.cpu.reductions import table_peaks
+            return table_peaks(self.table, self._gradient, 1)
         if reduction.kind == "measures":
             return self._reduce_lines(reduction, columns)
         kernel = self._sum_kernel(reduction.formulas, reduction.stages)
-        scalars, flush = self._scalars_of(kernel.scalars, columns), self.flush
+        scalars, flush = self._select_scalars(kernel.scalars, columns), self.flush
         leaves = self._leaves.measure(
             kernel, self.table.base, scalars, flush and bool(reduction.stages)
         )
         if reduction.kind == "sums":
             return self._leaves.combine(leaves)
-        return self._leaves.split_by_tensor(leaves)
+        return np.split(leaves, np.cumsum(self._leaves.counts)[:-1])
 
     def _sum_kernel(self, formulas: Formulas, stages: Stages) -> Compiled:
         """Return the kernel that sums formulas over the members without copies."""
         measurement = replace(self._memory, formulas=tuple(formulas), stages=stages)
         return launch.sum_kernel(measurement, bool(self._layouts))
 
-    def _scalars_of(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
+    def _select_scalars(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
+        """Return scalars by name: a number for all members, or an array with one for each."""
         shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         return {
             name: by_variable[name][self.members] if name in by_variable else shared[name]
@@ -184,12 +180,12 @@ class Group:
         }
 
     def sweep(self, formulas: Formulas, stages: Stages, base: Int64, rows: int = 1) -> Sweep:
-        """Return a sweep that sums formulas over memory at other addresses, for repeated calls.
+        """Return a `Sweep` that sums formulas over memory at other addresses; the caller runs it.
 
         Args:
             formulas, stages: As in `Reduction`.
             base: (members, streams) contiguous addresses, as in the table.
-            rows: The number of rows of scalars: 1, or one for each member. All scalars are 0.
+            rows: The number of rows of scalars, which are 0 at first: 1, or one for each member.
         """
         with importing:
             from thalweg._engines.cpu.reductions import Sweep

@@ -58,7 +58,7 @@ class Compiled:
 
     def run_on_threads(self, argument: int, threads: int) -> None:
         """Call the kernel with an argument on a number of threads."""
-        openmp.run_on_team(self.address, argument, threads)
+        self.bind_argument(argument, threads)()
 
 
 def threads_for(slices: int, elements: int) -> int:
@@ -80,8 +80,6 @@ def update_kernel(
     """Return the compiled kernel of an update, from memory, disk or LLVM.
 
     Args:
-        update: The update.
-        compute: The type of the arithmetic.
         duplicates: How several entries of a row are treated, if the gradient is sparse.
     """
     name = np.dtype(compute).name
@@ -91,8 +89,8 @@ def update_kernel(
         kernel = generate_blocks(update)
     elif update.traced.vectors:
         with importing:
-            from thalweg._engines.cpu.codegen_broadcast import generate_seeing
-        kernel = generate_seeing(update, name)
+            from thalweg._engines.cpu.codegen_broadcast import generate_broadcast
+        kernel = generate_broadcast(update, name)
     elif duplicates is None:
         kernel = generate_update(update, name)
     else:

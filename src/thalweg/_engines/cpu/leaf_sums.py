@@ -1,12 +1,15 @@
-"""Sums of leaves in native code; compiled with those who call it."""
+"""Sums of leaves in native code; this file is compiled with the files that call it."""
 
 # Code for `compiler`.
 # pyright: basic
 from __future__ import annotations
 
 
-def added_up(numbers, count, step):
-    """The sum of every `step`-th number in the order of `measuring.Tree`, in the first's place."""
+def add_pairwise(numbers, count, step):
+    """Return the sum of `count` numbers in the order of `reduction_order.Tree`; 0 for none.
+
+    The numbers are `step` places apart. They are overwritten by partial sums.
+    """
     while count > 1:
         half = count >> 1
         for i in range(half):
@@ -14,7 +17,7 @@ def added_up(numbers, count, step):
         if count & 1:
             numbers[half * step] = numbers[(count - 1) * step]
         count = half + (count & 1)
-    found = 0.0
+    total = 0.0
     if count == 1:
-        found = numbers[0]
-    return found
+        total = numbers[0]
+    return total

@@ -171,7 +171,6 @@ def link_kernel(name: str, code: bytes) -> int:
     """Load object code, in one thread at a time.
 
     Args:
-        name: The symbol of the kernel.
         code: The bytes from `compile_kernel` for this `target_digest`, or b"".
 
     Returns:
@@ -193,9 +192,9 @@ def link_kernel(name: str, code: bytes) -> int:
 
 
 def compile_in_memory(name: str, source: str, briefly: bool = False) -> int:
-    """Compile a kernel for this process alone, if `link_kernel` fails, and return its address.
+    """Compile a kernel for this process alone, and return its address.
 
-    Arguments as those of `compile_kernel`.
+    It is for platforms where `link_kernel` fails. Arguments are those of `compile_kernel`.
     """
     from llvmlite import binding
 

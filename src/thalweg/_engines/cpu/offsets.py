@@ -68,7 +68,7 @@ class Offsets:
 
 
 def _make_tables(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Tables | None:
-    """Return the tables of a layout; None if it is row-major."""
+    """Return the offset tables of a layout; None if elements lie in row-major order."""
     sizes, steps = _merge_dimensions(shape, strides)
     if not steps or steps == [1]:
         return None

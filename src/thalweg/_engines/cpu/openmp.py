@@ -25,10 +25,10 @@ _SOFT = 1  # omp_pause_soft: settings stay
 
 @cache
 def _find_runtime() -> ctypes.CDLL | None:
-    """Return the library in which torch's OpenMP runtime is found, or None.
+    """Return a library in which torch's OpenMP functions are found, or None.
 
-    It is torch's module: symbols are searched in the libraries that it is linked to, too. Other
-    runtimes may be loaded in the process, such as that of scikit-learn.
+    It is torch's own module, since symbols are also searched in the libraries that it is linked to.
+    Other runtimes may be loaded in the process, such as that of scikit-learn.
     """
     # Windows does not search linked libraries.
     with contextlib.suppress(OSError, AttributeError):
@@ -40,10 +40,10 @@ def _find_runtime() -> ctypes.CDLL | None:
 
 @cache
 def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
-    """Return `GOMP_parallel` of torch's OpenMP runtime, or None if it has none.
+    """Return `GOMP_parallel` of torch's OpenMP runtime, or None if it has no such function.
 
-    Warns:
-        PerformanceWarning: It has none, and torch has several threads; warned once.
+    Warns: PerformanceWarning: There is none, and torch has several threads; warned once per
+    process.
     """
     runtime = _find_runtime()
     if runtime is None:
@@ -83,26 +83,24 @@ def _dismiss_team() -> None:
         _fork.dismissed = pause(_SOFT) == 0
 
 
-def _in_child() -> None:
-    """Note in a forked process that the team was not dismissed; kernels then use one thread."""
+def _record_fork() -> None:
+    """Record in a forked process that the team was not dismissed; kernels then use one thread."""
     global _has_lost_team
     _has_lost_team = _has_lost_team or not _fork.dismissed
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_dismiss_team, after_in_child=_in_child)
-
-
-def run_on_team(address: int, argument: int, threads: int) -> None:
-    """Call the C function `void f(void*)` at `address` on up to `threads` threads, without the GIL.
-
-    Every thread receives the same argument, and takes its share of the work.
-    """
-    call_on_team(address, argument, threads)()
+    os.register_at_fork(before=_dismiss_team, after_in_child=_record_fork)
 
 
 def call_on_team(address: int, argument: int, threads: int) -> Callable[[], object]:
-    """Return a callable that does what `run_on_team` does, without Python code."""
+    """Return a C callable that runs `void f(void*)` on up to `threads` threads, without the GIL.
+
+    Every thread receives the same argument, and takes a part of the work.
+
+    Args:
+        address, argument: The address of the C function, and that of its argument.
+    """
     parallel = None if threads <= 1 or _has_lost_team else gomp_parallel()
     if parallel is None:
         return partial(ENTRY(address), argument)

@@ -78,7 +78,6 @@ def common_kind(a: Kind, b: Kind) -> Kind:
 
 
 def pointer_to(kind: Kind) -> Kind:
-    """Return the kind of pointers to numbers of a kind."""
     return Kind(kind.llvm.as_pointer(), item=kind)
 
 
@@ -86,7 +85,6 @@ class Code:
     """Writer of the instructions of one function.
 
     Args:
-        name: The name of the function.
         halves: Whether the processor has instructions for float16.
         words: The number of int64 parameters of a function that returns an int64; 0 for a function
             that takes an address and returns nothing.
@@ -142,11 +140,11 @@ class Code:
     def write_constant(self, value: float, kind: Kind) -> Value:
         return Value(ir.Constant(kind.llvm, value), kind)
 
-    def cast_to(self, value: Value, kind: Kind) -> Value:
+    def cast_to(self, number: Value, kind: Kind) -> Value:
         """Return a number converted to a kind; integers that do not fit lose their high bits."""
-        operand, source_kind, write = value.llvm, value.kind, self.builder
+        operand, source_kind, write = number.llvm, number.kind, self.builder
         if source_kind == kind:
-            return value
+            return number
         if source_kind.is_float and not kind.is_float:
             cast_operand = write.fptosi(operand, kind.llvm)
         elif source_kind.is_float:
@@ -200,11 +198,11 @@ def _pointer_from(kind: Kind, code: Code, address: Value) -> Value:
     return Value(code.builder.inttoptr(address.llvm, pointer_kind.llvm), pointer_kind)
 
 
-def _reserve_lanes(code: Code, count: Value) -> Value:
-    """Return a pointer to float64 stack memory for `count` numbers, a constant."""
-    memory = code.reserve_stack(FLOAT64.llvm, count.llvm)
+def _reserve_numbers(kind: Kind, code: Code, count: Value) -> Value:
+    """Return a pointer to stack memory for `count` numbers, a constant."""
+    memory = code.reserve_stack(kind.llvm, count.llvm)
     memory.align = 64
-    return Value(memory, pointer_to(FLOAT64))
+    return Value(memory, pointer_to(kind))
 
 
 def _prefetch_line(writes: int, code: Code, address: Value) -> None:
@@ -222,19 +220,11 @@ def _take_ticket(code: Code, pointer: Value) -> Value:
     return Value(code.builder.atomic_rmw("add", pointer.llvm, increment, "monotonic"), kind)
 
 
-def _call_address(code: Code, address: Value, *words: Value) -> Value:
-    """Return the int64 result of the C function at an address, on integers and pointers.
+def _call_address(kind: Kind, code: Code, address: Value, *numbers: Value) -> Value:
+    """Return the result of the C function at an address, whose parameters are of the same kind.
 
-    The high bits of a narrower result are undefined.
+    The high bits of a result narrower than int64 are undefined.
     """
-    kind = ir.FunctionType(_I64, [_I64] * len(words))
-    function = code.builder.inttoptr(address.llvm, kind.as_pointer())
-    operands = [code.cast_to(word, INT64).llvm for word in words]
-    return Value(code.builder.call(function, operands), INT64)
-
-
-def _call_typed_address(kind: Kind, code: Code, address: Value, *numbers: Value) -> Value:
-    """Return the result of the C function at an address, on numbers of one kind."""
     function_type = ir.FunctionType(kind.llvm, [kind.llvm] * len(numbers))
     function = code.builder.inttoptr(address.llvm, function_type.as_pointer())
     operands = [code.cast_to(number, kind).llvm for number in numbers]
@@ -256,12 +246,12 @@ def _half_to_float(code: Code, bits: Value) -> Value:
     return Value(code.builder.fpext(half, FLOAT32.llvm), FLOAT32)
 
 
-def _float_to_half(code: Code, value: Value) -> Value:
+def _float_to_half(code: Code, number: Value) -> Value:
     """Return the nearest float16, ties to even; float64 becomes float32 first, as in torch."""
-    value = code.cast_to(value, FLOAT32)
+    number = code.cast_to(number, FLOAT32)
     if not code.halves:
-        return _half_from_float(code, value)
-    half = code.builder.fptrunc(value.llvm, _HALF)
+        return _half_from_float(code, number)
+    half = code.builder.fptrunc(number.llvm, _HALF)
     return Value(code.builder.bitcast(half, _I16), UINT16)
 
 
@@ -285,10 +275,10 @@ def _float_from_half(code: Code, bits: Value) -> Value:
     return Value(write.bitcast(write.or_(magnitude, sign), FLOAT32.llvm), FLOAT32)
 
 
-def _half_from_float(code: Code, value: Value) -> Value:
+def _half_from_float(code: Code, number: Value) -> Value:
     """Return the float16 nearest to a float32, ties to even, by integer operations alone."""
     write = code.builder
-    bits = write.bitcast(value.llvm, _I32)
+    bits = write.bitcast(number.llvm, _I32)
     size = write.and_(bits, _i32(0x7FFFFFFF))
     last_bit = write.and_(write.lshr(size, _i32(13)), _i32(1))
     down = write.sub(size, _i32((127 - 15) << 23))
@@ -311,46 +301,46 @@ def _bfloat_to_float(code: Code, bits: Value) -> Value:
     return Value(code.builder.bitcast(wide, FLOAT32.llvm), FLOAT32)
 
 
-def _float_to_bfloat(code: Code, value: Value) -> Value:
+def _float_to_bfloat(code: Code, number: Value) -> Value:
     """Return the nearest bfloat16, ties to even; NaN becomes 0x7FC0, float64 is rounded first."""
     write, sixteen = code.builder, ir.Constant(_I32, 16)
-    value = code.cast_to(value, FLOAT32)
-    bits = write.bitcast(value.llvm, _I32)
+    number = code.cast_to(number, FLOAT32)
+    bits = write.bitcast(number.llvm, _I32)
     last_bit = write.and_(write.lshr(bits, sixteen), ir.Constant(_I32, 1))
     rounded_bits = write.add(bits, write.add(last_bit, ir.Constant(_I32, 0x7FFF)))
-    nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
+    nan = write.fcmp_unordered("uno", number.llvm, number.llvm)
     bfloat_bits = write.select(nan, ir.Constant(_I32, 0x7FC0), write.lshr(rounded_bits, sixteen))
     return Value(write.trunc(bfloat_bits, _I16), UINT16)
 
 
-def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
+def _is_nearest_bfloat(code: Code, number: Value, bits: Value) -> Value:
     """Return True if a bfloat16 is one of the nearest to a number; see `copies.is_nearest`."""
-    write, value = code.builder, code.cast_to(value, FLOAT32)
-    float_bits = write.bitcast(value.llvm, _I32)
+    write, number = code.builder, code.cast_to(number, FLOAT32)
+    float_bits = write.bitcast(number.llvm, _I32)
     distance = write.sub(float_bits, write.shl(write.zext(bits.llvm, _I32), _i32(16)))
     is_close = write.icmp_unsigned("<=", write.add(distance, _i32(0x8000)), _i32(0x10000))
-    is_number = write.fcmp_ordered("ord", value.llvm, value.llvm)
+    is_number = write.fcmp_ordered("ord", number.llvm, number.llvm)
     return Value(write.and_(is_close, is_number), BOOL)
 
 
-def _round_to_bfloat(code: Code, value: Value, bits: Value) -> Value:
+def _round_to_bfloat(code: Code, number: Value, bits: Value) -> Value:
     """Return a bfloat16 rounded by random bits; see `thalweg._engines.philox.round_to_bfloat`."""
-    write, value = code.builder, code.cast_to(value, FLOAT32)
-    float_bits = write.bitcast(value.llvm, _I32)
+    write, number = code.builder, code.cast_to(number, FLOAT32)
+    float_bits = write.bitcast(number.llvm, _I32)
     size = write.and_(float_bits, _i32(0x7FFFFFFF))
     is_below_largest = write.icmp_unsigned("<", size, _i32(0x7F7F0000))
     # Beyond the largest, which is odd, ties go up as well: half a place rounds to the nearest.
     addend = write.select(is_below_largest, write.zext(bits.llvm, _I32), _i32(0x8000))
     upper_bits = write.lshr(write.add(float_bits, addend), _i32(16))
-    nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
+    nan = write.fcmp_unordered("uno", number.llvm, number.llvm)
     return Value(write.trunc(write.select(nan, _i32(0x7FC0), upper_bits), _I16), UINT16)
 
 
-def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
+def _round_to_half(code: Code, number: Value, bits: Value) -> Value:
     """Return a float16 rounded by random bits; see `thalweg._engines.philox.round_to_half`."""
     write, one_float = code.builder, ir.Constant(FLOAT32.llvm, 1.0)
-    value = code.cast_to(value, FLOAT32)
-    float_bits = write.bitcast(value.llvm, _I32)
+    number = code.cast_to(number, FLOAT32)
+    float_bits = write.bitcast(number.llvm, _I32)
     size = write.and_(float_bits, _i32(0x7FFFFFFF))
     exponent = write.lshr(size, _i32(23))
     is_small = write.icmp_unsigned("<", exponent, _i32(113))
@@ -372,7 +362,7 @@ def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
     )
     half_bits = write.zext(_float_to_half(code, Value(rounded_size, FLOAT32)).llvm, _I32)
     sign = write.and_(write.lshr(float_bits, _i32(16)), _i32(0x8000))
-    nearest = write.zext(_float_to_half(code, value).llvm, _I32)
+    nearest = write.zext(_float_to_half(code, number).llvm, _I32)
     selected_bits = write.select(is_below_largest, write.or_(half_bits, sign), nearest)
     return Value(write.trunc(selected_bits, _I16), UINT16)
 
@@ -385,13 +375,6 @@ def _reserve_words(code: Code) -> Value:
 
 
 # Numbers as codes of 8 bits
-
-
-def _reserve_numbers(code: Code, count: Value) -> Value:
-    """Return a pointer to float32 stack memory for `count` numbers, a constant."""
-    memory = code.reserve_stack(FLOAT32.llvm, count.llvm)
-    memory.align = 64
-    return Value(memory, pointer_to(FLOAT32))
 
 
 def _magnitude_of(code: Code, x: Value) -> Value:
@@ -458,24 +441,24 @@ def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
     return Value(write.bitcast(float_bits, FLOAT32.llvm), FLOAT32)
 
 
-def _round_to_24_bits(code: Code, value: Value, bits: Value) -> Any:
+def _round_to_24_bits(code: Code, number: Value, bits: Value) -> Any:
     """Return the upper 24 bits of a float32, rounded by 8 random bits."""
     write = code.builder
-    float_bits = write.bitcast(code.cast_to(value, FLOAT32).llvm, _I32)
+    float_bits = write.bitcast(code.cast_to(number, FLOAT32).llvm, _I32)
     random_bits = write.and_(write.zext(bits.llvm, _I32), _i32(0xFF))
     upper_bits = write.lshr(write.add(float_bits, random_bits), _i32(8))
-    is_nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
+    is_nan = write.fcmp_unordered("uno", number.llvm, number.llvm)
     return write.select(is_nan, _i32(0x7FC000), upper_bits)
 
 
-def _upper_of(code: Code, value: Value, bits: Value) -> Value:
+def _upper_of(code: Code, number: Value, bits: Value) -> Value:
     write = code.builder
-    rounded_word = write.add(_round_to_24_bits(code, value, bits), _i32(0x80))
+    rounded_word = write.add(_round_to_24_bits(code, number, bits), _i32(0x80))
     return Value(write.trunc(write.lshr(rounded_word, _i32(8)), _I16), UINT16)
 
 
-def _lower_of(code: Code, value: Value, bits: Value) -> Value:
-    return Value(code.builder.trunc(_round_to_24_bits(code, value, bits), _I8), KINDS["uint8"])
+def _lower_of(code: Code, number: Value, bits: Value) -> Value:
+    return Value(code.builder.trunc(_round_to_24_bits(code, number, bits), _I8), KINDS["uint8"])
 
 
 # Integers
@@ -569,7 +552,6 @@ def _fpcr(code: Code, value: Any = None) -> Any:
 
 
 def _switch_flags(code: Code, is_flushing: Any, previous_flags: Any, bits: int) -> Any:
-    """Return the previous flags with `bits` on or off."""
     write, kind = code.builder, previous_flags.type
     all_bits = (1 << kind.width) - 1
     flushing_flags = write.or_(previous_flags, ir.Constant(kind, bits))
@@ -623,13 +605,13 @@ PRIMITIVES: dict[str, Function] = {
     **{name: partial(_cast_to, kind) for name, kind in KINDS.items()},
     **{f"{name}_pointer": partial(_pointer_from, kind) for name, kind in KINDS.items()},
     "address_of": _address_of,
-    "lanes": _reserve_lanes,
+    "lanes": partial(_reserve_numbers, FLOAT64),
     "prefetch": partial(_prefetch_line, 1),
     "prefetch_to_read": partial(_prefetch_line, 0),
     "take_ticket": _take_ticket,
-    "call": _call_address,
-    "call_float32": partial(_call_typed_address, FLOAT32),
-    "call_float64": partial(_call_typed_address, FLOAT64),
+    "call": partial(_call_address, INT64),
+    "call_float32": partial(_call_address, FLOAT32),
+    "call_float64": partial(_call_address, FLOAT64),
     "cell": _reserve_cell,
     "half_to_float": _half_to_float,
     "float_to_half": _float_to_half,
@@ -639,7 +621,7 @@ PRIMITIVES: dict[str, Function] = {
     "float_to_half_by": _round_to_half,
     "float_to_bfloat_by": _round_to_bfloat,
     "words": _reserve_words,
-    "numbers": _reserve_numbers,
+    "numbers": partial(_reserve_numbers, FLOAT32),
     "magnitude_of": _magnitude_of,
     "float_of": _float_of,
     "join_bfloat": _join_bfloat,

@@ -32,13 +32,17 @@ class _Unsafe(PermissionError):
 
 
 def open_folder(stack: ExitStack, path: str) -> int:
-    """Return the descriptor of a folder, which is made if it is missing; the stack closes it.
+    """Return the descriptor of a folder that only the user and root can change.
 
-    If others can write to the folder or own it, its files may be theirs: it is not used, but
-    `path-2`, or `path-3`, and so on. A new folder of such a name is announced by a warning.
+    A missing folder is made. If others own the folder or can write to it, its files may be theirs:
+    then `path-2`, `path-3` and so on are tried, and a warning names the one that is made.
+
+    Args:
+        stack: Closes all descriptors.
+        path: The absolute path of the folder.
 
     Raises:
-        OSError: An ancestor is not safe, or the folder cannot be made.
+        OSError: An ancestor is not safe, no folder of these names is, or none can be made.
     """
     parent, base = os.path.split(path)
     parent_descriptor, parent_path = _walk_down(stack, parent)
@@ -147,7 +151,7 @@ def _link_target(name: str, folder: int, full: str) -> str | None:
 def _enter_folder(
     stack: ExitStack, name: str, folder: int, full: str, is_ancestor: bool = False
 ) -> tuple[int, bool]:
-    """Return the descriptor of a folder, and whether it was made.
+    """Return the descriptor of a folder, made if it is missing, and True if it was made.
 
     Raises:
         OSError: It is not a folder, cannot be opened, or is not safe; see `_check_private`.

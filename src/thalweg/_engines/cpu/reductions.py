@@ -14,7 +14,7 @@ from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.codegen import Measurement
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
-from thalweg._engines.cpu.work_table import Table, chunk_of, cut_slices, dense_chunks, make_table
+from thalweg._engines.cpu.work_table import Table, choose_chunk_size, cut_slices, dense_chunks
 from thalweg._engines.protocol import Dtype, Stages
 from thalweg._engines.reduction_order import LEAF, Tree, leaf_counts, leaves_of
 from thalweg.formula import Formula
@@ -39,7 +39,7 @@ class Leaves:
         self.counts = leaf_counts(sizes)
         self._tree = Tree(self.counts)
         self.chunks = dense_chunks(sizes, LEAF)
-        self.bounds = cut_slices(self.chunks, chunk_of(self.elements))
+        self.bounds = cut_slices(self.chunks, choose_chunk_size(self.elements))
 
     def measure(
         self,
@@ -72,24 +72,19 @@ class Leaves:
         """
         return self._tree.combine(leaves)
 
-    def split_by_tensor(self, leaves: Float64) -> list[Float64]:
-        """Return the leaves of each tensor, from the leaves of all tensors."""
-        return np.split(leaves, np.cumsum(self.counts)[:-1])
-
 
 class Sweep:
-    """Measuring kernel with its argument block, for repeated calls.
+    """A sum kernel with its arguments, to launch repeatedly.
 
     Args:
-        leaf_plan: The leaves.
         kernel: From `launch.sum_kernel`.
         base: (tensors, streams) addresses of memory that the caller keeps alive.
         rows: From `scalar_rows`.
         flush: True if denormals count as zero.
 
     Attributes:
-        leaves: (leaves, measures) float64, which a call fills.
-        address: The address of the block.
+        leaves: (leaves, measures) float64, which each launch overwrites.
+        address: The address of the argument block.
     """
 
     def __init__(
@@ -150,7 +145,6 @@ def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
     """Return scalars as float64 rows, one for each tensor, or a single row if all share them.
 
     Args:
-        names: The names of the columns.
         scalars: For each name a number, or an array with one number for each tensor.
     """
     if not names:
@@ -161,11 +155,6 @@ def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
 
 def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
     """Return the largest magnitude of one stream of each tensor, or NaN if it has a NaN.
-
-    Args:
-        work: The work table.
-        dtype: The dtype of the stream.
-        column: The index of the stream.
 
     Returns:
         (tensors,) float64; 0 for a tensor without elements.
@@ -182,17 +171,17 @@ def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
     return integers.view(dtype).double().numpy()
 
 
-def _by_tensor(
+def _measure_tensors(
     tensors: Sequence[Tensor],
     measure_memory: Callable[[Int64, list[int], torch.dtype], Float64],
     measure_other: Callable[[Tensor], Tensor],
 ) -> Float64:
-    """Return a measure of each tensor, (tensors,) float64.
+    """Return a number for each tensor, (tensors,) float64.
 
     Args:
-        tensors: Tensors on any devices.
-        measure_memory: Returns the measures of CPU tensors from addresses, sizes and dtype.
-        measure_other: Returns the measure of one flat tensor of another device.
+        measure_memory: Returns the numbers of contiguous CPU tensors of one dtype, given an array
+            (tensors, 1) of their addresses, their sizes, and the dtype.
+        measure_other: Returns the number of a flat tensor of another device, of shape ().
     """
     measures = np.zeros(len(tensors), np.float64)
     by_dtype: dict[torch.dtype, list[int]] = {}
@@ -229,9 +218,7 @@ def sums_of(
 
     Args:
         formula: A formula that reads only the gradient, or `variable_squares`.
-        tensors: Tensors on any devices.
         stages: Stages that are applied to the elements first.
-        scalars: The scalars of the stages.
         compute: The dtype of the stages; by default the compute dtype of each tensor.
         flush: True if the stages treat denormals as zero.
 
@@ -256,20 +243,20 @@ def sums_of(
         leaves = leaves_of(formula(values, values))
         return Tree(leaf_counts([tensor.numel()]), tensor.device).combine(leaves)[0]
 
-    return _by_tensor(tensors, of_memory, of_other)
+    return _measure_tensors(tensors, of_memory, of_other)
 
 
 def max_abs(tensors: Sequence[Tensor]) -> Float64:
     """Return the largest magnitude of each tensor in float64; NaN for a NaN, 0 if it is empty."""
 
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:
-        chunk = chunk_of(sum(sizes))
+        chunk = choose_chunk_size(sum(sizes))
         chunks = dense_chunks(sizes, chunk)
-        work = make_table(base, chunks, cut_slices(chunks, chunk), np.zeros(len(sizes), np.int64))
+        work = Table(base, chunks, cut_slices(chunks, chunk), np.zeros(len(sizes), np.int64))
         return table_peaks(work, dtype, 0)
 
     def of_other(tensor: Tensor) -> Tensor:
         wide = tensor.double()
         return wide.abs().max() if tensor.numel() else wide.new_zeros(())
 
-    return _by_tensor(tensors, of_memory, of_other)
+    return _measure_tensors(tensors, of_memory, of_other)

@@ -57,9 +57,10 @@ def factor_of(norm, limit, epsilon, unit, is_torchs):
 
 
 def sum_squares(block):
-    """Return the sum of the squares of all present gradients, and store the sum of each.
+    """Return the sum of squares of all present gradients; store that of each in SQUARES.
 
-    The kernels of SWEEPS must have measured the gradients.
+    The kernels of SWEEPS must have measured the gradients before. Gradients of which the flag is 0
+    are left out: the sums of the others move to the front.
     """
     numbers, squares = float64_pointer(address_of(block)), float64_pointer(block[SQUARES])
     for i in range(block[COUNT]):
@@ -68,7 +69,7 @@ def sum_squares(block):
         sweep = int64_pointer(block[SWEEPS + 1] + SWEEP_BYTES * k)
         leaves, counts, places = sweep[0], int64_pointer(sweep[2]), int64_pointer(sweep[3])
         for i in range(sweep[1]):
-            squares[places[i]] = added_up(float64_pointer(leaves), counts[i], 1)
+            squares[places[i]] = add_pairwise(float64_pointer(leaves), counts[i], 1)
             leaves = leaves + 8 * counts[i]
     count = block[COUNT]
     # The tree of sums has leaves for present gradients only.
@@ -82,13 +83,13 @@ def sum_squares(block):
         for i in range(count):
             root = _f_sqrt(squares[i]) * numbers[UNSCALING]
             squares[i] = root * root
-    return added_up(squares, count, 1)
+    return add_pairwise(squares, count, 1)
 
 
 def clip(block):
-    """Compute the factor and store it in NORM, FACTOR and the scalars of kernels.
+    """Compute the factor, store it in NORM, FACTOR and the scalars of kernels, and set HAS_FACTOR.
 
-    Set HAS_FACTOR to 0 and store nothing if a number is out of range, such as NaN.
+    If a number is out of range, such as NaN, only HAS_FACTOR, then 0, and SQUARES are written.
     """
     numbers = float64_pointer(address_of(block))
     squares = sum_squares(block)

@@ -48,12 +48,14 @@ class ReplayArgument:
 
 
 def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
-    """Return the chunks of a member of a work table, as `Member.spans`.
+    """Return where a replay sets the lengths of a work-table member's chunks.
 
     Args:
-        chunks: The table that a kernel reads, whose lengths may change.
-        full: The table with all lengths.
-        member: The index of the member.
+        chunks: The chunks that a kernel reads, whose lengths may change.
+        full: The chunks with all lengths.
+
+    Returns:
+        The addresses of the first length in `chunks` and in `full`, and the number of chunks.
     """
     begin, end = map(int, np.searchsorted(full[:, 0], [member, member + 1]))
     length = full.strides[0] * begin + full.strides[1] * 3
@@ -61,7 +63,6 @@ def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
 
 
 def make_program_records(count: int) -> Int64:
-    """Return empty records of programs."""
     return np.zeros((count, scalar_program.PROGRAM // 8), np.int64)
 
 
@@ -86,8 +87,6 @@ def write_program_record(
     """Write the record of a program; the caller keeps its arrays.
 
     Args:
-        record: The record to fill.
-        operations: The operations.
         names: The register of each scalar of a row.
         inputs: The result of `make_inputs`.
         registers: The address of the first register.
@@ -123,16 +122,16 @@ def rule_scalars_record(
     slot_registers: Int64,
     slots: int,
 ) -> list[int]:
-    """Return the block of `replay_reductions`; the caller keeps its arrays.
+    """Return the words of a block of `replay_reductions`; the caller keeps the arrays alive.
 
     Args:
         routine: The address of the compiled function.
-        sweep_record: The leaves, the number of variables and the counts of leaves.
-        measures: The number of measures.
+        sweep_record: The address of the leaves, the number of variables, the address of leaf
+            counts.
         programs: The index of each variable's program, and the records of the programs.
         rows: The kernel's scalars, a row for each variable.
         slot_addresses: The addresses of scalar slots, variable after variable.
-        slot_registers: The registers with their new values.
+        slot_registers: The register with the new value of each slot of a variable.
         slots: The number of scalar slots of each variable.
     """
     leaves, variables, counts = sweep_record

@@ -32,7 +32,6 @@ def load_slot(program, address):
 
 
 def store_slot(program, address, number):
-    """Store a number in a slot, which has the dtype of the program."""
     if program[IN_FLOAT32]:
         narrow = float32_pointer(address)
         narrow[0] = number
@@ -42,7 +41,11 @@ def store_slot(program, address, number):
 
 
 def set_rule_scalars(block):
-    """Combine the measures of each variable, and compute its row of scalars and its slots."""
+    """Compute all variables' scalars from the leaves; write the kernel's rows and the slots.
+
+    For each variable the leaves are summed into the first registers of its program, its slots are
+    loaded into the next ones, the program runs, and the new values of slots are stored.
+    """
     leaves, measures, slots = block[LEAVES], block[MEASURES_OF_LEAF], block[SLOTS]
     slot_addresses = int64_pointer(block[SLOT_ADDRESSES])
     result_registers = int64_pointer(block[SLOT_REGISTERS])
@@ -52,7 +55,7 @@ def set_rule_scalars(block):
         program = int64_pointer(block[PROGRAM_RECORDS] + PROGRAM * program_indices[i])
         registers = float64_pointer(program[REGISTERS])
         for k in range(measures):
-            registers[k] = added_up(float64_pointer(leaves + 8 * k), counts[i], measures)
+            registers[k] = add_pairwise(float64_pointer(leaves + 8 * k), counts[i], measures)
         for k in range(slots):
             registers[measures + k] = load_slot(program, slot_addresses[slots * i + k])
         leaves = leaves + 8 * measures * counts[i]

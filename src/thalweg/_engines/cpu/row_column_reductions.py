@@ -20,6 +20,7 @@ from thalweg._engines.row_column_reductions import (
     TILE_ROWS,
     TileMeasures,
     View,
+    make_line_rows,
     view_of,
 )
 
@@ -30,7 +31,6 @@ class Lines:
     """Tiles of a set of variables, none empty; made once, used in each step.
 
     Args:
-        shapes: The shapes of the variables.
         vectors: Tensors over rows and columns that formulas read, by name, for each variable.
     """
 
@@ -42,7 +42,6 @@ class Lines:
         # Memory for tile results, and the columns of the table after the addresses of streams.
         self._buffers: dict[tuple[Measure, ...], tuple[TileMeasures, Int64]] = {}
         self._elements = sum(shape.numel() for shape in shapes)
-        self._sides = np.array([(view.rows, view.columns) for view in self._views], np.int64)
         self._tiles = np.array([(view.down, view.across) for view in self._views], np.int64)
         self._slices = np.concatenate(
             [_cut_tiles(index, view) for index, view in enumerate(self._views)]
@@ -53,15 +52,16 @@ class Lines:
         key = tuple(names)
         # Vectors are never reallocated, so that their addresses can be cached.
         if key not in self._bases:
-            places = [[vectors[name].data_ptr() for name in names] for vectors in self._vectors]
-            addresses = np.array(places, np.int64).reshape(len(self._views), len(names))
-            self._bases[key] = np.hstack([addresses, self._sides])
+            self._bases[key] = make_line_rows(key, self._vectors, self._views)
         return self._bases[key]
 
-    def _buffers_for(
+    def _allocate_buffers(
         self, kernel: Compiled, measures: tuple[Measure, ...]
     ) -> tuple[TileMeasures, Int64]:
-        """Return cached tile results and fixed columns; new memory would cause page faults."""
+        """Return memory for tile results, and the table's columns after the addresses of streams.
+
+        Both are cached by `measures`: new memory would cause page faults in each step.
+        """
         if measures not in self._buffers:
             tiles = TileMeasures(self._views, measures, torch.device("cpu"))
             fixed_columns = np.hstack([self.base_of(kernel.vectors), self._tiles, tiles.targets])
@@ -80,12 +80,11 @@ class Lines:
 
         Args:
             kernel: From `launch.lines_kernel`.
-            measures: The measures.
             streams: (variables, streams) addresses; the caller keeps that memory alive.
             scalars: The scalars by name: a number for all variables, or an array of one for each.
             flush: Whether denormals count as zero.
         """
-        tiles, fixed_columns = self._buffers_for(kernel, measures)
+        tiles, fixed_columns = self._allocate_buffers(kernel, measures)
         base = np.concatenate((streams, fixed_columns), axis=1)
         rows = scalar_rows(kernel.scalars, scalars)
         block = np.array(
@@ -107,9 +106,13 @@ class Lines:
 
 
 def _cut_tiles(index: int, view: View) -> Int64:
-    """Return the tiles of a variable in slices: (slices, 3): index of variable, first tile, end.
+    """Return the slices of a variable's tiles that a thread takes at once.
 
-    Tiles of one band are in one slice, or in few, so that memory is read in order.
+    The tiles of a band, which has `TILE_ROWS` rows, are in one slice, or in a few, so that memory
+    is read in order.
+
+    Returns:
+        (slices, 3) int64: the index of the variable, the first tile, and the end of the tiles.
     """
     bands, pieces = view.matrices * view.down, -(-view.across // WIDE)
     size = min(view.rows, TILE_ROWS) * min(view.columns, TILE_COLUMNS)

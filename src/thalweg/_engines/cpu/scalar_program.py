@@ -52,7 +52,7 @@ BOTH = 11
 EQUAL = 12
 AT_LEAST = 13
 
-NONE = -1  # in place of a register: somebody else sets the scalar
+NONE = -1  # in place of a register: other code sets the scalar
 
 # Kinds of numbers in memory.
 FLOAT32 = 4
@@ -66,8 +66,11 @@ HIGHEST_FLOAT32 = 3.4028234663852886e38
 HIGHEST_FLOAT64 = 1.7976931348623157e308
 
 
-def raised(program, x, y):
-    """Return `x` to the power of `y`; 0 below the normal numbers, but as they are in Python."""
+def raise_power(program, x, y):
+    """Return `x` to the power of `y`.
+
+    A result below the normal numbers of its type becomes 0, unless the numbers are Python's.
+    """
     power, tiny = 0.0, TINY_FLOAT64
     if program[IN_FLOAT32]:
         power = float64(call_float32(program[POWER], x, y))
@@ -86,8 +89,8 @@ def is_finite(x):
     return 0
 
 
-def compared(operation, x, y):
-    """Return the result of a comparison, or the larger or smaller number."""
+def compare(operation, x, y):
+    """Return 1 or 0 for a comparison; for EITHER the larger number, for BOTH the smaller one."""
     if operation == GREATER:
         return _f_where(x > y, 1.0, 0.0)
     if operation == AT_LEAST:
@@ -103,8 +106,8 @@ def compared(operation, x, y):
     return _f_where(x > y, y, x)
 
 
-def computed(program, operation, x, y, z):
-    """Return the result of an operation, which may read fewer numbers; conditions are 1 or 0."""
+def apply_operation(program, operation, x, y, z):
+    """Return the result of an operation on its first operands; a comparison gives 1 or 0."""
     if operation == ADD:
         return x + y
     if operation == SUBTRACT:
@@ -116,14 +119,13 @@ def computed(program, operation, x, y, z):
     if operation == ROOT:
         return _f_sqrt(x)
     if operation == RAISE:
-        return raised(program, x, y)
+        return raise_power(program, x, y)
     if operation == CHOOSE:
         return _f_where(x != 0.0, y, z)
-    return compared(operation, x, y)
+    return compare(operation, x, y)
 
 
 def load_number(address, kind):
-    """Return the number at an address as float64."""
     if kind == FLOAT32:
         return float64(float32_pointer(address)[0])
     if kind == INT64:
@@ -132,9 +134,10 @@ def load_number(address, kind):
 
 
 def compute(program):
-    """Load the inputs and run the operations of a program; its registers change.
+    """Load the inputs of a program into registers, and run its operations, which set registers.
 
-    Returns 1 where a number would be an error in Python: one that is not finite. Else 0.
+    Returns 0; or 1, and stops, if OF_PYTHON is set and a result without MAY_BE_ANY is not finite,
+    because Python would raise an error.
     """
     registers = float64_pointer(program[REGISTERS])
     inputs = int64_pointer(program[INPUTS + 1])
@@ -144,7 +147,7 @@ def compute(program):
     for k in range(count):
         word = OPERATION * k
         x, y = registers[operations[word + 1]], registers[operations[word + 2]]
-        number = computed(program, operations[word], x, y, registers[operations[word + 3]])
+        number = apply_operation(program, operations[word], x, y, registers[operations[word + 3]])
         flags = operations[word + 5]
         if flags & ROUNDS:
             number = float64(float32(number))
@@ -155,9 +158,9 @@ def compute(program):
 
 
 def store_rows(program, first, rows):
-    """Store the scalars of a program in rows of a kernel's table; others keep their values.
+    """Store the scalars of a program in rows of a kernel's table; scalars without register stay.
 
-    Returns 1, and stores none, where a scalar is too large for the type of the table. Else 0.
+    Returns 0; or 1, and stores nothing, if OF_PYTHON is set and a scalar overflows float32.
     """
     registers, narrow = float64_pointer(program[REGISTERS]), program[STORED_FLOAT32]
     names, length = int64_pointer(program[NAMES + 1]), program[NAMES]
@@ -181,7 +184,7 @@ def store_rows(program, first, rows):
 def run(program):
     """Compute the scalars of a program and store them in all of its rows.
 
-    Returns 1, and stores none, where a number would be an error in Python. Else 0.
+    Returns 0; or 1, and stores nothing, if `compute` or `store_rows` returns 1.
     """
     if compute(program):
         return 1

@@ -26,7 +26,7 @@ from thalweg._engines.cpu.codegen_transpose import LANES, SIDE
 from thalweg._engines.cpu.kernel_group import Group
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.reductions import scalar_rows
-from thalweg._engines.cpu.work_table import Table, chunk_of, cut_slices, dense_chunks, make_table
+from thalweg._engines.cpu.work_table import Table, choose_chunk_size, cut_slices, dense_chunks
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.fused_stage import read_stage
 from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage, stage_inputs
@@ -36,12 +36,12 @@ from thalweg._engines.row_column_reductions import view_of
 from thalweg.formula import Formula, Rule
 
 
-class Work(NamedTuple):
+class SweepPlan(NamedTuple):
     """Passes of a rule, divided into sweeps over memory, in order.
 
     Attributes:
-        sweeps: For each sweep before the update: its passes, and the stages over numbers of
-            variables that run after it.
+        sweeps: For each sweep before the update: its passes, and the stages that run after it,
+            which read and change measures of variables alone.
         update_passes: The passes in the sweep of the update.
     """
 
@@ -50,10 +50,11 @@ class Work(NamedTuple):
 
 
 @cache
-def work_of(rule: Rule) -> Work | None:
-    """Return the sweeps of a rule, or None if these kernels do not support one of its passes.
+def plan_sweeps(rule: Rule) -> SweepPlan | None:
+    """Return the sweeps of a rule, or None if these kernels cannot run one of its passes.
 
-    Each sweep computes passes over rows and columns again; measures of variables are computed once.
+    A sweep ends where a pass or stage reads a measure over variables. Later sweeps compute passes
+    over rows and columns again, and read measures over variables as scalars.
     """
     if rule.before or rule.measures or rule.levels or rule.per_variable or rule.per_optimizer:
         return None
@@ -76,34 +77,36 @@ def work_of(rule: Rule) -> Work | None:
         ):
             scalar_names = trace_formula(rule_pass.function).scalars
             if any(
-                measure.makes in scalar_names for measure in passes if not _is_of_lines(measure)
+                measure.makes in scalar_names for measure in passes if not _reduces_lines(measure)
             ):
                 passes = _end_sweep(sweeps, passes)
             passes.append(rule_pass)
         else:
             return None
     update_passes = _end_sweep(sweeps, passes)
-    work = ((sweep_passes, tuple(stages)) for sweep_passes, stages in sweeps)
-    return Work(tuple(work), tuple(update_passes))
+    groups = ((sweep_passes, tuple(stages)) for sweep_passes, stages in sweeps)
+    return SweepPlan(tuple(groups), tuple(update_passes))
 
 
 def _end_sweep(sweeps: list[Any], passes: list[Measure | FusedStage]) -> list[Measure | FusedStage]:
-    """Append a sweep if a pass measures variables; return the passes that the next one repeats."""
-    line_passes = list(filter(_is_of_lines, passes))
+    """Append a sweep of `passes` to `sweeps` if one of them is a measure over variables.
+
+    Return the other passes, with which the next sweep begins.
+    """
+    line_passes = list(filter(_reduces_lines, passes))
     if len(line_passes) < len(passes):
         sweeps.append((tuple(passes), []))
     return line_passes
 
 
-def _is_of_lines(rule_pass: Measure | FusedStage) -> bool:
-    """Return True if a pass is not a measure of variables."""
+def _reduces_lines(rule_pass: Measure | FusedStage) -> bool:
     return isinstance(rule_pass, FusedStage) or rule_pass.over != "variable"
 
 
 def _is_of_variables(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedStage]) -> bool:
-    """Return True if a stage reads only numbers of variables, and none that `passes` measure with.
+    """Return True if a stage takes only measures over variables that no formula of `passes` reads.
 
-    `passes` are computed again after the stage, and would read a number that it has changed.
+    The next sweep computes `passes` again, and would read a measure that the stage has replaced.
     """
     input_names = {name for names in stage_inputs(stage) for name in names}
     measure_names = input_names & {
@@ -120,14 +123,13 @@ def _is_of_variables(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedS
 
 
 def find_short(request: StepRequest, engines: Sequence[str]) -> list[bool]:
-    """Return for each variable of a step if a `ShortGroup` can update it; [] if none can be.
+    """Return for each variable of a step whether a `ShortGroup` can update it; [] if none can be.
 
     Args:
         request: A step of a rule with passes.
-        engines: The engine of each variable.
     """
     has_copies = any(copy is not None for copy in request.copies or ())
-    if has_copies or request.matrices or request.places or work_of(request.rule) is None:
+    if has_copies or request.matrices or request.places or plan_sweeps(request.rule) is None:
         return []
     triples = zip(request.variables, request.gradients, request.slots, strict=True)
     is_short = [
@@ -151,7 +153,6 @@ def _is_short(var: Tensor, grad: Any, slots: Sequence[Tensor]) -> bool:
 
 @cache
 def _kernel_of(sweep: SmallMatrixSweep) -> Compiled:
-    """Return the compiled kernel of a sweep."""
     return Compiled(SmallMatrixKernel(sweep).write(), np.float64)
 
 
@@ -162,19 +163,19 @@ class ShortGroup(Group):
         streams = self._set_members(request, members)
         update: Any = request.rule.update
         rule: Rule = update.rule
-        work = work_of(rule)
-        if work is None:
+        plan = plan_sweeps(rule)
+        if plan is None:
             raise TypeError(f"rule {rule.name!r} is not for these kernels")
-        self._rule, self._work, self._stages = rule, work, request.stages
+        self._rule, self._plan, self._stages = rule, plan, request.stages
         self._update, self._types = request.rule.update, streams.names
         self._views = [view_of(request.variables[index].shape) for index in members]
         width = stream_of_pass(rule, streams.names, len(rule.passes))
         base = np.zeros((len(members), width), np.int64)
         base[:, : len(streams.names)] = streams.base
-        chunk = chunk_of(sum(streams.sizes))
+        chunk = choose_chunk_size(sum(streams.sizes))
         chunks = dense_chunks(streams.sizes, chunk)
         self._row = np.zeros(len(members), np.int64)
-        self.table = make_table(base, chunks, cut_slices(chunks, chunk), self._row)
+        self.table = Table(base, chunks, cut_slices(chunks, chunk), self._row)
         self._batches: list[tuple[list[int], Batch]] = []  # for stages, with the rows of members
         for rows in group_by_shape(rule, [request.variables[index] for index in members]):
             batch = Batch(rule, request.variables, [members[row] for row in rows])
@@ -216,10 +217,10 @@ class ShortGroup(Group):
             self.table.base[:, column] = self._blocks[place].ctypes.data + starts
         self._sweeps = [
             [self._launch(key, members, passes, None) for key, members in kinds.items()]
-            for passes, _ in self._work.sweeps
+            for passes, _ in self._plan.sweeps
         ]
         self._update_launches = [
-            self._launch(key, members, self._work.update_passes, self._update)
+            self._launch(key, members, self._plan.update_passes, self._update)
             for key, members in kinds.items()
         ]
 
@@ -230,14 +231,12 @@ class ShortGroup(Group):
         passes: tuple[Measure | FusedStage, ...],
         update: Formula | None,
     ) -> _Launch:
-        """Return kernel and work table of a sweep over members with equal matrix sizes and slot
-        dtypes.
+        """Return a kernel and its work table, for a sweep over members of one kind.
 
         Args:
-            key: Rows, columns, and the storage types of the slots of rows and columns.
-            members: The indices of the members.
-            passes: The passes of the sweep.
-            update: The update, if the sweep runs it.
+            key: Rows and columns of the matrices, and storage types of the slots of rows and
+                columns.
+            update: The update, or None for a sweep that only measures.
         """
         rows, columns, lines = key
         kernel = _kernel_of(
@@ -255,21 +254,24 @@ class ShortGroup(Group):
         )
         size = rows * columns
         counts = [self._views[member].matrices for member in members]
-        chunk = max(1, chunk_of(sum(counts) * size) // (size * LANES)) * LANES
+        chunk = max(1, choose_chunk_size(sum(counts) * size) // (size * LANES)) * LANES
         chunks = dense_chunks(counts, chunk)
         chunks[:, 0] = np.array(members)[chunks[:, 0]]
-        table = make_table(self.table.base, chunks, cut_slices(chunks, chunk), self._row)
+        table = Table(self.table.base, chunks, cut_slices(chunks, chunk), self._row)
         table.elements *= size
         return _Launch(kernel, table)
 
     def run_passes(self, columns: Columns) -> None:
-        """Run all sweeps before the update: measure variables, and run stages over the measures."""
+        """Run all sweeps before the update, each followed by its stages; keep the measures.
+
+        Slots that gradients overlap with are copied first; see `bind_slots`.
+        """
         self._numbers = {}
         for _, batch in self._batches:
             batch.measured_values.clear()
         for slot, copy in self._staged_slots:
             copy.copy_(slot)
-        for (passes, stages), launches in zip(self._work.sweeps, self._sweeps, strict=True):
+        for (passes, stages), launches in zip(self._plan.sweeps, self._sweeps, strict=True):
             for sweep in launches:
                 scalars = self._scalars_for(sweep, columns)
                 sweep.kernel.run_on_threads(*sweep.aim(scalars, self.flush))
@@ -290,21 +292,22 @@ class ShortGroup(Group):
 
     def _scalars_for(self, sweep: _Launch, columns: Columns) -> Float64:
         """Return a kernel's scalars, one row or a row per member; set the row index of each."""
-        rows = scalar_rows(sweep.kernel.scalars, self._scalars_of(sweep.kernel.scalars, columns))
+        rows = scalar_rows(
+            sweep.kernel.scalars, self._select_scalars(sweep.kernel.scalars, columns)
+        )
         self._row[:] = self._rows if len(rows) > 1 else 0
         return np.ascontiguousarray(rows)
 
-    def _scalars_of(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
+    def _select_scalars(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
         other_names = [name for name in names if name not in self._numbers]
         measured_scalars = {name: self._numbers[name] for name in names if name in self._numbers}
-        return {**super()._scalars_of(other_names, columns), **measured_scalars}
+        return {**super()._select_scalars(other_names, columns), **measured_scalars}
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
         """Return no measures: the group stores them itself."""
         return [[] for _ in self.members]
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """See `Group`."""
         calls: list[Call] = []
         for sweep in self._update_launches:
             sweep.scalars = self._scalars_for(sweep, columns)
@@ -320,7 +323,6 @@ class _Launch:
     """Kernel with its work table.
 
     Attributes:
-        kernel: The kernel.
         scalars: The scalars of the last launch, which are kept alive here.
     """
 

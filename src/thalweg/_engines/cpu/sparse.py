@@ -8,10 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.array_types import Array, Int32, Int64
+from thalweg._engines.array_types import Array, Int64
 from thalweg._engines.cpu import launch, sparse_rows
 from thalweg._engines.cpu.sparse_plan import RowsPlan
-from thalweg._engines.cpu.work_table import CHUNK, ENTRIES, Table, cut_slices, make_table
+from thalweg._engines.cpu.work_table import CHUNK, ENTRIES, Table, cut_slices
 from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
@@ -30,26 +30,18 @@ class _Scratch:
         self.row_of = np.empty(room, np.int64)
         self.first = np.empty(room, np.int32)
         self.next_entry = np.empty(room + 1, np.int32)
-        self._table = np.empty(_count_places(room), np.int32)
-
-    def hash_table(self, count: int) -> Int32:
-        """Return a hash table for so many entries, not cleared."""
-        return self._table[: _count_places(count)]
+        self.table = np.empty(_count_places(room), np.int32)  # for hashing, not cleared
 
 
 def _count_places(count: int) -> int:
-    """Return the length of a hash table for so many entries."""
+    """Return the length of the hash table for `count` entries, a power of two."""
     # A longer table has fewer collisions, but takes longer to clear.
     room = 1 << max(count - 1, 0).bit_length()
     return max(2 * room, min(8 * room, _HASH))
 
 
 class SparsePlan(RowsPlan):
-    """CPU kernels for the rows that a gradient names, and for the others if the rule updates them.
-
-    Args:
-        request: The step.
-    """
+    """CPU kernels for the rows that a gradient names, and for others if the rule updates them."""
 
     def __init__(self, request: StepRequest) -> None:
         super().__init__(request)
@@ -71,7 +63,7 @@ class SparsePlan(RowsPlan):
         self._gaps: tuple[Table, Array] | None = None  # the rows that no index names
 
     def _argument_block(self) -> Int64:
-        """Return the kernel's argument block; entries 0 and 13 are counters of its threads."""
+        """Return the kernel's 14 argument words; its threads increment words 0 and 13."""
         argument = np.zeros(14, np.int64)
         argument[5] = self._width
         argument[9] = self._base.ctypes.data
@@ -82,10 +74,9 @@ class SparsePlan(RowsPlan):
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
         return len(indices) < ENTRIES and self._group_by_row(values, indices) < 0
 
-    def point_at(self, grad: IndexedSlices) -> None:
-        """See `RowsPlan`."""
-        indices = layout.as_packed(grad.indices)
-        bad = self._group_by_row(layout.as_packed(grad.values), indices)
+    def point_at(self, slices: IndexedSlices) -> None:
+        indices = layout.as_packed(slices.indices)
+        bad = self._group_by_row(layout.as_packed(slices.values), indices)
         # A callback may have changed an index since validation.
         if bad >= 0:
             raise InvalidArgumentError(
@@ -105,7 +96,7 @@ class SparsePlan(RowsPlan):
         self._groups, bad = self._group(
             entries,
             self._shape[0],
-            scratch.hash_table(count),
+            scratch.table[: _count_places(count)],
             scratch.row_of,
             scratch.first,
             scratch.next_entry,
@@ -150,13 +141,9 @@ class SparsePlan(RowsPlan):
         ]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)
-        self._gaps = (
-            make_table(base, gap_chunks, cut_slices(gap_chunks), np.zeros(1, np.int64)),
-            row,
-        )
+        self._gaps = (Table(base, gap_chunks, cut_slices(gap_chunks), np.zeros(1, np.int64)), row)
         return kernel.bind_table(*self._gaps, self._flush)
 
     def release_gradients(self) -> None:
-        """See `RowsPlan`."""
         super().release_gradients()
         self._gaps = None

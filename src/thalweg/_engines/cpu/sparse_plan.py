@@ -17,7 +17,14 @@ from thalweg._engines.array_types import Int64
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.reductions import max_abs, sums_of
 from thalweg._engines.low_precision_copies import resumed
-from thalweg._engines.protocol import Call, Columns, Reduction, StepRequest, formula_of_rows
+from thalweg._engines.protocol import (
+    Call,
+    Columns,
+    Reduction,
+    Results,
+    StepRequest,
+    select_row_formula,
+)
 from thalweg.formula import variable_squares
 from thalweg.indexed_slices import IndexedSlices
 
@@ -80,7 +87,7 @@ class RowsPlan(ABC):
         """Return the description of the update of rows with entries."""
         var_name, *other_names = self._storage_names()
         return Update(
-            formula_of_rows(self.rule, self.var),
+            select_row_formula(self.rule, self.var),
             (var_name, layout.STORAGE_NAMES[self._kind], *other_names),
             (from_zero,) if self.rule.duplicates == "sum" else (),
             entries=self.stages,
@@ -120,7 +127,7 @@ class RowsPlan(ABC):
             return False
 
     def _matches_request(self, request: StepRequest) -> bool:
-        """Return True if rule, stages, variable and options of a step are those of the plan."""
+        """Return True if rule, stages, variable, copy and options are those of the plan."""
         if (
             request.rule is not self.rule
             or request.stages != self.stages
@@ -145,11 +152,15 @@ class RowsPlan(ABC):
         )
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """See `Part`. Return False, without an error, if the step must be validated."""
+        """Bind the plan to the gradient of a request; return True if this was possible.
+
+        False means that the step must be validated: something else differs, or the gradient is
+        invalid or overlaps with memory in `bounds`, which is a result of `layout.merge_byte_spans`.
+        """
         return self._matches_request(request) and self._bind_gradient(request.gradients[0], bounds)
 
     def _bind_gradient(self, grad: Any, bounds: Int64) -> bool:
-        """Use a gradient if it is valid and apart from all written memory; return if it was."""
+        """Bind a gradient; return False if it is invalid or overlaps with memory in `bounds`."""
         try:
             values_with_indices = values_and_indices(grad)
             if values_with_indices is None:
@@ -179,8 +190,10 @@ class RowsPlan(ABC):
         )
 
     def _is_readable(self, tensor: Tensor) -> bool:
-        """True if a tensor is on the plan's device, allocated, contiguous, aligned and not
-        negated."""
+        """Return True if a tensor is in memory of the plan's device, contiguous and aligned.
+
+        A tensor with a lazy negation is not readable.
+        """
         return (
             tensor.get_device() == self._device
             and tensor.is_contiguous()
@@ -193,11 +206,11 @@ class RowsPlan(ABC):
 
     @abstractmethod
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
-        """Use readable values and indices; return False if an index is out of range."""
+        """Bind valid entries; return False if an index is out of range, or there are too many."""
 
     @abstractmethod
-    def point_at(self, grad: IndexedSlices) -> None:
-        """Use a gradient of the variable's row shape; values and indices are packed if needed.
+    def point_at(self, slices: IndexedSlices) -> None:
+        """Bind a gradient with the row shape of the variable, copied if kernels cannot read it.
 
         Raises:
             InvalidArgumentError: An index is out of range.
@@ -210,7 +223,7 @@ class RowsPlan(ABC):
             raise RuntimeError("the plan is not aimed at a gradient")
         return self._values
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """See `Reductions`; rows of sparse gradients have no leaves.
 
         Raises:
@@ -244,5 +257,4 @@ class RowsPlan(ABC):
         """See `Part`."""
 
     def release_gradients(self) -> None:
-        """Release the gradient."""
         self._values = None

@@ -1,4 +1,4 @@
-"""What suits which processor. Nothing here changes a bit of what a step computes."""
+"""Parameters of kernels by processor. No parameter changes a bit of a result."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _WIDTHS = (256, 512)
 
 
 class Tuning(NamedTuple):
-    """How kernels are made and run on a processor.
+    """Parameters of how kernels are generated and run on a processor.
 
     Attributes:
-        prefetch: How many bytes ahead they fetch what they divide, or only write; 0: they do not.
-        vectors: Bits of vectors, 256 or 512, where the processor has the latter.
-        serial: Elements below which a second thread costs more than it brings.
-        measured: Where that was found out.
+        prefetch: Distance of prefetches in bytes; 0 for none.
+        vectors: Bits of vectors, 256 or 512, on processors that have 512.
+        serial: Number of elements below which a kernel runs on one thread.
+        measured: The processor on which the parameters were measured, or the environment variable.
     """
 
     prefetch: int = 2048
@@ -27,29 +27,29 @@ class Tuning(NamedTuple):
     measured: str = "Intel Xeon (Ice Lake), 2 cores"
 
 
-# By how LLVM's name of a processor begins; all others get what suits the one above.
+# By the beginning of LLVM's name of a processor; others have the defaults of `Tuning`.
 _ROWS = {
-    # Memory keeps up by itself: prefetches made Adam take 1.12 of the time, RMSprop 1.14, Adagrad
-    # 1.17 and Ftrl 1.06. Vectors and threads were not looked at.
+    # Prefetches made Adam take 1.12 of the time, RMSprop 1.14, Adagrad 1.17 and Ftrl 1.06. Vectors
+    # and threads were not measured.
     "znver": Tuning(prefetch=0, measured="AMD EPYC, 2 cores: prefetches alone"),
 }
 
 
-def tuning_of(processor: str, wanted: str = "") -> Tuning:
-    """What suits a processor.
+def tuning_of(processor: str, changes: str = "") -> Tuning:
+    """Return the parameters of a processor.
 
     Args:
-        processor: What LLVM calls it.
-        wanted: What is to be otherwise, such as "prefetch=0,vectors=256,serial=20000".
+        changes: Parameters that replace those of the processor, such as
+            "prefetch=0,vectors=256,serial=20000"; "" for none.
 
     Raises:
-        InvalidArgumentError: Something else is wanted.
+        InvalidArgumentError: `changes` has another form.
     """
-    found = next((row for name, row in _ROWS.items() if processor.startswith(name)), Tuning())
-    if not wanted:
-        return found
+    parameters = next((row for name, row in _ROWS.items() if processor.startswith(name)), Tuning())
+    if not changes:
+        return parameters
     numbers: dict[str, int] = {}
-    for part in wanted.split(","):
+    for part in changes.split(","):
         name, _, text = part.strip().partition("=")
         number = int(text) if text.isascii() and text.isdigit() else -1
         allowed = number in _WIDTHS if name == "vectors" else number >= 0
@@ -59,4 +59,4 @@ def tuning_of(processor: str, wanted: str = "") -> Tuning:
                 " serial=ELEMENTS, with commas between them."
             )
         numbers[name] = number
-    return found._replace(**numbers, measured=VARIABLE)
+    return parameters._replace(**numbers, measured=VARIABLE)

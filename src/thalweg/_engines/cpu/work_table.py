@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from thalweg._engines.array_types import Int64, numbered
+from thalweg._engines.array_types import Int64, enumerate_runs
 from thalweg._engines.random_bits import ElementRuns
 
 CHUNK = 1 << 16  # elements of a dense chunk
@@ -25,7 +25,7 @@ SERIAL = 50_000  # elements below which a second thread costs more than it bring
 
 @dataclass(eq=False)
 class Table:
-    """Work of one kernel launch.
+    """Work of one kernel launch; arrays are converted to contiguous int64.
 
     Attributes:
         base: (tensors, streams) addresses of the first elements.
@@ -40,10 +40,13 @@ class Table:
     chunks: Int64
     bounds: Int64
     scalar_row: Int64
-    elements: int
+    elements: int = field(init=False)
     _argument: Int64 = field(init=False)
 
     def __post_init__(self) -> None:
+        for name in ("base", "chunks", "bounds", "scalar_row"):
+            setattr(self, name, np.ascontiguousarray(getattr(self, name), np.int64))
+        self.elements = int(self.chunks[:, 3].sum())
         argument = np.zeros(11, np.int64)
         argument[SLICES] = len(self.bounds) - 1
         argument[BOUNDS] = self.bounds.ctypes.data
@@ -54,7 +57,7 @@ class Table:
         self._address = argument.ctypes.data
 
     def fill_argument(self, scalars: npt.NDArray[np.floating], flush: bool) -> int:
-        """Aim the argument block at `scalars`, with a ticket counter of 0; return its address.
+        """Point the argument block at `scalars`, set `flush` and a ticket of 0; return its address.
 
         The scalars are not copied: the caller keeps the array alive until the launch is done.
         """
@@ -90,7 +93,7 @@ def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
     """Return the chunks of tensors of `sizes` elements; empty tensors have none."""
     extents = np.asarray(sizes, np.int64)
     counts = -(-extents // chunk)
-    tensor, number = numbered(counts)
+    tensor, number = enumerate_runs(counts)
     chunks = np.empty((len(tensor), 4), np.int64)
     chunks[:, 0] = tensor
     chunks[:, 1] = chunks[:, 2] = number * chunk
@@ -101,12 +104,16 @@ def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
 def cut_at_runs(
     chunks: Int64, origins: Int64, runs: Sequence[ElementRuns | None]
 ) -> tuple[Int64, Int64]:
-    """Return chunks of adjacent elements, and the position of the first element of each.
+    """Divide chunks so that the elements of each have adjacent positions in the full variable.
 
     Args:
         chunks: (n, 4) chunks of dense tensors.
         origins: (tensors,) the position of the first element of each tensor.
         runs: The positions of the elements of each tensor, or None if all are adjacent.
+
+    Returns:
+        The divided chunks (`chunks` itself if no tensor has runs), and for each chunk the position
+        of its first element.
     """
     positions = origins[chunks[:, 0]] + chunks[:, 1]
     if not any(runs):
@@ -130,8 +137,8 @@ def cut_at_runs(
     return np.concatenate(cut_chunks), np.concatenate(cut_positions)
 
 
-def chunk_of(elements: int) -> int:
-    """Return the elements per chunk for so many elements, with enough chunks to balance threads."""
+def choose_chunk_size(elements: int) -> int:
+    """Return the elements per chunk: at most `CHUNK`, fewer to balance the work of threads."""
     return min(CHUNK, max(-(-elements // 32 // STEP) * STEP, CHUNK // 8))
 
 
@@ -151,14 +158,3 @@ def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
     starts[0] = True
     np.not_equal(number[1:], number[:-1], out=starts[1:])
     return np.append(np.flatnonzero(starts), count).astype(np.int64)
-
-
-def make_table(base: Int64, chunks: Int64, bounds: Int64, scalar_row: Int64) -> Table:
-    """Return a table, with arrays converted to contiguous int64 for kernels."""
-    return Table(
-        np.ascontiguousarray(base, np.int64),
-        np.ascontiguousarray(chunks, np.int64),
-        np.ascontiguousarray(bounds, np.int64),
-        np.ascontiguousarray(scalar_row, np.int64),
-        int(chunks[:, 3].sum()),
-    )

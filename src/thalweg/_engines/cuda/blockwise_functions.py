@@ -14,12 +14,7 @@ import triton.language as tl
 from triton.language.random import philox_impl
 
 from thalweg._engines.codecs import codec, dither, root8
-from thalweg._engines.cuda.device_functions import (
-    divide,
-    divide_within,
-    lacks_ptx,
-    to_float16,
-)
+from thalweg._engines.cuda.device_functions import divide, divide_within, lacks_ptx, to_float16
 
 LEAST_PEAK = tl.constexpr(codec.LEAST_PEAK)
 LARGEST_PEAK = tl.constexpr(codec.LARGEST_PEAK)
@@ -305,12 +300,7 @@ def store_codes(start, offsets, fours, codes, mask, MASKED: tl.constexpr):
         code0, code2 = tl.split(even_codes)
         code1, code3 = tl.split(odd_codes)
         words = tl.inline_asm_elementwise(
-            _PACKING,
-            "=r,r,r,r,r",
-            [code0, code1, code2, code3],
-            tl.int32,
-            is_pure=True,
-            pack=1,
+            _PACKING, "=r,r,r,r,r", [code0, code1, code2, code3], tl.int32, is_pure=True, pack=1
         )
         _store_words((start + fours).to(tl.int64), words)
 
@@ -428,7 +418,6 @@ def number_of(code):
 
 @triton.jit
 def code_of(code):
-    """Return codes unchanged."""
     return code
 
 
@@ -442,7 +431,7 @@ _ROOT8 = tl.constexpr(
 
 @triton.jit
 def decode_root8(code, scale):
-    """Return the number of a code of `root8`, a uint8."""
+    """Return the float32 number of a uint8 code of `root8`."""
     if lacks_ptx():
         root = code.to(tl.float32) * tl.full((), ROOT8_STEP, tl.float32)
     else:
@@ -455,7 +444,6 @@ def decode_root8(code, scale):
 
 @triton.jit
 def decode_softsign8(code, scale):
-    """Return the number of a code of `softsign8`."""
     return _divide_codes(code, 254.0 - tl.abs(code)) * scale
 
 
@@ -475,12 +463,7 @@ def _divide_codes(code, divisor):
         return tl.div_rn(code, divisor)
     else:
         return tl.inline_asm_elementwise(
-            _SOFTSIGN8,
-            "=f,f,f",
-            [code, divisor],
-            tl.float32,
-            is_pure=True,
-            pack=1,
+            _SOFTSIGN8, "=f,f,f", [code, divisor], tl.float32, is_pure=True, pack=1
         )
 
 

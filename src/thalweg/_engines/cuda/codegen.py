@@ -126,8 +126,6 @@ def name_kernel(
 
     Args:
         definitions: The text before the kernel function: imports and functions that it calls.
-        lines: The kernel function.
-        scalars, attributes: Attributes of the kernel.
     """
     text = f"{definitions}\n\n{join_lines(lines)}"
     name = f"g_{digest(text, _read_function_sources())}"
@@ -159,7 +157,6 @@ class Writer(FormulaWriter):
     Each operation is rounded once, and denormals are kept or flushed as chosen.
 
     Args:
-        compute: "float32" or "float64".
         flush: Whether denormals become zero, after loads and after each operation.
         fast: Whether operations inside a formula do not flush: fused products and sums have no
             intermediate number to flush.
@@ -279,7 +276,7 @@ class Writer(FormulaWriter):
         Args:
             name: The name of the variable's number in the kernel.
             storage: Storage dtypes of the streams; the last one is that of the copy.
-            where: What `load` is given after the pointer.
+            load_args: The arguments of `load` after the pointer.
         """
         kind = storage[-1]
         matches_copy = f"is_same_float16({self.value_of_copy(name, kind)}, copy)"
@@ -298,12 +295,7 @@ def define_element(parameters: str, body: list[str]) -> str:
 
 
 class Element:
-    """Writer of the Triton function `element`: updates elements `at` of streams p0, p1, ...
-
-    Args:
-        update: The formulas and streams.
-        writer: Writer for the compute dtype.
-    """
+    """Writer of the Triton function `element`: updates elements `at` of streams p0, p1, ..."""
 
     def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         self.update, self.writer = update, writer
@@ -337,9 +329,7 @@ class Element:
         return [*sides, *(f"{name} = pointer({x}, {kind}, False)" for name, x in places)]
 
     def _read_vectors(self) -> list[str]:
-        """Return lines that load, for each element, the value that each vector has for its row or
-        column.
-        """
+        """Return lines that load each vector's value for the row or column of each element."""
         if not self._vectors:
             return []
         lines: list[str] = [*_OF_ELEMENT.strip().splitlines()]
@@ -356,12 +346,21 @@ class Element:
         return self.update.storage[stream]
 
     def call_over(self, start: str, elements: str, masked: bool) -> str:
-        """Return a call of `element` for elements of a chunk, counted from `start`."""
+        """Return a call of `element` for the elements `start + elements` of a chunk.
+
+        Args:
+            start, elements: Expressions of an offset in the chunk, and of indices from there.
+            masked: Whether elements from `length` on are left out.
+        """
         call_args = [*self.arguments, f"{start} + {elements}", "length", str(masked)]
         return f"element({', '.join(call_args)})"
 
     def define_functions(self, *extra_parameters: str) -> str:
-        """Return the text of `element` with extra parameters, after the functions it calls."""
+        """Return the source of `element`, after the source of the functions that it calls.
+
+        Args:
+            extra_parameters: Parameters of `element` after pointers and scalars.
+        """
         parameters = ", ".join(
             [*self.arguments, *extra_parameters, "at", "length", "MASKED: tl.constexpr"]
         )
@@ -441,13 +440,12 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
 
     Args:
         update: The update; it reads a gradient.
-        compute: "float32" or "float64".
         flush: Whether denormals are treated as zero.
         fast: Whether products and sums may be fused, and quotients and roots be approximate.
     """
     element = Element(update.traced, Writer(compute, flush, fast))
     element.writer.has_scalar_branches = not update.traced.vectors
-    element.writer.group = share_of(update.storage)
+    element.writer.group = elements_per_load(update.storage)
     block = THREADS * element.writer.group
     return assemble_kernel(element, write_dense(element, block, f"tl.arange(0, {block})"))
 
@@ -457,7 +455,6 @@ def write_dense(element: Element, block: int, elements: str, *extra_parameters: 
 
     Args:
         element: Writer of the function that updates a block.
-        block: Elements of a block.
         elements: Expression of the element indices of a block, relative to its first element.
         extra_parameters: Names of additional parameters of the kernel.
     """
@@ -493,11 +490,7 @@ def assemble_kernel(
 
     Args:
         element: Writer of the function that updates a block.
-        lines: The kernel function.
         extra_parameters: As for `Element.define_functions`.
-        integers: Names of integer parameters.
-        threads: Threads of a program.
-        imports: Additional import lines.
     """
     compute, fast = element.writer.compute, element.writer.fast
     functions = element.define_functions(*extra_parameters)
@@ -513,9 +506,9 @@ def load_scalars(element: Element, start: str) -> list[str]:
     return [f"s{k} = {element.writer.flush_value(value)}" for k, value in enumerate(values)]
 
 
-def share_of(storage: Sequence[str]) -> int:
+def elements_per_load(storage: Sequence[str]) -> int:
     """Return how many elements a thread updates at a time: those of one load of the widest dtype.
 
-    With more elements a thread needs so many registers that too few threads run at once.
+    With more elements a thread would need so many registers that too few threads run at once.
     """
     return WIDTH // max(SIZES[dtype] for dtype in storage)

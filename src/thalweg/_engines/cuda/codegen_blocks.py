@@ -14,7 +14,7 @@ from thalweg._engines.codecs.linear8 import LINEAR8
 from thalweg._engines.codecs.root8 import ROOT8
 from thalweg._engines.codecs.split8 import HALF
 from thalweg._engines.codecs.texts import codec_fields, define_codecs
-from thalweg._engines.codegen import DECODED, Field, TracedUpdate, Update, codecs_of, fill
+from thalweg._engines.codegen import DECODED, Field, TracedUpdate, Update, fill, find_codecs
 from thalweg._engines.cuda.codegen import (
     BLOCKWISE,
     THREADS,
@@ -22,7 +22,7 @@ from thalweg._engines.cuda.codegen import (
     Kernel,
     Writer,
     assemble_kernel,
-    share_of,
+    elements_per_load,
     write_dense,
 )
 from thalweg._engines.formula_graph import Node
@@ -73,15 +73,15 @@ _TABLED = ("dynamic8", "dynamic8_positive")
 
 
 def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
-    """Return the kernel that updates chunks of tensors in float32.
+    """Return the kernel that updates chunks of tensors in float32, with random bits or codecs.
 
-    With random bits or slots in blocks of codes it reads `places`: stream numbers and positions.
+    Its parameter `places` has the number of each variable's random stream, and positions of
+    elements.
 
     Args:
-        update: The update.
         flush, fast: As for `generate_update`; with encoded slots `fast` has no effect.
     """
-    traced, are_encoded = update.traced, bool(codecs_of(update.storage))
+    traced, are_encoded = update.traced, bool(find_codecs(update.storage))
     element = _Element(traced, Writer(DECODED, flush, fast and not are_encoded))
     element.writer.has_scalar_branches = not traced.vectors
     # A test of eight needs more registers.
@@ -102,12 +102,7 @@ def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
 
 
 class _Element(Element):
-    """Writer of the function that updates a tile.
-
-    Args:
-        update: The formulas and streams.
-        writer: Writer for float32.
-    """
+    """Writer of the function that updates a tile."""
 
     def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         # With random bits each thread updates the elements of one Philox call.
@@ -142,7 +137,10 @@ class _Element(Element):
         return "int8" if stream == self.update.lower else super().type_of(stream)
 
     def point_at_streams(self, start: str) -> list[str]:
-        """See `Element`; records have two pointers, to 32-bit words (w) and to codes (c)."""
+        """Return lines that load pointers of streams, from a table at `start`.
+
+        A slot in records has two pointers: to 32-bit words (w) and to codes (c).
+        """
         lines = super().point_at_streams(start)
         lines += [_NUMBER] if self.update.random_streams else []
         lines += [_POSITION] if self.update.random_streams or self.update.blocks else []
@@ -177,9 +175,9 @@ class _Element(Element):
         return functions | define_codecs(self.writer, codecs, ("decode", "prepare"))
 
     def _prepare_results(self) -> dict[int, Node]:
-        """Return the nodes of prepared numbers by stream: the update may have computed them.
+        """Return nodes of the codecs' `prepare` by stream, which share operations with the update.
 
-        A number that is flushed first is prepared afterwards.
+        A result that must be flushed first is left out; its `prepare` is a call of a function.
         """
         formula = self.update.formula
         return {
@@ -206,7 +204,7 @@ class _Element(Element):
         return [*lines, *super().update_element()]
 
     def read_value(self, stream: int) -> list[str]:
-        """See `Element`; decodes slots, and joins the variable with its lower part."""
+        """Return lines that load a stream: decoded, or a variable joined with its lower bits."""
         name = self.update.name_of(stream)
         # The variable's number is read together with its lower part.
         if self.update.lower is not None and stream == 0:
@@ -235,7 +233,7 @@ class _Element(Element):
         return [f"{var} = {self.writer.flush_value(value)}"]
 
     def write_value(self, stream: int, value: str) -> list[str]:
-        """See `Element`; encodes slots, and rounds with random bits."""
+        """Return lines that store a number, encoded for a slot or rounded by random bits."""
         codec, lines = self.update.blocks.get(stream), list[str]()
         if codec is not None:
             fields: dict[str, Any] = {"stream": stream, "parts": codec.block // self._row}
@@ -271,9 +269,9 @@ class _Element(Element):
 
 
 def _plain_share(update: TracedUpdate) -> int:
-    """Return `share_of` the streams that are not encoded."""
+    """Return `elements_per_load` the streams that are not encoded."""
     encoded = {*update.blocks, update.lower}
-    return share_of([name for k, name in enumerate(update.storage) if k not in encoded])
+    return elements_per_load([name for k, name in enumerate(update.storage) if k not in encoded])
 
 
 def _fill_template(template: str, codec: Codec | None = None, **fields: Field) -> list[str]:

@@ -120,9 +120,12 @@ class Program:
         self._single = Writer(sweep.compute, flush, literal=_STAGE_LITERAL)
 
     def define_functions(self) -> str:
-        """Return imports, and the text of `element`, which computes all formulas."""
+        """Return the text before the kernel function: imports, stages, decoders, `element`."""
         imports = BLOCKWISE if self.sweep.codecs else ""
-        header = write_header("float64") + imports + _stage_header(self._single.compute) + "\n\n"
+        literal = "literal32" if self._single.compute == "float32" else "literal64"
+        module = "thalweg._engines.cuda.device_functions"
+        imports += f"from {module} import {literal}\n{_STAGE_LITERAL} = {literal}\n"
+        header = f"{write_header('float64')}{imports}\n\n"
         stages = enumerate(self.sweep.stages)
         functions = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
         functions += self.sweep.define_decoders(self._single)
@@ -170,13 +173,11 @@ class Program:
         value = self._double.read_value(f"decoded{stream}", "float32")
         return [*lines, f"e{stream} = {value}"]
 
-    def _writer_of(self, index: int) -> Writer:
-        return self._single if self.sweep.are_like_update[index] else self._double
-
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
         """Return lines that compute formula `index` as a float64, 0 beyond the last element."""
-        writer = self._writer_of(index)
-        cast = f".to(tl.{writer.compute})" if self.sweep.are_like_update[index] else ""
+        is_narrow = self.sweep.are_like_update[index]
+        writer = self._single if is_narrow else self._double
+        cast = f".to(tl.{writer.compute})" if is_narrow else ""
         lines, (result,) = writer.write_formula(formula_graph, f"node{index}_")
         scalar = {**self.sweep.scalar, **self.sweep.vectors}
         return [
@@ -223,7 +224,12 @@ class Program:
         return [f"{name} = tl.zeros(({_PART},), tl.float64)" for name in names]
 
     def add_elements(self, start: str, masked: bool) -> list[str]:
-        """Return lines that add to each lane its next element, with bounds checked if `masked`."""
+        """Return lines that add one element to each lane, from element `start` of the leaf on.
+
+        Args:
+            start: An expression.
+            masked: Whether elements from `length` on are left out.
+        """
         values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
         lines: list[str] = []
         for part in range(_PARTS):
@@ -237,19 +243,16 @@ class Program:
 
     def fold_sums(self) -> list[str]:
         """Return lines that add the upper half of the lanes to the lower half until one is left."""
-        return [
-            line for index in range(len(self.sweep.measures)) for line in self._fold_measure(index)
-        ]
-
-    def _fold_measure(self, index: int) -> list[str]:
         lines: list[str] = []
-        parts = _PARTS
-        while parts > 1:
-            parts //= 2
-            for part in range(parts):
-                total = self._double.flush_value(f"sum{index}_{part} + sum{index}_{part + parts}")
-                lines.append(f"sum{index}_{part} = {total}")
-        return [*lines, f"sum{index} = sum{index}_0", *self.fold_lanes(f"sum{index}", _PART)]
+        for index in range(len(self.sweep.measures)):
+            parts = _PARTS
+            while parts > 1:
+                parts //= 2
+                for part in range(parts):
+                    pair = f"sum{index}_{part} + sum{index}_{part + parts}"
+                    lines.append(f"sum{index}_{part} = {self._double.flush_value(pair)}")
+            lines += [f"sum{index} = sum{index}_0", *self.fold_lanes(f"sum{index}", _PART)]
+        return lines
 
     def fold_lanes(
         self, name: str, lanes: int, numbers_per_lane: int = 1, fold: str = "fold"
@@ -263,7 +266,6 @@ class Program:
         return lines
 
     def store_sums(self) -> list[str]:
-        """Return lines that store the sums of a leaf."""
         count = len(self.sweep.measures)
         places = [f"leaves + leaf * {count} + {k} + tl.arange(0, 1)" for k in range(count)]
         return [f"tl.store({place}, sum{k})" for k, place in enumerate(places)]
@@ -323,9 +325,3 @@ def generate_combine() -> Kernel:
     thread_count = FAN // _OF_THREAD
     lines = fill(_COMBINE, threads=thread_count, of_thread=_OF_THREAD, read=read, fold=fold)
     return name_kernel(write_header("float64"), lines, (), integers=("measures",))
-
-
-def _stage_header(compute: str) -> str:
-    literal = "literal32" if compute == "float32" else "literal64"
-    module = "thalweg._engines.cuda.device_functions"
-    return f"from {module} import {literal}\n{_STAGE_LITERAL} = {literal}\n"

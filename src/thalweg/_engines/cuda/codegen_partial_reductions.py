@@ -20,8 +20,6 @@ class LaneReduction(Targets):
     """Formula and reduction that several measures share.
 
     Args:
-        program: Writer of the kernel's functions.
-        value: The index of the formula.
         reduce: The reduction, "sum" or "largest".
 
     Attributes:
@@ -67,7 +65,12 @@ class LaneReduction(Targets):
         return self._program.fold_lanes(name, lanes, numbers_per_lane, self._lanes_fold)
 
     def store(self, scope: str, offset: str, value: str, mask: str = "") -> list[str]:
-        """Return lines that store a value into the measures of a row, column or variable."""
+        """Return lines that store a value in the memory of measures that take this reduction.
+
+        Args:
+            scope: "row", "column" or "variable"; measures over others are not stored.
+            offset, value, mask: Expressions; without a mask all values are stored.
+        """
         mask_argument = f", mask={mask}" if mask else ""
         targets = self.targets.get(scope, ())
         return [f"tl.store(target{k} + {offset}, {value}{mask_argument})" for k in targets]
@@ -77,7 +80,6 @@ class RowParts:
     """Writer of reductions of rows that are in parts side by side, one block of lanes each.
 
     Args:
-        reductions: The formulas and their reductions.
         parts: Number of parts of a row.
         lanes: Lanes of a part.
     """
@@ -95,7 +97,6 @@ class RowParts:
         ]
 
     def names(self, name: str) -> list[str]:
-        """Return the names of a number in each part."""
         return [f"{name}_{part}" for part in range(self.parts)]
 
 
@@ -103,7 +104,6 @@ class MeasureBuilder:
     """Builder of kernels that compute measures of rows, columns and variables in one pass.
 
     Args:
-        measures: The measures.
         measurement: Their distinct formulas, and the memory that these read.
         flush: Whether denormals are treated as zero.
 
@@ -117,10 +117,7 @@ class MeasureBuilder:
     """
 
     def __init__(
-        self,
-        measures: tuple[Measure, ...],
-        measurement: Measurement,
-        flush: bool,
+        self, measures: tuple[Measure, ...], measurement: Measurement, flush: bool
     ) -> None:
         self._sweep = sweep = Sweep(measurement)
         self.program = program = Program(sweep, flush)
@@ -144,21 +141,26 @@ class MeasureBuilder:
             places.append((f"of_p{stream}", place, sweep.storage[stream]))
         return [f"{name} = pointer({place}, tl.{kind}, False)" for name, place, kind in places]
 
-    def take(self, column: int, offsets: str, length: str, suffix: str = "") -> str:
-        """Return a line that computes all formulas for some elements.
+    def call_element(self, column: int, offsets: str, length: str, suffix: str = "") -> str:
+        """Return a line that calls `element`, which computes all formulas for some elements.
 
         Args:
             column: The suffix of names of column vectors.
             offsets, length: Expressions of element offsets and their bound.
-            suffix: The suffix of names of values.
+            suffix: The suffix of the names of results.
         """
         value_names = ", ".join(f"v{index}{suffix}" for index in range(len(self._sweep.measures)))
         names = self._sweep.arguments
         call_args = [f"{name}_{column}" if name in self.of_columns else name for name in names]
         return f"{value_names} = element({', '.join(call_args)}, {offsets}, {length}, True)"
 
-    def kernel_of(self, template: str, threads: int, **fields: Field) -> Kernel:
-        """Return the kernel of a template, filled with common fields and with `fields`."""
+    def fill_kernel(self, template: str, threads: int, **fields: Field) -> Kernel:
+        """Return a kernel made of a template.
+
+        Args:
+            template: The text of the kernel function.
+            fields: Fields of the template, in addition to those that all templates have.
+        """
         sweep = self._sweep
         lines = fill(
             template,

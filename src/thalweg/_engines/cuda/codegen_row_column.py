@@ -62,7 +62,7 @@ class _Tile(RowParts):
         return lines
 
     def end_rows(self) -> list[str]:
-        """Return lines that reduce the rows of one pass over lanes and store their results."""
+        """Return lines that reduce the parts of each row in a pass, and store the row results."""
         lines: list[str] = []
         for reduction in self.reductions:
             if "row" not in reduction.targets:
@@ -70,7 +70,7 @@ class _Tile(RowParts):
             rows = [self.names(f"row{row}_{reduction.name}") for row in range(_ROWS_PER_PASS)]
             for names in rows:
                 lines += reduction.fold(names)
-            block_name, joined_rows = f"rows_{reduction.name}", _joined([x[0] for x in rows])
+            block_name, joined_rows = f"rows_{reduction.name}", _join_blocks([x[0] for x in rows])
             shape = f"({_ROWS_PER_PASS * self.lanes},)"
             lines.append(f"{block_name} = tl.reshape({joined_rows}, {shape})")
             lines += reduction.fold_lanes(block_name, self.lanes, _ROWS_PER_PASS)
@@ -94,11 +94,11 @@ class _Tile(RowParts):
         return lines
 
 
-def _joined(names: Sequence[str]) -> str:
-    """Return the expression that joins blocks: each lane holds one number of each, in order."""
+def _join_blocks(names: Sequence[str]) -> str:
+    """Return the expression that joins blocks of lanes: a lane gets its number of each block."""
     if len(names) == 1:
         return names[0]
-    return f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
+    return f"tl.join({_join_blocks(names[::2])}, {_join_blocks(names[1::2])})"
 
 
 def _add_row(builder: MeasureBuilder, tile: _Tile, row: int) -> list[str]:
@@ -117,7 +117,7 @@ def _add_row(builder: MeasureBuilder, tile: _Tile, row: int) -> list[str]:
             *(f"p{x} = of_p{x} + offset + {k * tile.lanes}" for x in builder.read),
             f"left = width - {k * tile.lanes}",
             "is_there = lane < left",
-            builder.take(k, "lane", "left"),
+            builder.call_element(k, "lane", "left"),
             *tile.add_part(row, k),
         ]
     return lines
@@ -127,7 +127,6 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
     """Return the kernel that computes measures of rows and columns in one pass over the tensors.
 
     Args:
-        builder: The measures.
         columns: Columns of a tile, a power of two from `WARP` to `TILE_COLUMNS`; fewer than that
             only if no matrix is wider.
     """
@@ -141,7 +140,7 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
             load_expression = f"load({place}, lane, count - {k * lanes}, True)"
             begin.append(f"{name}_{k} = {builder.program.read_vector(load_expression)}")
     rows = [line for row in range(_ROWS_PER_PASS) for line in _add_row(builder, tile, row)]
-    return builder.kernel_of(
+    return builder.fill_kernel(
         _MEASURE,
         threads=lanes,
         tile_rows=TILE_ROWS,

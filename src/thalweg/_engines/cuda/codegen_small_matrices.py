@@ -32,7 +32,6 @@ class _Matrix(RowParts):
     """Writer of the reductions of a matrix, row by row, so that few values are live at a time.
 
     Args:
-        reductions: The formulas and their reductions.
         sides: Rows and columns of the matrix; each column is a part.
     """
 
@@ -76,7 +75,6 @@ def generate_short(builder: MeasureBuilder, sides: tuple[int, int]) -> Kernel:
     """Return the kernel that computes measures of small matrices in one pass.
 
     Args:
-        builder: The measures.
         sides: Rows and columns of all matrices.
     """
     rows, columns = sides
@@ -95,7 +93,7 @@ def generate_short(builder: MeasureBuilder, sides: tuple[int, int]) -> Kernel:
         lines += [f"{name} = {read(name, rows, row)}" for name in builder.of_rows]
         for k in range(columns):
             offsets = f"matrix * {rows * columns} + {row * columns + k}"
-            lines.append(builder.take(k, offsets, "length", f"_{k}"))
+            lines.append(builder.call_element(k, offsets, "length", f"_{k}"))
         lines += matrix.add_row(row)
     lines += matrix.end()
-    return builder.kernel_of(_MEASURE, THREADS, size=rows * columns, each=lines)
+    return builder.fill_kernel(_MEASURE, THREADS, size=rows * columns, each=lines)

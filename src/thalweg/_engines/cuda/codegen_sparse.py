@@ -14,8 +14,8 @@ from thalweg._engines.cuda.codegen import (
     Kernel,
     Writer,
     assemble_kernel,
+    elements_per_load,
     load_scalars,
-    share_of,
 )
 
 # A program waits twice: for the index of its row, then for the row. Loads of each kind are issued
@@ -159,7 +159,6 @@ def generate_rows(
     Args:
         update, compute, flush, fast: As for `generate_update` of `codegen`.
         duplicates: "sum" adds the entries of a row first; "successive" updates for each entry.
-        threads: Threads of a program.
     """
     element = (_Summed if duplicates == "sum" else _Successive)(
         update.traced, Writer(compute, flush, fast)
@@ -167,7 +166,7 @@ def generate_rows(
     lines = fill(
         _ROWS,
         multiple=WIDTH // min(SIZES[kind] for kind in update.storage),
-        block=threads * share_of(update.storage),
+        block=threads * elements_per_load(update.storage),
         scalars=load_scalars(element, "scalars + "),
         pointers=element.point_at_streams("base + "),
         gradient=f"tl.{update.storage[1]}",
@@ -187,7 +186,7 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
         compute, flush, fast: As for `generate_update` of `codegen`.
     """
     element = Element(update.traced, Writer(compute, flush, fast))
-    share = share_of(update.storage)
+    share = elements_per_load(update.storage)
     lines = fill(
         _UNTOUCHED,
         chunk=CHUNK,
@@ -201,10 +200,7 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
 
 
 def _while_same(*body: str) -> list[str]:
-    """Return a loop that advances to each further entry of the row and runs `body`."""
-    advance = [
-        "place += 1",
-        "more = tl.load(rows + place, mask=place < count, other=-1) == row",
-    ]
+    """Return a loop over the further entries of the row, which sets `entry` and runs `body`."""
+    advance = ["place += 1", "more = tl.load(rows + place, mask=place < count, other=-1) == row"]
     loop_body = ["entry = tl.load(order + place)", *body, *advance]
     return [*advance, *nest("while more:", loop_body)]

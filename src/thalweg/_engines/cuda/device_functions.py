@@ -219,7 +219,6 @@ def square(x):
 
 @triton.jit
 def absolute(x):
-    """Return the magnitude of a number."""
     return tl.abs(x)
 
 
@@ -250,7 +249,6 @@ def minimum(a, b):
 
 @triton.jit
 def wide(x):
-    """Return a number as float64."""
     return x.to(tl.float64)
 
 
@@ -284,11 +282,9 @@ if INTERPRETED:
         return _call_numpy(libm.exp, x)
 
     def logarithm(x):
-        """Return the natural logarithm."""
         return _call_numpy(libm.log, x)
 
     def power(x, y):
-        """Return x to the power y."""
         return _call_numpy(libm.power, x, y)
 
 else:
@@ -318,7 +314,6 @@ def to_float16(x):
 
 @triton.jit
 def from_float16(x):
-    """Return a float16 as float32."""
     return x.to(tl.float32)
 
 
@@ -399,9 +394,9 @@ def pointer(addresses, element: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def opaque(index):
-    """Return the index of a loop, as a number that the compiler knows nothing of.
+    """Return the index of a loop as a number of which the compiler knows nothing.
 
-    Otherwise it keeps and increments the addresses of all streams.
+    With a known index the compiler would keep and increment the addresses of all streams.
     """
     if lacks_ptx():
         return index
@@ -447,7 +442,6 @@ def saturated(x, largest):
 
 @triton.jit
 def is_same_float16(x, copy):
-    """Return True if a float16 has the bits of a copy."""
     return x.to(tl.int16, bitcast=True) == copy.to(tl.int16, bitcast=True)
 
 

@@ -17,9 +17,7 @@ class Rows:
     """Table of a kernel's scalars on a device, one row per variable or one for all.
 
     Args:
-        count: Number of rows.
         kernel: The kernel, which names the columns.
-        device: The device.
     """
 
     def __init__(self, count: int, kernel: launch.Compiled, device: torch.device) -> None:
@@ -29,7 +27,15 @@ class Rows:
         self._sent_state: tuple[Any, ...] = ()
 
     def send_if_changed(self, scalars: Mapping[str, Any]) -> Tensor:
-        """Return the table after sending host scalars that changed and copying device scalars."""
+        """Set the table to scalars and return its tensor on the device.
+
+        Numbers of the host are sent if one has changed; tensors are copied to their columns in each
+        call.
+
+        Args:
+            scalars: By name: a number, an array with one for each row, or such a tensor on the
+                device.
+        """
         host = self._mirror.host
         device_columns: dict[int, Tensor] = {}
         for column, name in enumerate(self._names):

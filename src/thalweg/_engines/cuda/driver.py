@@ -63,7 +63,6 @@ class Driver(ABC):
 
     @property
     def library(self) -> Any:
-        """The loaded library."""
         return _load_library(self)
 
     def check_code(self, code: int, action: str) -> None:
@@ -147,7 +146,7 @@ def _load_library(driver: Driver) -> Any:
     """Load the library of a driver.
 
     Raises:
-        RuntimeError: It is not found.
+        RuntimeError: None of its names can be loaded; the message has all errors.
     """
     names, errors = tuple(driver.library_names()), list[str]()
     for name in names:
@@ -215,9 +214,8 @@ class Launch:
     """Kernel with its arguments.
 
     Args:
-        starter: The kernel.
         grid: Numbers of programs in two dimensions.
-        arguments: Integers, and tensors whose addresses are passed. The calls keep them alive.
+        arguments: Integers, and tensors whose addresses are passed. The object keeps them alive.
 
     Raises:
         RuntimeError: The driver cannot start so many threads at once.

@@ -86,7 +86,6 @@ if INTERPRETED:
     from triton.runtime.interpreter import TensorHandle
 
     def dynamic8_tables(anything, POSITIVE):
-        """Return the tables of `dynamic8` or `dynamic8_positive`."""
         return tuple(_TABLES_POSITIVE if POSITIVE else _TABLES)
 
     def _look_up(table, index):
@@ -212,7 +211,6 @@ def _number_at(rank, ends):
 
 @triton.jit
 def decode_dynamic8(code, scale, ends):
-    """Return the number of a code of `dynamic8`."""
     share = _number_at(_multiply_add(tl.abs(code), 4.0, 2.0), ends).to(tl.int32, bitcast=True)
     sign = code.to(tl.int32, bitcast=True) & (-(2**31))
     return (share ^ sign).to(tl.float32, bitcast=True) * scale
@@ -220,5 +218,4 @@ def decode_dynamic8(code, scale, ends):
 
 @triton.jit
 def decode_dynamic8_positive(code, scale, ends):
-    """Return the number of a code of `dynamic8_positive`."""
     return _number_at(_multiply_add(code, 2.0, 3.0), ends) * scale

@@ -12,9 +12,9 @@ ITEMS = ("quotient", "root")  # the two results
 
 
 def fuse_roots(graph: FormulaGraph) -> FormulaGraph:
-    """Return a graph with one operation for each quotient by a root plus a scalar.
+    """Return a graph in which one operation computes a quotient by a root plus a scalar.
 
-    The operation returns the quotient and the root.
+    The operation has two results, of which nodes with the operations `ITEMS` take one.
     """
     uses = Counter(arg for node in graph.nodes for arg in node.inputs)
     matches: dict[Node, tuple[str, list[Node]]] = {}

@@ -18,7 +18,6 @@ class Mirror:
 
     Args:
         host: The array; code that changes it calls `mark_changed`.
-        device: The device of the copy.
 
     Attributes:
         host: The array.
@@ -56,7 +55,8 @@ class Mirror:
             RuntimeError: Two graphs are captured without a step between them.
         """
         if is_capturing():
-            return self._copy_in_graph()
+            buffer = self._keep_for_graph()
+            return torch.empty_like(self.device_copy).copy_(buffer, non_blocking=True)
         self._provide_spare()
         if self._is_current:
             return self.device_copy
@@ -73,7 +73,10 @@ class Mirror:
         return self.device_copy
 
     def _take_buffer(self) -> tuple[torch.Tensor, Any]:
-        """Return pinned memory that no copy reads; wait only for the oldest of `MAX_IN_FLIGHT`."""
+        """Return pinned memory that no pending copy reads, and an event to record after a copy.
+
+        Wait for the oldest copy if `MAX_IN_FLIGHT` copies are pending.
+        """
         has_arrived = bool(self._in_flight) and self._in_flight[0][1].query()
         if not has_arrived and len(self._in_flight) < MAX_IN_FLIGHT:
             return torch.empty_like(self._host_tensor, pin_memory=True), torch.cuda.Event()
@@ -82,12 +85,12 @@ class Mirror:
             event.synchronize()
         return buffer, event
 
-    def _copy_in_graph(self) -> torch.Tensor:
-        """Return a copy that each replay makes again, from memory that stays as it is."""
-        return torch.empty_like(self.device_copy).copy_(self._keep_for_graph(), non_blocking=True)
-
     def _keep_for_graph(self) -> torch.Tensor:
-        """Write the array to the spare buffer and return it; it lives as long as the mirror."""
+        """Return the spare buffer with the array's values, which lives as long as the mirror.
+
+        Raises:
+            RuntimeError: There is no spare buffer.
+        """
         if self._spare is None:
             raise RuntimeError(
                 "Take a step outside of a CUDA graph before another one is captured."
@@ -103,6 +106,5 @@ def is_capturing() -> bool:
 
 
 def send_constant(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
-    """Return a new tensor on a device with constant values."""
     host = np.ascontiguousarray(values, dtype)
     return torch.from_numpy(host.copy()).to(device)  # pyright: ignore[reportUnknownMemberType]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
-from thalweg._engines.array_types import Array, Int64, numbered
+from thalweg._engines.array_types import Array, Int64, enumerate_runs
 from thalweg._engines.codegen import distinct_formulas
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK, SIZES, WIDTH
@@ -22,7 +22,15 @@ from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, send_constant
 from thalweg._engines.cuda.tree_reduction import LaunchedTree
 from thalweg._engines.kernel_streams import streams_of
-from thalweg._engines.protocol import Call, Columns, Formulas, Reduction, Stages, StepRequest
+from thalweg._engines.protocol import (
+    Call,
+    Columns,
+    Formulas,
+    Reduction,
+    Results,
+    Stages,
+    StepRequest,
+)
 from thalweg._engines.random_bits import GROUP, UNCOUNTED
 from thalweg._engines.reduction_order import LEAF, leaf_counts
 
@@ -34,7 +42,6 @@ class Group:
     """Group of variables that one kernel updates; see `thalweg._engines.dense_plan.Group`.
 
     Args:
-        request: The step.
         members: The indices of these variables in the step.
     """
 
@@ -88,13 +95,14 @@ class Group:
             from thalweg._engines.cuda.row_column_reductions import Lines
         return Lines(self._shapes, self._vectors, self.device)
 
-    @lazy
-    def _member_places(self) -> Tensor:
-        return send_constant(self.members, np.int64, self.device)
-
+    @property
     def positions(self) -> Tensor:
-        """See `thalweg._engines.dense_plan.Group`."""
-        return self._member_places
+        """Return the indices of the members as a tensor on their device."""
+        return self._member_positions
+
+    @lazy
+    def _member_positions(self) -> Tensor:
+        return send_constant(self.members, np.int64, self.device)
 
     @lazy
     def _own_rows(self) -> Tensor:
@@ -105,7 +113,6 @@ class Group:
         return torch.empty_like(self._sizes_on_device)
 
     def point_at(self, addresses: Int64) -> None:
-        """See `thalweg._engines.dense_plan.Group`."""
         self._base.host[:, 1] = addresses
         self._base.mark_changed()
         self._table = None
@@ -116,7 +123,10 @@ class Group:
         return self._table
 
     def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Send scalars; return device tensors: each variable's row index, and the rows."""
+        """Send scalars that have changed; return tensors: each variable's row index, and the rows.
+
+        There is one row for all variables if no scalar of the kernel differs by variable.
+        """
         shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         shared = {**UNCOUNTED, **shared}
         is_shared = by_variable.keys().isdisjoint(kernel.scalars)
@@ -124,7 +134,7 @@ class Group:
         for name in kernel.scalars:
             value = by_variable.get(name)
             if isinstance(value, Tensor):
-                values[name] = value if self.has_all_variables else value[self._member_places]
+                values[name] = value if self.has_all_variables else value[self._member_positions]
             else:
                 values[name] = shared[name] if value is None else value[self.members]
         n_rows = 1 if is_shared else len(self.members)
@@ -144,7 +154,7 @@ class Group:
         return self._is_aligned and not (self._base.host[:, 1] % WIDTH).any()
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """See `thalweg._engines.dense_plan.Group`."""
+        """Send changed addresses and scalars; return C functions that launch the kernel."""
         rows, scalars = self._send_scalars(self.kernel, columns)
         aligned = self._is_grouped and self._all_aligned()
         base, self._table = self._send_addresses(), None
@@ -163,15 +173,15 @@ class Group:
             self._bound_to = arguments, aligned
         return self._bound.make_calls()
 
-    def reduce(self, reduction: Reduction, columns: Columns) -> Any:
-        """See `thalweg._engines.dense_plan.Group`."""
+    def reduce(self, reduction: Reduction, columns: Columns) -> Results:
+        """Return the results of a reduction for each member; sums and peaks stay on the device."""
         if reduction.kind == "peaks":
             return self._reduce_peaks(reduction.is_checked)
         if reduction.kind == "measures":
             return self._reduce_lines(reduction, columns)
         leaves = self._reduce_leaves(reduction.formulas, reduction.stages, columns)
         if reduction.kind == "sums":
-            return self._leaves.combine(leaves)
+            return self._leaves.tree.combine(leaves)
         return np.split(leaves.cpu().numpy(), np.cumsum(self._leaves.counts)[:-1])
 
     def _reduce_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
@@ -203,9 +213,8 @@ class Group:
         measurement = replace(self._memory, formulas=formulas, stages=stages, vectors=self._kinds)
         kernel_for = partial(launch.lines_kernel, measures, measurement, flush)
         kernels = self.lines.kernels(kernel_for)
-        rows, scalars = self._send_scalars(kernels[0], columns)
-        base = self._send_addresses()
-        return self.lines.measure(kernels, measures, base, rows, scalars, flush)
+        scalars, base = self._send_scalars(kernels[0], columns), self._send_addresses()
+        return self.lines.measure(kernels, measures, base, scalars, flush)
 
     def _reduce_peaks(self, is_checked: Tensor | None) -> Tensor:
         """Return each variable's largest gradient magnitude; 0 if `is_checked` is False."""
@@ -234,23 +243,24 @@ class _Leaves:
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         self.counts = leaf_counts(sizes)
         self.chunks = send_constant(chunks_of(sizes, LEAF), np.int32, device)
-        self._tree = LaunchedTree(self.counts, device)
+        self.tree = LaunchedTree(self.counts, device)
         self._members = len(sizes)
 
-    def combine(self, leaves: Tensor) -> Tensor:
-        """Return the sums of each variable from those of its leaves."""
-        return self._tree.combine(leaves)
+    def largest_of(self, bits: Tensor, dtype_name: str) -> Tensor:
+        """Return each variable's largest magnitude, as float64.
 
-    def largest_of(self, bits: Tensor, storage: str) -> Tensor:
-        """Return each variable's largest magnitude, as float64, from bits of its leaves."""
+        Args:
+            bits: (leaves,) int64: the bits of each leaf's largest magnitude.
+            dtype_name: The dtype of the magnitudes.
+        """
         peaks = torch.zeros(self._members, dtype=torch.int64, device=bits.device)
         peaks.scatter_reduce_(0, self.chunks[:, 0].long(), bits, "amax")
-        dtype: torch.dtype = getattr(torch, storage)
+        dtype: torch.dtype = getattr(torch, dtype_name)
         integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
         return peaks.to(integer).view(dtype).double()
 
 
 def chunks_of(sizes: Sequence[int], chunk: int) -> Array:
-    """Return the tensor index and the chunk index of each chunk, of shape (chunks, 2)."""
+    """Return the index of the tensor and the index in the tensor of each chunk, (chunks, 2)."""
     counts = -(-np.asarray(sizes, np.int64) // chunk)
-    return np.stack(numbered(counts), axis=1)
+    return np.stack(enumerate_runs(counts), axis=1)

@@ -74,17 +74,22 @@ class Compiled:
     def _try_start(
         self, aligned: bool, number: int, arguments: Sequence[Argument]
     ) -> driver.Starter:
-        """Load the kernel on a device and launch it without elements, to raise errors early."""
+        """Load the kernel on a device, launch it without elements to raise errors, and return it.
+
+        Args:
+            aligned: Whether addresses are multiples of 16 bytes.
+            arguments: The arguments of the first launch.
+        """
         architecture = driver.of_torch().architecture_of(number)
         binary = compiled_for(self._kernel, aligned, architecture)
         handle = driver.load_function(binary.code, self._kernel.name, number)
         starter = driver.Starter(handle, binary.threads, binary.shared, binary.parameters, number)
-        driver.Launch(starter, (1, 1), list(map(_of_nothing, binary.names, arguments))).run()
+        driver.Launch(starter, (1, 1), list(map(_empty_argument, binary.names, arguments))).run()
         return starter
 
 
-def _of_nothing(name: str, argument: Argument) -> Argument:
-    """Return an argument in whose place a program finds no elements to write."""
+def _empty_argument(name: str, argument: Argument) -> Argument:
+    """Return an argument with which a program updates no elements: sizes and widths are 0."""
     if isinstance(argument, Tensor):
         return torch.zeros_like(argument) if name == "sizes" else argument
     return 0 if name in ("width", "elements") else argument
@@ -202,11 +207,9 @@ class _Interpreted:
         self._aligned = aligned
 
     def make_calls(self) -> list[Callable[[], Any]]:
-        """See `Bound`."""
         return [self.run] if all(self._grid) else []
 
     def run(self) -> None:
-        """See `Bound`."""
         if all(self._grid):
             name = self._kernel.name
             function = getattr(load_module(name, self._kernel.source), name)
@@ -252,7 +255,6 @@ def lines_kernel(
 
     Args:
         measures, measurement, flush: As for `MeasureBuilder`.
-        layout: The layout of the matrices.
     """
     with importing:
         from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from thalweg._base.lazy import lazy
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.array_types import Array, numbered
+from thalweg._engines.array_types import enumerate_runs
 from thalweg._engines.cuda.codegen import THREADS
 from thalweg._engines.cuda.host_device_mirror import send_constant
 from thalweg._engines.cuda.launch import Compiled
 from thalweg._engines.cuda.reduction_layouts import Layout, layout_of
-from thalweg._engines.row_column_reductions import TileMeasures, view_of
+from thalweg._engines.row_column_reductions import TileMeasures, make_line_rows, view_of
 
 
 class _Workspace(NamedTuple):
@@ -36,9 +36,7 @@ class Lines:
     """Rows and columns of a set of non-empty variables; created once, used in each step.
 
     Args:
-        shapes: The shapes of the variables.
         vectors: For each variable the row and column vectors that formulas read, by name.
-        device: The device of the variables.
     """
 
     def __init__(
@@ -54,7 +52,10 @@ class Lines:
 
     @lazy
     def _chunks(self) -> dict[Layout, Tensor]:
-        """Return for each layout the variable index and the tile index of each program."""
+        """Return for each layout a tensor (programs, 2) of variable indices and tile indices.
+
+        Small matrices are numbered by groups of `THREADS` instead of tiles.
+        """
         layout_chunks: dict[Layout, Tensor] = {}
         for layout in dict.fromkeys(self._layouts):
             indices = [
@@ -67,33 +68,31 @@ class Lines:
                 counts = [-(-view.matrices // THREADS) for view in views]
             else:
                 counts = [view.matrices * view.down * view.across for view in views]
-            tensor, number = numbered(np.array(counts, np.int64))
+            tensor, number = enumerate_runs(np.array(counts, np.int64))
             chunks = np.stack([np.array(indices)[tensor], number], axis=1)
             layout_chunks[layout] = send_constant(chunks, np.int32, self._device)
         return layout_chunks
-
-    def _places_of(self, names: tuple[str, ...]) -> Array:
-        """Return addresses of vectors and sides of matrices, of shape (variables, names + 2)."""
-        places = [
-            [*(vectors[name].data_ptr() for name in names), view.rows, view.columns]
-            for vectors, view in zip(self._vectors, self._views, strict=True)
-        ]
-        return np.array(places, np.int64)
 
     def table_of(self, names: tuple[str, ...]) -> Tensor:
         """Return addresses of vectors and sides of matrices as a tensor on the device."""
         # Cached, since vectors are never reallocated.
         if names not in self._tables:
-            self._tables[names] = send_constant(self._places_of(names), np.int64, self._device)
+            self._tables[names] = send_constant(
+                make_line_rows(names, self._vectors, self._views), np.int64, self._device
+            )
         return self._tables[names]
 
     def _make_workspace(self, kernel: Compiled, measures: tuple[Measure, ...]) -> _Workspace:
-        """Allocate partial results and send the table that kernels read."""
+        """Allocate memory of partial results; return it with the table that points at it."""
         tile_measures = TileMeasures(self._views, measures, self._device)
         pairs = zip(self._views, self._layouts, strict=True)
         tiles = [(x.matrices if layout.sides else x.down, x.across) for x, layout in pairs]
         table = np.hstack(
-            [self._places_of(kernel.vectors), np.array(tiles, np.int64), tile_measures.targets]
+            [
+                make_line_rows(kernel.vectors, self._vectors, self._views),
+                np.array(tiles, np.int64),
+                tile_measures.targets,
+            ]
         )
         return _Workspace(send_constant(table, np.int64, self._device), tile_measures)
 
@@ -106,23 +105,21 @@ class Lines:
         kernels: tuple[Compiled, ...],
         measures: tuple[Measure, ...],
         base: Tensor,
-        scalar_row: Tensor,
-        scalars: Tensor,
+        scalars: tuple[Tensor, Tensor],
         flush: bool,
     ) -> list[list[Tensor]]:
         """Return the measures of each variable as tensors, without waiting for the device.
 
         Args:
             kernels: From `kernels`.
-            measures: The measures.
             base: (variables, streams) addresses.
-            scalar_row, scalars: Each variable's index of a scalar row, and the scalar rows.
+            scalars: Each variable's index of a scalar row, and the scalar rows.
             flush: Whether denormals are treated as zero.
         """
         workspace = self._workspaces.get(kernels)
         if workspace is None:
             workspace = self._workspaces[kernels] = self._make_workspace(kernels[0], measures)
         for kernel, chunks in zip(kernels, self._chunks.values(), strict=True):
-            arguments = (base, chunks, workspace.table, scalar_row, scalars)
+            arguments = (base, chunks, workspace.table, *scalars)
             kernel.bind_to((len(chunks), 1), arguments, False).run()
         return workspace.tiles.combine(flush)

@@ -8,9 +8,10 @@ _LEAVES = ("stream", "scalar", "const")
 
 
 def find_branches(graph: FormulaGraph) -> dict[Node, set[Node]]:
-    """Return choices between numbers of elements by scalars, each with what only it needs.
+    """Return the `where` nodes to compile as branches, each with the nodes of the branches.
 
-    A choice is listed if it alone needs operations on elements.
+    They choose between numbers of elements by a condition of scalars. The nodes of a branch are
+    operations on elements that nothing else needs; a `where` without such operations is left out.
     """
     element_nodes: set[Node] = set()
     users: dict[Node, set[Node]] = {}

@@ -12,7 +12,7 @@ from thalweg._engines import layout
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cuda import launch
-from thalweg._engines.cuda.codegen import CHUNK, SIZES, THREADS, WARP, WIDTH, share_of
+from thalweg._engines.cuda.codegen import CHUNK, SIZES, THREADS, WARP, WIDTH, elements_per_load
 from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, is_capturing, send_constant
 from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest
@@ -25,9 +25,6 @@ class RowsPart(RowsPlan):
 
     Entries are sorted by row, in order of appearance inside a row. The program of a row's first
     entry adds up its entries one by one. The host does not wait for the number of rows.
-
-    Args:
-        request: The step.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -45,7 +42,7 @@ class RowsPart(RowsPlan):
         """Create the kernel and tables for rows with entries."""
         storage = update.storage
         threads = threads_for(self._width, storage)
-        self._blocks = -(-self._width // (threads * share_of(storage)))
+        self._blocks = -(-self._width // (threads * elements_per_load(storage)))
         self._touched = launch.update_kernel(
             update, self.compute, self._flush, self._is_fast, self.rule.duplicates, threads
         )
@@ -62,11 +59,16 @@ class RowsPart(RowsPlan):
         self._base_of_all = send_constant(self._pointers, np.int64, self._home)
         self._scalars_of_all = Rows(1, kernel, self._home)
         # No load of a thread spans two rows.
-        self._are_shares_aligned = self._is_aligned and not self._width % share_of(update.storage)
+        self._are_shares_aligned = self._is_aligned and not self._width % elements_per_load(
+            update.storage
+        )
         return kernel
 
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
-        """Bind the plan to entries; return False if an index on the host is out of range."""
+        """Bind values and indices; return False if an index on the host is out of range.
+
+        Indices on a GPU are checked there, by an assertion, without waiting.
+        """
         if indices.is_cuda:
             assert_in_range(indices, self._shape[0])
         else:
@@ -77,9 +79,9 @@ class RowsPart(RowsPlan):
         self._values, self._indices = values, indices
         return True
 
-    def point_at(self, grad: IndexedSlices) -> None:
+    def point_at(self, slices: IndexedSlices) -> None:
         """See `RowsPlan`; indices have been checked before."""
-        self._values, self._indices = layout.as_packed(grad.values), grad.indices
+        self._values, self._indices = layout.as_packed(slices.values), slices.indices
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """See `Part`."""
@@ -97,7 +99,12 @@ class RowsPart(RowsPlan):
     def _calls_of_touched(
         self, rows: Tensor, order: Tensor, scalars: Scalars, is_step_enabled: Tensor | None
     ) -> list[Call]:
-        """Return launches that update the rows with entries; `rows` and `order` are sorted."""
+        """Return launches that update the rows with entries.
+
+        Args:
+            rows, order: The sorted indices, and the entry of each.
+            is_step_enabled: A bool tensor of shape (), False to update no row; None for True.
+        """
         # With every row -1, no row differs from the one before the first, so no program begins one.
         if is_step_enabled is not None:
             rows = torch.where(is_step_enabled, rows, -1)
@@ -133,7 +140,6 @@ class RowsPart(RowsPlan):
         ).make_calls()
 
     def release_gradients(self) -> None:
-        """See `RowsPlan`."""
         super().release_gradients()
         self._indices = None
 
@@ -141,7 +147,7 @@ class RowsPart(RowsPlan):
 def threads_for(width: int, storage: Sequence[str]) -> int:
     """Return the threads of a program that updates rows of `width` elements: no idle warps."""
     threads = WARP
-    while threads < THREADS and threads * share_of(storage) < width:
+    while threads < THREADS and threads * elements_per_load(storage) < width:
         threads *= 2
     return threads
 

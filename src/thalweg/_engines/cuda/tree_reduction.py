@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._engines.array_types import Int64, numbered
+from thalweg._engines.array_types import Int64, enumerate_runs
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen_measure import FAN
 from thalweg._engines.cuda.host_device_mirror import send_constant
@@ -22,7 +22,6 @@ class LaunchedTree:
 
     Args:
         counts: (tensors,) leaves of each tensor.
-        device: The device of the leaves.
     """
 
     def __init__(self, counts: Int64, device: torch.device) -> None:
@@ -30,7 +29,7 @@ class LaunchedTree:
         while True:
             # A tensor without leaves has a program, too, which stores 0.
             programs = np.maximum(-(-counts // FAN), 1)
-            tensor, number = numbered(programs)
+            tensor, number = enumerate_runs(programs)
             first = (np.cumsum(counts) - counts)[tensor] + FAN * number
             sizes = np.minimum(counts[tensor] - FAN * number, FAN)
             self._levels.append(
@@ -41,7 +40,7 @@ class LaunchedTree:
             counts = programs
 
     def combine(self, leaves: Tensor) -> Tensor:
-        """See `thalweg._engines.reduction_order.Tree`.
+        """Return the sum of the leaves of each tensor; 0 for a tensor without leaves.
 
         Args:
             leaves: (leaves,) or (leaves, measures) float64. Not changed.

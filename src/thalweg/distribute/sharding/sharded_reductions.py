@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -50,12 +51,19 @@ class ShardedReductions:
     device = None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
-        """Return sums or peaks on the host; see `Reductions`."""
-        local = reduction._replace(kind="leaves") if reduction.kind == "sums" else reduction
-        local_results = self._parts.reduce(local, columns)
+        """Return sums or peaks on the host; see `Reductions`.
+
+        Raises:
+            NotImplementedError: The reduction is to leaves or measures.
+        """
         if reduction.kind == "peaks":
+            peaks = as_array(self._parts.reduce(reduction, columns))
             self._meet()
-            return largest_over(as_array(local_results), [self._shards.ranks])
+            return largest_over(peaks, [self._shards.ranks])
+        if reduction.kind != "sums":
+            raise NotImplementedError(f"shards have no {reduction.kind} of full variables")
+        local_reduction = replace(reduction, kind="leaves")
+        local_results = cast("list[Float64]", self._parts.reduce(local_reduction, columns))
         sums = np.zeros((len(local_results), len(reduction.formulas)))
         dense: list[int] = []
         for index, (grad, var) in enumerate(self._pairs):
@@ -120,7 +128,7 @@ class DTensorReductions:
         if self._group is not None:
             cut_counts = [len(places) for places in self._cut.values()]
             self._group.meet(cut_counts, *[len(reduction.formulas)] * (reduction.kind == "sums"))
-        over_ranks = sums_over if reduction.kind == "sums" else largest_over
+        over_ranks = {"sums": sums_over, "peaks": largest_over}[reduction.kind]
         for (mesh, *dims), indices in self._cut.items():
             ranks = [Ranks(mesh.get_group(dim)) for dim in dims]
             numbers[indices] = over_ranks(numbers[indices], ranks)
