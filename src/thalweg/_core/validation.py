@@ -34,7 +34,7 @@ def check_pairs(
     narrow: bool = False,
     devices: Sequence[torch.device] | None = None,
 ) -> None:
-    """Validate gradients and variables of a step; change nothing.
+    """Raise unless the variables can be updated by their gradients; change nothing.
 
     Args:
         pairs: Converted gradients with their variables.

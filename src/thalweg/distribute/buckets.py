@@ -119,14 +119,18 @@ class Bucket:
         self.parts[index].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
-        """Convert the buffer to 16 bits in place; return the rounding errors, 0 where not finite.
+        """Prepare a 16-bit copy of the buffer that is sent in its place; return the rounding
+        errors.
 
         Elements are divided by the number of ranks, so that the sum does not overflow. Infinite,
-        NaN or too large elements make the sum infinite or NaN.
+        NaN or too large elements make the sum infinite or NaN, and have an error of 0.
 
         Args:
             dtype: The dtype of 16 bits.
             count: The number of ranks.
+
+        Returns:
+            One tensor for each part of the buffer, in its shape.
         """
         if self._low_precision is None:
             with outside_inference():

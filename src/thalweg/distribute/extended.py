@@ -88,7 +88,7 @@ class Extended:
             var: The variable, passed as the first argument.
             fn: The function.
             args, kwargs: Further arguments.
-            group: True if to return the function's result itself, or a tuple of it.
+            group: True to return the function's result itself, False for a tuple of it.
         """
         with enter_cross_replica(self._strategy):
             output = fn(var, *args, **(kwargs or {}))
@@ -102,9 +102,12 @@ class Extended:
         kwargs: Mapping[str, object] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call `fn(*args, **kwargs)` once per process to update state that belongs to no variable.
+        """Call `fn(*args, **kwargs)` once per process, to update state that belongs to no variable.
 
-        Return the result, in a tuple unless `group`.
+        Args:
+            colocate_with: Accepted for compatibility.
+            fn, args, kwargs: The function and its arguments.
+            group: True to return the function's result itself, False for a tuple of it.
         """
         with enter_cross_replica(self._strategy):
             output = fn(*args, **(kwargs or {}))

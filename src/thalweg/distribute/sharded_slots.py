@@ -67,13 +67,15 @@ def sum_for_shards(
     hooks: StepAdapter,
     scatters: bool = True,
 ) -> tuple[Pairs, SharedStep]:
-    """Shard the slots of an optimizer if new; return (gradient, variable) pairs and the step.
+    """Sum gradients for a step with sharded slots; shard slots that are not sharded yet.
 
     Args:
         owner, strategy, grads_and_vars, fingerprint: As for `sum_gradients`.
         hooks: The adapter of the optimizer.
-        scatters: True if full sums are not needed: gradients are then local, and the step holds
-            this rank's parts of the sums.
+        scatters: True if full sums are not needed; see `Reducer.share_step`.
+
+    Returns:
+        (gradient, variable) pairs, without gradients that are None on all ranks, and the step.
 
     Raises:
         FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
@@ -99,7 +101,9 @@ def share_summed_step(
     transforms: GradientTransforms = NOTHING,
     fingerprint: StepFingerprint | None = None,
 ) -> tuple[Any, Step | None]:
-    """Return (gradient, variable) pairs, and the sharded step or None, for complete gradient sums.
+    """Prepare a sharded step for gradients that are sums over the ranks already.
+
+    Slots that are new are sharded over the ranks of the strategy, or placed like their DTensors.
 
     Args:
         owner: The optimizer.
@@ -107,6 +111,10 @@ def share_summed_step(
         hooks: The adapter of the optimizer.
         transforms: The gradient transforms of the step.
         fingerprint: Optional. The description that must be equal on all ranks.
+
+    Returns:
+        (gradient, variable) pairs and the step. Without sharding or DTensors, `grads_and_vars`
+        itself and None.
 
     Raises:
         FailedPreconditionError: As `shards_of` and `sum_for_shards`.
@@ -139,7 +147,11 @@ def _make_matrix_group(
     transforms: GradientTransforms,
     fingerprint: StepFingerprint | None,
 ) -> MatrixProcessGroup | None:
-    """Return the group of ranks that exchange messages about DTensors, or None if not needed."""
+    """Return the group of ranks that exchange messages about DTensors in a step.
+
+    None if there are no DTensors, or if the step needs no message: no reduction, no check of
+    numbers, no gradient to redistribute.
+    """
     on_mesh = [(grad, var) for grad, var in pairs if is_on_mesh(var)]
     rule = hooks.step_rule()
     sends = transforms or hooks.selection.check_numerics or are_misplaced(on_mesh)

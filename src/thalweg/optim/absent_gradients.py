@@ -1,8 +1,8 @@
-"""Plan of a step with absent gradients, for sets of gradients that change from step to step.
+"""Plan of a step in which gradients may be absent, for sets of gradients that change between steps.
 
-Mixtures of experts, LayerDrop and GANs with one optimizer give gradients to other parameters in
-each step. A plan for one set would be made anew each time. This plan has all parameters with state;
-the native call leaves out those without a gradient.
+Mixtures of experts, LayerDrop and GANs with one optimizer give gradients to different parameters in
+each step. A plan for one such set could rarely be reused. This plan has all parameters with state;
+the native call that replays it skips those without a gradient.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PARAM_CLASSES = (Tensor, torch.nn.Parameter)
 
 
 def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep | None:
-    """Return a replayable step in which gradients may be absent, or None if impossible.
+    """Return a replayable step in which gradients may be absent; None if it cannot be planned.
 
     Args:
-        optimizer: The optimizer; its plans change, nothing else.
+        optimizer: The optimizer; only its plans change.
         kind: The class of the step.
     """
     absent = _make_stand_ins(optimizer)
@@ -46,9 +46,10 @@ def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep |
 
 
 def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
-    """Return {id(param): zeros like the gradient} for parameters with state but without gradient.
+    """Return uninitialized gradients, by `id`, for parameters that have state but no gradient.
 
-    Empty if there are none, or if a parameter has a first gradient or is not a plain CPU tensor.
+    The result is {} if there are no such parameters, or if a step with them cannot be replayed: a
+    parameter with a gradient has no state yet, or a parameter is not a plain CPU tensor.
     """
     params: list[Tensor] = []
     lacking: list[Tensor] = []
@@ -72,10 +73,11 @@ def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
 
 
 def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStepAdapter]:
-    """Plan a step over all parameters that have a gradient or a stand-in.
+    """Plan a step over all parameters that have a gradient or an entry in `absent`; cache the
+    plans.
 
     Returns:
-        The adapter of each rule; empty if one of them has to make state first.
+        The adapter of each rule; () if a rule cannot take part, or its plan needs new state.
     """
     shares = optimizer._shares(absent)
     parts = optimizer.step_cache.parts

@@ -79,7 +79,12 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         return group["momentum"] == 0 and group["weight_decay"] == 0
 
     def _check_memories(self) -> None:
-        """Raise for memory that torch's step would corrupt; copy misplaced momentum."""
+        """Raise for memory that torch's step would corrupt; replace misplaced momentum by a copy.
+
+        Raises:
+            InvalidArgumentError: A dense gradient has a sparse momentum, or as the base class.
+            LayoutError: As the base class.
+        """
         super()._check_memories()
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]

@@ -99,7 +99,7 @@ _WAITING = "The sums of gradients stay: the next call of step takes them."
 
 
 class SetChanges:
-    """Counter of steps with changed sets of gradients: decides when to plan for absent ones.
+    """Counter of changes in which parameters have gradients: decides when to plan for absent ones.
 
     Attributes:
         needs_plan: True if the next step should be planned for absent gradients.
@@ -115,9 +115,11 @@ class SetChanges:
         self._changes, self._patience = 0, 2
 
     def note_planned(self, gradients: int, trainable: int) -> None:
-        """Count a newly planned step; set `needs_plan` after enough changes.
+        """Count a newly planned step; set `needs_plan` after enough steps with absent gradients.
 
-        Arguments are the numbers of gradients and of trainable parameters.
+        Args:
+            gradients: The number of gradients in the step.
+            trainable: The number of trainable parameters.
         """
         has_absent = gradients < trainable
         self._changes += has_absent or self._lacked
@@ -133,8 +135,8 @@ class SetChanges:
 
 
 class StepCache:
-    """Caches and counters of an optimizer outside its state; a copied or loaded optimizer starts a
-    new one.
+    """Caches and counters of an optimizer outside its state; copied or loaded optimizers have new
+    ones.
     """
 
     def __init__(self, optimizer: object) -> None:
@@ -188,7 +190,7 @@ class StepCache:
         return self.count + (0 if self.replay is None else self.replay.taken - self.replay.reported)
 
     def settle(self) -> None:
-        """Add the replayed steps to `count`, and update the reports of the last step."""
+        """Add the steps that were replayed since the last call to `count`, and update the reports."""
         with self._lock:
             if self.replay is not None and self.replay.reported < self.replay.taken:
                 self.last_step, self.last_apply_flag = LastStep(True, "", self.total), None
@@ -210,7 +212,10 @@ class StepCache:
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 
     def note_repeated(self, *adapters: ParamGroupAdapter) -> None:
-        """Record the adapters of a repeated step: the next one may be replayed."""
+        """Record the adapters of a rebound step; drop the present replay.
+
+        From time to time, `due_adapters` is set, so that the next step plans a replay.
+        """
         if self.watch is not None and self._is_replayed(adapters):
             # The measured step was an exception; the next one can be replayed.
             return
@@ -286,7 +291,7 @@ class FusedOptimizer(GradScalerMixin):
         self.step_cache.is_constructed = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, as `torch.optim.Optimizer.add_param_group` does, or change
+        """Add a group of parameters as `torch.optim.Optimizer.add_param_group` does, or change
         nothing.
 
         Args:
@@ -294,7 +299,7 @@ class FusedOptimizer(GradScalerMixin):
 
         Raises:
             TypeError, ValueError: The argument is not a group, or an option is not a number or is
-            one for all groups; nothing was added.
+                one for all groups; nothing was added.
         """
         check_no_step(self.step_cache, type(self).__name__, "add_param_group")
         candidate = cast("object", param_group)
@@ -341,9 +346,10 @@ class FusedOptimizer(GradScalerMixin):
             check_params(self, group)
 
     def _check_effect(self, rules: Mapping[str, Rule]) -> None:
-        """Raise if `state_storage` is on, but no slot of these rules can be encoded.
+        """Raise InvalidArgumentError if `state_storage` is on, but no rule has a slot to encode.
 
-        `rules` has the rules by the name for messages.
+        Args:
+            rules: The rules of all groups, by their names in messages.
         """
         storage = self.step_options.of(StateCodec).state_storage
         # None, or a mapping by slot.
@@ -356,7 +362,7 @@ class FusedOptimizer(GradScalerMixin):
 
     @contextmanager
     def _drop_hooks_on_error(self) -> Generator[None]:
-        """Return a context manager that removes hooks of all parameters if a constructor fails."""
+        """Remove the hooks of all parameters if the `with` block of a constructor raises."""
         try:
             yield
         except BaseException:
@@ -365,7 +371,7 @@ class FusedOptimizer(GradScalerMixin):
             raise
 
     def _check_matrices(self, rule: Rule, rule_title: str, place: int) -> None:
-        """Raise an error unless a rule with passes can update the parameters of a group.
+        """Raise unless a rule with matrix stages can update the parameters of a group.
 
         Args:
             rule: The rule.
@@ -392,9 +398,12 @@ class FusedOptimizer(GradScalerMixin):
                 )
 
     def check_flat_buffers(self, groups: Sequence[Group]) -> None:
-        """Raise an error if groups have rules or options that flat buffers do not support.
+        """Raise if groups have rules or options that flat buffers of parameters do not support.
 
-        Any parameter of the optimizer may show that libraries have flattened all of them.
+        All parameters of the optimizer are inspected for flat buffers of libraries.
+
+        Args:
+            groups: The groups whose rules are checked.
 
         Raises:
             InvalidArgumentError: As `check_reductions` and `_check_accumulation`.
@@ -424,7 +433,12 @@ class FusedOptimizer(GradScalerMixin):
         raise NotImplementedError
 
     def _warn_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
-        """Warn of parameters that are 0 before their first step, if a rule then has less effect."""
+        """Warn of new parameters that are 0, if the rule or an option has no effect on these.
+
+        Args:
+            params: Parameters before a step.
+            places: The indices of their groups.
+        """
         kinds = map(self._kind_of, self.param_groups)
         zero_notes = [kind._zero_warning or self.step_options.zero_warning for kind in kinds]
         if any(zero_notes):
@@ -434,7 +448,9 @@ class FusedOptimizer(GradScalerMixin):
 
     @contextmanager
     def _undo_on_error(self) -> Generator[None]:
-        """Return a context manager that removes groups added in the block if it fails."""
+        """Remove groups that were added in the `with` block, with state, hooks and buffers, if it
+        raises.
+        """
         cache, count, known_params = self.step_cache, len(self.param_groups), list(self.state)
         heard, flat = list(cache.heard), cache.flat
         former_grads = [] if flat is None else [(param, param.grad) for param in flat.params]
@@ -456,12 +472,13 @@ class FusedOptimizer(GradScalerMixin):
             raise
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
-        """Raise if a group has options that a step would ignore, or lacks one.
+        """Raise if a group has an option that a step would ignore, or lacks one.
 
         Args:
             group: The group.
             place: The index of the group.
-            complete: True if it has all options, or is given defaults later.
+            complete: False if torch adds defaults to the group later, so that options may be
+                missing.
 
         Raises:
             InvalidArgumentError: The group sets an option that is common to all groups; names it.
@@ -484,7 +501,7 @@ class FusedOptimizer(GradScalerMixin):
             check_options_held(group)
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Return reasons why a step cannot be taken with the options of a group; [] if none."""
+        """Return messages why a step cannot be taken with the options of a group; [] if it can."""
         if cut := [name for name, tensor in tensors_in(group) if is_cut(tensor)]:
             return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
@@ -512,7 +529,7 @@ class FusedOptimizer(GradScalerMixin):
         return []
 
     def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
-        """Return {option: reason} for options that a group may not have."""
+        """Return the options that a group may not have, with the reason for messages."""
         names = self.step_options.others(group)
         if isinstance(group.get("state_storage"), dict) and "state_storage" in names:
             with importing:
@@ -549,9 +566,11 @@ class FusedOptimizer(GradScalerMixin):
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self, is_copy: bool = False) -> None:
-        """Apply formats, hooks, buffers and recorders of options to new parameters.
+        """Apply options to new parameters: state format, hooks, flat buffers, diagnostics and
+        judge.
 
-        With `is_copy`, all groups are new, else the last one.
+        Args:
+            is_copy: True if the parameters of all groups are new, else those of the last group.
         """
         self.record_format(self.param_groups, self.state)
         self.step_cache.operands.read_again(self)
@@ -587,7 +606,7 @@ class FusedOptimizer(GradScalerMixin):
             listen(self)
 
     def check_not_swapped(self, message: str) -> None:
-        """Raise if the parameters are their averages.
+        """Raise if the parameters are their averages at present.
 
         Args:
             message: The message of the error: the call, its effect, and the alternative.
@@ -676,7 +695,11 @@ class FusedOptimizer(GradScalerMixin):
     @partial(untraced, reason=_NOT_IN_GRAPHS)
     @annotate_errors
     def _step(self, closure: Callable[[], object] | None = None) -> Any:
-        """Take a step, replayed if possible, else with all checks; return the loss or None."""
+        """Call the closure and take a step, replayed if possible, else with all checks.
+
+        Returns:
+            The loss of the closure, or None.
+        """
         self._opt_called = True
         self._check_alone()
         loss = None
@@ -708,7 +731,11 @@ class FusedOptimizer(GradScalerMixin):
                 judge.log_loss(loss)
 
     def _step_carefully(self) -> None:
-        """Take a step with all checks; the caller holds the lock."""
+        """Take a step that is not replayed; the caller holds the lock.
+
+        Nothing is updated if a scaler found an overflow, or if gradients are only added to their
+        sums.
+        """
         cache = self.step_cache
         self.check_not_swapped(_SWAPPED_STEP)
         self._listen()
@@ -721,7 +748,7 @@ class FusedOptimizer(GradScalerMixin):
                 self._take_due_step()
 
     def _take_due_step(self) -> None:
-        """Take a step with the gradients or their sums: replayed, rebound or with all checks."""
+        """Take a step with the gradients or their sums: replay or rebind the last one, or plan it."""
         cache = self.step_cache
         recording = (
             nullcontext() if cache.diagnosing is None else cache.diagnosing.measure_step(self)
@@ -735,10 +762,10 @@ class FusedOptimizer(GradScalerMixin):
                 self._end_step()
 
     def _is_allocating(self) -> bool:
-        """Return True if all gradients and rates are 0.
+        """Return True if all gradients and rates are 0, in a step that only allocates state.
 
-        `torch.distributed.checkpoint` takes such a step to allocate the state of an optimizer
-        without one, and changes neither parameters nor sums of gradients.
+        `torch.distributed.checkpoint` takes such a step with an optimizer without state. It changes
+        neither parameters nor sums of gradients.
         """
         self._check_options_held()
         if any(group.get("lr") != 0 for group in self.param_groups):
@@ -748,9 +775,9 @@ class FusedOptimizer(GradScalerMixin):
 
     @contextmanager
     def _restore_params(self) -> Generator[None]:
-        """Return a context manager that restores all parameters after the block.
+        """Restore all parameters, and the history of judged steps, after the `with` block.
 
-        Some rules decay parameters at a rate of 0, too. The history of judged steps is restored.
+        Some rules decay parameters at a rate of 0, too.
         """
         params, judge = params_of(self.param_groups), self.step_options.base_transforms.judge
         values = [param.detach().clone() for param in params]
@@ -803,7 +830,14 @@ class FusedOptimizer(GradScalerMixin):
         raise NotImplementedError
 
     def _try_replay(self, has_sums: bool = False) -> bool:
-        """Plan the replay if due, and replay the step in one call; return False if impossible."""
+        """Plan the replay of steps, if due, then replay this step in one native call.
+
+        Args:
+            has_sums: Whether the step uses accumulated sums in place of gradients.
+
+        Returns:
+            True if the step was taken; False if no replay is possible, and nothing was written.
+        """
         cache = self.step_cache
         if cache.due_adapters or cache.changes.needs_plan:
             adapters, cache.due_adapters = cache.due_adapters, ()
@@ -824,7 +858,12 @@ class FusedOptimizer(GradScalerMixin):
         return None
 
     def _try_rebind(self) -> bool:
-        """Take the last step again with new gradients or rates; return False if impossible."""
+        """Repeat the last step with new gradients or rates.
+
+        Returns:
+            True if the step was taken, or skipped by a scaler or judge; False if the last plan does
+            not fit, and nothing was written.
+        """
         cache = self.step_cache
         if cache.rebind_target is None:
             return False
@@ -874,7 +913,14 @@ class FusedOptimizer(GradScalerMixin):
         return True
 
     def _keep_rebind_target(self, part: ParamState, places: Sequence[int]) -> None:
-        """Store the part that updated all groups for `_try_rebind`, or clear an earlier one."""
+        """Store `part` as the state that updated all groups, for `_try_rebind`.
+
+        Clear the stored one if the step did not update all parameters, or options exclude a rebind.
+
+        Args:
+            part: The state of the only rule of the step.
+            places: The group index of each updated parameter.
+        """
         cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)
         cache.rebind_target = None
@@ -895,7 +941,7 @@ class FusedOptimizer(GradScalerMixin):
             )
 
     def _apply_alone(self, param: Tensor) -> None:
-        """Update one parameter during the backward pass."""
+        """Update one parameter in the backward pass; note on an error what was written."""
         cache = self.step_cache
         cache.progress = ()
         try:
@@ -953,9 +999,13 @@ class FusedOptimizer(GradScalerMixin):
         return swapped(self)
 
     def _accumulate_gradients(self, is_allocating: bool) -> bool:
-        """Add gradients to their sums in place; return True if a step is due.
+        """Add gradients to their sums in the state; set `step_cache.sums` if a step is due.
 
-        Without accumulation, and to allocate the state, a step is always due.
+        Args:
+            is_allocating: True for a step that only allocates state, which is always due.
+
+        Returns:
+            True if a step is due; without accumulation always.
         """
         cache, passes = self.step_cache, self.step_options.accumulate
         if passes == 1:
@@ -985,7 +1035,10 @@ class FusedOptimizer(GradScalerMixin):
         return partial(vars(self.step_cache).update, {"last_step": report, "is_folded": True})
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradient, or accumulated sum, of each parameter; None without one."""
+        """Return for each parameter its gradient or accumulated sum, None without one.
+
+        Sums are rounded to the dtype of the parameter, unless it has a master.
+        """
         sums = self.step_cache.sums
         if sums is None:
             return [param.grad for param in params]
@@ -1003,7 +1056,7 @@ class FusedOptimizer(GradScalerMixin):
         return grad.to(param.dtype)
 
     def _add_progress_note(self, error: BaseException) -> None:
-        """Add a note to an error of a step: completed parts, and gradients left in the state."""
+        """Add a note to an error of a step: what was written, and gradients left in the state."""
         cache = self.step_cache
         if cache.progress:
             add_note(error, cache.progress)
@@ -1017,7 +1070,14 @@ class FusedOptimizer(GradScalerMixin):
                 error.add_note(_FOLDED)
 
     def _end_calls(self, grad_report: GradientReport) -> list[Call]:
-        """Return calls, run with the writes, that record a step as taken or decided by a device."""
+        """Return C functions that record a step as taken; they run with its writes.
+
+        If a device decides on the step, they add its decision to a counter there. Accumulated sums
+        are cleared, and gradients freed that `in_backward` has left.
+
+        Args:
+            grad_report: Receives norm and clip factor of the gradients, and becomes the report.
+        """
         cache = self.step_cache
         updates: dict[str, Any] = {"report": grad_report, "has_applied_grads": False}
         updates["last_apply_flag"] = cache.apply_flag
@@ -1059,7 +1119,8 @@ _COPIED_ATTRIBUTES = ("step_options", "_step_supports_amp_scaling")
 
 
 def _check_accumulation(flat: FlatBuffer, title: str) -> None:
-    """Raise InvalidArgumentError if each call of `step` updates another part of the model.
+    """Raise if a library calls `step` for each of its flat buffers, so that calls cannot be
+    counted.
 
     Args:
         flat: The flat buffer.

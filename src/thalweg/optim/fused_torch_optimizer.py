@@ -27,7 +27,8 @@ from thalweg._core.param_groups import Group, parameter_names, params_of
 from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.sparse_gradients import is_sparse
-from thalweg._core.step import execute_plan, plan_step, rebind_plan, run_step, skip_step
+from thalweg._core.step import execute_plan, keep_plan, plan_step, rebind_plan, run_step
+from thalweg._core.step_writes import skip_step
 from thalweg._engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
@@ -157,7 +158,11 @@ class FusedTorchOptimizer(FusedOptimizer):
             self.state.clear()
 
     def _complete(self) -> None:
-        """Normalize and validate the last group; raise if options do not support it."""
+        """Normalize and validate the last group of `param_groups`, before its first step.
+
+        Raises:
+            InvalidArgumentError, RuleError: An option is invalid, or the rule does not support it.
+        """
         group, place = self.param_groups[-1], len(self.param_groups) - 1
         kind = self._kind_of(group)
         if group.get("layout") is not None:
@@ -195,7 +200,9 @@ class FusedTorchOptimizer(FusedOptimizer):
             self._check_common(kind, group, place)
 
     def _check_common(self, kind: type[FusedTorchOptimizer], group: Group, place: int) -> None:
-        """Raise if a group differs from others of its class in an option they must share."""
+        """Raise InvalidArgumentError if a group differs from others of its class in a shared
+        option.
+        """
         for index, other_group in enumerate(self.param_groups):
             if self._kind_of(other_group) is not kind:
                 continue
@@ -206,7 +213,12 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @classmethod
     def _describe_difference(cls, group: Group, place: int, other_group: Group, index: int) -> str:
-        """Return how two groups differ in a shared option; "" if they agree."""
+        """Return a message about a shared option in which two groups differ; "" if they agree.
+
+        Args:
+            group, place: A group and its index.
+            other_group, index: The other one.
+        """
         for name in (name for name in cls._common if other_group.get(name) != group.get(name)):
             return (
                 f"{name} of group {place} is {show_value(group.get(name))}, and of group {index}"
@@ -215,7 +227,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return ""
 
     def _unfit_groups(self, groups: Sequence[Group]) -> list[str]:
-        """Return how groups differ in options that those of their class must share; [] if not."""
+        """Return messages about groups of one class that differ in a shared option; [] if none do."""
         firsts: dict[type[FusedTorchOptimizer], int] = {}
         problems = [
             kind._describe_difference(group, place, groups[first], first)
@@ -269,7 +281,14 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _initial_entries(
         self, params: Sequence[Tensor], places: Sequence[int]
     ) -> dict[int, Entries]:
-        """Return {id(param): initial state}; `places` are group indices of the parameters."""
+        """Return the initial state of parameters by `id`, as far as the rule does not define it.
+
+        Warn of parameters of zeros.
+
+        Args:
+            params: The parameters.
+            places: The indices of their groups.
+        """
         self._warn_of_zeros(params, places)
         starts = list(map(self._initials_of_group, self.param_groups))
         kinds = list(map(self._kind_of, self.param_groups))
@@ -289,7 +308,12 @@ class FusedTorchOptimizer(FusedOptimizer):
         return self._take_sub_steps(steps, single_param)
 
     def _take_sub_steps(self, steps: Sequence[_SubStep], single_param: Tensor | None) -> None:
-        """Take the sub-steps of all rules as one step, or leave the step to torch."""
+        """Take the sub-steps of all rules as one step, or leave the step to torch.
+
+        Args:
+            steps: The sub-steps.
+            single_param: The only parameter of the step, in the backward pass; else None.
+        """
         if not self._supports_step(steps):
             return self._step_of_torch()
         report, options = GradientReport(), self.step_options
@@ -314,7 +338,12 @@ class FusedTorchOptimizer(FusedOptimizer):
         return None
 
     def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
-        """Record a step that was taken, so that it may be repeated or rebound."""
+        """Record a step that was taken, so that the next one may be rebound or replayed.
+
+        Args:
+            steps: The sub-steps.
+            was_rebound: True if all of them were rebound.
+        """
         if len(steps) == 1:
             hooks = steps[0][0]
             self._keep_rebind_target(hooks.part, hooks.places)
@@ -332,7 +361,13 @@ class FusedTorchOptimizer(FusedOptimizer):
         return TorchStepAdapter(self, part, params, share.places), share.pairs
 
     def part_of(self, rule: Rule, place: int, parts: dict[Rule, ParamState]) -> ParamState:
-        """Return the state of a rule for the class of a group; create it in `parts` if missing."""
+        """Return the state of a rule from `parts`; create it there if missing.
+
+        Args:
+            rule: The rule, wrapped by options.
+            place: The index of a group with the rule, whose class defines numbers of the state.
+            parts: The state of each rule. Those of rules that no group has any more are dropped.
+        """
         if rule not in parts:
             # Options may have chosen other rules since the last step.
             for stale_rule in parts.keys() - self._rules():
@@ -353,10 +388,15 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _write(
         self, steps: Sequence[_SubStep], make_transforms: Callable[..., GradientTransforms]
     ) -> tuple[list[BaseException], bool, bool]:
-        """Execute the sub-steps; several of them commit together.
+        """Run the sub-steps, several of them in one commit.
 
-        Returns: (errors raised after the writes, True if the last step was repeated with new
-        gradients, True if the step was taken).
+        Args:
+            steps: The sub-steps.
+            make_transforms: Called with a number of gradients; returns their transforms.
+
+        Returns:
+            The errors raised after the writes; True if the last step was repeated with new
+            gradients; and True if the step was taken.
 
         Raises:
             _LeftToTorch: Torch must take the step; nothing was written.
@@ -401,7 +441,13 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _bind(
         self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
     ) -> _BoundPlan:
-        """Return the plan of a sub-step, bound to its gradients.
+        """Return the plan of a sub-step, bound to its gradients: that of the last step, or a new
+        one.
+
+        Args:
+            step: The sub-step.
+            target: The result of `aim` of its adapter.
+            transforms: The transforms of its gradients.
 
         Raises:
             _LeftToTorch: The engines do not support it; nothing was written.
@@ -453,10 +499,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _may_repeat(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Return True if gradients may be bound to the last plan: all dense, or equal options.
+        """Return True if gradients may be bound to the last plan of a rule.
 
-        The options of groups decide about sparse gradients; plans check everything else that
-        `_supports_sub_step` does.
+        All must be dense, or the options of groups unchanged, as these decide about sparse
+        gradients. The plan checks everything else that `_supports_sub_step` does.
         """
         return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
@@ -507,7 +553,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _supports_sub_step(self, step: _SubStep) -> bool:
-        """Return True if the engines support a sub-step.
+        """Return True if the engines support a sub-step; False leaves the step to torch.
 
         Raises:
             RuntimeError: The class rejects sparse, or dense, gradients.
@@ -549,9 +595,11 @@ class FusedTorchOptimizer(FusedOptimizer):
         return self.step_options.of(Unscaling).fused_unscale and self.unscaling() is not None
 
     def _shares_counts(self, steps: Sequence[_SubStep]) -> bool:
-        """Return True if two parameters share a state tensor of one number.
+        """Return True if two parameters share a state tensor of one number, which torch counts
+        twice.
 
-        Raise NotImplementedError if options then need more than torch does.
+        Raises:
+            NotImplementedError: They do, and options exclude torch's step.
         """
         scalars = {slot.name for hooks, _ in steps for slot in hooks.part.rule.scalar_slots}
         params = [param for _, pairs in steps for _, param in pairs]
@@ -566,7 +614,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return shared_scalar is not None
 
     def _has_slot_dtypes(self, group: Group, param: Tensor) -> bool:
-        """Return True if the slots of a parameter have its dtype, or that of the rule."""
+        """Return True if the slots of a parameter have the dtypes that the rule defines for it."""
         entries = self.state.get(param, {})
         slots = [slot for slot in self.base_rule(group, param).slots if slot.shape is None]
         dtypes = {slot.name: slot.dtype or param.dtype for slot in slots if not slot.scalar}
@@ -626,7 +674,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
     def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, ScalarSpec]:
-        """Return {state key: ScalarSpec} of the per-parameter numbers of a rule."""
+        """Return specifications of a rule's per-parameter numbers, by state key."""
         specs = {
             slot.name: ScalarSpec(
                 slot.initial,
@@ -697,9 +745,14 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _unfit_state(
         self, group: Group, entries: object, param: Tensor, title: object, may_lack: bool = False
     ) -> list[str]:
-        """Return reasons why no step could be taken with the state of a parameter; [] if none.
+        """Return messages why no step could be taken with the state of a parameter; [] if one can.
 
-        With `may_lack`, slots that the next step creates may be missing.
+        Args:
+            group: The group of the parameter.
+            entries: The state to load.
+            param: The parameter.
+            title: Its name in messages.
+            may_lack: True if slots that the next step creates may be missing.
         """
         specs = {SUM: sum_spec(param)}
         if isinstance(entries, Mapping) and entries.keys() <= {SUM}:  # there was none
@@ -746,10 +799,14 @@ class FusedTorchOptimizer(FusedOptimizer):
         title: object,
         checked_keys: set[object],
     ) -> list[str]:
-        """Return reasons why options and numbers of a parameter give no step; [] if none.
+        """Return messages why the rule's `prepare` fails with these options and numbers; [] if it
+        works.
 
-        Functions of users are not called. Combinations in `checked_keys` are skipped; new ones are
-        added.
+        Rules with functions of users are not checked.
+
+        Args:
+            group, entries, param, title: As for `_unfit_state`.
+            checked_keys: Keys of combinations to skip; new ones are added.
         """
         rule = self.wrapped_rule(group, param)
         numbers = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}
@@ -777,7 +834,11 @@ class FusedTorchOptimizer(FusedOptimizer):
         return ", ".join(f"{name}={show_value(group.get(name))}" for name in names)
 
     def _step_of_torch(self) -> None:
-        """Take the step with the code of torch; raise if options forbid it."""
+        """Take the step by the code of torch: all of it, or on an error nothing.
+
+        Raises:
+            NotImplementedError: An option excludes torch's step, or torch has no such class.
+        """
         self.check_flat_buffers(self.param_groups)
         if self.step_options or self._is_unscaling():
             self._raise_unsupported()
@@ -798,7 +859,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         run(self._end_calls(GradientReport()))
 
     def _raise_unsupported(self) -> None:
-        """Raise the reason why a step with options cannot be left to torch."""
+        """Raise NotImplementedError: a step with options cannot be left to torch."""
         if self.step_options.kinds.device:
             raise NotImplementedError(
                 f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"
@@ -838,7 +899,15 @@ def _run_all(
     transforms: Sequence[GradientTransforms],
     bound: Iterable[_BoundPlan],
 ) -> tuple[list[BaseException], bool, bool]:
-    """Execute sub-steps by their plans; return as `FusedTorchOptimizer._write`."""
+    """Run sub-steps one after the other by their plans; those without one are planned here.
+
+    Args:
+        adapters, targets, transforms, bound: The adapter, result of `aim`, transforms and plan of
+            each sub-step.
+
+    Returns:
+        As `FusedTorchOptimizer._write`.
+    """
     errors: list[BaseException] = []
     are_rebound = takes_step = True
     rows = zip(adapters, targets, transforms, bound, strict=True)
@@ -847,7 +916,9 @@ def _run_all(
         if plan is None:
             outcome = run_step(hooks, plans, pairs, rule_transforms, copies, may_rebind=False)
         else:
-            outcome = execute_plan(hooks, plans, plan, rule_transforms)
+            outcome = execute_plan(hooks, plan, rule_transforms, is_new=not was_rebound)
+            if not was_rebound:
+                keep_plan(plans, plan)
         errors += outcome.errors
         are_rebound = are_rebound and was_rebound
         takes_step = takes_step and outcome.taken is not False

@@ -139,7 +139,13 @@ def _of_input(module: nn.Module) -> set[int]:
 def output_ids(
     module: nn.Module, module_params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int] | None:
-    """Return the `id`s of the output layer's parameters, or None if the layer is unknown."""
+    """Return the `id`s of parameters of the output layer; None if `output` is None and no getter
+    knows.
+
+    Args:
+        module, output: As in `hidden_matrices`.
+        module_params: The parameters of the module.
+    """
     if output is not None:
         return _select_params(output, module_params, "output")
     return _params_of_getter(module, "get_output_embeddings")

@@ -218,7 +218,9 @@ def _twin_of(param: Tensor) -> Tensor:
 
 
 def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
-    """Return an optimizer without state, with parameters on the device "meta"."""
+    """Return a copy of an optimizer without state, over twins of its parameters on the device
+    "meta".
+    """
     cls: Any = type(optimizer)
     copy = cls.__new__(cls)
     cache = copy.step_cache
@@ -232,7 +234,7 @@ def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
 
 
 def _make_state(optimizer: Any) -> dict[Tensor, dict[str, Any]]:
-    """Return the state of trainable parameters on the device "meta" after their first step."""
+    """Return the state of trainable parameters after their first step, without running the step."""
     shares: list[tuple[ParamState, list[Tensor]]] = []
     if isinstance(optimizer, RuleOptimizer):
         part, params, _ = cast("Any", optimizer).whole_state()
@@ -255,7 +257,7 @@ def _make_state(optimizer: Any) -> dict[Tensor, dict[str, Any]]:
 def _use_of(
     optimizer: Any, options: StepOptions, weights: Sequence[Tensor], twins: _Twins
 ) -> MemoryUse:
-    """Return the bytes of a training.
+    """Return the bytes of weights, gradients, state and copies of a training.
 
     Args:
         optimizer: The optimizer of the twins.

@@ -172,7 +172,8 @@ def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, place: int) -> Map
     """Return the user's rules by name with one more.
 
     Raises:
-        InvalidArgumentError: Another one has its name.
+        InvalidArgumentError: A class or another rule has its name.
+        RuleError: No step is possible with the rule.
     """
     kind_of(rule)  # which could take a step
     conflict = f"a class of thalweg.optim is {rule.name!r}, too" if rule.name in KINDS else ""
@@ -187,7 +188,17 @@ def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, place: int) -> Map
 
 
 def _complete_group(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group:
-    """Return a group with all options of its rule, validated."""
+    """Return a new group with all options of its rule, and its name as "rule".
+
+    Args:
+        group: The group.
+        place: The index that it will have.
+        own_rules: The user's rules by name.
+
+    Raises:
+        NotFoundError: The group has no rule.
+        InvalidTypeError, InvalidArgumentError, ValueError: The rule or an option is invalid.
+    """
     if "rule" not in group:
         raise NotFoundError(
             f"Group {place} has no 'rule': the name of a class of thalweg.optim, such as 'AdamW'."

@@ -1,8 +1,8 @@
-"""Per-parameter numbers of an optimizer, such as step counts.
+"""Per-parameter numbers of an optimizer, such as step counts: one *column* for each state key.
 
-Torch keeps each in a separate tensor of shape (). Here these are views of one tensor, so that all
-are read and written at once, and one version counter detects writes by other code. Tensors that
-other code put into the state, or that processes share, stay in place.
+Torch keeps each number in a separate tensor of shape (). Here these are views of one tensor, so
+that all are read and written at once, and one version counter detects writes by other code. Tensors
+that other code put into the state, or that processes share, stay in place.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Column:
         return self._version == self.block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls of C functions that write one number per parameter, or one for all.
+        """Return C functions that write one number per parameter, or one number for all.
 
         Raises:
             InvalidArgumentError: A count is beyond its type.
@@ -217,7 +217,7 @@ class ForeignColumn:
         self.common = self.values[0] if len({*numbers}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls of C functions that write one number per parameter, or one for all.
+        """Return C functions that write one number per parameter, or one number for all.
 
         Step counts are incremented by the difference, as torch counts.
         """
@@ -305,7 +305,7 @@ class Blocks:
         return self._block_of(number) is not None
 
     def of(self, numbers: Sequence[object], device: torch.device) -> Tensor | None:
-        """Return the block on a device that contains all of the numbers, or None."""
+        """Return the block on a device of which all numbers are elements; None if there is none."""
         blocks = [self._block_of(x) if isinstance(x, Tensor) else None for x in numbers]
         first = blocks[0] if blocks else None
         is_shared = first is not None and first.device == device and all(b is first for b in blocks)
@@ -324,7 +324,12 @@ class Blocks:
         return block if shares_storage and number.dtype == block.dtype else None
 
     def gather(self, state: Mapping[Any, Any], names: Iterable[str]) -> None:
-        """Move numbers that torch created as single tensors into blocks, in `state`."""
+        """Move per-parameter numbers that torch created as single tensors into blocks.
+
+        Args:
+            state: The state of the optimizer, whose entries are replaced.
+            names: The keys of the numbers.
+        """
         for name in names:
             owners_by_kind: dict[Any, list[dict[str, Any]]] = {}
             for param, entries in state.items():

@@ -160,7 +160,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return self.step_options.rule(self.rule)
 
     def _make(self) -> None:
-        """Create the state that parameters lack."""
+        """Create the state that parameters lack, and add it to the optimizer's state."""
         with self.step_cache._lock, writable():
             part, params, places = self.whole_state()
             part.targets(self.state, params, False)
@@ -174,7 +174,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             part.settle(self.state)
 
     def whole_state(self) -> tuple[ParamState, list[Tensor], list[int]]:
-        """Return (state of all parameters, parameters, indices of their groups)."""
+        """Return the state of all parameters, the parameters, and the indices of their groups."""
         parts, rule = self.step_cache.parts, self.step_options.rule(self.rule)
         if rule not in parts:
             kinds, blocks = self.step_options.kinds, self.step_cache.blocks
@@ -184,7 +184,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return parts[rule], params, places
 
     def _numbers(self) -> dict[str, ScalarSpec]:
-        """Return {state key: ScalarSpec} of the per-parameter numbers of the rule."""
+        """Return specifications of the rule's per-parameter numbers, by state key."""
         rule, first = self.rule, self.param_groups[0]["params"][0]
         specs = {STEP: ScalarSpec(0, torch.int64)}
         specs |= {name: ScalarSpec(1.0, torch.float32) for name in self.product_hypers}
@@ -196,7 +196,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         }
 
     def _initial_entries(self, params: Sequence[Tensor], places: list[int]) -> dict[int, Entries]:
-        """Return {id(param): initial state}; new parameters start at the optimizer's step count."""
+        """Return the initial state of parameters by `id`; counts are those of earlier parameters."""
         self._warn_of_zeros(params, places)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
         going: dict[str, object] = {}
@@ -216,7 +216,13 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         }
 
     def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
-        """Take a step over all parameters with a gradient, or over a single one."""
+        """Take a step over all parameters with a gradient, or over a single one in the backward
+        pass.
+
+        Args:
+            parts: Not used.
+            single_param: The parameter, or None for all.
+        """
         part, params, places = self.whole_state()
         grads = self._gradients(params) if single_param is None else [single_param.grad]
         updated = params if single_param is None else [single_param]
@@ -319,7 +325,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
     def _invalid_options(self, group: Mapping[str, object]) -> dict[str, str]:
-        """Return {option: reason} for options that a group may not have."""
+        """Return the options that a group may not have, with the reason for messages."""
         reasons, kind = super()._invalid_options(group), type(self).__name__
         option_names = self._wanted_options(cast("Group", group))
         for name in self._constructor_options:
@@ -340,7 +346,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return reasons
 
     def _end_step(self) -> None:
-        """Count a step after gradients were applied during the backward pass."""
+        """Count a step after its gradients were applied in the backward pass."""
         part, params, places = self.whole_state()
         hooks = TensorFlowStepAdapter(self, part, params, places, [])
         hooks.read_hypers(params)

@@ -105,7 +105,9 @@ class RulesBySelector:
     def _check_rest(
         self, indices: Sequence[int], module_params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
-        """Raise if `...` selects nothing because a number also took vectors."""
+        """Raise InvalidArgumentError if `...` selects nothing because a number selected all
+        vectors, too.
+        """
         if ... not in self._selectors or self._selectors.index(...) in indices:
             return
         members = [pair for pair in module_params.named_params if id(pair[1]) not in excluded_ids]
@@ -119,9 +121,14 @@ class RulesBySelector:
                 )
 
     def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
-        """Return the index of the selector with the lowest priority; raise if two have it.
+        """Return the index of the selector with the lowest priority.
 
-        `by_turn` maps priorities to selectors.
+        Args:
+            by_turn: Indices of selectors by their priority.
+            name, param: The parameter.
+
+        Raises:
+            InvalidArgumentError: There is no selector, or two have the lowest priority.
         """
         if not by_turn:
             raise InvalidArgumentError(
@@ -140,9 +147,14 @@ class RulesBySelector:
     def _check_matrix(
         self, place: int, name: str, param: Tensor, module_params: ModuleParams
     ) -> None:
-        """Raise unless a rule of matrices can update a parameter.
+        """Raise InvalidArgumentError unless a rule of matrices can update a parameter.
 
         Embeddings must be selected by name, and parameters of three dimensions need a layout.
+
+        Args:
+            place: The index of the selector.
+            name, param: The parameter.
+            module_params: All parameters.
         """
         title, rule = self._titles[place], self._kinds[place].__name__
         if param.dim() < 2:

@@ -42,17 +42,17 @@ _SINGLE = torch.float32, torch.float32
 
 
 class ScalarsInCall:
-    """Native programs for the scalars of a replayed step, with their inputs.
+    """Native programs that compute the scalars of a replayed step, with their inputs.
 
     Args:
-        shares: The rules of the step with their parameters.
+        shares: The sub-steps, one for each rule.
         groups: The parameter groups of the optimizer.
 
     Attributes:
         keys: For each parameter the key of its scalars: the index of its group.
 
     Raises:
-        TypeError: The scalars of a rule cannot be made in the call.
+        TypeError: The scalars of a rule cannot be computed in the call.
     """
 
     def __init__(self, shares: Sequence[ReplayedSubStep], groups: Sequence[Group]) -> None:
@@ -74,10 +74,10 @@ class ScalarsInCall:
         self._state_numbers = [_state_numbers_of(share) for share in shares]
 
     def hold_groups(self, snapshot: GuardTable, other_options: Mapping[int, Options]) -> None:
-        """Make the native call compare and read the options of all groups.
+        """Make the native call compare the options of all groups, and read those that are numbers.
 
         Args:
-            snapshot: Compares and reads; changes.
+            snapshot: Compares and reads; guards are added.
             other_options: The options of groups that have no parameters in the step, by index.
         """
         for index, group in enumerate(self._groups):
@@ -111,14 +111,14 @@ class ScalarsInCall:
     def place_programs(
         self, launches: Launches, spans: Sequence[Mapping[int, tuple[int, int, int]]]
     ) -> list[Member]:
-        """Make programs compute the scalars of all launches.
+        """Write the programs that compute the scalars of all kernels into their tables.
 
         Args:
             launches: The kernels of the step.
             spans: Chunks of variables in other tables than those of the kernels.
 
         Returns:
-            The records of the parameters.
+            For each parameter a record from which the call runs its program.
         """
         members: list[Member] = []
         for index, (kernels, scalars) in enumerate(zip(launches.of, self._scalars, strict=True)):
@@ -130,11 +130,11 @@ class ScalarsInCall:
     def place_pass_programs(
         self, launches: Launches, members: Sequence[Member]
     ) -> tuple[list[Member], list[ReplayedPasses]]:
-        """Make programs compute the scalars of all passes and stages.
+        """Write the programs that compute the scalars of all passes and matrix stages.
 
         Args:
             launches: The kernels of the step.
-            members: The records of the parameters.
+            members: The result of `place_programs`.
 
         Returns:
             Further records, a multiple of `members`, and the passes of each rule that has some.
@@ -171,7 +171,14 @@ class ScalarsInCall:
         scalars: Mapping[int, TorchScalars],
         spans: Sequence[Mapping[int, tuple[int, int, int]]],
     ) -> None:
-        """Place the programs of a launch, and set them in the records of its parameters."""
+        """Place the programs of a launch; store their addresses in the records of its parameters.
+
+        Args:
+            members: The records; changed.
+            launch: The launch.
+            scalars: The scalars of the rule, by group index.
+            spans: As for `place_programs`.
+        """
         programs: list[int] = []
         for index, place in enumerate(launch.places):
             program, inputs = self._program(launch.dtype, place, scalars)
@@ -189,7 +196,9 @@ class ScalarsInCall:
     def _program(
         self, dtype: Dtype, place: Hashable, scalars: Mapping[int, TorchScalars]
     ) -> tuple[Program, list[tuple[int, int, int]]]:
-        """Return (program for the scalars of a group, inputs that it loads)."""
+        """Return a new program for the scalars of a group, and the inputs that it loads from
+        memory.
+        """
         group = cast("int", place)
         program = scalars[group].program_for(dtype)
         self._programs.append(program)
@@ -203,7 +212,7 @@ class ScalarsInCall:
 
 
 def _state_numbers_of(share: ReplayedSubStep) -> Int64:
-    """Return (parameters, numbers, 3) records of the numbers beside step counts."""
+    """Return an array (parameters, numbers, words) of records about numbers beside step counts."""
     columns = [column for column in share.columns if column.name != STEP]
     words = replay_kernel.STATE_NUMBER_BYTES // 8
     records = np.zeros((len(share.owners), len(columns), words), np.int64)
@@ -213,7 +222,9 @@ def _state_numbers_of(share: ReplayedSubStep) -> Int64:
 
 
 def _members_of(share: ReplayedSubStep, state_numbers: Int64) -> list[Member]:
-    """Return a record for each parameter of a rule that has nothing but its own numbers."""
+    """Return a record for each parameter of a rule that has only its own numbers, and no program
+    yet.
+    """
     count = len(share.owners)
     counts = [column for column in share.columns if column.name == STEP]
     pointers = counts[0].pointers if counts else [0] * count
@@ -231,8 +242,9 @@ def _check_share(share: ReplayedSubStep) -> None:
 
 
 def are_numbers_in_call(part: ParamState) -> bool:
-    """Return True if the call can make the scalars of a rule from options, step counts and other
-    numbers of parameters.
+    """Return True if the native call can compute the scalars of a rule.
+
+    They may depend on options, step counts and other per-parameter numbers, but on no reductions.
     """
     rule = part.rule
     has_reductions = rule.per_variable is not None or rule.per_optimizer is not None or rule.levels
@@ -241,10 +253,10 @@ def are_numbers_in_call(part: ParamState) -> bool:
 
 
 def _is_number_in_call(part: ParamState, column: AnyColumn) -> bool:
-    """Return True if the call can replace a number of each parameter beside the step count.
+    """Return True if the native call can compute a per-parameter number other than the step count.
 
-    The call makes no number of an empty parameter. A number that torch rounds to the default dtype
-    must be rounded where it is stored.
+    Numbers of empty parameters are not computed, and a number that torch rounds to the default
+    dtype must be stored in that dtype.
     """
     spec = part.numbers[column.name]
     return (

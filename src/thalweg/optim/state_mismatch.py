@@ -124,9 +124,13 @@ def parameter_states(saved_state: Mapping[str, Any]) -> list[tuple[Any, Mapping[
 def matched(
     group: dict[str, Any], saved_group: dict[str, Any], problems: list[str]
 ) -> list[tuple[Tensor, Any, Any]]:
-    """Return (parameter, saved key, title) by name if possible, else by order.
+    """Return (parameter, saved key, title) of a group, matched by name if both sides have names.
 
-    Differences are appended to `problems`.
+    Otherwise they are matched by order.
+
+    Args:
+        group, saved_group: The group here, and the saved one.
+        problems: Names that only one side has are appended.
     """
     names, saved_names = group.get("param_names"), saved_group.get("param_names")
     if not names or not saved_names or len(saved_names) != len(saved_group["params"]):
@@ -161,7 +165,7 @@ def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
 def of_options(
     group: Group, option_names: Iterable[str], flags: Iterable[str], place: int, beta_count: int = 2
 ) -> list[str]:
-    """Return reasons why a step cannot be taken with the options of a group; [] if none.
+    """Return messages why a step cannot be taken with the options of a group; [] if it can.
 
     Args:
         group: The group.
@@ -222,7 +226,7 @@ def state_mismatches(
     title: object,
     allowed: Container[object] | None = None,
 ) -> list[str]:
-    """Return reasons why a step cannot use the state of a parameter; [] if none.
+    """Return messages why a step cannot use the state of a parameter; [] if it can.
 
     Args:
         entries: The state.

@@ -12,7 +12,7 @@ from torch import Tensor
 def product_roles(
     name: str, args: Sequence[Any], operands: Sequence[Any], weight_index: int
 ) -> tuple[str, list[int | None]] | None:
-    """Return the role of each dimension of a weight in a product, and their places in the result.
+    """Return the role of each dimension of a weight in a product, and its dimension in the result.
 
     Args:
         name: The name of the torch function.
@@ -21,8 +21,9 @@ def product_roles(
         weight_index: The index of the weight among these.
 
     Returns:
-        The roles, as for `WeightUse.add_product`, and for each dimension the dimension of the
-        result, or None; or None if this is not a product of a weight and activations.
+        A letter per dimension, as for `WeightUse.add_product`, and for each dimension that of the
+        result, from the end, or None. None in place of the pair if this is not a product of a
+        weight and activations.
     """
     name = name.strip("_")
     if name == "einsum":

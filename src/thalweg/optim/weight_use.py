@@ -106,7 +106,17 @@ class WeightUse:
         return outputs % row_size if transposed else outputs // row_size
 
     def _orient(self, outputs: Indices, inputs: Indices, batch: int, row_size: int) -> bool:
-        """Return True if outputs are columns of the weight; record that, and conflicts."""
+        """Record whether outputs are rows or columns of the weight, and conflicts with earlier
+        products.
+
+        Args:
+            outputs, inputs: Offsets in a matrix of the weight, per output and input.
+            batch: The number of leading batch dimensions.
+            row_size: The number of elements of a row.
+
+        Returns:
+            True if outputs are columns.
+        """
         transposed = False
         if (outputs % row_size).any() or inputs.max() >= row_size:
             transposed = not (inputs % row_size).any() and bool(outputs.max() < row_size)
@@ -204,9 +214,13 @@ def _flags(indices: Indices, size: int) -> Flags:
 
 
 def _repeat_sets(sets: list[Flags]) -> list[Flags]:
-    """Return sets with those that repeat equal, adjacent ones until the end.
+    """Complete sets of indices: if they are equal adjacent ranges, add the missing ranges to the
+    end.
 
     A pass with few tokens uses only some experts of a weight with rows for all of them.
+
+    Raises:
+        UndecidedError: The sets are no such ranges, and do not contain all indices.
     """
     covered = np.logical_or.reduce(sets)
     if covered.all():
@@ -240,7 +254,14 @@ def _number_parts(sets: Sequence[Flags]) -> Indices:
 
 
 def _find_blocks(parts: Indices) -> tuple[Blocks, bool]:
-    """Return (blocks, True if they are interleaved), from the part number of each index."""
+    """Return the number of equal blocks, or their sizes; and True if they are interleaved.
+
+    Args:
+        parts: The number of the part that each index belongs to.
+
+    Raises:
+        UndecidedError: The parts do not repeat evenly.
+    """
     starts = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1))
     sizes = np.diff(starts, append=len(parts)).tolist()
     order = parts[starts].tolist()

@@ -90,7 +90,11 @@ class Scatter:
             self._pending = None
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """Wait; return the sums of this rank's parts by index, in the shapes of the parts."""
+        """Wait; return the sums of this rank's parts by index, in the shapes of the parts.
+
+        Raises:
+            RuntimeError: Nothing was sent.
+        """
         if self._pending is None:
             raise RuntimeError("nothing was sent")
         self.wait()
