@@ -96,7 +96,6 @@ def factor_of(
     """Return the factor that reduces a global norm to a limit.
 
     Args:
-        norm: The norm.
         limit: The limit. If it is negative, the factor is 1.
         dtype: The dtype of the formula.
         epsilon: The number that torch's formula adds to the norm; None for TensorFlow's formula.

@@ -38,7 +38,6 @@ def check_complex(pairs: Sequence[Pair], titles: Sequence[str], rule: Rule, clip
 
     Args:
         pairs: Gradients and complex variables.
-        titles: The names of the variables, for messages.
         rule: The rule of the step.
         clips: Whether the optimizer clips gradients, which complex variables exclude.
 
@@ -90,7 +89,6 @@ def update_analytic(
     """Update a complex variable and its slots in place by an analytic rule.
 
     Args:
-        rule: The rule.
         grad: The gradient. Rows of sparse gradients with equal indices are summed first.
         tensors: The variable, then its slots in the order of the rule.
         scalars: The scalars of the rule's formulas, by name.

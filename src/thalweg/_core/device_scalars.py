@@ -78,7 +78,6 @@ def device_derived_scalars(
     """Return the scalars of a rule as `derived` does, for a step count on a device.
 
     Args:
-        rule: The rule.
         values: Its hyperparameters by name: scalars of the host, or tensors of shape ().
         dtype: The compute dtype. Powers are computed in float64 and rounded to it once.
         step: The number of the step, a tensor of shape ().

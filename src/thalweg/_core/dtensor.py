@@ -41,7 +41,6 @@ def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> T
 
     Args:
         local_tensor: The local part; returned unchanged if `param` is not a DTensor.
-        param: The parameter.
         like: Optional. A tensor with the full shape and strides; those of the parameter if None.
     """
     if not is_on_mesh(param):

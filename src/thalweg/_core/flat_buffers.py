@@ -104,7 +104,6 @@ def check_reductions(
 
     Args:
         flat: The flat buffer.
-        title: Its name in messages.
         rule: The rule of the step, if it has one.
         transforms: The transforms of gradients, which may need norms.
         is_by_shape: True if the shape of a parameter chooses the rule.

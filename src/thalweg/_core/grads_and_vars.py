@@ -50,11 +50,6 @@ def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
 def as_gradient(grad: object, var: Tensor, title: str) -> Gradient:
     """Return a gradient as a tensor or as IndexedSlices; arrays, numbers and lists are converted.
 
-    Args:
-        grad: The gradient.
-        var: Its variable.
-        title: The variable's name for messages.
-
     Raises:
         InvalidTypeError: The gradient cannot be converted.
         InvalidArgumentError: A sparse tensor of torch has another shape than the variable. The

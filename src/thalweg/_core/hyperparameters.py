@@ -161,7 +161,6 @@ def check_scalar(name: str, value: object, accepted: str) -> None:
 
     Args:
         name: The hyperparameter.
-        value: The value.
         accepted: A description of accepted values, after "must be a" in the message.
 
     Raises:

@@ -26,7 +26,6 @@ def read_shared_scalars(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[s
     """Return the values of a rule's optimizer-wide slots by name: those of the first variable.
 
     Args:
-        rule: The rule.
         slots: The optimizer-wide slots of each variable; if empty, initial values are returned.
 
     Raises:

@@ -30,7 +30,6 @@ def program_of(rule: Rule, dtype: Dtype, names: Sequence[str]) -> Program:
     """Return a program that computes a rule's scalars from hyperparameters and the step count.
 
     Args:
-        rule: The rule.
         dtype: The compute dtype.
         names: The names of the hyperparameters.
 

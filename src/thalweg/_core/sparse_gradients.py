@@ -87,7 +87,6 @@ def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:
         grad: The gradient; returned unchanged if no rule supports it or a row is out of range.
         dtype: The dtype of the variable. Sums of 16-bit rows stay float32 if it is float32, else
             they are rounded once.
-        title: The variable's name for messages.
 
     Raises:
         LayoutError: The storage of the gradient was freed or truncated.

@@ -27,7 +27,6 @@ def laid_out(
     """Create a tensor for each variable, with its shape, device and strides, filled with `initial`.
 
     Args:
-        variables: The variables.
         dtypes: The dtype of each new tensor.
         initial: The number that fills the tensors.
         scalar: Whether the new tensors have the shape () instead.

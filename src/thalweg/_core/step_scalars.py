@@ -30,7 +30,6 @@ def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> d
     """Return the scalars that a rule's formulas may use; adds powers and "t" to `values`.
 
     Args:
-        rule: The rule.
         values: Its hyperparameters as scalars of `dtype`; powers among them are not computed.
         dtype: The compute dtype.
         step: The number of this step, from 1.
@@ -113,7 +112,6 @@ def columns_of(
         scalars_of: Called as `scalars_of(dtype, group)`, once for each pair that occurs; returns
             scalars by name.
         dtypes: The compute dtypes of the step; used for a single group only.
-        variables: The variables.
     """
     if groups is None:
         return Columns({dtype: scalars_of(dtype, None) for dtype in dtypes}, {})

@@ -279,7 +279,6 @@ class TrackableSlots(Trackable):
         Args:
             slot_name: The slot's name, as "m".
             variable: The slot's variable.
-            slot_variable: The slot.
 
         Raises:
             CheckpointMismatchError: The slot has another shape or dtype. The value keeps waiting.

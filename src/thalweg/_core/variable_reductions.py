@@ -82,7 +82,6 @@ def _add_level(
     """Call `per_variable` of a level; return the scalars with its results.
 
     Args:
-        level: The level.
         request, scalar_slots, columns: As of `per_variable`.
         measures: The results of the level's reductions by name, a vector over the variables each.
         slot_values: The values of scalar slots, by the `id` of the slot; updated in place.

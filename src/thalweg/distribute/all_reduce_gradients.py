@@ -98,7 +98,6 @@ def sum_pairs(
     Args:
         pairs: Gradients with their variables, the same variables on every rank; or values with None
             in place of a variable.
-        ranks: The ranks.
         sending: Optional. The settings of the transfer.
 
     Raises:

@@ -84,7 +84,6 @@ class Sender:
 
         Args:
             bucket: The filled bucket; its `places` are indices of `variables`.
-            variables: All variables.
         """
         if self._compression is not None and isinstance(bucket, Bucket):
             self._compression.compress(bucket, variables)

@@ -183,7 +183,6 @@ def compare_lines(
     """Raise ReplicaMismatchError on all ranks about the first line that differs between ranks.
 
     Args:
-        ranks: The ranks.
         lines: Facts of this rank: name, ": " and value.
         hints: Pairs of the beginning of a name and advice if that fact differs.
         rank_numbers: Optional. The numbers of the ranks in messages; from 0 on by default.

@@ -38,7 +38,6 @@ def reduce_leaves(
     """Return the sums or means of concrete values over all ranks, in order; None stays None.
 
     Args:
-        strategy: The strategy.
         op: Sum or mean.
         leaves: The values of this rank.
         axis: A dimension of each value that is reduced, too; a mean then divides by the number of

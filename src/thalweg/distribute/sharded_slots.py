@@ -107,7 +107,6 @@ def share_summed_step(
 
     Args:
         owner: The optimizer.
-        grads_and_vars: Gradients and variables.
         hooks: The adapter of the optimizer.
         transforms: The gradient transforms of the step.
         fingerprint: Optional. The description that must be equal on all ranks.

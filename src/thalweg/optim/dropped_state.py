@@ -31,7 +31,6 @@ def drop_option_state(
     without the option has cast them.
 
     Args:
-        optimizer: The optimizer.
         saved_state: The state, of the right form; not changed.
     """
     param_states = dict(parameter_states(saved_state))

@@ -29,7 +29,6 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
     parameter stay unchanged; the loader raises for them.
 
     Args:
-        optimizer: The optimizer.
         saved_state: The state, of the right form, with slots in the storage of the optimizer.
 
     Raises:

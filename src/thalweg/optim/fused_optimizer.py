@@ -190,7 +190,7 @@ class StepCache:
         return self.count + (0 if self.replay is None else self.replay.taken - self.replay.reported)
 
     def settle(self) -> None:
-        """Add the steps that were replayed since the last call to `count`, and update the reports."""
+        """Add the steps that were replayed since the last call to `count`; update the reports."""
         with self._lock:
             if self.replay is not None and self.replay.reported < self.replay.taken:
                 self.last_step, self.last_apply_flag = LastStep(True, "", self.total), None
@@ -374,8 +374,6 @@ class FusedOptimizer(GradScalerMixin):
         """Raise unless a rule with matrix stages can update the parameters of a group.
 
         Args:
-            rule: The rule.
-            rule_title: Its name in messages.
             place: The index of the group.
 
         Raises:
@@ -475,7 +473,6 @@ class FusedOptimizer(GradScalerMixin):
         """Raise if a group has an option that a step would ignore, or lacks one.
 
         Args:
-            group: The group.
             place: The index of the group.
             complete: False if torch adds defaults to the group later, so that options may be
                 missing.
@@ -492,11 +489,7 @@ class FusedOptimizer(GradScalerMixin):
             raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
 
     def _check_options_held(self) -> None:
-        """Raise if an option of a group is a tensor with freed storage.
-
-        Raises:
-            LayoutError: Names the first.
-        """
+        """Raise LayoutError if an option of a group is a tensor with freed storage."""
         for group in self.param_groups:
             check_options_held(group)
 
@@ -748,7 +741,7 @@ class FusedOptimizer(GradScalerMixin):
                 self._take_due_step()
 
     def _take_due_step(self) -> None:
-        """Take a step with the gradients or their sums: replay or rebind the last one, or plan it."""
+        """Take a step with the gradients or their sums: replay or rebind the last one, or plan."""
         cache = self.step_cache
         recording = (
             nullcontext() if cache.diagnosing is None else cache.diagnosing.measure_step(self)
@@ -1124,7 +1117,6 @@ def _check_accumulation(flat: FlatBuffer, title: str) -> None:
 
     Args:
         flat: The flat buffer.
-        title: Its name in messages.
 
     Raises:
         InvalidArgumentError: Names the flat buffer.

@@ -227,7 +227,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return ""
 
     def _unfit_groups(self, groups: Sequence[Group]) -> list[str]:
-        """Return messages about groups of one class that differ in a shared option; [] if none do."""
+        """Return messages about groups of one class that differ in a shared option; [] if none."""
         firsts: dict[type[FusedTorchOptimizer], int] = {}
         problems = [
             kind._describe_difference(group, place, groups[first], first)
@@ -286,7 +286,6 @@ class FusedTorchOptimizer(FusedOptimizer):
         Warn of parameters of zeros.
 
         Args:
-            params: The parameters.
             places: The indices of their groups.
         """
         self._warn_of_zeros(params, places)
@@ -750,8 +749,6 @@ class FusedTorchOptimizer(FusedOptimizer):
         Args:
             group: The group of the parameter.
             entries: The state to load.
-            param: The parameter.
-            title: Its name in messages.
             may_lack: True if slots that the next step creates may be missing.
         """
         specs = {SUM: sum_spec(param)}

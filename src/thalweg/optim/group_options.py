@@ -121,11 +121,7 @@ class Options:
         return options
 
     def check_memory(self) -> None:
-        """Raise if a hyperparameter is a tensor with freed storage.
-
-        Raises:
-            LayoutError: Names it.
-        """
+        """Raise LayoutError if a hyperparameter is a tensor with freed storage."""
         for name in self._moving:
             if isinstance(value := self._hypers[name], Tensor):
                 check_number(value, title_of(name))
@@ -209,11 +205,7 @@ def tensors_in(options: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_options_held(options: Mapping[str, object]) -> None:
-    """Raise if an option is a tensor with freed storage, before anything reads it.
-
-    Raises:
-        LayoutError: Names the first.
-    """
+    """Raise LayoutError if an option is a tensor with freed storage, before anything reads it."""
     for name, tensor in tensors_in(options):
         check_held(tensor, title_of(name))
 
@@ -264,7 +256,6 @@ def hypers_by_name(
     """Return the options of a group under the names that rules have for hyperparameters.
 
     Args:
-        group: The group.
         rule: Optional. Options that the rule does not read are left out, such as a user's
             `learning_rate` beside `lr`.
         hyper_names: Without a rule, the names of the hyperparameters there are.

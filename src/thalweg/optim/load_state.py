@@ -96,7 +96,6 @@ def as_torch(
 
     Args:
         optimizer: A `FusedTorchOptimizer`; not changed.
-        saved_state: The state.
         load: Torch's `load_state_dict`, of the class.
 
     Returns:
@@ -214,8 +213,6 @@ def fit_state(
     """Return a state with slots and random bits in the form that the optimizer has.
 
     Args:
-        optimizer: The optimizer.
-        saved_state: The state.
         notes: Receives warnings.
         convert: True to convert other codecs and random bits; otherwise they raise.
         values: New values of those parameters that are loaded with the state.
@@ -288,7 +285,6 @@ def _members(
     group is yielded instead.
 
     Args:
-        optimizer: The optimizer.
         saved_groups: The groups of the state.
         problems: Differences are appended.
     """
@@ -315,7 +311,6 @@ def _restore_dtypes(
 
     Args:
         twin: The optimizer that has loaded the state; changed.
-        saved_state: The state.
         kinds: The `StateStorage` of the optimizer.
         keeps_as_torch: True if only sums of gradients are restored.
     """
@@ -374,7 +369,6 @@ def fit_slots(
         optimizer: The optimizer, or a copy that loads the state without options.
         storage: Dtypes of the state with all options.
         group: The group of the parameter.
-        param: The parameter.
         entries: The state of the parameter, changed in place.
     """
     rule = optimizer.base_rule(group, param)
@@ -499,10 +493,8 @@ def setting(
     Args:
         entries: The state of the parameter, which the calls change.
         saved_entries: The state to load.
-        title: The name of the parameter.
         problems: Differences are appended; if there are any, [] is returned.
         pairs: Entries of tensors that are written in place, with their new values, are appended.
-        param: The parameter.
         names: Optional. The keys of entries of the optimizer; all others in `entries` belong to the
             user, and are replaced if the state has them.
         optional: The keys that may be missing: their entries begin at the parameter.

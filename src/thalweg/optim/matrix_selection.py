@@ -144,7 +144,6 @@ def output_ids(
 
     Args:
         module, output: As in `hidden_matrices`.
-        module_params: The parameters of the module.
     """
     if output is not None:
         return _select_params(output, module_params, "output")

@@ -191,7 +191,6 @@ def _complete_group(group: Group, place: int, own_rules: Mapping[str, Rule]) -> 
     """Return a new group with all options of its rule, and its name as "rule".
 
     Args:
-        group: The group.
         place: The index that it will have.
         own_rules: The user's rules by name.
 

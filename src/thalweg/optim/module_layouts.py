@@ -25,7 +25,6 @@ def class_decision(owners: Iterable[nn.Module], leaf: str, param: Tensor) -> Dec
     Args:
         owners: The modules that own the parameter.
         leaf: The name of the parameter in them.
-        param: The parameter.
 
     Returns:
         The pair, or None if no class decides.
@@ -63,7 +62,6 @@ def adapter_layout(name: str, layout_of: Callable[[str], MatrixLayout]) -> Matri
     The second matrix of LoRA has the outputs of the weight that it is added to, and its blocks.
 
     Args:
-        name: The name of the parameter.
         layout_of: Returns the layout of a parameter by name.
     """
     if re.search(r"\.lora_A\.[^.]+\.weight$", name):
@@ -81,7 +79,6 @@ def is_whole_by_source(model: nn.Module, name: str, owner: nn.Module) -> bool:
     The source of the parent module is searched for calls that split or reshape the outputs.
 
     Args:
-        model: The model.
         name: The name of the layer's weight.
         owner: The layer; False unless it is a `Linear` or a convolution.
     """

@@ -43,11 +43,7 @@ def _stored(value: object, dtype: torch.dtype) -> Any:
 
 
 def _check_count(name: str, value: object, dtype: torch.dtype) -> None:
-    """Raise if a count exceeds the range of its dtype.
-
-    Raises:
-        InvalidArgumentError: Names it.
-    """
+    """Raise InvalidArgumentError if a count exceeds the range of its dtype."""
     if dtype.is_floating_point or not isinstance(value, int):
         return
     if value > torch.iinfo(dtype).max:

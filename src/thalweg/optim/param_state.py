@@ -378,7 +378,6 @@ class ParamState:
 
         Args:
             state: The state of the optimizer.
-            params: The parameters.
             is_unchanged: True if parameters and state are those that the step before left.
 
         Raises:

@@ -180,7 +180,6 @@ class ProjectionTrace(TorchFunctionMode):
         """Set the labels of a product.
 
         Args:
-            product: The product.
             use: The record of the weight.
             outputs: The output of each element of the weight, as `WeightUse.add_product` returns
                 it.
@@ -450,7 +449,7 @@ class ProjectionTrace(TorchFunctionMode):
 
 
 def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
-    """Return arguments on the CPU: copies of tensors, zeros for "meta" tensors; weights unchanged."""
+    """Return arguments on the CPU: tensors are copied, "meta" tensors are zeros; weights stay."""
 
     def move(arg: Any) -> Any:
         """Return a CPU copy of a tensor, zeros for one on "meta", and all else unchanged."""

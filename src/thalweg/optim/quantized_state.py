@@ -133,7 +133,6 @@ def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
     """View encoded slots of a state with the dimensions of their parameters, as DTensors have them.
 
     Args:
-        optimizer: The optimizer.
         state_dict: Its state, in which states of parameters with such slots are replaced by copies.
     """
     states, groups = state_dict["state"], state_dict["param_groups"]
@@ -171,8 +170,6 @@ def _normalize_slots(
 
     Args:
         entries: The state.
-        param: The parameter.
-        title: The name of the parameter in messages.
         storage: The codecs that the group of the state names.
         problems: A difference is appended.
         unrecorded: The title is appended if encoded slots come without a shape.
@@ -215,7 +212,6 @@ def fit_storage(
     """Return a state with slots in the codecs of the optimizer, without the entries about codecs.
 
     Args:
-        optimizer: The optimizer.
         saved_state: The state, of the right form.
         notes: A warning is appended if the state does not have shapes.
         convert: True if slots in another storage are converted; otherwise they raise.
@@ -309,11 +305,8 @@ def _convert_slots(
     """Return the slots of a parameter whose codec changes, in that of the rule or as numbers.
 
     Args:
-        rule: The rule.
         entries: The state of the parameter.
-        param: The parameter.
         saved_storage: The codecs of `entries`, by slot.
-        title: The name of the parameter.
         problems: Differences are appended.
         kinds: The dtypes of slots.
     """

@@ -22,7 +22,6 @@ def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> 
     optimizer's.
 
     Args:
-        optimizer: The optimizer.
         saved_state: The state, of the right form. Without rounding options it continues with the
             optimizer's random bits.
         convert: True if a state with other rounding options does so, too.

@@ -196,7 +196,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         }
 
     def _initial_entries(self, params: Sequence[Tensor], places: list[int]) -> dict[int, Entries]:
-        """Return the initial state of parameters by `id`; counts are those of earlier parameters."""
+        """Return the initial state of parameters by `id`; counts are those of older parameters."""
         self._warn_of_zeros(params, places)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
         going: dict[str, object] = {}

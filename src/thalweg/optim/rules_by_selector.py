@@ -71,7 +71,6 @@ class RulesBySelector:
         """Return the index of the selector of each parameter that is not excluded.
 
         Args:
-            module_params: The parameters.
             excluded_ids: The `id`s of parameters without a rule.
 
         Raises:
@@ -125,7 +124,6 @@ class RulesBySelector:
 
         Args:
             by_turn: Indices of selectors by their priority.
-            name, param: The parameter.
 
         Raises:
             InvalidArgumentError: There is no selector, or two have the lowest priority.
@@ -153,8 +151,6 @@ class RulesBySelector:
 
         Args:
             place: The index of the selector.
-            name, param: The parameter.
-            module_params: All parameters.
         """
         title, rule = self._titles[place], self._kinds[place].__name__
         if param.dim() < 2:

@@ -175,7 +175,6 @@ class ScalarsInCall:
 
         Args:
             members: The records; changed.
-            launch: The launch.
             scalars: The scalars of the rule, by group index.
             spans: As for `place_programs`.
         """

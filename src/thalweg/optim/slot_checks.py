@@ -19,8 +19,6 @@ def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tenso
     """Raise InvalidTypeError for a slot that is not a tensor, or not in the storage of its codec.
 
     Args:
-        optimizer: The optimizer.
-        rule: The rule.
         indexed_params: Parameters with the indices of their groups.
     """
     slots = [slot for slot in rule.slots if not slot.scalar]

@@ -168,7 +168,6 @@ def of_options(
     """Return messages why a step cannot be taken with the options of a group; [] if it can.
 
     Args:
-        group: The group.
         option_names: The options that a step reads.
         flags: The options that are read as true or false.
         place: The index of the group.
@@ -231,7 +230,6 @@ def state_mismatches(
     Args:
         entries: The state.
         specs: The requirements of its entries, by their keys.
-        title: The name of the parameter.
         allowed: The other keys that the state may have; any if None.
     """
     if not isinstance(entries, Mapping):

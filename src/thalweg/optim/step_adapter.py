@@ -209,7 +209,7 @@ class ParamGroupAdapter(StepAdapter):
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
-        """Return the optimizer-wide slots of each parameter that has them, also of the new state."""
+        """Return the optimizer-wide slots of each parameter that has them, in old or new state."""
         optimizer, part = self.optimizer, self.part
         states = [
             optimizer.state.get(param)

@@ -192,7 +192,6 @@ class StepOptions:
         """Raise if a rule does not support the wrapping options.
 
         Args:
-            rule: The rule.
             title: The name of the rule in messages.
 
         Raises:
@@ -273,7 +272,6 @@ def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
     """Raise if a hyperparameter has the name of an option of all groups or optimizers.
 
     Args:
-        rule: The rule.
         titles: Its hyperparameters, as groups call them.
 
     Raises:
@@ -308,7 +306,6 @@ def gradient_transforms(
     """Return the transforms of the gradients of a step by these options.
 
     Args:
-        options: The options.
         unscaling: The first factor of gradients, or None; a tensor stays one.
         count: The number of gradients.
         grad_report: Receives the norm and factor if the global norm is computed.

@@ -48,9 +48,7 @@ def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bo
     corrupt.
 
     Args:
-        param: The parameter.
         state: Its state; changed.
-        name: Its name.
         coalesces: True if torch's step coalesces gradients, so that one element may be left.
     """
     gradient = param.grad

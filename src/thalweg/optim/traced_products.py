@@ -16,7 +16,6 @@ def product_roles(
 
     Args:
         name: The name of the torch function.
-        args: Its arguments.
         operands: The two tensors that are multiplied.
         weight_index: The index of the weight among these.
 
@@ -81,8 +80,6 @@ def product_shape(
 
     Args:
         func: The function of torch.
-        name: Its name.
-        args, kwargs: Its arguments.
         factors: The two tensors that are multiplied.
     """
     first, second = factors

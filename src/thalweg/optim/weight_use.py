@@ -60,7 +60,6 @@ class WeightUse:
         """Record a product with a view of the weight.
 
         Args:
-            view: The view.
             roles: For each dimension of the view "o" (outputs), "i" (inputs, which are summed
                 over) or "b" (a batch).
 

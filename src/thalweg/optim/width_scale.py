@@ -81,7 +81,6 @@ class BaseWidths:
         """Multiply the learning rate of a parameter, and divide the weight decay.
 
         Args:
-            name: The name of the parameter.
             options: The rule of the parameter, as "rule", and the options of the rule; changed in
                 place. A decay that they lack is the default of the rule.
             scale_decay: Whether to change the decay.

@@ -40,7 +40,6 @@ def answer(
     The step is applied unless a gradient is infinite or NaN.
 
     Args:
-        policy: The policy.
         variables: State of the policy by name; the calls write to these tensors.
         has_nan: Whether a gradient contains NaN, as a bool or a scalar tensor.
         amax: Largest gradient magnitude: a number, or a scalar tensor, on whose device the policy

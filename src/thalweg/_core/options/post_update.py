@@ -15,7 +15,6 @@ def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
     the formula runs once per row.
 
     Args:
-        rule: The rule.
         name: Name of the new rule.
         formula: Maps a variable and the new slot to their new values; see `ChainedFormula`.
         slot: Name of the new slot, the last one.

@@ -103,7 +103,6 @@ class StateStorage(NamedTuple):
         Args:
             param_state: State of the parameter, changed in place.
             slots: Slots of the rule.
-            param: The parameter.
         """
         for slot in slots if self.is_split or self.has_master(param) else ():
             slot_tensor = param_state.get(slot.name)
@@ -142,7 +141,6 @@ class UpdateTargets:
         New masters are not put into `state`.
 
         Args:
-            params: The parameters.
             state: State of the optimizer, with masters.
 
         Returns:

@@ -144,7 +144,6 @@ def of_slots(store: SlotStore, var: Tensor, key: str) -> list[Entry]:
 
     Args:
         store: All slots.
-        var: The variable.
         key: Prefix of the names.
     """
     entries: list[Entry] = []

@@ -102,7 +102,6 @@ def _join_rows(shards: Shards, var: Tensor, updated: Tensor, indices: Tensor) ->
 
     Args:
         shards: The assignment of elements to ranks.
-        var: The variable.
         updated: The variable, or a tensor of its shape.
         indices: The row indices of the gradient, equal on all ranks.
     """

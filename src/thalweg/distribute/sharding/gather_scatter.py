@@ -33,9 +33,7 @@ def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device
     """Fill the full tensors of owners, in place, from the parts of all ranks; all ranks call this.
 
     Args:
-        ranks: The ranks.
         tensors: The tensors, in the same order on all ranks.
-        device: The device of the messages.
     """
     outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]
     incoming: list[list[_Target]] = [[] for _ in range(ranks.size)]

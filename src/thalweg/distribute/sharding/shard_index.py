@@ -87,7 +87,6 @@ def shard_index(
 
     Args:
         shape: The shape of the full tensor.
-        mesh_shape: The shape of the mesh.
         placements: A `Shard`, `_StridedShard` or `Replicate` for each mesh dimension.
         position: The coordinate of the rank in the mesh.
     """

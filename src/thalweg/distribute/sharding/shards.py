@@ -215,7 +215,6 @@ class Shards:
 
         Args:
             shard: This rank's part.
-            var: The variable.
 
         Returns:
             The value; in `collecting`, on other ranks than 0, an empty tensor.
@@ -338,7 +337,6 @@ def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
 
     Args:
         tensor: A tensor of the variable's shape.
-        var: The variable.
     """
     with DisableTorchFunctionSubclass():
         detached = tensor.detach()

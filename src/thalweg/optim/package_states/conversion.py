@@ -144,7 +144,6 @@ def _convert_group(
     """Return the options of a group; those that the package does not have are the optimizer's.
 
     Args:
-        optimizer: The optimizer.
         pair: The group here, and the saved one.
         package: The package of the saved group.
         report: Receives converted and lost options.
