@@ -141,8 +141,7 @@ def factor_of(
 def largest_plain_norm(limit: float, dtype: Dtype) -> float:
     """Return the largest norm for which the formula of a factor has no overflow and no denormal.
 
-    Returns:
-        The norm, or -1 if there is none for this limit.
+    Return the norm, or -1 if there is none for this limit.
     """
     tiny = _TINY[dtype]
     return min(limit, 1.0) / tiny if 2 * tiny <= limit <= 1 / tiny else -1.0

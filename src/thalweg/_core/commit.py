@@ -128,7 +128,7 @@ def write_step(
 
     An interruption or exception before the commit is raised, and nothing is written. After the
     commit, the callback that raised is left out, everything else runs, and the exceptions are
-    returned.
+    returned. Return the exceptions raised after the writes, with notes about what is missing.
 
     Args:
         writes: Functions in C that write variables and slots.
@@ -137,9 +137,6 @@ def write_step(
             resized their tensors.
         notes: Optional list that receives `message` with the writes.
         message: The sentence about a step that was taken, also a note of later exceptions.
-
-    Returns:
-        The exceptions raised after the writes, with notes about what is missing.
 
     Raises:
         LayoutError: A tensor to be written is in read-only memory; nothing was written.

@@ -31,7 +31,6 @@ def device_columns(
     """Return the scalars of a step as `columns_of` does; scalars that are tensors become vectors.
 
     Args:
-        groups, scalars_of, dtypes, variables: As for `columns_of`.
         device: The device of the vectors, which are in `Columns.by_variable`.
     """
     var_dtypes = [compute_dtype(var.dtype) for var in variables]
@@ -77,15 +76,14 @@ def device_derived_scalars(
 ) -> dict[str, Any]:
     """Return the scalars of a rule as `derived` does, for a step count on a device.
 
+    Return scalars by name. If an argument of the rule's `prepare` is a tensor, all of them are, and
+    so are its results; arguments that `prepare` returns unchanged stay scalars of the host.
+
     Args:
         values: Its hyperparameters by name: scalars of the host, or tensors of shape ().
         dtype: The compute dtype. Powers are computed in float64 and rounded to it once.
         step: The number of the step, a tensor of shape ().
         device: The device of new tensors.
-
-    Returns:
-        Scalars by name. If an argument of the rule's `prepare` is a tensor, all of them are, and so
-        are its results; arguments that `prepare` returns unchanged stay scalars of the host.
     """
     torch_dtype = TORCH[dtype]
     scalars = {**values, "t": step.to(torch_dtype)}

@@ -374,11 +374,10 @@ class Hyperparameters(Mapping[str, Any]):
         """Replace plain numbers by variables, in alphabetical order; do nothing after the first
         call.
 
+        Return the new variables by name; {} after the first call.
+
         Args:
             make: Called with a name and a number; returns the new variable.
-
-        Returns:
-            The new variables by name; {} after the first call.
         """
         variables: dict[str, Any] = {}
         if not self.created:

@@ -51,7 +51,8 @@ def per_optimizer(
 ) -> tuple[Columns, list[Call]]:
     """Call `per_optimizer` of a rule with sums over all variables; add its results to the scalars.
 
-    If a variable is listed twice, only its first gradient counts.
+    If a variable is listed twice, only its first gradient counts. Return new scalars that include
+    the results, and the calls that write the optimizer-wide slots of all variables.
 
     Args:
         request: The step.
@@ -59,10 +60,6 @@ def per_optimizer(
         stats: Computes the rule's reductions, on the host.
         shared_scalars: The values of optimizer-wide slots, by name.
         slots: The optimizer-wide slots of each variable of the optimizer.
-
-    Returns:
-        New scalars that include the results, and the calls that write the optimizer-wide slots of
-        all variables.
 
     Raises:
         RuleError: The rule returns different numbers for different variables.

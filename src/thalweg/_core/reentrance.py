@@ -55,7 +55,6 @@ def check_no_step(owner: Any, title: str, call: str) -> None:
     """Raise FailedPreconditionError if this thread is in a step of an optimizer.
 
     Args:
-        owner, title: As for `one_step_at_a_time`.
         call: The name of the method that was called, for the message.
     """
     stepping: Stepping | None = owner.stepping and owner.stepping()

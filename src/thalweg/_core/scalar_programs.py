@@ -117,13 +117,8 @@ class RuleScalars:
     def pack(self, values: Mapping[str, object], step: int) -> bytes | None:
         """Return the inputs of the program for a step as bytes, in the order of its registers.
 
-        The next `made` sets all registers again.
-
-        Args:
-            values, step: As of `made`.
-
-        Returns:
-            The bytes, or None if there is no program, or a value has another dtype.
+        The next `made` sets all registers again. Return the bytes, or None if there is no program,
+        or a value has another dtype.
         """
         dtype = self._launch.dtype
         if self._may_have_program:

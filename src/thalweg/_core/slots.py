@@ -245,15 +245,14 @@ class SlotStore:
     ) -> dict[int, Variable]:
         """Replace sharded or full slots by slots of other shards, with the same values.
 
+        Return the new slots by the `id` of the slots that they replace.
+
         Args:
             variables: The variables whose slots are replaced; those without all of the slots are
                 skipped.
             rule_slots: The rule's slots; none has the shape ().
             parts: The new shards, which become `self.parts`.
             cut: Called after all values were gathered and before `parts` is used.
-
-        Returns:
-            The new slots by the `id` of the slots that they replace.
         """
         names = [rule_slot.name for rule_slot in rule_slots]
         owners = [var for var in variables if set(names) <= self.all_of(var).keys()]

@@ -55,6 +55,8 @@ def run_step(
 ) -> StepResult:
     """Run a step, or the part of a step for one variable if variables are updated one by one.
 
+    Return whether the step was taken, and the exceptions raised after its writes.
+
     Args:
         adapter: The front end's adapter for this step.
         cache: Plans of earlier steps; updated.
@@ -63,9 +65,6 @@ def run_step(
         copies: For each variable a 16-bit tensor that receives a copy of it, or None.
         is_final: Run `finishing_calls` and the counters after this call.
         may_rebind: Try `try_rebind` first.
-
-    Returns:
-        Whether the step was taken, and the exceptions raised after its writes.
 
     Raises:
         Exception: Any error of a check or of a user callback, with a note that nothing has changed.
@@ -90,12 +89,11 @@ def try_rebind(
 ) -> StepResult | None:
     """Run a step with the last plan if only gradients and scalars changed.
 
+    Return the result of the step; None if the last plan does not fit, when nothing has changed.
+
     Args:
         adapter, cache, grads_and_vars, transforms, copies, is_final: See `run_step`;
             `grads_and_vars` has not been validated.
-
-    Returns:
-        The result of the step; None if the last plan does not fit, when nothing has changed.
     """
     if cache.last is None:
         return None
@@ -112,8 +110,7 @@ def try_rebind(
 def finish(adapter: StepAdapter) -> list[BaseException]:
     """Finish a step whose parts ran with `is_final=False`: run callbacks and counters.
 
-    Returns:
-        The exceptions of the callbacks.
+    Return the exceptions of the callbacks.
     """
     return write_step([], adapter.finishing_calls(), [*adapter.counting_calls({}), *adapter.ending])
 
@@ -127,9 +124,8 @@ def rebind_plan(
 ) -> CachedPlan | None:
     """Bind the last plan to new gradients and read the hyperparameters, but do not run it.
 
-    Returns:
-        The plan for `execute_plan`; None if the last plan does not fit, as its tensors, rule or
-        engine changed or user functions must see the step.
+    Return the plan for `execute_plan`; None if the last plan does not fit, as its tensors, rule or
+    engine changed or user functions must see the step.
     """
     rule = adapter.step_rule()
     if cache.last is None or rule is None or not adapter.repeats:
@@ -262,13 +258,9 @@ def plan_step(
 ) -> CachedPlan | None:
     """Plan a step without running it; drop the last plan of `cache`.
 
-    Args:
-        adapter, cache, grads_and_vars, transforms, copies: As in `run_step`.
-
-    Returns:
-        The plan, bound to the gradients, for `execute_plan`. None if `run_step` has to plan the
-        step, because user functions update variables or the rule makes sparse gradients dense; no
-        state was created then.
+    Return the plan, bound to the gradients, for `execute_plan`. None if `run_step` has to plan the
+    step, because user functions update variables or the rule makes sparse gradients dense; no state
+    was created then.
 
     Raises:
         Exception: Any error of a check.
@@ -330,18 +322,15 @@ def execute_plan(
     """Run a bound plan: reduce, decide, run passes, write, constrain, finish, count.
 
     Update the variables and their state, unless the decision is to skip the step. Then release the
-    gradients of the plan, or keep the plan in `adapter.gathered` until its writes are done.
+    gradients of the plan, or keep the plan in `adapter.gathered` until its writes are done. Return
+    whether the step was taken, and the exceptions raised after its writes.
 
     Args:
-        adapter, transforms: As in `run_step`.
         cached_plan: The plan, bound to gradients by `plan_step` or `rebind_plan`. A new plan is not
             cached here; see `keep_plan`.
         is_new: Whether the plan has not run before: the scalars are validated then.
         is_final: Run `finishing_calls` and count the step; False for one variable's part of it.
         is_checked: Raise on gradients that are not finite; None follows `raises_if_not_finite`.
-
-    Returns:
-        Whether the step was taken, and the exceptions raised after its writes.
     """
     if is_checked is None:
         is_checked = raises_if_not_finite(adapter, transforms)

@@ -47,17 +47,14 @@ def reduce_gradients(
     """Compute the scalars of a step and reductions of its gradients; decide whether to take the
     step.
 
-    If a device decides, the decision is also stored as `adapter.apply_flag`.
+    If a device decides, the decision is also stored as `adapter.apply_flag`. Return the scalars
+    with those of the transforms; the decision; and the statistics of the gradients, or None if
+    neither transforms nor the rule need any.
 
     Args:
-        adapter, transforms, is_final: As in `run_step`.
         request: The step over full variables.
         plan: The bound plan over this process's shards.
         is_checked: Raise on gradients that are not finite.
-
-    Returns:
-        The scalars with those of the transforms; the decision; and the statistics of the gradients,
-        or None if neither transforms nor the rule need any.
 
     Raises:
         InvalidArgumentError: A gradient is not finite, with `is_checked`.
@@ -100,12 +97,10 @@ def run_passes(
 ) -> tuple[Columns, list[Call]]:
     """Run the matrix stages of a rule and its functions of reductions, which no variable sees yet.
 
-    Args:
-        adapter, cached_plan: As in `execute_plan`.
-        columns, stats: Results of `reduce_gradients`.
+    Return the scalars with the results of these functions, and the calls that write state.
 
-    Returns:
-        The scalars with the results of these functions, and the calls that write state.
+    Args:
+        columns, stats: Results of `reduce_gradients`.
 
     Raises:
         FailedPreconditionError: The rule sums over all variables, but this step lacks some.

@@ -38,16 +38,14 @@ def commit_single_round(
     """Write a step in which each variable occurs once in one commit, then run constraints and
     callbacks.
 
-    With `adapter.gathered`, only append the writes to that batch.
+    With `adapter.gathered`, only append the writes to that batch. Return the exceptions of
+    constraints and callbacks.
 
     Args:
         adapter, request: The step.
         rounds: Iterator of its only round of writes.
         callbacks: User callbacks after the constraints.
         counters: Functions in C that update counts and state after the callbacks.
-
-    Returns:
-        The exceptions of constraints and callbacks.
     """
     (write_round,) = rounds
     if adapter.constrains:
@@ -78,13 +76,7 @@ def commit_rounds(
     """Write a step in which variables repeat, one round for each repetition; then run the rest.
 
     The constraints of a round run after its writes. If anything raises before the callbacks begin,
-    variables, slots and copies are restored.
-
-    Args:
-        adapter, request, rounds, callbacks, counters: As for `commit_single_round`.
-
-    Returns:
-        The exceptions of constraints and callbacks.
+    variables, slots and copies are restored. Return the exceptions of constraints and callbacks.
     """
     tensors = [*request.variables, *(slot for var_slots in request.slots for slot in var_slots)]
     tensors += [copy for copy in request.copies or () if copy is not None]
@@ -139,8 +131,7 @@ def constrained_indices(request: StepRequest) -> list[int]:
 def skip_step(calls: Sequence[Call], notes: list[str]) -> list[BaseException]:
     """Write a skipped step in one commit: its calls, and the note in `notes`.
 
-    Returns:
-        The exceptions raised after the commit.
+    Return the exceptions raised after the commit.
     """
     return write_step(calls, notes=notes, message=f"{SKIPPED}.")
 
@@ -157,7 +148,6 @@ def run_user_updates(
     Restore all variables, slots and copies if anything raises before the final commit.
 
     Args:
-        adapter, transforms, copies, is_final: As in `run_step`.
         pairs: Validated pairs.
     """
     flush = adapter.selection.denormals == "flush"

@@ -89,13 +89,12 @@ class Trackable:
     def _track_trackable(self, trackable: object, name: str, overwrite: bool = False) -> Any:
         """Add an object as a child, and give it the value that waits for this name.
 
+        Return the object.
+
         Args:
             trackable: A variable, module, optimizer, or another object that has children.
             name: The child's name.
             overwrite: Whether another child of this name is replaced.
-
-        Returns:
-            The object.
 
         Raises:
             InvalidArgumentError: There is another child of this name.

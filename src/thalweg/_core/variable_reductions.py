@@ -36,16 +36,14 @@ def per_variable(
 ) -> tuple[Columns, list[Call]]:
     """Call `per_variable` of each level of a rule; add its results to the scalars of a step.
 
-    A variable that is listed twice is reduced once, and its scalar slots are updated twice.
+    A variable that is listed twice is reduced once, and its scalar slots are updated twice. Return
+    new scalars that include the results, and the calls that write the scalar slots.
 
     Args:
         request: The step.
         scalar_slots: For each variable its slots of shape (), in the rule's order.
         columns: The scalars of the rule and of the gradient transforms.
         stats: Computes the reductions.
-
-    Returns:
-        New scalars that include the results, and the calls that write the scalar slots.
     """
     rule = request.rule
     slots = {id(slot): slot.detach() for var_slots in scalar_slots for slot in var_slots}
@@ -82,7 +80,6 @@ def _add_level(
     """Call `per_variable` of a level; return the scalars with its results.
 
     Args:
-        request, scalar_slots, columns: As of `per_variable`.
         measures: The results of the level's reductions by name, a vector over the variables each.
         slot_values: The values of scalar slots, by the `id` of the slot; updated in place.
         device: The device on which the scalars are computed; None for the host.

@@ -48,12 +48,11 @@ def send_to(values: object, device: torch.device) -> Tensor:
 def place_like(values: object, vector: object) -> Any:
     """Return values on the device of a vector, or on the host if the vector is an array or None.
 
+    Return a tensor if `vector` is one, else an array, of the dtype of `values`.
+
     Args:
         values: An array; or a tensor, which may be moved to the host, but not to another device.
         vector: A tensor, an array or None.
-
-    Returns:
-        A tensor if `vector` is one, else an array, of the dtype of `values`.
     """
     device = place_of(vector)
     if isinstance(values, Tensor):

@@ -88,7 +88,6 @@ def sum_concrete_gradients(
     A gradient that is None on all ranks stays None. The reducer is recorded for `commit_sums`.
 
     Args:
-        owner, strategy, fingerprint: As for `sum_gradients`.
         make_pairs: Returns the pairs of this rank; called once. Its error is reported to the other
             ranks.
         variables: The variables of the pairs.

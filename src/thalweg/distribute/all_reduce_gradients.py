@@ -120,7 +120,6 @@ def sum_matched_pairs(
     All ranks call this with the same kinds of gradients: dense, sparse or None.
 
     Args:
-        pairs: As in `sum_pairs`.
         sender: Sends the dense gradients; if `sender.scatters`, the result has this rank's parts of
             their sums.
         early_sums: Dense sums that have already arrived, by index; their gradients are not sent.

@@ -208,7 +208,6 @@ def _describe_difference(
 
     Args:
         first, second: The lines of the two ranks.
-        hints: As for `compare_lines`.
         rank_numbers: The numbers of the two ranks.
     """
     pairs = zip_longest(first, second, fillvalue=": nothing")

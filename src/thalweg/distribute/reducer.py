@@ -83,14 +83,12 @@ class Reducer:
     ) -> tuple[list[MaybePair], SharedStep]:
         """Sum gradients as `sum_gradients` does, for a step with sharded slots.
 
-        Args:
-            make_pairs, variables, fingerprint: As for `sum_gradients`.
-            scatters: True if each rank receives only its parts of the sums.
+        Return the (gradient, variable) pairs and the step. If `scatters`, the step has this rank's
+        parts of the sums of dense gradients, whose pairs are those of `make_pairs`; else the pairs
+        have full sums.
 
-        Returns:
-            The (gradient, variable) pairs and the step. If `scatters`, the step has this rank's
-            parts of the sums of dense gradients, whose pairs are those of `make_pairs`; else the
-            pairs have full sums.
+        Args:
+            scatters: True if each rank receives only its parts of the sums.
         """
         shards = self._require_shards()
 
@@ -148,13 +146,8 @@ class Reducer:
         """Compare the ranks and what each has sent during the backward pass.
 
         Sums that were sent are dropped on all ranks if one rank has changed its gradients since.
-
-        Args:
-            make_pairs, variables, fingerprint, scatters: As for `share_step`.
-
-        Returns:
-            The pairs with gradients of the same kinds on all ranks; and sums that have arrived, by
-            the index of their pair.
+        Return the pairs with gradients of the same kinds on all ranks; and sums that have arrived,
+        by the index of their pair.
         """
         self._expects_sums = False
         if self._is_in_doubt:

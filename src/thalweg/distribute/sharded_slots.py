@@ -70,7 +70,6 @@ def sum_for_shards(
     """Sum gradients for a step with sharded slots; shard slots that are not sharded yet.
 
     Args:
-        owner, strategy, grads_and_vars, fingerprint: As for `sum_gradients`.
         hooks: The adapter of the optimizer.
         scatters: True if full sums are not needed; see `Reducer.share_step`.
 

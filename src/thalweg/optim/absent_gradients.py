@@ -76,8 +76,7 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStep
     """Plan a step over all parameters that have a gradient or an entry in `absent`; cache the
     plans.
 
-    Returns:
-        The adapter of each rule; () if a rule cannot take part, or its plan needs new state.
+    Return the adapter of each rule; () if a rule cannot take part, or its plan needs new state.
     """
     shares = optimizer._shares(absent)
     parts = optimizer.step_cache.parts

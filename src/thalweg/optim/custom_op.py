@@ -145,8 +145,7 @@ def _is_plain(tensor: Tensor) -> bool:
 def put_in_graph(operands: Operands) -> bool:
     """Add the step operation to the graph that Dynamo traces in place of a step.
 
-    Returns:
-        True if the operation was added; False if the step cannot be one, and nothing was done.
+    Return True if the operation was added; False if the step cannot be one, and nothing was done.
     """
     if not can_be_taken(operands.handle) or operands.is_stale:
         return False

@@ -31,7 +31,6 @@ def mixed_for_model(
         rule: The name of a class of rules of matrices.
         module: The model.
         adamw: Options of AdamW.
-        layouts, output, inputs: As in `matrix_layouts`.
         options: Options of the rule, and of the step.
 
     Raises:

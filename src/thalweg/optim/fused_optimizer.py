@@ -690,8 +690,7 @@ class FusedOptimizer(GradScalerMixin):
     def _step(self, closure: Callable[[], object] | None = None) -> Any:
         """Call the closure and take a step, replayed if possible, else with all checks.
 
-        Returns:
-            The loss of the closure, or None.
+        Return the loss of the closure, or None.
         """
         self._opt_called = True
         self._check_alone()
@@ -825,11 +824,10 @@ class FusedOptimizer(GradScalerMixin):
     def _try_replay(self, has_sums: bool = False) -> bool:
         """Plan the replay of steps, if due, then replay this step in one native call.
 
+        Return True if the step was taken; False if no replay is possible, and nothing was written.
+
         Args:
             has_sums: Whether the step uses accumulated sums in place of gradients.
-
-        Returns:
-            True if the step was taken; False if no replay is possible, and nothing was written.
         """
         cache = self.step_cache
         if cache.due_adapters or cache.changes.needs_plan:
@@ -853,9 +851,8 @@ class FusedOptimizer(GradScalerMixin):
     def _try_rebind(self) -> bool:
         """Repeat the last step with new gradients or rates.
 
-        Returns:
-            True if the step was taken, or skipped by a scaler or judge; False if the last plan does
-            not fit, and nothing was written.
+        Return True if the step was taken, or skipped by a scaler or judge; False if the last plan
+        does not fit, and nothing was written.
         """
         cache = self.step_cache
         if cache.rebind_target is None:
@@ -994,11 +991,10 @@ class FusedOptimizer(GradScalerMixin):
     def _accumulate_gradients(self, is_allocating: bool) -> bool:
         """Add gradients to their sums in the state; set `step_cache.sums` if a step is due.
 
+        Return True if a step is due; without accumulation always.
+
         Args:
             is_allocating: True for a step that only allocates state, which is always due.
-
-        Returns:
-            True if a step is due; without accumulation always.
         """
         cache, passes = self.step_cache, self.step_options.accumulate
         if passes == 1:

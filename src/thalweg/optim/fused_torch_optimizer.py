@@ -389,13 +389,12 @@ class FusedTorchOptimizer(FusedOptimizer):
     ) -> tuple[list[BaseException], bool, bool]:
         """Run the sub-steps, several of them in one commit.
 
+        Return the errors raised after the writes; True if the last step was repeated with new
+        gradients; and True if the step was taken.
+
         Args:
             steps: The sub-steps.
             make_transforms: Called with a number of gradients; returns their transforms.
-
-        Returns:
-            The errors raised after the writes; True if the last step was repeated with new
-            gradients; and True if the step was taken.
 
         Raises:
             _LeftToTorch: Torch must take the step; nothing was written.
@@ -802,7 +801,6 @@ class FusedTorchOptimizer(FusedOptimizer):
         Rules with functions of users are not checked.
 
         Args:
-            group, entries, param, title: As for `_unfit_state`.
             checked_keys: Keys of combinations to skip; new ones are added.
         """
         rule = self.wrapped_rule(group, param)

@@ -30,8 +30,7 @@ class JudgedSteps(StepSource):
     def copy_state(self) -> Callable[[], list[Call]]:
         """Copy the parameters and the state.
 
-        Returns:
-            A function that returns the C functions to restore them.
+        Return a function that returns the C functions to restore them.
         """
         optimizer = self.optimizer
         params = [(param, _copy(param)) for param in params_of(optimizer.param_groups)]

@@ -92,14 +92,12 @@ def as_torch(
     """Load a state into a twin by torch's loader; return the writes that move it to the optimizer.
 
     The loader replaces the state and the groups in several steps, in which it may fail or be
-    interrupted. So it loads into a twin over the same parameters.
+    interrupted. So it loads into a twin over the same parameters. Return the writes, and the names
+    of slots of options that the state lacks.
 
     Args:
         optimizer: A `FusedTorchOptimizer`; not changed.
         load: Torch's `load_state_dict`, of the class.
-
-    Returns:
-        The writes, and the names of slots of options that the state lacks.
 
     Raises:
         CheckpointMismatchError: A step cannot be taken with the state.
@@ -174,9 +172,8 @@ def drop_unused(
 ) -> tuple[dict[str, Any], list[str], list[Call]]:
     """Remove entries from a state that no option of the optimizer uses.
 
-    Returns:
-        The new state; warnings about the entries; and C functions that set the history of judged
-        steps.
+    Return the new state; warnings about the entries; and C functions that set the history of judged
+    steps.
     """
     groups, history_calls = saved_state["param_groups"], list[Call]()
     has_judge = optimizer.step_options.base_transforms.judge is not None
@@ -415,8 +412,7 @@ def _without_slots(saved_state: Mapping[str, Any]) -> dict[str, Any]:
 def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     """Return the writes that copy a state into the tensors of a `RuleOptimizer`.
 
-    Returns:
-        The writes, and the names of slots of options that the state lacks.
+    Return the writes, and the names of slots of options that the state lacks.
 
     Raises:
         CheckpointMismatchError: A step cannot be taken with the state.

@@ -141,9 +141,6 @@ def output_ids(
 ) -> set[int] | None:
     """Return the `id`s of parameters of the output layer; None if `output` is None and no getter
     knows.
-
-    Args:
-        module, output: As in `hidden_matrices`.
     """
     if output is not None:
         return _select_params(output, module_params, "output")

@@ -22,12 +22,11 @@ _NOT_MULTIPLIED = re.compile(r"bias|emb|pos|token|mask|scale", re.IGNORECASE)
 def class_decision(owners: Iterable[nn.Module], leaf: str, param: Tensor) -> Decision | None:
     """Return the layout, or None for AdamW, and the reason, if the class of an owner decides.
 
+    Return the pair, or None if no class decides.
+
     Args:
         owners: The modules that own the parameter.
         leaf: The name of the parameter in them.
-
-    Returns:
-        The pair, or None if no class decides.
     """
     for owner in owners:
         if isinstance(owner, EMBEDDINGS):

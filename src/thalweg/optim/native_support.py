@@ -75,10 +75,8 @@ def find_shared_scalar(
 ) -> tuple[str, list[Tensor]] | None:
     """Find a state tensor of one number that two parameters share.
 
-    Torch's loop would count it twice in a step, the engines once.
-
-    Returns:
-        The state key and the two parameters; None if there is none.
+    Torch's loop would count it twice in a step, the engines once. Return the state key and the two
+    parameters; None if there is none.
     """
     first_owner: dict[int, Tensor] = {}
     for param in params:

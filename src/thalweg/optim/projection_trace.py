@@ -113,13 +113,12 @@ class ProjectionTrace(TorchFunctionMode):
     ) -> Any:
         """Call a function that takes a weight, or a view of one, and record the use.
 
+        Return a view of the weight for functions that return views, zeros for products, else the
+        result with zeros in place of weights.
+
         Args:
             func, name, args, kwargs: The function, its name, and its arguments.
             weight: The first weight among these.
-
-        Returns:
-            A view of the weight for functions that return views, zeros for products, else the
-            result with zeros in place of weights.
         """
         if args and args[0] is weight:
             # Functions that write to a weight return it.
@@ -359,8 +358,7 @@ class ProjectionTrace(TorchFunctionMode):
         """Join the records of two weights if their outputs are added one by one, as for a low-rank
         adapter.
 
-        Returns:
-            True if they were joined; False if the sum mixes other outputs.
+        Return True if they were joined; False if the sum mixes other outputs.
         """
         if len(other_tensors) != 1 or other_tensors[0].shape != first.shape:
             return False

@@ -345,7 +345,6 @@ def _convert_split_weight(
     that do not fit are returned unchanged; the loader raises for them.
 
     Args:
-        entries, param, saved_storage, kinds: As for `_convert_slots`.
         upper: The parameter, or its new value that is loaded with the state.
         storage: The codecs of the optimizer, by slot.
     """

@@ -113,12 +113,11 @@ class ScalarsInCall:
     ) -> list[Member]:
         """Write the programs that compute the scalars of all kernels into their tables.
 
+        Return for each parameter a record from which the call runs its program.
+
         Args:
             launches: The kernels of the step.
             spans: Chunks of variables in other tables than those of the kernels.
-
-        Returns:
-            For each parameter a record from which the call runs its program.
         """
         members: list[Member] = []
         for index, (kernels, scalars) in enumerate(zip(launches.of, self._scalars, strict=True)):
@@ -132,12 +131,11 @@ class ScalarsInCall:
     ) -> tuple[list[Member], list[ReplayedPasses]]:
         """Write the programs that compute the scalars of all passes and matrix stages.
 
+        Return further records, a multiple of `members`, and the passes of each rule that has some.
+
         Args:
             launches: The kernels of the step.
             members: The result of `place_programs`.
-
-        Returns:
-            Further records, a multiple of `members`, and the passes of each rule that has some.
         """
         pass_members: list[Member] = []
         replayed: list[ReplayedPasses] = []
@@ -176,7 +174,6 @@ class ScalarsInCall:
         Args:
             members: The records; changed.
             scalars: The scalars of the rule, by group index.
-            spans: As for `place_programs`.
         """
         programs: list[int] = []
         for index, place in enumerate(launch.places):

@@ -88,13 +88,11 @@ class ParamGroupAdapter(StepAdapter):
         """Return (gradient, target) pairs; and, for each target, the parameter that copies it, or
         None.
 
-        If gradients are clipped, sparse rows of equal index are summed first.
+        If gradients are clipped, sparse rows of equal index are summed first. Return the pairs, and
+        the list of parameters; None for the list if all targets are parameters.
 
         Args:
             pairs: (gradient, parameter) pairs.
-
-        Returns:
-            The pairs, and the list of parameters; None for the list if all targets are parameters.
 
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
@@ -305,14 +303,13 @@ class ParamGroupAdapter(StepAdapter):
     def split_key(self, key: Any) -> tuple[int, dict[str, Any]]:
         """Return the group index and the scalars of the parameters with a key.
 
+        Return the group index; and a new dict by name with the numbers of the state, such as the
+        step count (on a device: a tensor of all parameters' numbers), `is_first`, and the scalars
+        of options and codecs. Hyperparameters of the group are not in it.
+
         Args:
             key: An element of the result of `group_variables`: the group index, or a tuple of it
                 and the numbers and flags that differ between parameters. None if nothing differs.
-
-        Returns:
-            The group index; and a new dict by name with the numbers of the state, such as the step
-            count (on a device: a tensor of all parameters' numbers), `is_first`, and the scalars of
-            options and codecs. Hyperparameters of the group are not in it.
         """
         part = self.part
         place, *differing_numbers = key if isinstance(key, tuple) else (key,)

@@ -14,15 +14,14 @@ def product_roles(
 ) -> tuple[str, list[int | None]] | None:
     """Return the role of each dimension of a weight in a product, and its dimension in the result.
 
+    Return a letter per dimension, as for `WeightUse.add_product`, and for each dimension that of
+    the result, from the end, or None. None in place of the pair if this is not a product of a
+    weight and activations.
+
     Args:
         name: The name of the torch function.
         operands: The two tensors that are multiplied.
         weight_index: The index of the weight among these.
-
-    Returns:
-        A letter per dimension, as for `WeightUse.add_product`, and for each dimension that of the
-        result, from the end, or None. None in place of the pair if this is not a product of a
-        weight and activations.
     """
     name = name.strip("_")
     if name == "einsum":

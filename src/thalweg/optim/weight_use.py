@@ -59,12 +59,11 @@ class WeightUse:
     def add_product(self, view: Tensor, roles: str) -> Indices:
         """Record a product with a view of the weight.
 
+        Return the output of each element of the view, with size 1 in the dimensions of inputs.
+
         Args:
             roles: For each dimension of the view "o" (outputs), "i" (inputs, which are summed
                 over) or "b" (a batch).
-
-        Returns:
-            The output of each element of the view, with size 1 in the dimensions of inputs.
         """
         shape, ndim = self.shape, view.dim()
         grids = [
@@ -108,13 +107,12 @@ class WeightUse:
         """Record whether outputs are rows or columns of the weight, and conflicts with earlier
         products.
 
+        Return True if outputs are columns.
+
         Args:
             outputs, inputs: Offsets in a matrix of the weight, per output and input.
             batch: The number of leading batch dimensions.
             row_size: The number of elements of a row.
-
-        Returns:
-            True if outputs are columns.
         """
         transposed = False
         if (outputs % row_size).any() or inputs.max() >= row_size:

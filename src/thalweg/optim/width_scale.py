@@ -80,13 +80,12 @@ class BaseWidths:
     def scale(self, name: str, options: Group, scale_decay: bool) -> WidthFactor:
         """Multiply the learning rate of a parameter, and divide the weight decay.
 
+        Return the factor of the rate.
+
         Args:
             options: The rule of the parameter, as "rule", and the options of the rule; changed in
                 place. A decay that they lack is the default of the rule.
             scale_decay: Whether to change the decay.
-
-        Returns:
-            The factor of the rate.
 
         Raises:
             InvalidArgumentError: No factor is known for the rule, or for a parameter of this shape.

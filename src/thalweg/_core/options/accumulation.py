@@ -49,15 +49,14 @@ def add_to_sums(
 ) -> int:
     """Add all gradients to the sums in the state atomically, and set `param.grad` to None.
 
+    Return the number of backward passes that the sums now include.
+
     Args:
         groups: Parameter groups of the optimizer; `COUNT` is updated in each.
         state: State of the optimizer; `SUM` is updated in the state of each parameter.
         unscaling: Factor of the gradients, or None.
         sum_in_float32: Whether sums of 16-bit gradients are float32.
         report_count: Called with the new count; returns a C function that runs after all writes.
-
-    Returns:
-        The number of backward passes that the sums now include.
 
     Raises:
         LayoutError: A gradient or a sum has no memory for its elements, or a sum shares memory with

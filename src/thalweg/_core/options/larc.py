@@ -62,13 +62,12 @@ class Larc(NamedTuple):
     def factors(self, ratios: object, dtypes: Sequence[torch.dtype]) -> Any:
         """Return r of each gradient as its update multiplies by it.
 
+        Return an array or a tensor as `ratios`: capped at 1 in the mode "clip", and at the largest
+        number of the dtype of each gradient; NaN stays.
+
         Args:
             ratios: Result of `ratios`, an array or a tensor.
             dtypes: The dtypes of the gradients.
-
-        Returns:
-            An array or a tensor as `ratios`: capped at 1 in the mode "clip", and at the largest
-            number of the dtype of each gradient; NaN stays.
         """
         is_array = not isinstance(ratios, torch.Tensor)
         factors = torch.from_numpy(ratios) if is_array else ratios  # pyright: ignore

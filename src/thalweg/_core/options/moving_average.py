@@ -87,15 +87,14 @@ def assign_average(
 ) -> Tensor:
     """Move a variable toward a value in place, as `assign_moving_average`.
 
+    Return the new value of the variable.
+
     Args:
         variable, value, decay: Arguments of `assign_moving_average`.
         biased: Optional average that begins at 0 and is moved in place of the variable; the
             variable is set to its debiased value.
         step: Optional counter of moves, which is increased; without it each move is treated as the
             first.
-
-    Returns:
-        The new value of the variable.
 
     Raises:
         InvalidArgumentError: The shapes of value and variable differ.

@@ -138,14 +138,11 @@ class UpdateTargets:
     def stand_for(self, params: Sequence[Tensor], state: Mapping[Tensor, Any]) -> list[Tensor]:
         """Set the parameters of the next steps; create their missing masters and offloaded copies.
 
-        New masters are not put into `state`.
+        New masters are not put into `state`. Return the tensor to update for each parameter: its
+        master, its copy on the device of the state, or the parameter itself.
 
         Args:
             state: State of the optimizer, with masters.
-
-        Returns:
-            The tensor to update for each parameter: its master, its copy on the device of the
-            state, or the parameter itself.
         """
         storage = self._storage
         lacking = [p for p in params if storage.has_master(p) and MASTER not in state.get(p, {})]
@@ -198,8 +195,7 @@ class UpdateTargets:
     def refresh_targets(self) -> list[Tensor]:
         """Copy parameters that the user has written since the last step to their offloaded targets.
 
-        Returns:
-            The targets of all parameters, as `stand_for`.
+        Return the targets of all parameters, as `stand_for`.
         """
         for param, target in self._offloaded:
             version = _version_of(param)

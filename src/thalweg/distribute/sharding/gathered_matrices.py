@@ -147,13 +147,11 @@ class GatheredMatrices:
     ) -> dict[tuple[str, int], Tensor]:
         """Allocate memory for the outputs of a stage that are slots, and enter it into `updates`.
 
+        Return this rank's part of each new slot by (slot name, variable index).
+
         Args:
             returned: The names of the outputs.
             variables: The indices of variables.
-            slots, updates: As for `run_stage`.
-
-        Returns:
-            This rank's part of each new slot by (slot name, variable index).
         """
         new_slots: dict[tuple[str, int], Tensor] = {}
         for position, name in enumerate(self._kinds):
@@ -195,10 +193,8 @@ class GatheredMatrices:
     ) -> list[str]:
         """Run a stage over the matrices of this rank.
 
-        New values replace the entries of `gathered_tensors`.
-
-        Returns:
-            The names of the outputs of all ranks.
+        New values replace the entries of `gathered_tensors`. Return the names of the outputs of all
+        ranks.
         """
         ranks = self._group.ranks
         flags = torch.zeros(len(names), dtype=torch.int64, device=ranks.device)

@@ -101,16 +101,15 @@ def stacks_of(
 ) -> tuple[int, list[Stack]]:
     """Divide the matrices of a step into stacks, and assign each stack to a rank.
 
+    Return the index of this rank among `ranks`, and the stacks of which this rank has a part, in
+    the order of their variables.
+
     Args:
         variables: The variables; those that are not DTensors are complete on this rank. Those
             without elements have no matrices.
         rule: The rule, whose layout describes the matrices of each variable. If it draws random
             numbers, which are those of full variables, variables are not divided.
         ranks: The numbers of the ranks in the default group. Teams and owners are indices of these.
-
-    Returns:
-        The index of this rank among `ranks`, and the stacks of which this rank has a part, in the
-        order of their variables.
     """
     layout, can_divide = rule.layout, bool(rule.layout.batch) and not draws(rule)
     number_of = {rank: number for number, rank in enumerate(ranks)}

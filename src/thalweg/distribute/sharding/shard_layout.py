@@ -25,15 +25,13 @@ def pieces_of(size: int, loads: Sequence[int], unit: int = LEAF) -> list[Piece]:
     """Divide the elements of a variable among ranks, in pieces that end where leaves of reductions
     end.
 
-    Loads of ranks that differ by at most a leaf still do afterwards.
+    Loads of ranks that differ by at most a leaf still do afterwards. Return at most one piece per
+    rank, in the order of elements.
 
     Args:
         size: The number of elements.
         loads: The bytes that each rank has of other variables.
         unit: The number of elements that stay together: those of a leaf, or all.
-
-    Returns:
-        At most one piece per rank, in the order of elements.
     """
     if not size:
         return []

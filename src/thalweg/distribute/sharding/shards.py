@@ -213,11 +213,10 @@ class Shards:
     def whole(self, shard: Tensor, var: Tensor) -> Tensor:
         """Return the full value as a new tensor; all ranks call this.
 
+        Return the value; in `collecting`, on other ranks than 0, an empty tensor.
+
         Args:
             shard: This rank's part.
-
-        Returns:
-            The value; in `collecting`, on other ranks than 0, an empty tensor.
 
         Raises:
             LayoutError: This rank's part has no memory; the others raise ReplicaMismatchError.
