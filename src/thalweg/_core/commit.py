@@ -68,12 +68,7 @@ def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
 
 
 def add_note(error: BaseException, notes: Sequence[str]) -> None:
-    """Add to an exception the note whether its step was taken, unless it has this note.
-
-    Args:
-        error: The exception; its notes are changed.
-        notes: `notes[0]` is the note; if empty, the note is that nothing has changed.
-    """
+    """Add to an exception the note `notes[0]`, or if `notes` is empty, that nothing has changed."""
     if notes:
         error.__notes__ = [note for note in _notes_of(error) if note != _NOT_APPLIED_NOTE]
         if not any(note.startswith(notes[0].rstrip(".")) for note in _notes_of(error)):

@@ -34,12 +34,8 @@ def real_pair(grad: Gradient, var: Tensor) -> Pair:
 
 
 def check_complex(pairs: Sequence[Pair], titles: Sequence[str], rule: Rule, clips: bool) -> None:
-    """Raise unless the rule can update these complex variables.
-
-    Args:
-        pairs: Gradients and complex variables.
-        rule: The rule of the step.
-        clips: Whether the optimizer clips gradients, which complex variables exclude.
+    """Raise unless the rule can update these complex variables; `clips` says if gradients are
+    clipped.
 
     Raises:
         InvalidTypeError: The rule is neither linear nor analytic, gradients are clipped, or a

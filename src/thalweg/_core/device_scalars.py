@@ -54,12 +54,9 @@ def device_columns(
 def expand_to_variables(
     keys: Sequence[Hashable], values: Mapping[Any, Any], device: torch.device
 ) -> Tensor:
-    """Return a tensor on a device with one number for each variable.
+    """Return a tensor on a device with one number for each variable, by the variable's key.
 
-    Args:
-        keys: The key of each variable.
-        values: For each key a number, a tensor of shape (), or a tensor with a number per variable.
-        device: The device of the result.
+    `values` has for each key a number, a scalar tensor, or a tensor with a number per variable.
     """
     parts: list[Tensor] = []
     for key, run in groupby(range(len(keys)), key=keys.__getitem__):

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 def read_shared_scalars(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[str, float]:
     """Return the values of a rule's optimizer-wide slots by name: those of the first variable.
 
-    Args:
-        slots: The optimizer-wide slots of each variable; if empty, initial values are returned.
-
     Raises:
         LayoutError: The storage of a slot was cut.
     """

@@ -117,7 +117,6 @@ class SlotsByName(_SlotDict):
         self._unclaimed: dict[tuple[str, object], Any] = {}
 
     def key(self, var: object) -> Any:
-        """See `variable_key_in_graph`."""
         return variable_key_in_graph(var)
 
     def get(self, var: Any, name: Any = None) -> Any:
@@ -185,5 +184,4 @@ class SlotsByVariable(_SlotDict):
     BY_NAME = False
 
     def key(self, var: object) -> Any:
-        """See `variable_key`."""
         return variable_key(var)

@@ -179,9 +179,5 @@ class StepAdapter:
         return []
 
     def counting_calls(self, shared: Shared) -> list[Call]:
-        """Return functions in C that count the step.
-
-        Args:
-            shared: Scalars of the first group, by compute dtype and name.
-        """
+        """Return functions in C that count the step."""
         return []

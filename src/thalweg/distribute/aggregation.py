@@ -86,11 +86,6 @@ def sum_concrete_gradients(
     """Return all (gradient, variable) pairs of `make_pairs`, summed over the ranks.
 
     A gradient that is None on all ranks stays None. The reducer is recorded for `commit_sums`.
-
-    Args:
-        make_pairs: Returns the pairs of this rank; called once. Its error is reported to the other
-            ranks.
-        variables: The variables of the pairs.
     """
     reducer = strategy.reducer_of(owner)
     sums = reducer.sum_gradients(make_pairs, variables, fingerprint)

@@ -111,11 +111,9 @@ class Bucket:
         self._pending: Pending | None = None
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Copy tensors into the send buffer, at the indices `places`."""
         copy_all([self.parts[index] for index in places], tensors)
 
     def clear(self, index: int) -> None:
-        """Set the send buffer of the tensor with this index to zeros."""
         self.parts[index].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
@@ -155,7 +153,6 @@ class Bucket:
             self._pending = ranks.begin_adding(message)
 
     def wait(self) -> None:
-        """Wait for the pending transfer, if any."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -169,7 +166,6 @@ class Bucket:
         return {index: part.detach() for index, part in self.parts.items()}
 
     def count_holders(self) -> int:
-        """Return the number of references to the buffer, which grows if a caller holds a sum."""
         return holders_of(self._flat)
 
 

@@ -102,12 +102,9 @@ class Extended:
         kwargs: Mapping[str, object] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call `fn(*args, **kwargs)` once per process, to update state that belongs to no variable.
+        """Call `fn(*args, **kwargs)` once per process to update state that belongs to no variable.
 
-        Args:
-            colocate_with: Accepted for compatibility.
-            fn, args, kwargs: The function and its arguments.
-            group: True to return the function's result itself, False for a tuple of it.
+        Return the result, in a tuple unless `group`.
         """
         with enter_cross_replica(self._strategy):
             output = fn(*args, **(kwargs or {}))

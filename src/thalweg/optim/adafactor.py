@@ -58,7 +58,6 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Return reasons why the options of a group choose no rule: an invalid `eps`."""
         try:
             _read_eps(group["eps"])
         except InvalidTypeError as error:

@@ -32,7 +32,6 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_AMSGRAD if group["amsgrad"] else rules.TORCH_ADAM
 
 
@@ -70,7 +69,6 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_SGD if group["momentum"] == 0 else rules.TORCH_MOMENTUM
 
     @staticmethod
@@ -122,7 +120,6 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         centered = group["centered"]
         if group["momentum"] > 0:
             if centered:
@@ -148,7 +145,6 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_ADAGRAD
 
     @staticmethod
@@ -177,7 +173,6 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_ADADELTA
 
 
@@ -194,7 +189,6 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_ADAMAX
 
 
@@ -215,7 +209,6 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_NADAM
 
 
@@ -232,7 +225,6 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_RADAM
 
 
@@ -259,7 +251,6 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_SPARSE_ADAM
 
 
@@ -283,7 +274,6 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_ASGD
 
     def _initials_of_group(self, group: Group) -> dict[str, float]:
@@ -308,7 +298,6 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_RPROP
 
     def _initials_of_group(self, group: Group) -> dict[str, float]:

@@ -71,9 +71,7 @@ class Operands:
         """Return C functions that set the operands to those of an optimizer; [] if they were never
         read.
 
-        Args:
-            optimizer: The optimizer whose operands are read now.
-            excluded_ids: `id`s of slots to leave out.
+        Slots with an `id` in `excluded_ids` are left out.
         """
         if not self.parameters:
             return []
@@ -208,11 +206,9 @@ def _share_versions() -> Generator[None]:
 def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
     """Copy a graph's tensors to the optimizer's for a `with` block, and results back after it.
 
-    Pairs that share memory are skipped. The optimizer's own values are restored at the end, because
-    a graph may pass copies, and write them back later, or not.
-
-    Args:
-        pairs: (tensor of the optimizer, tensor of the graph).
+    `pairs` are (tensor of the optimizer, tensor of the graph); those that share memory are skipped.
+    The optimizer's own values are restored at the end, because a graph may pass copies, and write
+    them back later, or not.
     """
     copies = [(var.detach(), copy) for var, copy in pairs if var.data_ptr() != copy.data_ptr()]
     backups = [target.clone() for target, _ in copies]

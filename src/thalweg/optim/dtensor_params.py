@@ -114,12 +114,7 @@ def positions_of(param: Tensor) -> Positions:
 
 
 def cuts_blocks(param: Any, block: int) -> bool:
-    """Return True if some rank's part of a DTensor begins or ends inside of a codec's block.
-
-    Args:
-        param: The DTensor, whose rows are whole blocks.
-        block: The number of elements of a block.
-    """
+    """Return True if some rank's part of a DTensor cuts a codec's block of `block` elements."""
     from thalweg.distribute.sharding.shard_index import sharded_tensor
 
     tensor = sharded_tensor(param)

@@ -115,12 +115,7 @@ class SetChanges:
         self._changes, self._patience = 0, 2
 
     def note_planned(self, gradients: int, trainable: int) -> None:
-        """Count a newly planned step; set `needs_plan` after enough steps with absent gradients.
-
-        Args:
-            gradients: The number of gradients in the step.
-            trainable: The number of trainable parameters.
-        """
+        """Count a planned step with so many gradients; set `needs_plan` after enough changes."""
         has_absent = gradients < trainable
         self._changes += has_absent or self._lacked
         self._lacked = has_absent
@@ -140,7 +135,7 @@ class StepCache:
     """
 
     def __init__(self, optimizer: object) -> None:
-        self._lock = Guard(self)
+        self.lock = Guard(self)  # held by a step
         self.operands = Operands(optimizer)
         self.blocks = Blocks()
         self.added_params = AddedParams()
@@ -180,18 +175,13 @@ class StepCache:
         self.known_team: MatrixProcessGroup | None = None
 
     @property
-    def lock(self) -> Guard:
-        """Lock that a step holds."""
-        return self._lock
-
-    @property
     def total(self) -> int:
         """Number of steps taken, including those taken in one call."""
         return self.count + (0 if self.replay is None else self.replay.taken - self.replay.reported)
 
     def settle(self) -> None:
         """Add the steps that were replayed since the last call to `count`; update the reports."""
-        with self._lock:
+        with self.lock:
             if self.replay is not None and self.replay.reported < self.replay.taken:
                 self.last_step, self.last_apply_flag = LastStep(True, "", self.total), None
                 self.report, self.has_applied_grads = self.replay.seen, False
@@ -431,12 +421,7 @@ class FusedOptimizer(GradScalerMixin):
         raise NotImplementedError
 
     def _warn_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
-        """Warn of new parameters that are 0, if the rule or an option has no effect on these.
-
-        Args:
-            params: Parameters before a step.
-            places: The indices of their groups.
-        """
+        """Warn of new parameters that are 0, if the rule or an option has no effect on these."""
         kinds = map(self._kind_of, self.param_groups)
         zero_notes = [kind._zero_warning or self.step_options.zero_warning for kind in kinds]
         if any(zero_notes):
@@ -705,7 +690,7 @@ class FusedOptimizer(GradScalerMixin):
             with importing:
                 from thalweg.optim.step_in_backward import apply_fetched
             apply_fetched(self)
-        with cache._lock:
+        with cache.lock:
             may_replay = closure is not None or bool(cache.due_adapters) or cache.changes.needs_plan
             if may_replay and self.step_options.accumulate == 1 and self._try_replay():
                 return loss
@@ -825,9 +810,6 @@ class FusedOptimizer(GradScalerMixin):
         """Plan the replay of steps, if due, then replay this step in one native call.
 
         Return True if the step was taken; False if no replay is possible, and nothing was written.
-
-        Args:
-            has_sums: Whether the step uses accumulated sums in place of gradients.
         """
         cache = self.step_cache
         if cache.due_adapters or cache.changes.needs_plan:
@@ -895,8 +877,8 @@ class FusedOptimizer(GradScalerMixin):
         return True
 
     def _rules(self) -> set[Rule]:
-        """Return the rules of all groups."""
-        raise NotImplementedError
+        """Return the rules of all groups, with their options."""
+        return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
     def _updates_all(self, part: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if a part still updates all groups, given these gradients."""
@@ -906,10 +888,6 @@ class FusedOptimizer(GradScalerMixin):
         """Store `part` as the state that updated all groups, for `_try_rebind`.
 
         Clear the stored one if the step did not update all parameters, or options exclude a rebind.
-
-        Args:
-            part: The state of the only rule of the step.
-            places: The group index of each updated parameter.
         """
         cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)
@@ -936,7 +914,7 @@ class FusedOptimizer(GradScalerMixin):
         cache.progress = ()
         try:
             self._check_alone()
-            with cache._lock, one_step_at_a_time(cache, type(self).__name__):
+            with cache.lock, one_step_at_a_time(cache, type(self).__name__):
                 self.check_not_swapped(_SWAPPED_STEP)
                 self._take_step(cache.single_param_states.setdefault(id(param), {}), param)
         except BaseException as error:

@@ -129,7 +129,6 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
-        """Return the signature of the torch class, without options."""
         return inspect.signature(cls._torch, eval_str=True)
 
     def __init__(self, *args: Any, **keywords: object) -> None:
@@ -213,12 +212,7 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @classmethod
     def _describe_difference(cls, group: Group, place: int, other_group: Group, index: int) -> str:
-        """Return a message about a shared option in which two groups differ; "" if they agree.
-
-        Args:
-            group, place: A group and its index.
-            other_group, index: The other one.
-        """
+        """Return a message about a shared option in which two groups differ; "" if they agree."""
         for name in (name for name in cls._common if other_group.get(name) != group.get(name)):
             return (
                 f"{name} of group {place} is {show_value(group.get(name))}, and of group {index}"
@@ -252,7 +246,6 @@ class FusedTorchOptimizer(FusedOptimizer):
         return self.step_options.rule(self.base_rule(group, param))
 
     def rule_of(self, group: Group) -> Rule:
-        """Return the rule of a group, wrapped by the options around an update."""
         return self.step_options.rule(self._choose_rule(group))
 
     def _rules_of(self, group: Group) -> set[Rule]:
@@ -262,11 +255,9 @@ class FusedTorchOptimizer(FusedOptimizer):
         return {self.base_rule(group, param) for param in group["params"]}
 
     def rules_around(self, group: Group) -> set[Rule]:
-        """Return the rules of a group, wrapped by the options around an update."""
         return set(map(self.step_options.rule, self._rules_of(group)))
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
-        """Return the class that defines the options and state of a group."""
         return type(self)
 
     def _initials_of_group(self, group: Group) -> Entries:
@@ -284,9 +275,6 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return the initial state of parameters by `id`, as far as the rule does not define it.
 
         Warn of parameters of zeros.
-
-        Args:
-            places: The indices of their groups.
         """
         self._warn_of_zeros(params, places)
         starts = list(map(self._initials_of_group, self.param_groups))
@@ -337,12 +325,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return None
 
     def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
-        """Record a step that was taken, so that the next one may be rebound or replayed.
-
-        Args:
-            steps: The sub-steps.
-            was_rebound: True if all of them were rebound.
-        """
+        """Record a step that was taken, so that the next one may be rebound or replayed."""
         if len(steps) == 1:
             hooks = steps[0][0]
             self._keep_rebind_target(hooks.part, hooks.places)
@@ -362,10 +345,8 @@ class FusedTorchOptimizer(FusedOptimizer):
     def part_of(self, rule: Rule, place: int, parts: dict[Rule, ParamState]) -> ParamState:
         """Return the state of a rule from `parts`; create it there if missing.
 
-        Args:
-            rule: The rule, wrapped by options.
-            place: The index of a group with the rule, whose class defines numbers of the state.
-            parts: The state of each rule. Those of rules that no group has any more are dropped.
+        The class of the group at `place` defines its numbers. Rules that no group has any more are
+        dropped from `parts`.
         """
         if rule not in parts:
             # Options may have chosen other rules since the last step.
@@ -478,12 +459,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _hooks_for(
         self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> TorchStepAdapter:
-        """Return the adapter of a step over parameters; `places` are their group indices."""
         return TorchStepAdapter(self, part, params, places)
-
-    def _rules(self) -> set[Rule]:
-        """Return the wrapped rules of all groups."""
-        return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
     def _updates_all(self, part: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if a part still updates all groups, given these gradients."""
@@ -516,7 +492,6 @@ class FusedTorchOptimizer(FusedOptimizer):
         return bool(group.get("differentiable")) or (has_tensors and not group.get("capturable"))
 
     def _counts_on_device(self) -> bool:
-        """Return True if per-parameter numbers are on the GPU only."""
         kinds = map(self._kind_of, self.param_groups)
         if self.step_options.kinds.device or any(kind._has_python_scalars for kind in kinds):
             return False
@@ -710,14 +685,13 @@ class FusedTorchOptimizer(FusedOptimizer):
             CheckpointMismatchError: A step cannot be taken with the state, such as with one of
                 another class. Lists up to ten differences; nothing was loaded.
         """
-        with self.step_cache._lock:
+        with self.step_cache.lock:
             check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
             torch_class: Any = super(FusedTorchOptimizer, type(self))
             torch_load = without_dynamo(torch_class.load_state_dict)
             load(self, state_dict, partial(as_torch, load=torch_load), convert, allow_loss)
 
     def _invalid_options(self, group: Mapping[str, object]) -> dict[str, str]:
-        """Return {option: reason} for options that a group may not have."""
         reasons, rule = super()._invalid_options(group), group.get("rule")
         class_names = {ancestor.__name__ for ancestor in type(self).__mro__}
         is_other_class = isinstance(rule, str) and rule in KINDS and rule not in class_names
@@ -726,7 +700,6 @@ class FusedTorchOptimizer(FusedOptimizer):
         return reasons
 
     def _wanted_options(self, group: Group) -> Sequence[str]:
-        """Return the options of a group that a step reads."""
         return self._kind_of(group).read_options
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:

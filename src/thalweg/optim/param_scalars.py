@@ -196,14 +196,12 @@ class ForeignColumn:
         self.read()
 
     def stands(self) -> bool:
-        """Return True if the state tensors have the addresses that they had at construction."""
         return (
             _have_storage(self)
             and list(map(Tensor.data_ptr, self._foreign_views)) == self._pointers
         )
 
     def read(self) -> None:
-        """Read the present numbers into `values` and `common`."""
         devices = {view.device for view in self.views}
         if len(devices) > 1 or any(view.dtype != self.dtype for view in self.views):
             numbers = list(map(Tensor.item, self.views))
@@ -259,19 +257,16 @@ class PlainColumn:
         return True
 
     def read(self) -> None:
-        """Read the present numbers into `values` and `common`."""
         numbers = [entries.get(self.name, 0) for entries in self._owners]
         self._set_values(
             [number.item() if isinstance(number, Tensor) else number for number in numbers]
         )
 
     def _set_values(self, values: Sequence[Any]) -> None:
-        """Store the present numbers, one per parameter, and the common number."""
         self.values = values = [*values]
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
-        """Return calls of C functions that write one number per parameter, or one for all."""
         numbers = [*values] * len(self._owners) if len(values) == 1 else values
         return [
             partial(tensor.fill_, value)
@@ -320,11 +315,8 @@ class Blocks:
         return block if shares_storage and number.dtype == block.dtype else None
 
     def gather(self, state: Mapping[Any, Any], names: Iterable[str]) -> None:
-        """Move per-parameter numbers that torch created as single tensors into blocks.
-
-        Args:
-            state: The state of the optimizer, whose entries are replaced.
-            names: The keys of the numbers.
+        """Move numbers with these names that torch created as single tensors into blocks, in
+        `state`.
         """
         for name in names:
             owners_by_kind: dict[Any, list[dict[str, Any]]] = {}

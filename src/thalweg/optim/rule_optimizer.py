@@ -161,7 +161,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _make(self) -> None:
         """Create the state that parameters lack, and add it to the optimizer's state."""
-        with self.step_cache._lock, writable():
+        with self.step_cache.lock, writable():
             part, params, places = self.whole_state()
             part.targets(self.state, params, False)
             part.make(
@@ -265,28 +265,20 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _hooks_for(
         self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> TensorFlowStepAdapter:
-        """Return the adapter of a step over parameters; `places` are their group indices."""
         return TensorFlowStepAdapter(self, part, params, places, range(len(params)))
 
-    def _rules(self) -> set[Rule]:
-        """Return the wrapped rule, in a set."""
-        return {self.step_options.rule(self.rule)}
-
     def _counts_on_device(self) -> bool:
-        """Return True if per-parameter numbers are on the GPU only."""
         if self.step_options.kinds.device:
             return False
         return self._capturable or self.step_options.of(Unscaling).fused_unscale
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
-        """Return True if parameters of a group have all entries of their state."""
         # It is made with the optimizer, but for what a state that was loaded did not have.
         keys = self.step_options.keys
         return all(name in self.state[param] for param in params for name in keys(param))
 
     @property
     def _single(self) -> Collection[str]:
-        """State keys that hold one number per parameter."""
         return self._numbers()
 
     def _state_names(self) -> set[str]:
@@ -296,14 +288,12 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return names | {MASTER} if self.step_options.kinds.masters else names
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Return reasons why a step cannot be taken with the options of a group; [] if none."""
         rule = group.get("rule")
         if not isinstance(rule, str) or rule != self.rule.name:
             return [f"its rule is {told(rule)}, here {self.rule.name!r}"]
         return super()._unfit_options(group, place)
 
     def rules_around(self, group: Group) -> set[Rule]:
-        """Return the wrapped rule, in a set."""
         return {self.step_options.rule(self.rule)}
 
     def _kind_of(self, group: Group) -> Any:
@@ -321,7 +311,6 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return {hyper.name for hyper in self.rule.hypers}
 
     def _wanted_options(self, group: Group) -> Sequence[str]:
-        """Return the options of a group that a step reads."""
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
     def _invalid_options(self, group: Mapping[str, object]) -> dict[str, str]:
@@ -374,7 +363,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             CheckpointMismatchError: An entry is missing or unknown, or has another shape, dtype or
                 rule. Lists up to ten differences; nothing was loaded.
         """
-        with self.step_cache._lock:
+        with self.step_cache.lock:
             check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
             load(self, state_dict, in_place, convert, allow_loss)
 

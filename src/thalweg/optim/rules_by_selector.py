@@ -120,10 +120,8 @@ class RulesBySelector:
                 )
 
     def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
-        """Return the index of the selector with the lowest priority.
-
-        Args:
-            by_turn: Indices of selectors by their priority.
+        """Return the index of the selector with the lowest priority; `by_turn` maps priorities to
+        indices.
 
         Raises:
             InvalidArgumentError: There is no selector, or two have the lowest priority.

@@ -42,11 +42,7 @@ def separate_slots(optimizer: Any, step_options: Any) -> None:
 
 
 def _copy_overlapping(sorted_spans: list[Span]) -> None:
-    """Replace slots in runs of overlapping memory by copies, in their states.
-
-    Args:
-        sorted_spans: Spans in the order of device and address.
-    """
+    """Replace slots in runs of overlapping memory by copies, in their states."""
     run: list[Span] = []
     reach = 0
     for span in (*sorted_spans, ("", 0, 0, None, "")):

@@ -126,11 +126,7 @@ def matched(
 ) -> list[tuple[Tensor, Any, Any]]:
     """Return (parameter, saved key, title) of a group, matched by name if both sides have names.
 
-    Otherwise they are matched by order.
-
-    Args:
-        group, saved_group: The group here, and the saved one.
-        problems: Names that only one side has are appended.
+    Otherwise they are matched by order. Names that only one side has are appended to `problems`.
     """
     names, saved_names = group.get("param_names"), saved_group.get("param_names")
     if not names or not saved_names or len(saved_names) != len(saved_group["params"]):

@@ -91,9 +91,6 @@ class ParamGroupAdapter(StepAdapter):
         If gradients are clipped, sparse rows of equal index are summed first. Return the pairs, and
         the list of parameters; None for the list if all targets are parameters.
 
-        Args:
-            pairs: (gradient, parameter) pairs.
-
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
         """
@@ -123,7 +120,6 @@ class ParamGroupAdapter(StepAdapter):
         return target_pairs, [self._real.get(id(target)) for _, target in target_pairs]
 
     def step_rule(self) -> Any:
-        """Return the wrapped rule of the step."""
         return self.part.rule
 
     def owners_of(self, variables: Sequence[Tensor]) -> list[Tensor]:
@@ -131,13 +127,11 @@ class ParamGroupAdapter(StepAdapter):
         return [self._real.get(id(var), var) for var in variables]
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
-        """Return the names of variables for messages, in order."""
         return parameter_names(self.optimizer.param_groups, self.owners_of(variables))
 
     def check_flat_buffers(
         self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]
     ) -> None:
-        """Raise if groups have rules or options that flat buffers do not support."""
         self.optimizer.check_flat_buffers(self.optimizer.param_groups)
 
     def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
@@ -164,12 +158,7 @@ class ParamGroupAdapter(StepAdapter):
         return as_real(grad), real
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Raise if pairs are invalid.
-
-        Args:
-            pairs: (gradient, target) pairs.
-            narrow: Whether gradients may be of lower precision than targets.
-        """
+        """Raise if pairs are invalid; `narrow` allows gradients of lower precision than targets."""
         rounding = self.optimizer.step_options.of(Rounding)
         for grad, var in pairs:
             param = self._real.get(id(var), var)
@@ -199,7 +188,6 @@ class ParamGroupAdapter(StepAdapter):
         self.part.make(optimizer.state, self._params, starts, self._homes)
 
     def slots_of(self, var: Tensor) -> list[Tensor]:
-        """Return the slots of a variable, in the order of the rule."""
         param = self._real.get(id(var))
         if param is None:
             return self.part.slots_of(var)
@@ -267,7 +255,6 @@ class ParamGroupAdapter(StepAdapter):
     def group_variables(
         self, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> list[Hashable] | None:
-        """Return a key per variable, equal for equal scalars; None if all are equal."""
         return self._keys
 
     def counting_calls(self, shared: Shared) -> list[Call]:
@@ -356,7 +343,6 @@ class TorchStepAdapter(ParamGroupAdapter):
         self.scalars_by_key: dict[Hashable, dict[str, object]] = {}
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """Return {name: scalar} of the variables with a key, in a compute dtype."""
         if group not in self.scalars_by_key:
             self.scalars_by_key[group] = self.prepare_scalars(group)
         return self.scalars_by_key[group]
@@ -391,7 +377,6 @@ class TorchStepAdapter(ParamGroupAdapter):
         return {**options.numbers(self.is_on_step_device), **numbers, **scalars}
 
     def next_number(self, column: AnyColumn, key: Hashable) -> Any:
-        """Return the number after the step of the parameters with a key."""
         value = self.scalars_by_key[key][column.name]
         if self.part.numbers[column.name].rounds_as_tensor and not isinstance(value, Tensor):
             # As in torch's code, the default dtype decides how it is rounded.

@@ -64,7 +64,7 @@ def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], 
         InvalidArgumentError, LayoutError: As `_find_swaps`.
     """
     cache = optimizer.step_cache
-    with cache._lock, writable():
+    with cache.lock, writable():
         if cache.holds_averages:
             _raise_nested()
         swaps = _find_swaps(optimizer, average_of)
@@ -86,7 +86,7 @@ def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], 
     # The lock was free for a moment: another thread may have begun a block of its own.
     is_free = map(not_, map(getattr, (cache,), ("holds_averages",)))
     is_nested = map(not_, (closing,))
-    lock = cache._lock
+    lock = cache.lock
     return [lock.acquire, when(is_free, unwatched(enter_calls)), lock.release,
             when(is_nested, _raise_nested)], closing  # fmt: skip
 

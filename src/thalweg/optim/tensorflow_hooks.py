@@ -66,7 +66,6 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     def group_variables(
         self, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> list[Hashable] | None:
-        """Return a key per variable, equal for equal scalars; None if all are equal."""
         keys = self._keys
         return None if keys is None else [keys[member] for member in self._members]
 

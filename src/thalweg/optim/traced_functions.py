@@ -103,10 +103,6 @@ def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tenso
 
     The view repeats the first matrix, as the indices depend on data. None if the function is no
     such selection.
-
-    Args:
-        name, args: The function's name and arguments.
-        weight: The weight, its first argument.
     """
     index = None
     if name == "__getitem__":

@@ -46,12 +46,10 @@ class UserRuleOptimizer(FusedTorchOptimizer, UserRuleArguments):
 
     @classmethod
     def _signature(cls) -> Signature:
-        """Return the signature of the constructor, with options."""
         return cls._torch.__signature__
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
-        """Return the only rule of the class."""
         return cls._prepared_rule
 
 

@@ -108,11 +108,6 @@ class WeightUse:
         products.
 
         Return True if outputs are columns.
-
-        Args:
-            outputs, inputs: Offsets in a matrix of the weight, per output and input.
-            batch: The number of leading batch dimensions.
-            row_size: The number of elements of a row.
         """
         transposed = False
         if (outputs % row_size).any() or inputs.max() >= row_size:
@@ -252,9 +247,6 @@ def _number_parts(sets: Sequence[Flags]) -> Indices:
 
 def _find_blocks(parts: Indices) -> tuple[Blocks, bool]:
     """Return the number of equal blocks, or their sizes; and True if they are interleaved.
-
-    Args:
-        parts: The number of the part that each index belongs to.
 
     Raises:
         UndecidedError: The parts do not repeat evenly.

@@ -22,13 +22,7 @@ from thalweg.variable import titles_of
 def check_addable(
     gradients: Sequence[Gradient], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> None:
-    """Raise if a gradient or a sum has another shape or dtype than its variable, or no memory.
-
-    Args:
-        gradients: One per variable; None for a missing one.
-        targets: The variables.
-        sums: Their sums.
-    """
+    """Raise if a gradient or a sum has another shape or dtype than its target, or no memory."""
     check_memories(sums)
     names = titles_of(targets)
     for total, var, name in zip(sums, targets, names, strict=True):

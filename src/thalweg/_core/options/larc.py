@@ -64,10 +64,6 @@ class Larc(NamedTuple):
 
         Return an array or a tensor as `ratios`: capped at 1 in the mode "clip", and at the largest
         number of the dtype of each gradient; NaN stays.
-
-        Args:
-            ratios: Result of `ratios`, an array or a tensor.
-            dtypes: The dtypes of the gradients.
         """
         is_array = not isinstance(ratios, torch.Tensor)
         factors = torch.from_numpy(ratios) if is_array else ratios  # pyright: ignore

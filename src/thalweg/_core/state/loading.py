@@ -222,10 +222,6 @@ class StateDict(Copied):
     ) -> Generator[Loading]:
         """Validate a state under the lock; yield its `Loading`, which the caller writes in the
         block.
-
-        Args:
-            state_dict, var_list: Arguments of the subclass's `load_state_dict`.
-            names: Returns the prefixes of the variables' entries.
         """
         state, variables = self._given_state(state_dict, var_list)
         with self._locked().to_load(), writable():

@@ -148,10 +148,6 @@ class GatheredMatrices:
         """Allocate memory for the outputs of a stage that are slots, and enter it into `updates`.
 
         Return this rank's part of each new slot by (slot name, variable index).
-
-        Args:
-            returned: The names of the outputs.
-            variables: The indices of variables.
         """
         new_slots: dict[tuple[str, int], Tensor] = {}
         for position, name in enumerate(self._kinds):

@@ -75,7 +75,6 @@ class Scatter:
         copy_all(targets, sources)
 
     def clear(self, index: int) -> None:
-        """Set the send buffers of the tensor with this index to zeros."""
         for _, target in self._targets[index]:
             target.zero_()
 
@@ -84,7 +83,6 @@ class Scatter:
         self._pending = ranks.begin_exchanging(self._parts, self._rank_shards)
 
     def wait(self) -> None:
-        """Wait for the pending transfer, if any."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -109,5 +107,4 @@ class Scatter:
         return local_sums
 
     def count_holders(self) -> int:
-        """Return the number of references to the sums, which grows if a caller holds one."""
         return sum(map(holders_of, (self._flat, self._remote_shards)))

@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
     """Attach diagnostics to an optimizer that has none.
 
-    Args:
-        optimizer: The optimizer; its `step_cache.diagnosing` is set.
-        option: The number of steps between tables, or a `Diagnostics`.
-        is_copy: True if the optimizer was copied or made from a state: it then has no sinks.
-
     Raises:
         FailedPreconditionError: `option` is used by another optimizer.
     """
