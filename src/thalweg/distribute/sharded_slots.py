@@ -64,13 +64,13 @@ def sum_for_shards(
     strategy: Strategy,
     grads_and_vars: Pairs,
     fingerprint: StepFingerprint,
-    hooks: StepAdapter,
+    adapter: StepAdapter,
     scatters: bool = True,
 ) -> tuple[Pairs, SharedStep]:
     """Sum gradients for a step with sharded slots; shard slots that are not sharded yet.
 
     Args:
-        hooks: The adapter of the optimizer.
+        adapter: The adapter of the optimizer.
         scatters: True if full sums are not needed; see `Reducer.share_step`.
 
     Returns:
@@ -81,7 +81,7 @@ def sum_for_shards(
         ReplicaMismatchError, ReplicaLostError, TypeError, ValueError: As `sum_gradients`.
     """
     reducer = strategy.reducer_of(owner)
-    slots = _shared_slots(owner, grads_and_vars, hooks)
+    slots = _shared_slots(owner, grads_and_vars, adapter)
     variables = [var for _, var in grads_and_vars]
     sums, step = reducer.share_step(
         partial(convert_pairs, grads_and_vars), variables, fingerprint, scatters
@@ -96,7 +96,7 @@ def sum_for_shards(
 def share_summed_step(
     owner: Any,
     grads_and_vars: Any,
-    hooks: StepAdapter,
+    adapter: StepAdapter,
     transforms: GradientTransforms = NOTHING,
     fingerprint: StepFingerprint | None = None,
 ) -> tuple[Any, Step | None]:
@@ -106,7 +106,7 @@ def share_summed_step(
 
     Args:
         owner: The optimizer.
-        hooks: The adapter of the optimizer.
+        adapter: The adapter of the optimizer.
         transforms: The gradient transforms of the step.
         fingerprint: Optional. The description that must be equal on all ranks.
 
@@ -120,7 +120,7 @@ def share_summed_step(
     shards = shards_of(owner)
     if shards is not None:
         pairs = as_pairs(grads_and_vars)
-        slots = _shared_slots(owner, pairs, hooks)
+        slots = _shared_slots(owner, pairs, adapter)
         step = get_strategy().reducer_of(owner).step_of_sums()
         with step.report_errors():
             grad_pairs = [(grad, var) for grad, var in convert_pairs(pairs) if grad is not None]
@@ -134,14 +134,14 @@ def share_summed_step(
     parts = owner._slots.parts
     if isinstance(parts, LocalShards):
         pairs = as_pairs(grads_and_vars)
-        group = _make_matrix_group(pairs, hooks, transforms, fingerprint)
+        group = _make_matrix_group(pairs, adapter, transforms, fingerprint)
         return place_on_mesh(pairs, group), LocalStep(parts, group)
     return grads_and_vars, None
 
 
 def _make_matrix_group(
     pairs: Pairs,
-    hooks: StepAdapter,
+    adapter: StepAdapter,
     transforms: GradientTransforms,
     fingerprint: StepFingerprint | None,
 ) -> MatrixProcessGroup | None:
@@ -151,8 +151,8 @@ def _make_matrix_group(
     numbers, no gradient to redistribute.
     """
     on_mesh = [(grad, var) for grad, var in pairs if is_on_mesh(var)]
-    rule = hooks.step_rule()
-    sends = transforms or hooks.selection.check_numerics or are_misplaced(on_mesh)
+    rule = adapter.step_rule()
+    sends = transforms or adapter.selection.check_numerics or are_misplaced(on_mesh)
     if not on_mesh or not (sends or (rule is not None and rule.is_measured)):
         return None
 
@@ -166,7 +166,7 @@ def _make_matrix_group(
     return MatrixProcessGroup([var for _, var in on_mesh], describe)
 
 
-def _shared_slots(owner: Any, pairs: Pairs, hooks: StepAdapter) -> Sequence[Slot]:
+def _shared_slots(owner: Any, pairs: Pairs, adapter: StepAdapter) -> Sequence[Slot]:
     """Return the slots to shard: those with the shapes of their variables.
 
     Raises:
@@ -179,8 +179,8 @@ def _shared_slots(owner: Any, pairs: Pairs, hooks: StepAdapter) -> Sequence[Slot
         raise FailedPreconditionError(
             "Slots are shared out in eager mode alone: make the strategy without shard_slots."
         )
-    rule = hooks.step_rule()
-    if rule is None or hooks.one_by_one(pairs):
+    rule = adapter.step_rule()
+    if rule is None or adapter.one_by_one(pairs):
         raise FailedPreconditionError(
             f"The slots of {owner._name} cannot be shared out over the ranks: its variables are not"
             " updated by a rule alone. Make the strategy without shard_slots."

@@ -78,19 +78,21 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStep
 
     Return the adapter of each rule; () if a rule cannot take part, or its plan needs new state.
     """
-    shares = optimizer._shares(absent)
+    members_by_rule = optimizer._members_by_rule(absent)
     parts = optimizer.step_cache.parts
-    steps = [optimizer._sub_step(rule, share, parts) for rule, share in shares.items()]
-    if not all(are_numbers_in_call(hooks.part) for hooks, _ in steps):
+    steps = [optimizer._sub_step(rule, members, parts) for rule, members in members_by_rule.items()]
+    if not all(are_numbers_in_call(adapter.part) for adapter, _ in steps):
         return ()
-    if any(rule.passes or rule.is_whole for rule in shares) or not optimizer._supports_step(steps):
+    if any(
+        rule.passes or rule.is_whole for rule in members_by_rule
+    ) or not optimizer._supports_step(steps):
         return ()
-    for hooks, given_pairs in steps:
+    for adapter, given_pairs in steps:
         arguments = optimizer.unscaling(), len(given_pairs), GradientReport()
         transforms = gradient_transforms(optimizer.step_options, *arguments, is_torchs=True)
         with no_grad():
-            pairs, copies = hooks.aim(given_pairs)
-        part, plan = hooks.part, plan_step(hooks, hooks.part.plans, pairs, transforms, copies)
+            pairs, copies = adapter.aim(given_pairs)
+        part, plan = adapter.part, plan_step(adapter, adapter.part.plans, pairs, transforms, copies)
         if plan is None:
             return ()
         plan.ready.release_gradients()
@@ -98,6 +100,6 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStep
         if not plan.ready.is_single or not part.publishes_numbers_only:
             return ()
         run(part.publishing())
-        hooks.settle()
-        hooks.detach()
-    return [hooks for hooks, _ in steps]
+        adapter.settle()
+        adapter.detach()
+    return [adapter for adapter, _ in steps]

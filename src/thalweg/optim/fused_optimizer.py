@@ -800,7 +800,7 @@ class FusedOptimizer(GradScalerMixin):
         self.step_cache.flat = FlatGradients(params_of(self.param_groups))
         self.step_cache.rebind_target = None
 
-    def _hooks_for(
+    def _make_adapter(
         self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> ParamGroupAdapter:
         """Return the adapter of a step over all parameters."""
@@ -853,10 +853,10 @@ class FusedOptimizer(GradScalerMixin):
         has_absent = any(map(is_, gradients, itertools.repeat(None)))
         if has_absent or not self._updates_all(part, gradients):
             return False
-        hooks = self._hooks_for(part, params, places)
+        adapter = self._make_adapter(part, params, places)
         report, unscaling = GradientReport(), self.unscaling()
-        hooks.ending = self._end_calls(report)
-        if not hooks.repeats:
+        adapter.ending = self._end_calls(report)
+        if not adapter.repeats:
             return False
         transforms = NOTHING
         if unscaling is not None or self.step_options.clips:
@@ -864,16 +864,16 @@ class FusedOptimizer(GradScalerMixin):
             transforms = gradient_transforms(self.step_options, *arguments)
         pairs = list(zip(gradients, params, strict=True))
         if self.step_options.clips and any(map(is_sparse, gradients)):
-            pairs = hooks.seen(pairs)
-        outcome = try_rebind(hooks, part.plans, pairs, transforms)
+            pairs = adapter.seen(pairs)
+        outcome = try_rebind(adapter, part.plans, pairs, transforms)
         if outcome is None:
             return False
         if outcome.taken is not False:
-            hooks.settle()
+            adapter.settle()
         raise_first(outcome.errors)
         if outcome.taken is False:
             return True
-        cache.note_repeated(hooks)
+        cache.note_repeated(adapter)
         return True
 
     def _rules(self) -> set[Rule]:

@@ -57,8 +57,9 @@ if TYPE_CHECKING:
 NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
 
 
-class _Share(NamedTuple):
-    """Update share of one rule: (gradient, parameter) pairs, and their group indices."""
+class _RuleMembers(NamedTuple):
+    """Parameters that one rule updates in a step: (gradient, parameter) pairs, and group indices.
+    """
 
     pairs: list[tuple[Tensor, Tensor]]
     places: list[int]
@@ -288,10 +289,14 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Take a step of all parameters, or of one; leave it to torch if an option demands that."""
         if any(map(self.is_torchs_group, self.param_groups)):
             return self._step_of_torch()
-        shares = self._shares() if single_param is None else self._share_of(single_param)
-        if not shares:
+        members_by_rule = (
+            self._members_by_rule()
+            if single_param is None
+            else self._members_of_param(single_param)
+        )
+        if not members_by_rule:
             return None
-        steps = [self._sub_step(rule, share, parts) for rule, share in shares.items()]
+        steps = [self._sub_step(rule, members, parts) for rule, members in members_by_rule.items()]
         return self._take_sub_steps(steps, single_param)
 
     def _take_sub_steps(self, steps: Sequence[_SubStep], single_param: Tensor | None) -> None:
@@ -317,8 +322,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         if outcome is None:
             return self._step_of_torch()
         errors, was_rebound, takes_step = outcome
-        for hooks, _ in steps if takes_step else ():
-            hooks.settle()
+        for adapter, _ in steps if takes_step else ():
+            adapter.settle()
         raise_first(errors)
         if takes_step and single_param is None:
             self._note_taken(steps, was_rebound)
@@ -327,20 +332,22 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
         """Record a step that was taken, so that the next one may be rebound or replayed."""
         if len(steps) == 1:
-            hooks = steps[0][0]
-            self._keep_rebind_target(hooks.part, hooks.places)
+            adapter = steps[0][0]
+            self._keep_rebind_target(adapter.part, adapter.places)
         if was_rebound:
-            self.step_cache.note_repeated(*(hooks for hooks, _ in steps))
+            self.step_cache.note_repeated(*(adapter for adapter, _ in steps))
         else:
             trainable = sum(param.requires_grad for param in params_of(self.param_groups))
             gradients = sum(len(pairs) for _, pairs in steps)
             self.step_cache.changes.note_planned(gradients, trainable)
 
-    def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
-        """Return the sub-step of a rule over a share of parameters."""
-        part = self.part_of(rule, share.places[0], parts)
-        params = [param for _, param in share.pairs]
-        return TorchStepAdapter(self, part, params, share.places), share.pairs
+    def _sub_step(
+        self, rule: Rule, members: _RuleMembers, parts: dict[Rule, ParamState]
+    ) -> _SubStep:
+        """Return the adapter of a rule over its members, with their (gradient, parameter) pairs."""
+        part = self.part_of(rule, members.places[0], parts)
+        params = [param for _, param in members.pairs]
+        return TorchStepAdapter(self, part, params, members.places), members.pairs
 
     def part_of(self, rule: Rule, place: int, parts: dict[Rule, ParamState]) -> ParamState:
         """Return the state of a rule from `parts`; create it there if missing.
@@ -381,10 +388,10 @@ class FusedTorchOptimizer(FusedOptimizer):
             _LeftToTorch: Torch must take the step; nothing was written.
         """
         with no_grad():
-            targets = [hooks.aim(pairs) for hooks, pairs in steps]
-        adapters, batch = [hooks for hooks, _ in steps], WriteBatch()
-        for hooks in adapters if len(steps) > 1 else ():
-            hooks.gathered, hooks.begun = batch, batch.begun
+            targets = [adapter.aim(pairs) for adapter, pairs in steps]
+        adapters, batch = [adapter for adapter, _ in steps], WriteBatch()
+        for adapter in adapters if len(steps) > 1 else ():
+            adapter.gathered, adapter.begun = batch, batch.begun
         transforms = [make_transforms(len(pairs)) for pairs, _ in targets]
         # Each sub-step is bound after the one before has run, except for a common norm.
         bound: Iterable[_BoundPlan] = map(self._bind, steps, targets, transforms)
@@ -400,13 +407,13 @@ class FusedTorchOptimizer(FusedOptimizer):
                         return skip_step(decision.calls, batch.begun), False, False
                     adapters[-1].ending = [*adapters[-1].ending, *decision.calls]
                     transforms = [make_transforms(len(x), factor=factor) for x, _ in targets]
-                    if any(hooks.part.rule.calls_users for hooks in adapters):
+                    if any(adapter.part.rule.calls_users for adapter in adapters):
                         # A function of one rule may move tensors of another.
                         batch.release_gradients()
                         bound = map(self._bind, steps, targets, transforms)
                 outcome = _run_all(adapters, targets, transforms, bound)
                 if adapters[-1].gathered is not None:
-                    for sharing in [hooks.sharing for hooks in adapters if hooks.sharing][:1]:
+                    for sharing in [adapter.sharing for adapter in adapters if adapter.sharing][:1]:
                         sharing.begin_writing()
                     outcome[0].extend(batch.write_all())
                 return outcome
@@ -431,18 +438,18 @@ class FusedTorchOptimizer(FusedOptimizer):
         Raises:
             _LeftToTorch: The engines do not support it; nothing was written.
         """
-        (hooks, _), (pairs, copies) = step, target
-        plan_args = hooks, hooks.part.plans, pairs, transforms, copies
-        may_repeat = self._may_repeat(hooks.part, [grad for grad, _ in pairs])
+        (adapter, _), (pairs, copies) = step, target
+        plan_args = adapter, adapter.part.plans, pairs, transforms, copies
+        may_repeat = self._may_repeat(adapter.part, [grad for grad, _ in pairs])
         plan = rebind_plan(*plan_args) if may_repeat else None
         was_rebound = plan is not None
         if plan is None:
             # A step that is not the one before is validated as a first one is.
-            if hooks.repeats and not self._supports_sub_step(step):
+            if adapter.repeats and not self._supports_sub_step(step):
                 raise _LeftToTorch
             plan = plan_step(*plan_args)
-        if plan is not None and hooks.gathered is not None:
-            hooks.gathered.hold(plan.ready)
+        if plan is not None and adapter.gathered is not None:
+            adapter.gathered.hold(plan.ready)
         return _BoundPlan(plan, was_rebound)
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
@@ -456,7 +463,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             from thalweg.optim.absent_gradients import plan_with_absent
         return plan_with_absent(self, kind)
 
-    def _hooks_for(
+    def _make_adapter(
         self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> TorchStepAdapter:
         return TorchStepAdapter(self, part, params, places)
@@ -531,9 +538,9 @@ class FusedTorchOptimizer(FusedOptimizer):
         Raises:
             RuntimeError: The class rejects sparse, or dense, gradients.
         """
-        hooks, pairs = step
+        adapter, pairs = step
         options = self.step_options
-        for (grad, param), place in zip(pairs, hooks.places, strict=True):
+        for (grad, param), place in zip(pairs, adapter.places, strict=True):
             group, has_rows = self.param_groups[place], grad.layout != torch.strided
             kind = self._kind_of(group)
             if refusal := kind._sparse if has_rows else kind._dense:
@@ -546,7 +553,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 return False
         wide = options.kinds.masters and self.step_cache.sums is not None
         is_offloaded = options.kinds.device is not None
-        (_, first), place = pairs[0], hooks.places[0]
+        (_, first), place = pairs[0], adapter.places[0]
         rule = options.rule(self.base_rule(self.param_groups[place], first))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         coded = {slot.name for slot in rule.element_slots if slot.storage}
@@ -574,7 +581,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         Raises:
             NotImplementedError: They do, and options exclude torch's step.
         """
-        scalars = {slot.name for hooks, _ in steps for slot in hooks.part.rule.scalar_slots}
+        scalars = {slot.name for adapter, _ in steps for slot in adapter.part.rule.scalar_slots}
         params = [param for _, pairs in steps for _, param in pairs]
         shared_scalar = find_shared_scalar(params, self.state, {STEP, *scalars})
         if shared_scalar is not None and self.step_options:
@@ -607,12 +614,14 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return True if the engines support sparse gradients of a group."""
         return True
 
-    def _shares(self, absent: Mapping[int, Tensor] = NO_GRADIENTS) -> dict[Rule, _Share]:
-        """Return {rule: share} of all parameters with a gradient.
+    def _members_by_rule(
+        self, absent: Mapping[int, Tensor] = NO_GRADIENTS
+    ) -> dict[Rule, _RuleMembers]:
+        """Return the members of each rule: all parameters with a gradient.
 
         Parameters without a gradient use `absent[id(param)]`, if present.
         """
-        shares: dict[Rule, _Share] = {}
+        members_by_rule: dict[Rule, _RuleMembers] = {}
         for place, group in enumerate(self.param_groups):
             params = group["params"]
             candidates = zip(self._gradients(params), params, strict=True)
@@ -622,10 +631,12 @@ class FusedTorchOptimizer(FusedOptimizer):
                 if (present_grad := absent.get(id(param)) if grad is None else grad) is not None
             ]
             for rule, rule_pairs in self._by_rule(group, pairs):
-                share = shares.setdefault(self.step_options.rule(rule), _Share([], []))
-                share.pairs.extend(rule_pairs)
-                share.places.extend([place] * len(rule_pairs))
-        return shares
+                members = members_by_rule.setdefault(
+                    self.step_options.rule(rule), _RuleMembers([], [])
+                )
+                members.pairs.extend(rule_pairs)
+                members.places.extend([place] * len(rule_pairs))
+        return members_by_rule
 
     def _by_rule(
         self, group: Group, pairs: list[tuple[Tensor, Tensor]]
@@ -638,13 +649,13 @@ class FusedTorchOptimizer(FusedOptimizer):
             pairs_by_rule.setdefault(self.base_rule(group, pair[1]), []).append(pair)
         return pairs_by_rule.items()
 
-    def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
-        """Return {rule: share} of one parameter."""
+    def _members_of_param(self, param: Tensor) -> dict[Rule, _RuleMembers]:
+        """Return the rule of one parameter, with the parameter as its only member."""
         with importing:
             from thalweg.optim.step_in_backward import place_of
         place = cast("int", place_of(self, param))
         rule = self.step_options.rule(self.base_rule(self.param_groups[place], param))
-        return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
+        return {rule: _RuleMembers([(cast("Tensor", param.grad), param)], [place])}
 
     def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, ScalarSpec]:
         """Return specifications of a rule's per-parameter numbers, by state key."""
@@ -879,12 +890,12 @@ def _run_all(
     errors: list[BaseException] = []
     are_rebound = takes_step = True
     rows = zip(adapters, targets, transforms, bound, strict=True)
-    for hooks, (pairs, copies), rule_transforms, (plan, was_rebound) in rows:
-        plans = hooks.part.plans
+    for adapter, (pairs, copies), rule_transforms, (plan, was_rebound) in rows:
+        plans = adapter.part.plans
         if plan is None:
-            outcome = run_step(hooks, plans, pairs, rule_transforms, copies, may_rebind=False)
+            outcome = run_step(adapter, plans, pairs, rule_transforms, copies, may_rebind=False)
         else:
-            outcome = execute_plan(hooks, plan, rule_transforms, is_new=not was_rebound)
+            outcome = execute_plan(adapter, plan, rule_transforms, is_new=not was_rebound)
             if not was_rebound:
                 keep_plan(plans, plan)
         errors += outcome.errors

@@ -231,13 +231,13 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             return
         if single_param is None:
             members = [index for index, grad in enumerate(grads) if grad is not None]
-            hooks, plans = TensorFlowStepAdapter(self, part, params, places, members), part.plans
+            adapter, plans = TensorFlowStepAdapter(self, part, params, places, members), part.plans
         else:
             members = [next(k for k, param in enumerate(params) if param is single_param)]
-            hooks = TensorFlowStepAdapter(self, part, params, places, members)
-            if not hooks.repeats:  # what a step makes is published by its last update alone
+            adapter = TensorFlowStepAdapter(self, part, params, places, members)
+            if not adapter.repeats:  # what a step makes is published by its last update alone
                 self._make()
-                hooks = TensorFlowStepAdapter(self, part, params, places, members)
+                adapter = TensorFlowStepAdapter(self, part, params, places, members)
             plans = part.plans.alone(single_param)
         report = GradientReport()
         arguments = self.unscaling(), len(pairs), report, self.has_torch_numbers
@@ -246,23 +246,23 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         ending = (
             self._end_calls(report) if single_param is None else self._end_calls_of(single_param)
         )
-        hooks.ending = ending
+        adapter.ending = ending
         with no_grad():
-            pairs, copies = hooks.aim(pairs)
-        outcome = try_rebind(hooks, plans, pairs, transforms, copies, is_final=ends_step)
+            pairs, copies = adapter.aim(pairs)
+        outcome = try_rebind(adapter, plans, pairs, transforms, copies, is_final=ends_step)
         was_rebound = outcome is not None
         outcome = outcome or run_step(
-            hooks, plans, pairs, transforms, copies, is_final=ends_step, may_rebind=False
+            adapter, plans, pairs, transforms, copies, is_final=ends_step, may_rebind=False
         )
         if outcome.taken is not False:
-            hooks.settle()
+            adapter.settle()
         raise_first(outcome.errors)
         if ends_step and outcome.taken is not False:
             self._keep_rebind_target(part, places if len(members) == len(params) else [])
             if was_rebound:
-                self.step_cache.note_repeated(hooks)
+                self.step_cache.note_repeated(adapter)
 
-    def _hooks_for(
+    def _make_adapter(
         self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> TensorFlowStepAdapter:
         return TensorFlowStepAdapter(self, part, params, places, range(len(params)))
@@ -337,11 +337,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _end_step(self) -> None:
         """Count a step after its gradients were applied in the backward pass."""
         part, params, places = self.whole_state()
-        hooks = TensorFlowStepAdapter(self, part, params, places, [])
-        hooks.read_hypers(params)
-        hooks.ending = self._end_calls(GradientReport())
-        errors = finish(hooks)
-        hooks.settle()
+        adapter = TensorFlowStepAdapter(self, part, params, places, [])
+        adapter.read_hypers(params)
+        adapter.ending = self._end_calls(GradientReport())
+        errors = finish(adapter)
+        adapter.settle()
         raise_first(errors)
 
     def load_state_dict(

@@ -45,7 +45,7 @@ class ScalarsInCall:
     """Native programs that compute the scalars of a replayed step, with their inputs.
 
     Args:
-        shares: The sub-steps, one for each rule.
+        sub_steps: The sub-steps, one for each rule.
         groups: The parameter groups of the optimizer.
 
     Attributes:
@@ -55,15 +55,15 @@ class ScalarsInCall:
         TypeError: The scalars of a rule cannot be computed in the call.
     """
 
-    def __init__(self, shares: Sequence[ReplayedSubStep], groups: Sequence[Group]) -> None:
-        self._shares, self._groups = shares, groups
-        self.keys: list[Hashable] = [place for share in shares for place in share.places]
+    def __init__(self, sub_steps: Sequence[ReplayedSubStep], groups: Sequence[Group]) -> None:
+        self._sub_steps, self._groups = sub_steps, groups
+        self.keys: list[Hashable] = [place for sub_step in sub_steps for place in sub_step.places]
         self._scalars: list[dict[int, TorchScalars]] = []
-        for share in shares:
-            _check_share(share)
+        for sub_step in sub_steps:
+            _check_sub_step(sub_step)
             scalars_by_group = {
-                index: TorchScalars(share.hooks, index, share.places.index(index))
-                for index in dict.fromkeys(share.places)
+                index: TorchScalars(sub_step.hooks, index, sub_step.places.index(index))
+                for index in dict.fromkeys(sub_step.places)
             }
             for scalars in scalars_by_group.values():
                 scalars.check_in_call()
@@ -71,7 +71,7 @@ class ScalarsInCall:
         self._programs: list[Program] = []  # whose registers their records name
         self._numbers: list[dict[str, Float64]] = []  # of each group, which the call writes
         self._addresses: list[dict[str, tuple[int, int]]] = []  # by hyperparameter
-        self._state_numbers = [_state_numbers_of(share) for share in shares]
+        self._state_numbers = [_state_numbers_of(sub_step) for sub_step in sub_steps]
 
     def hold_groups(self, snapshot: GuardTable, other_options: Mapping[int, Options]) -> None:
         """Make the native call compare the options of all groups, and read those that are numbers.
@@ -121,7 +121,7 @@ class ScalarsInCall:
         """
         members: list[Member] = []
         for index, (kernels, scalars) in enumerate(zip(launches.of, self._scalars, strict=True)):
-            members += _members_of(self._shares[index], self._state_numbers[index])
+            members += _members_of(self._sub_steps[index], self._state_numbers[index])
             for launch in kernels:
                 self._set_members(members, launch, scalars, spans)
         return members
@@ -141,8 +141,8 @@ class ScalarsInCall:
         replayed: list[ReplayedPasses] = []
         unplaced = [member._replace(program=0, spans=()) for member in members]
         first = 0
-        for share, passes, scalars in zip(
-            self._shares, launches.passes, self._scalars, strict=True
+        for sub_step, passes, scalars in zip(
+            self._sub_steps, launches.passes, self._scalars, strict=True
         ):
             for kernels in passes:
                 records = [*unplaced]
@@ -152,14 +152,14 @@ class ScalarsInCall:
             if passes:
                 with importing:
                     from thalweg._core.replay_passes import ReplayedPasses, StageScalars
-                stage_scalars = StageScalars(staged_plan_of(share.plan), share.places)
+                stage_scalars = StageScalars(staged_plan_of(sub_step.plan), sub_step.places)
                 for index, place in enumerate(stage_scalars.places):
                     stage_scalars.place_program(index, *self._program(np.float64, place, scalars))
-                end = first + len(share.owners)
+                end = first + len(sub_step.owners)
                 staged_members = stage_scalars.members(unplaced[first:end])
                 pass_members += [*unplaced[:first], *staged_members, *unplaced[end:]]
-                replayed.append(ReplayedPasses(share.plan, passes, stage_scalars))
-            first += len(share.owners)
+                replayed.append(ReplayedPasses(sub_step.plan, passes, stage_scalars))
+            first += len(sub_step.owners)
         return pass_members, replayed
 
     def _set_members(
@@ -207,22 +207,22 @@ class ScalarsInCall:
         return program, inputs
 
 
-def _state_numbers_of(share: ReplayedSubStep) -> Int64:
+def _state_numbers_of(sub_step: ReplayedSubStep) -> Int64:
     """Return an array (parameters, numbers, words) of records about numbers beside step counts."""
-    columns = [column for column in share.columns if column.name != STEP]
+    columns = [column for column in sub_step.columns if column.name != STEP]
     words = replay_kernel.STATE_NUMBER_BYTES // 8
-    records = np.zeros((len(share.owners), len(columns), words), np.int64)
+    records = np.zeros((len(sub_step.owners), len(columns), words), np.int64)
     for k, column in enumerate(columns):
         records[:, k, 0], records[:, k, 1] = column.pointers, KINDS[column.dtype]
     return records
 
 
-def _members_of(share: ReplayedSubStep, state_numbers: Int64) -> list[Member]:
+def _members_of(sub_step: ReplayedSubStep, state_numbers: Int64) -> list[Member]:
     """Return a record for each parameter of a rule that has only its own numbers, and no program
     yet.
     """
-    count = len(share.owners)
-    counts = [column for column in share.columns if column.name == STEP]
+    count = len(sub_step.owners)
+    counts = [column for column in sub_step.columns if column.name == STEP]
     pointers = counts[0].pointers if counts else [0] * count
     kind = KINDS[counts[0].dtype] if counts else 0
     numbers = [records.ctypes.data if records.size else 0 for records in state_numbers]
@@ -230,10 +230,10 @@ def _members_of(share: ReplayedSubStep, state_numbers: Int64) -> list[Member]:
     return [Member(pointer, kind, 0, 0, 0, records, ()) for pointer, records in pairs]
 
 
-def _check_share(share: ReplayedSubStep) -> None:
+def _check_sub_step(sub_step: ReplayedSubStep) -> None:
     """Raise TypeError unless scalars of a rule depend on options and numbers of parameters."""
-    are_usual = all(type(column) is Column for column in share.columns)
-    if not (share.is_torchs and are_usual and are_numbers_in_call(share.part)):
+    are_usual = all(type(column) is Column for column in sub_step.columns)
+    if not (sub_step.is_torchs and are_usual and are_numbers_in_call(sub_step.part)):
         raise TypeError("Scalars depend on more than options and numbers of parameters.")
 
 

@@ -67,12 +67,12 @@ def move(
         commit_messages: Optional list; a sentence is appended once the averages are written.
     """
     if averages:
-        hooks = OneRule(MOVING_AVERAGE, {"share": share}, counts=count_calls)
-        hooks.begun = hooks.begun if commit_messages is None else commit_messages
+        adapter = OneRule(MOVING_AVERAGE, {"share": share}, counts=count_calls)
+        adapter.begun = adapter.begun if commit_messages is None else commit_messages
         # Users get the averages as variables, and may give them constraints.
-        hooks.constrains = True
+        adapter.constrains = True
         pairs = [(value.detach(), slot) for value, slot in zip(values, averages, strict=True)]
-        raise_first(run_step(hooks, plan_cache, pairs).errors)
+        raise_first(run_step(adapter, plan_cache, pairs).errors)
 
 
 def debias_divisor(average: Tensor, biased: Tensor, step: Tensor, share: object) -> list[Call]:
