@@ -21,7 +21,7 @@ from thalweg._engines.formula_graph import ROUNDED
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.layout import check_kind
 from thalweg.errors import InvalidTypeError
-from thalweg.formula import Formula, Rule
+from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.variable import dtype_name
 
@@ -72,11 +72,8 @@ def is_analytic(rule: Rule) -> bool:
     if any(other_functions) or rule.whole or rule.duplicates != "sum":
         return False
     formulas = rule.update, rule.update_sparse, rule.update_untouched
-    return all(_has_arithmetic_alone(formula) for formula in formulas if formula is not None)
-
-
-def _has_arithmetic_alone(formula: Formula) -> bool:
-    return all(node.op in _ANALYTIC for node in trace_formula(formula).nodes)
+    traced = [trace_formula(formula) for formula in formulas if formula is not None]
+    return all(node.op in _ANALYTIC for formula in traced for node in formula.nodes)
 
 
 def update_analytic(

@@ -94,7 +94,8 @@ class Bucket:
 
     def __init__(self, places: Sequence[int], templates: Sequence[Tensor]) -> None:
         self.places = list(places)
-        reals = [_as_real(template) for template in templates]
+        # Torch's collectives do not support complex numbers.
+        reals = [torch.view_as_real(t) if t.is_complex() else t for t in templates]
         # A later step outside of inference mode may refill the memory.
         with outside_inference():
             self._flat = reals[0].new_empty(sum(template.numel() for template in reals))
@@ -204,8 +205,3 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source into the target at the same position, in place."""
     if targets:
         torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-
-
-def _as_real(tensor: Tensor) -> Tensor:
-    """Return a real view of a tensor: torch's collectives do not support complex numbers."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -51,7 +51,9 @@ class InFlightAllReduce:
         """
         index, grad = self._indices.get(id(var), -1), var.grad
         bucket = self._buckets_by_index.get(index)
-        if bucket is None or grad is None or not _is_dense(grad, var) or index in self._sent_grads:
+        if bucket is None or grad is None or index in self._sent_grads:
+            return
+        if grad.layout is not torch.strided or grad.dtype != var.dtype:
             return
         bucket.put([index], [grad])
         self._sent_grads[index] = grad, grad._version
@@ -112,7 +114,3 @@ class InFlightAllReduce:
     def _send_next(self) -> None:
         self._sender.send_bucket(self._buckets[self._num_sent], self._variables)
         self._num_sent += 1
-
-
-def _is_dense(grad: Tensor, var: Tensor) -> bool:
-    return grad.layout is torch.strided and grad.dtype == var.dtype

@@ -337,15 +337,11 @@ def is_number(value: object) -> bool:
 def are_numbers(value: object, count: int) -> bool:
     """Return True if a value is so many numbers: a sequence, or an array of one dimension."""
     if isinstance(value, np.ndarray | Tensor):
-        items: list[Any] = [*value] if value.ndim == 1 and _is_held(value) else []
+        is_freed = isinstance(value, Tensor) and flaw(value) is not None
+        items: list[Any] = [*value] if value.ndim == 1 and not is_freed else []
     else:
         items = [*cast("list[Any]", value)] if isinstance(value, list | tuple) else []
     return len(items) == count and all(map(is_number, items))
-
-
-def _is_held(value: object) -> bool:
-    """Return False for a tensor with freed storage."""
-    return not isinstance(value, Tensor) or flaw(value) is None
 
 
 def told(value: object) -> str:
