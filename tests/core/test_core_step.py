@@ -14,7 +14,7 @@ from bit_comparison import assert_same
 from thalweg import Hyper, Rule, Slot, Variable, sqrt
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg._core.plan_cache import PlanCache
-from thalweg._core.step import run_step
+from thalweg._core.step import plan_step, run_step
 from thalweg._core.step_adapter import StepAdapter
 from thalweg._core.step_scalars import derived
 from thalweg._core.validation import check_pairs
@@ -185,3 +185,22 @@ def test_repeated_variable_is_measured_once_and_updated_twice() -> None:
     expected = expected - rate * np.float32(4) * (m * np.float32(0.5) + np.array([0.0, 1.0]))
     assert var.tolist() == pytest.approx(expected.tolist())
     assert slots[id(var)][1].item() == 2.0
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_plan_that_is_refused_creates_no_state(is_refused: bool) -> None:
+    class Recording(Plain):
+        created: list[Tensor] = []
+
+        def one_by_one(self, pairs: Any) -> bool:
+            return is_refused
+
+        def create_state(self, variables: Sequence[Tensor]) -> None:
+            self.created = [*variables]
+
+    variables, slots, gradients = made([4], [torch.float32], MOMENTUM)
+    adapter = Recording(MOMENTUM, slots, "reference")
+    pairs = list(zip(gradients, variables, strict=True))
+    plan = plan_step(adapter, PlanCache(), pairs, NOTHING, None)
+    assert (plan is None) == is_refused
+    assert len(adapter.created) == (not is_refused)

@@ -421,7 +421,7 @@ def test_error_notes_that_nothing_changed() -> None:
     for step in range(4):
         set_grads(weights, step)
         opt.step()
-    opt.step_cache._lock = Mark(opt.step_cache._lock, opt.step_cache)
+    opt.step_cache.lock = Mark(opt.step_cache.lock, opt.step_cache)
     with pytest.raises(FailedPreconditionError) as error:
         opt.step()
     assert error.value.__notes__ == ["The step was not taken: no variable and no slot has changed."]

@@ -43,10 +43,14 @@ def when(condition: Iterable[object], call: Call) -> Call:
 
 
 def unless_resized(call: Call) -> Call:
-    """Return a call that does nothing if one of its tensors was resized; writing there would crash.
+    """Return a call that runs `call` unless one of its tensors no longer fits into its storage by
+    then.
+
+    Writing to such a tensor would crash.
 
     Args:
-        call: A function in C with tensors among its arguments, bound by `partial`.
+        call: A function in C with tensors among its arguments, bound by `partial`. Other callables
+            are returned unchanged.
     """
     if not isinstance(call, partial):
         return call
@@ -68,10 +72,13 @@ def _required_bytes(tensor: torch.Tensor) -> int:
 
 
 def check_targets(functions: Sequence[Call]) -> None:
-    """Raise if a tensor that one of these functions in C writes is in read-only memory.
+    """Raise if one of these functions in C would write to a tensor in read-only memory.
+
+    The written tensor is the one whose method the function is, or each tensor of the list that is
+    its first argument.
 
     Raises:
-        LayoutError: Names the first such tensor.
+        LayoutError: Names the shape and dtype of the first such tensor.
     """
     targets: list[torch.Tensor] = []
     for function in functions:
@@ -107,7 +114,10 @@ def run(functions: Sequence[Call]) -> None:
 
 
 def unwatched(functions: Sequence[Call]) -> Call:
-    """Return one call of functions in C that cannot fail, hidden from modes of torch."""
+    """Combine functions in C into one call that runs without torch's function and dispatch modes.
+
+    None of the functions may raise, as the modes would then stay disabled.
+    """
     # Create the guards in the call: torch crashes if the garbage collector finds one in a cycle,
     # such as that of a traceback and its frames.
     guard_classes: tuple[object, ...] = (DisableTorchFunction, _DisableTorchDispatch)

@@ -63,12 +63,14 @@ class Factor(NamedTuple):
 
 
 def exact_norm(squares_of: Callable[[Formula], object], is_narrow: bool) -> Norm:
-    """Return the global norm of gradients.
+    """Return the global norm of gradients, with an exponent of its own so that it does not
+    overflow.
 
     Args:
-        squares_of: Returns for a measure its sum over each gradient, float64 of shape (n,). It is
-            called with the measures of `SCALED_SQUARES` if squares may exceed the range of float64.
-        is_narrow: All gradients are computed in float32, so that their squares cannot exceed it.
+        squares_of: Maps a formula of squares to its sum over each gradient, float64 of shape (n,).
+            It is called with `gradient_squares` and, unless `is_narrow`, with formulas of
+            `SCALED_SQUARES` if the sum is on a device or outside [LOWEST, HIGHEST].
+        is_narrow: All gradients are computed in float32, so that their squares fit into float64.
     """
     squares = norms.sum_in_order(squares_of(gradient_squares))
     functions = vectors.functions_of(squares)
@@ -94,7 +96,6 @@ def factor_of(
     """Return the factor that reduces a global norm to a limit.
 
     Args:
-        norm: The norm.
         limit: The limit. If it is negative, the factor is 1.
         dtype: The dtype of the formula.
         epsilon: The number that torch's formula adds to the norm; None for TensorFlow's formula.
@@ -140,8 +141,7 @@ def factor_of(
 def largest_plain_norm(limit: float, dtype: Dtype) -> float:
     """Return the largest norm for which the formula of a factor has no overflow and no denormal.
 
-    Returns:
-        The norm, or -1 if there is none for this limit.
+    Return the norm, or -1 if there is none for this limit.
     """
     tiny = _TINY[dtype]
     return min(limit, 1.0) / tiny if 2 * tiny <= limit <= 1 / tiny else -1.0
@@ -177,11 +177,15 @@ def _clip_factor(norm: Norm, limit: float, epsilon: float, is_narrow: bool) -> F
 
 
 def parts_of(factor: Factor, narrow: Array) -> tuple[Any, Any]:
-    """Return scale and unit for the compute dtype of each variable, of shape () or (n,).
+    """Return scale and unit of a factor such that both are normal numbers in each variable's
+    compute dtype.
 
     Args:
-        factor: A factor.
+        factor: A factor; returned unchanged if both parts are normal numbers for all variables.
         narrow: For each variable whether its gradient is computed in float32; bool of shape (n,).
+
+    Returns:
+        Scale and unit: scalars if all variables have the same, else vectors of shape (n,).
     """
     if (
         not isinstance(factor.scale, Tensor)

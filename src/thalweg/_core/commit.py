@@ -54,10 +54,11 @@ class PostUpdateCall(NamedTuple):
 
 @contextlib.contextmanager
 def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
-    """Add a note to an exception of the block: nothing has changed, or what has been written.
+    """Add a note to an exception that leaves the `with` block: whether the step was taken.
 
     Args:
-        notes: A list that receives a sentence at the commit.
+        notes: The list that `write_step` appends a sentence to with the writes. The note is its
+            first entry, or "The step was not taken" if it is still empty.
     """
     try:
         yield
@@ -67,7 +68,7 @@ def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
 
 
 def add_note(error: BaseException, notes: Sequence[str]) -> None:
-    """Add the note of `note_not_applied` to an exception."""
+    """Add to an exception the note `notes[0]`, or if `notes` is empty, that nothing has changed."""
     if notes:
         error.__notes__ = [note for note in _notes_of(error) if note != _NOT_APPLIED_NOTE]
         if not any(note.startswith(notes[0].rstrip(".")) for note in _notes_of(error)):
@@ -83,7 +84,9 @@ def add_note(error: BaseException, notes: Sequence[str]) -> None:
 
 
 def say_refused(error: Exception) -> None:
-    """Add the note of `note_not_applied` to an error that has no note about a step."""
+    """Note on an error that nothing has changed, unless its notes say that a step was taken or
+    skipped.
+    """
     if not (says_committed(error) or isinstance(error, ReplicaLostError)):
         add_note(error, ())
 
@@ -118,18 +121,17 @@ def write_step(
 ) -> list[BaseException]:
     """Write a step in one commit, then run all callbacks and counters.
 
-    An interruption is raised before all writes, or is returned after them. Then only the callback
-    that was interrupted or failed is left out; the counters are always updated.
+    An interruption or exception before the commit is raised, and nothing is written. After the
+    commit, the callback that raised is left out, everything else runs, and the exceptions are
+    returned. Return the exceptions raised after the writes, with notes about what is missing.
 
     Args:
-        writes: Functions in C.
+        writes: Functions in C that write variables and slots.
         callbacks: User callbacks that run between the writes and the counters.
-        counters: Functions in C; left out if a callback has resized their tensors.
+        counters: Functions in C that update counts and other state; left out if a callback has
+            resized their tensors.
         notes: Optional list that receives `message` with the writes.
-        message: The note about a step that was taken.
-
-    Returns:
-        The exceptions raised after the writes, with notes about what is missing.
+        message: The sentence about a step that was taken, also a note of later exceptions.
 
     Raises:
         LayoutError: A tensor to be written is in read-only memory; nothing was written.
@@ -167,7 +169,20 @@ def _drain_pending(
     end: int,
     message: str,
 ) -> None:
-    """Run the remaining functions; append errors that come after the commit to `errors`."""
+    """Call the remaining functions in order; after each exception go on with the next one.
+
+    An exception before the commit (`notes` is empty) is raised. Later ones are appended to
+    `errors`, with the note of `missing` at the index of the function that raised.
+
+    Args:
+        remaining: Iterator that calls the next function of `pending`.
+        pending: The functions that were not called yet.
+        notes: Not empty once the writes are done.
+        errors: Receives exceptions; changed.
+        missing: For the index of a callback what the step lacks without it.
+        end: The index of the last function.
+        message: The note of exceptions without an entry in `missing`.
+    """
     while True:
         try:
             # Modes of torch would call Python for every function.
@@ -214,7 +229,9 @@ class WriteBatch:
 
 
 def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
-    """Return functions in C that set tensors to their present values, unless resized by then.
+    """Return functions in C that set tensors to their present values, from copies made now.
+
+    A tensor whose storage was cut by the time of the call is skipped.
 
     Raises:
         LayoutError: The storage of a tensor is too small, or in read-only memory.
@@ -237,7 +254,9 @@ def copy_writes(copies: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> l
 
 @contextlib.contextmanager
 def restored(tensors: Sequence[Tensor], notes: Sequence[object] = ()) -> Generator[None]:
-    """Restore tensors if the block raises, unless `notes` has an entry by then."""
+    """Restore the values of tensors if the `with` block raises, unless `notes` has an entry by
+    then.
+    """
     with no_grad():
         rollback = calls(putting_back(tensors))
     try:
@@ -249,7 +268,7 @@ def restored(tensors: Sequence[Tensor], notes: Sequence[object] = ()) -> Generat
 
 
 def constraint_of(var: Tensor, name: str) -> PostUpdateCall:
-    """Return the callback that replaces a variable's value by its constraint's result."""
+    """Return the call that sets a variable to the result of its constraint."""
     new_values: list[Tensor] = []
     return PostUpdateCall(
         partial(new_values.extend, map(partial(_constrain, name=name), (var,))),
@@ -260,14 +279,23 @@ def constraint_of(var: Tensor, name: str) -> PostUpdateCall:
 
 
 def constrained(var: Tensor, name: str) -> list[BaseException]:
-    """Apply a variable's constraint, if any; return its exception, as the step continues."""
+    """Set a variable to the result of its constraint; return [the exception that it raised], else
+    [].
+    """
     if variable_constraint(var) is None:
         return []
     return write_step([], [constraint_of(var, name)])
 
 
 def _constrain(var: Tensor, name: str) -> Tensor:
-    """Return the checked result of a variable's constraint, or its value without one."""
+    """Return the result of a variable's constraint, of the variable's shape and dtype.
+
+    A variable without a constraint gives its own value.
+
+    Raises:
+        InvalidArgumentError: The result has another shape or dtype.
+        LayoutError: The variable or the result has no memory for its elements.
+    """
     constraint = variable_constraint(var)
     if constraint is None:
         return var.detach()
@@ -285,7 +313,10 @@ def _constrain(var: Tensor, name: str) -> Tensor:
 
 
 def raise_first(errors: Sequence[BaseException]) -> None:
-    """Raise one of the errors, an interruption if there is one, with notes about the others."""
+    """Raise the first error that is an interruption, else the first one; note the others on it.
+
+    Return without an error if there is none.
+    """
     if not errors:
         return
     first_error = next((error for error in errors if not isinstance(error, Exception)), errors[0])
@@ -296,7 +327,11 @@ def raise_first(errors: Sequence[BaseException]) -> None:
 
 
 def raise_within(errors: Sequence[BaseException]) -> None:
-    """Raise the first error of one variable's update, in a step that may still be rolled back."""
+    """Raise as `raise_first`, after the notes of all errors are removed.
+
+    For errors of one variable's update, whose step can still be rolled back: their notes say that
+    it was taken.
+    """
     for error in errors:
         # Remove the note that the step was taken.
         error.__notes__ = []

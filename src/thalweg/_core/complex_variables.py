@@ -1,5 +1,8 @@
-"""Complex variables: a rule that is linear updates them as pairs of real numbers; another computes
-with complex numbers, as TensorFlow's kernels do, if it has nothing but arithmetic and roots.
+"""Updates of complex variables.
+
+A linear rule updates the real and imaginary parts of a variable as real numbers. Another rule is
+evaluated on complex tensors, as by TensorFlow's kernels, if it is analytic: arithmetic and square
+roots only.
 """
 
 from __future__ import annotations
@@ -18,25 +21,26 @@ from thalweg._engines.formula_graph import ROUNDED
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.layout import check_kind
 from thalweg.errors import InvalidTypeError
-from thalweg.formula import Formula, Rule
+from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.variable import dtype_name
 
 
 def real_pair(grad: Gradient, var: Tensor) -> Pair:
-    """Gradient and variable as real numbers."""
+    """Return gradient and variable as views of real numbers, with a last dimension of 2."""
     if isinstance(grad, IndexedSlices):
         return IndexedSlices(as_real(grad.values), grad.indices, (*var.shape, 2)), as_real(var)
     return as_real(grad), as_real(var)
 
 
 def check_complex(pairs: Sequence[Pair], titles: Sequence[str], rule: Rule, clips: bool) -> None:
-    """Refuse complex variables that the rule cannot update.
+    """Raise unless the rule can update these complex variables; `clips` says if gradients are
+    clipped.
 
     Raises:
-        InvalidTypeError: The rule is neither linear nor analytic, gradients are to be clipped, or a
-            gradient is of another dtype.
-        InvalidArgumentError, LayoutError: As for real variables.
+        InvalidTypeError: The rule is neither linear nor analytic, gradients are clipped, or a
+            gradient has another dtype than its variable.
+        InvalidArgumentError, LayoutError: As `check_pairs` for real variables.
     """
     for (grad, var), title in zip(pairs, titles, strict=True):
         if not (rule.linear or is_analytic(rule)):
@@ -49,7 +53,7 @@ def check_complex(pairs: Sequence[Pair], titles: Sequence[str], rule: Rule, clip
 
 
 def not_defined(rule: Rule, var: Tensor, title: str) -> InvalidTypeError:
-    """The error for a complex variable of a rule of real numbers."""
+    """Return the error that a rule does not support complex variables."""
     return InvalidTypeError(
         f"{rule.name} is not defined for complex variables; '{title}' is {dtype_name(var.dtype)}."
     )
@@ -60,30 +64,27 @@ _ANALYTIC = {*ROUNDED, "neg", "sqrt", "square", "stream", "scalar", "const"}
 
 @cache
 def is_analytic(rule: Rule) -> bool:
-    """Return True if a rule consists of arithmetic and square roots, so that it can run on complex
-    tensors.
+    """Return True if all formulas of a rule consist of arithmetic and square roots.
+
+    Such a rule can be evaluated on complex tensors.
     """
     other_functions = rule.before, rule.update_single, rule.per_variable
     if any(other_functions) or rule.whole or rule.duplicates != "sum":
         return False
     formulas = rule.update, rule.update_sparse, rule.update_untouched
-    return all(_has_arithmetic_alone(formula) for formula in formulas if formula is not None)
-
-
-def _has_arithmetic_alone(formula: Formula) -> bool:
-    return all(node.op in _ANALYTIC for node in trace_formula(formula).nodes)
+    traced = [trace_formula(formula) for formula in formulas if formula is not None]
+    return all(node.op in _ANALYTIC for formula in traced for node in formula.nodes)
 
 
 def update_analytic(
     rule: Rule, grad: Gradient, tensors: Sequence[Tensor], scalars: Mapping[str, object]
 ) -> None:
-    """Write a step of an analytic rule.
+    """Update a complex variable and its slots in place by an analytic rule.
 
     Args:
-        rule: The rule.
-        grad: The gradient.
-        tensors: The variable and its slots.
-        scalars: What the formulas read.
+        grad: The gradient. Rows of sparse gradients with equal indices are summed first.
+        tensors: The variable, then its slots in the order of the rule.
+        scalars: The scalars of the rule's formulas, by name.
     """
     with importing:
         from thalweg._engines.torch_functions import torch_evaluate

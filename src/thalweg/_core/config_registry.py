@@ -17,7 +17,7 @@ class Names:
     """Registry of classes or functions of one kind, and their names in files.
 
     Args:
-        words: The description of an unregistered one, for messages.
+        words: The phrase for an unregistered object in messages, such as "the learning rate".
     """
 
     def __init__(self, words: str = "") -> None:

@@ -1,7 +1,8 @@
-"""Scalars on a device: of steps that the device counts, and of rates that are tensors there.
+"""Scalars of a step that only a device knows: counts of steps there, learning rates that are
+tensors.
 
-They are tensors of shape (), or have one number for each variable of the step. The functions do not
-synchronize with the device.
+They are tensors of shape (), or vectors with one number for each variable of the step. The
+functions do not synchronize with the device.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ def device_columns(
     variables: Sequence[Tensor],
     device: torch.device,
 ) -> Columns:
-    """Return the columns of `columns_of`; scalars that are tensors become one vector each."""
+    """Return the scalars of a step as `columns_of` does; scalars that are tensors become vectors.
+
+    Args:
+        device: The device of the vectors, which are in `Columns.by_variable`.
+    """
     var_dtypes = [compute_dtype(var.dtype) for var in variables]
     keys = list(zip(var_dtypes, [None] * len(variables) if groups is None else groups, strict=True))
     table = {key: scalars_of(*key) for key in dict.fromkeys(keys)}
@@ -66,10 +71,16 @@ def expand_to_variables(
 def device_derived_scalars(
     rule: Rule, values: dict[str, object], dtype: Dtype, step: Tensor, device: torch.device
 ) -> dict[str, Any]:
-    """Return the scalars of `derived` for a step number that is a tensor of a device.
+    """Return the scalars of a rule as `derived` does, for a step count on a device.
 
-    Powers are computed in float64 and rounded once. `prepare` gets tensors only, if one of its
-    arguments is a tensor.
+    Return scalars by name. If an argument of the rule's `prepare` is a tensor, all of them are, and
+    so are its results; arguments that `prepare` returns unchanged stay scalars of the host.
+
+    Args:
+        values: Its hyperparameters by name: scalars of the host, or tensors of shape ().
+        dtype: The compute dtype. Powers are computed in float64 and rounded to it once.
+        step: The number of the step, a tensor of shape ().
+        device: The device of new tensors.
     """
     torch_dtype = TORCH[dtype]
     scalars = {**values, "t": step.to(torch_dtype)}

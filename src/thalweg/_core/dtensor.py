@@ -37,11 +37,10 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> Tensor:
-    """Return `local_tensor` as a DTensor placed like `param`; unchanged for other parameters.
+    """Return `local_tensor` as a DTensor with the mesh and placements of `param`.
 
     Args:
-        local_tensor: The local part.
-        param: The parameter.
+        local_tensor: The local part; returned unchanged if `param` is not a DTensor.
         like: Optional. A tensor with the full shape and strides; those of the parameter if None.
     """
     if not is_on_mesh(param):
@@ -61,7 +60,11 @@ def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> T
 
 
 def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: Any) -> Tensor:
-    """Return a new tensor filled with `number`, on the device or the mesh of a parameter."""
+    """Return a new tensor filled with `number`, on the device of a parameter.
+
+    For a DTensor the result is a DTensor of the full shape `shape`, placed as `slot_placements`
+    says.
+    """
     if not is_on_mesh(param):
         return torch.full(shape, number, dtype=dtype, device=param.device)
     from torch.distributed import tensor as dtensors
@@ -75,13 +78,14 @@ def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: A
 
 
 def slot_placements(placements: Sequence[Any], ndim: int) -> list[Any]:
-    """Return the placements of a slot with a shape of its own.
+    """Return the placements of a slot whose shape differs from its parameter's.
 
-    It is cut along its first dimension by each mesh dimension that cuts the parameter.
+    Each mesh dimension that shards the parameter shards the first dimension of the slot; the others
+    replicate the slot.
 
     Args:
         placements: The placements of the parameter.
-        ndim: The number of dimensions of the slot.
+        ndim: The number of dimensions of the slot; 0 replicates it everywhere.
     """
     from torch.distributed.tensor import Replicate, Shard
 

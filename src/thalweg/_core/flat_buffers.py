@@ -33,7 +33,9 @@ class FlatBuffer(NamedTuple):
 
 
 class AddedParams:
-    """Summary of the parameters that were added to an optimizer, by which replaced ones show."""
+    """Summary of the parameters that were added to an optimizer, to detect that a library replaced
+    them.
+    """
 
     def __init__(self) -> None:
         self._ids: set[int] = set()
@@ -45,10 +47,12 @@ class AddedParams:
         self._has_matrices = self._has_matrices or any(param.dim() > 1 for param in params)
 
     def find_replacement(self, params: Sequence[Tensor]) -> FlatBuffer | None:
-        """Return the first flat buffer that took the place of added parameters, or None.
+        """Return the first of `params` as a flat buffer if a library replaced the added parameters,
+        else None.
 
         DeepSpeed ZeRO, Megatron and apex put plain tensors of one dimension into the groups of an
-        optimizer, without a mark of their own.
+        optimizer and mark them in no way. So all of `params` must be such tensors, none of which
+        was added; and the added parameters must include a matrix or be more in number.
 
         Args:
             params: The parameters that the groups have now.
@@ -96,13 +100,12 @@ def check_reductions(
     *,
     is_by_shape: bool = False,
 ) -> None:
-    """Raise an error if a step reduces over what a flat buffer does not hold as a whole.
+    """Raise if a step reduces over tensors that a flat buffer does not hold as a whole.
 
     Args:
         flat: The flat buffer.
-        title: Its name in messages.
         rule: The rule of the step, if it has one.
-        transforms: What happens to its gradients.
+        transforms: The transforms of gradients, which may need norms.
         is_by_shape: True if the shape of a parameter chooses the rule.
 
     Raises:

@@ -129,7 +129,9 @@ class GradientStats:
         return isinstance(self._root_norms, Tensor) or not np.isfinite(self._root_norms).all()
 
     def _overflow_mask(self, vector: object) -> object:
-        """Return which sums of squares overflow like float32: all, none, or a mask."""
+        """Return which sums of squares overflow as in float32: True or False for all, or a mask of
+        shape (n,).
+        """
         if not self._transforms.overflow or self._transforms.casts or self._narrow.all():
             return self._transforms.overflow
         return vectors.place_like(self._narrow, vector) if self._narrow.any() else False
@@ -146,9 +148,14 @@ class GradientStats:
         return as_array(results) if self._on_host else results
 
     def _sum_over(self, formula: Formula) -> Any:
-        """Return a formula's sums over raw gradients, or over those with clipped elements.
+        """Return a formula's sums over raw gradients, or over gradients whose elements were
+        clipped.
 
-        Float64 of shape (n,): an array, or a tensor if sums stay on a device.
+        The first call for a formula runs one pass over memory, for all pending formulas as well;
+        later calls return its results.
+
+        Returns:
+            Float64 of shape (n,): an array, or a tensor if sums stay on a device.
         """
         if formula not in self._sums:
             formulas = tuple(dict.fromkeys((*self._pending, formula)))
@@ -245,7 +252,7 @@ class GradientStats:
 
     @property
     def plain_range(self) -> PlainRange:
-        """Range in which the plain formula gives the clip factor."""
+        """Range of the sum of squares in which the clip factor needs no scaled sums."""
         transforms, dtype = self._transforms, self._norm_dtype
         if transforms.overflow:
             highest = norms.HIGHEST if self._does_overflow else HIGHEST
@@ -304,7 +311,9 @@ class GradientStats:
         return self._transforms.trust(self.variable_norms, self.clipped_norms)
 
     def shared(self, dtype: Dtype) -> dict[str, Any]:
-        """Return the scalars of the transforms that all variables share, in a compute dtype."""
+        """Return the transforms' scalars that are equal for all variables, in a compute dtype, by
+        name.
+        """
         scalars = self._transforms.shared(dtype)
         if self._transforms.global_clipnorm is not None and self._has_one_factor:
             scale, unit = self.clip_parts
@@ -325,7 +334,7 @@ class GradientStats:
 
     @lazy
     def variable_scalars(self) -> dict[str, Any]:
-        """Scalars of the transforms that differ by variable."""
+        """Scalars of the transforms that differ between variables, by name, each of shape (n,)."""
         transforms = self._transforms
         scalars: dict[str, Array] = {}
         if transforms.unscaling is not None:
@@ -343,7 +352,8 @@ class GradientStats:
     def measure(self, formula: Formula, columns: Columns) -> Any:
         """Return a rule's reduction over the transformed gradients; float64 of shape (n,).
 
-        A formula of the rule needs a pass over memory if gradients are transformed.
+        It follows from `_sum_over` if gradients are not transformed, and from their norms if it is
+        their sum of squares. Otherwise it needs a pass over memory of its own.
         """
         if formula is variable_squares or not self._transforms.stages:
             return self._sum_over(formula)
@@ -356,11 +366,14 @@ class GradientStats:
         return self._reduce(reduction, self._rounded_columns(columns)).T[0]
 
     def request_sums(self, formulas: Formulas, columns: Columns | None = None) -> None:
-        """Add sums to the next pass over memory, where that is possible.
+        """Compute these sums in the next pass over memory that another statistic needs.
+
+        Formulas over transformed gradients are ignored: only `measure` can compute them.
 
         Args:
             formulas: The sums.
-            columns: Scalars that the formulas use, if these have changed.
+            columns: New scalars of the formulas; None keeps the present ones. Sums of the old
+                scalars are dropped.
         """
         if columns is not None:
             self._columns = columns
@@ -372,7 +385,11 @@ class GradientStats:
         self._pending = tuple(formula for formula in direct if formula not in self._sums)
 
     def decision(self) -> Decision:
-        """Return True if the step is taken."""
+        """Return the decision of the loss scaler and of the judge, with the writes of both.
+
+        Show the statistics to `transforms.watch` first. A step that the loss scaler skips is not
+        judged.
+        """
         transforms = self._transforms
         if transforms.watch is not None:
             transforms.watch(self)
@@ -387,7 +404,11 @@ class GradientStats:
         return Decision(decision.apply_flag, [*decision.calls, *transforms.calls])
 
     def _find_extremes(self, exact: bool) -> tuple[Any, Any]:
-        """Return True if a transformed gradient has a NaN, and the largest magnitude."""
+        """Return whether a transformed gradient contains NaN, and the largest magnitude of all.
+
+        Unless `exact`, gradients whose norms are far below the maximum of float32 give False and 0
+        without a pass over memory. Both results are tensors if the norms are on a device.
+        """
         with np.errstate(all="ignore"):
             # No element is larger than the norm, after none of the multiplications.
             bounds = [self.gradient_norms, self.clipped_norms]
@@ -406,7 +427,8 @@ class GradientStats:
         return bool(np.isnan(peaks).any()), float(np.max(peaks, initial=0.0))
 
     def _process_peaks(self, max_abs: Any) -> Any:
-        """Return each transformed gradient's largest magnitude, in its update's arithmetic.
+        """Return each transformed gradient's largest magnitude, computed and rounded as the update
+        does.
 
         Args:
             max_abs: The largest magnitude of each raw gradient, float64 of shape (n,).
@@ -421,6 +443,9 @@ class GradientStats:
         return vectors.join_numbers(peaks, vectors.place_of(max_abs))
 
     def _processed_in(self, dtype: Dtype, raw_peaks: Any, members: Sequence[int]) -> Any:
+        """Return `_process_peaks` of the variables with indices `members`, which have this compute
+        dtype.
+        """
         transforms, device = self._transforms, vectors.place_of(raw_peaks)
 
         def rounded(vector: object) -> Any:
@@ -444,7 +469,10 @@ class GradientStats:
 def transform_gradients(
     pairs: Sequence[Pair], transforms: GradientTransforms, flush: bool
 ) -> tuple[list[Pair], Decision]:
-    """Return pairs with new gradients in their variables' dtypes, and the decision of the step.
+    """Return pairs with new, transformed gradients in their variables' dtypes, and the step's
+    decision.
+
+    The given gradients are not changed. The decision includes the writes of `transforms`.
 
     Raises:
         LayoutError: A gradient or a variable has no memory that holds its elements.

@@ -47,11 +47,11 @@ SCALARS = frozenset(
 
 
 class Decision(NamedTuple):
-    """Decision of a loss scaler about a step.
+    """Decision of a loss scaler or a judge about a step.
 
     Attributes:
         apply_flag: Whether the step is applied; a bool tensor of shape () if a device decides.
-        calls: C functions that write the scaler's new state, whether or not the step is applied.
+        calls: C functions that write the decider's new state, whether or not the step is applied.
     """
 
     apply_flag: bool | Tensor
@@ -79,35 +79,34 @@ class StepJudge(Protocol):
 class GradientTransforms:
     """Transformations and checks of the gradients of a step.
 
+    The *global norm* is that of all gradients together, after unscaling and clipping of elements.
+
     Attributes:
-        unscaling: What each gradient is multiplied by first, float32 of shape (n,); a tensor where
-            a device knows it.
+        unscaling: Factor of each gradient, applied first; float32 of shape (n,), an array, or a
+            tensor if only a device knows it.
         clipvalue: Elements are clipped to [-clipvalue, clipvalue].
-        clipnorm: Each gradient is scaled so that its norm is no higher.
-        global_clipnorm: All gradients are scaled so that their common norm is no higher.
-        overflow: Whether a sum of squares beyond float32 is infinite, unless it is of float64
-            gradients, or has some among others'; see `norms_of`. Without it the common norm has
-            no ends; see `clip_factor.factor_of`.
-        casts: Whether it is infinite of float64 gradients, too.
-        nan_if_not_finite: Whether an infinite common norm makes NaN of everything.
-        epsilon: Added to the common norm by the factor of torch; without it that is TensorFlow's.
-        clip_factor: What gradients are multiplied by, where it is known: the norm is common with
-            gradients elsewhere.
-        trust: Gives the factors of the norms of variables and of clipped gradients, float64 of
-            shape (n,), as float32: of arrays, or of tensors of a device. Sparse gradients are made
-            dense for it.
-        decide: Given whether a processed gradient holds a NaN and the largest magnitude: whether
-            the step is taken. It writes nothing.
-        decides_there: Whether `decide` takes tensors of shape () of the variables' device, bool and
-            float64, too; it is given them where that device can tell.
-        exact: Whether `decide` uses a finite magnitude; it may be 0 otherwise, which saves a
-            sweep.
-        judge: Optional. Decides after `decide` whether the step is taken, with all statistics.
-        calls: Functions in C that are called with the writes of the step, or in their place where
-            `decide` has it left out.
-        watch: Is shown what is known, a `GradientStats`, before `decide`: arrays, or tensors of a
-            device where measures have stayed there.
-        narrow: Whether gradients of float32 variables may be of a 16-bit type.
+        clipnorm: Each gradient is scaled down to this norm if its norm is larger.
+        global_clipnorm: All gradients are scaled down together to this global norm if it is larger.
+        overflow: Whether sums of squares beyond the range of float32 are infinite, as in
+            TensorFlow. Sums of float64 gradients, and sums that include one, are exempt; see
+            `norms_of`. False gives the exact norm of `clip_factor.factor_of`.
+        casts: Whether `overflow` also applies to float64 gradients.
+        nan_if_not_finite: Whether an infinite global norm makes all gradients NaN.
+        epsilon: Term that torch's formula adds to the global norm; None uses TensorFlow's formula.
+        clip_factor: The factor of clipping by the global norm, if it is known because the norm
+            includes gradients of other steps; None computes it.
+        trust: Maps norms of variables and of clipped gradients, float64 of shape (n,), to factors,
+            float32: arrays to an array, tensors to a tensor. Sparse gradients become dense.
+        decide: Maps whether a transformed gradient contains NaN, and the largest magnitude, to a
+            `Decision`; writes nothing.
+        decides_there: Whether `decide` also accepts tensors of shape () on a device, bool and
+            float64. It gets them if the statistics are on a device.
+        exact: Whether `decide` uses a finite magnitude. Otherwise it may get 0 for gradients that
+            are far from overflow, which saves a pass over memory.
+        judge: Optional. Decides after `decide` whether the step is taken, from all statistics.
+        calls: Functions in C that run with the writes of the step, also if the step is skipped.
+        watch: Optional. Called with the `GradientStats` before `decide`.
+        narrow: Whether gradients of float32 variables may be 16-bit.
     """
 
     unscaling: Any = None
@@ -169,7 +168,7 @@ class GradientTransforms:
         return self.clipnorm is not None or self.trust is not None
 
     def shared(self, dtype: Dtype) -> dict[str, Any]:
-        """Return the scalars shared by all variables, in a compute dtype, by name."""
+        """Return the limits of clipping as scalars of a compute dtype, by name."""
         scalars: dict[str, Any] = {}
         if self.clipvalue is not None:
             scalars["clipvalue"] = dtype(self.clipvalue)
@@ -188,8 +187,8 @@ def before_norms(transforms: GradientTransforms) -> Stages:
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs with sparse gradients made dense: equal indices are summed in the dtype of
-    the variable.
+    """Return the pairs with sparse gradients made dense: rows of equal indices are summed in the
+    dtype of the variable.
     """
     return [
         (whole(with_values(grad, grad.values.to(var.dtype)), var), var)

@@ -26,10 +26,10 @@ def as_real(tensor: Tensor) -> Tensor:
 
 
 def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
-    """A list of pairs.
+    """Return `grads_and_vars` as a list of pairs; objects that hold a variable become tensors.
 
     Raises:
-        TypeError: It is not an iterable of pairs.
+        InvalidTypeError: It is not an iterable of pairs.
     """
     try:
         pairs = list(grads_and_vars)
@@ -49,11 +49,6 @@ def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
 
 def as_gradient(grad: object, var: Tensor, title: str) -> Gradient:
     """Return a gradient as a tensor or as IndexedSlices; arrays, numbers and lists are converted.
-
-    Args:
-        grad: The gradient.
-        var: Its variable.
-        title: The variable's name for messages.
 
     Raises:
         InvalidTypeError: The gradient cannot be converted.
@@ -83,7 +78,9 @@ def as_gradient(grad: object, var: Tensor, title: str) -> Gradient:
 
 
 def concrete(grad: object) -> Gradient | None:
-    """A gradient as a tensor, `IndexedSlices` or None, whatever its variable is."""
+    """Return a gradient as a tensor, `IndexedSlices` or None, detached from autograd; see
+    `as_gradient`.
+    """
     if type(grad) is Tensor and grad.layout == torch.strided and not grad.requires_grad:
         return grad
     if grad is None or isinstance(grad, IndexedSlices):
@@ -97,15 +94,15 @@ def has_rows(grad: object) -> bool:
 
 
 def flatten(var_list: Any, title: str = "var_list") -> list[Tensor]:
-    """The variables of a nest of lists, tuples and dicts, in the order of `tf.nest`, where dicts
-    count in that of their sorted keys; one variable alone is a list of one.
+    """Return the variables in nested lists, tuples and dicts; dicts in the order of their sorted
+    keys.
 
     Args:
-        var_list: The list.
-        title: The argument that it was given as, for messages.
+        var_list: The nest, or a single variable.
+        title: The argument's name in messages.
 
     Raises:
-        InvalidTypeError: There is something else.
+        InvalidTypeError: It is None or a module, or a leaf is not a tensor.
     """
     refuse_no_variables(var_list, title)
     var_list = tensor_of(var_list)
@@ -132,11 +129,7 @@ def _sort_named(mapping: Mapping[Any, Any], title: str) -> list[object]:
 
 
 def refuse_no_variables(var_list: object, title: str = "var_list") -> None:
-    """Refuse None and modules, which stand for no variables.
-
-    Raises:
-        InvalidTypeError: Says what to give.
-    """
+    """Raise InvalidTypeError for None and for modules, which callers pass in place of variables."""
     if var_list is None:
         raise InvalidTypeError(
             f"{title} must hold variables, not None: give those to train, as"
@@ -149,17 +142,17 @@ def refuse_no_variables(var_list: object, title: str = "var_list") -> None:
 
 
 def distinct(variables: Sequence[Tensor]) -> list[Tensor]:
-    """Each variable once, in order of first appearance."""
+    """Return each variable once, in order of first appearance."""
     return list({id(var): var for var in variables}.values())
 
 
 def check_variables(variables: Sequence[object]) -> None:
-    """Refuse what cannot be trained.
+    """Raise unless all are variables: `thalweg.Variable`, or leaf tensors that require a gradient.
 
     Raises:
-        InvalidTypeError: It is no tensor.
-        NotImplementedError: It is a tensor but no variable.
-        LayoutError: It is a nested tensor.
+        InvalidTypeError: An element is not a tensor.
+        NotImplementedError: A tensor is not a variable.
+        LayoutError: A variable is a nested tensor.
     """
     for index, var in enumerate(variables):
         position = f" at index {index}" if len(variables) > 1 else ""

@@ -39,7 +39,6 @@ class GraphMode(Protocol):
         """Raise FailedPreconditionError if a variable is of another graph than the current one.
 
         Args:
-            variables: The variables.
             name: The name of their optimizer, for the message.
         """
         ...
@@ -68,8 +67,6 @@ class GraphMode(Protocol):
         """Return the operation that takes a step when a session runs it.
 
         Args:
-            optimizer: The optimizer.
-            grads_and_vars: Gradients and variables.
             name: The name of the step; by default the optimizer's.
             aggregates: Aggregate gradients over replicas first.
         """

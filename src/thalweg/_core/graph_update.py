@@ -13,14 +13,15 @@ from thalweg._core.graph_mode import graph_mode
 
 
 def apply_as_one_update(cls: type[Any], base: type[object]) -> None:
-    """Wrap `apply_gradients` of a class: what one call adds to a graph becomes one update.
+    """Replace `cls.apply_gradients` by a wrapper that combines its additions to a graph to one
+    update.
 
-    Set `cls.apply_gradients` if the class defines the method, or inherits it from a user's mixin.
-    A method inherited from a subclass of `base` was wrapped when that class was made. In eager
-    mode the wrapper just calls the method.
+    This happens if the class defines the method, or inherits it from a user's mixin. A method
+    inherited from a subclass of `base` was wrapped when that class was made. In eager mode the
+    wrapper only calls the method.
 
     Args:
-        cls: A new subclass of `base`.
+        cls: A new subclass of `base`; changed.
         base: The base class of all optimizers, whose own method needs no wrapper.
     """
     owner = next(base_class for base_class in cls.__mro__ if "apply_gradients" in vars(base_class))

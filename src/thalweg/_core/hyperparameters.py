@@ -39,7 +39,7 @@ def _is_numpy_scalar(value: object) -> TypeGuard[np.generic[Any]]:
 
 
 def is_function(value: object) -> bool:
-    """Return True if a value is a callable or a schedule, but neither a tensor nor a module."""
+    """Return True for a callable or a schedule that is neither a tensor nor a module."""
     return callable(value) and not isinstance(value, torch.Tensor | torch.nn.Module)
 
 
@@ -161,7 +161,6 @@ def check_scalar(name: str, value: object, accepted: str) -> None:
 
     Args:
         name: The hyperparameter.
-        value: The value.
         accepted: A description of accepted values, after "must be a" in the message.
 
     Raises:
@@ -336,11 +335,14 @@ class Hyperparameters(Mapping[str, Any]):
         self.calls = any(map(is_function, self._values.values()))
 
     def all_of(self, results: dict[str, object]) -> dict[str, Any]:
-        """Return the stored values by name, with the results `results` in place of callables."""
+        """Return the stored values by name; those in `results` replace the stored callables."""
         return {**self._values, **results}
 
     def called(self) -> dict[str, Any]:
-        """Call all callables, but no schedules; return their validated results by name."""
+        """Return results by name of calling each stored callable once, but no schedules.
+
+        The results are validated as scalars, unless they are symbolic.
+        """
         results: dict[str, Any] = {}
         for name, value in self._values.items():
             if is_function(value) and not isinstance(value, LearningRateSchedule):
@@ -369,13 +371,13 @@ class Hyperparameters(Mapping[str, Any]):
         )
 
     def create(self, make: Callable[[str, Any], object]) -> dict[str, Any]:
-        """Replace plain numbers by variables, in alphabetical order, unless that was done before.
+        """Replace plain numbers by variables, in alphabetical order; do nothing after the first
+        call.
+
+        Return the new variables by name; {} after the first call.
 
         Args:
-            make: Returns the variable for a name and a number.
-
-        Returns:
-            The new variables by name.
+            make: Called with a name and a number; returns the new variable.
         """
         variables: dict[str, Any] = {}
         if not self.created:
@@ -392,11 +394,11 @@ class Hyperparameters(Mapping[str, Any]):
         return {name: value for name, value in self._values.items() if isinstance(value, kinds)}
 
     def now(self, name: str) -> Any:
-        """Return the current value of a hyperparameter; call it if it is a callable.
+        """Return the current value of a hyperparameter.
 
-        In a step, a callable is called once, and its result is cached until the step ends; outside
-        of steps, it is called each time. A `LearningRateSchedule` is returned, not called. While a
-        graph runs, the value that it has computed is returned.
+        A callable is called: once per step, with its result cached until the step ends; outside of
+        a step each time. A `LearningRateSchedule` is returned, not called. While a graph runs, the
+        value that the graph has computed is returned.
         """
         value = resolve(self._current_value(name))
         if not is_function(value) or isinstance(value, LearningRateSchedule):
@@ -450,7 +452,11 @@ class Hyperparameters(Mapping[str, Any]):
         return rate
 
     def numbers(self) -> dict[str, int | float]:
-        """Return the numbers by name: plain ones, and those of variables that `create` made."""
+        """Return the current numbers by name: plain numbers, and those of variables made by
+        `create`.
+
+        Tensors of the user, callables and schedules are left out.
+        """
         numbers: dict[str, int | float] = {}
         for name in self._values:
             value: Any = resolve(self._current_value(name))
@@ -461,7 +467,7 @@ class Hyperparameters(Mapping[str, Any]):
         return numbers
 
     def shown(self) -> dict[str, str]:
-        """Return a short description of each value by name, without calling callables."""
+        """Return short texts of all values by name, for messages; callables are not called."""
         descriptions: dict[str, str] = {}
         for name, value in self._values.items():
             if is_function(value):
@@ -475,7 +481,9 @@ class Hyperparameters(Mapping[str, Any]):
         return descriptions
 
     def setting(self, name: str, value: object) -> list[Callable[[], Any]]:
-        """Return C calls that set a hyperparameter to a number; none for a tensor or a callable.
+        """Return C calls that set a hyperparameter to a number.
+
+        The list is empty if the hyperparameter is a callable, a schedule or a tensor of the user.
 
         Raises:
             InvalidTypeError, InvalidArgumentError: The value is not a real number, is NaN, or is

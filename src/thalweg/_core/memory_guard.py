@@ -13,11 +13,11 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class MemoryGuard:
-    """Addresses and storage sizes of the tensors of a step.
+    """Addresses and storage sizes of the tensors of a step, as of the construction of the guard.
 
     Args:
-        asked: The step.
-        others: Further lists of tensors for each variable that the step writes to.
+        request: The step, whose variables, slots, gradients and copies are guarded.
+        others: Further tensors that the step writes to: lists with an entry for each variable.
     """
 
     def __init__(self, request: StepRequest, *others: Sequence[Sequence[Tensor]]) -> None:
@@ -34,10 +34,8 @@ class MemoryGuard:
         return [(t.data_ptr(), t.untyped_storage().nbytes()) for t, _ in self._tensors]
 
     def check_in_place(self) -> None:
-        """Raise if the memory of a tensor has changed.
-
-        Raises:
-            LayoutError: The message contains the first such tensor.
+        """Raise LayoutError, which names a tensor, if the address or storage size of one has
+        changed.
         """
         locations = zip(self._tensors, self._old_locations, self._locations(), strict=True)
         for (_, title), old, new in locations:

@@ -1,6 +1,6 @@
-"""Nests: lists, tuples, named tuples and mappings of anything, taken apart and put together.
+"""Nested lists, tuples, named tuples and mappings: iterate over leaves and replace them.
 
-By hand, as optree and torch's own trees take subclasses of list and dict for leaves.
+Written by hand because optree and torch's pytrees treat subclasses of list and dict as leaves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def leaves_of(nest: object) -> Iterator[Any]:
 def mapped(function: Callable[[Any], object], nest: object) -> Any:
     """Return a copy of a nest with `function` applied to each leaf.
 
-    A mapping that cannot be copied becomes a dict.
+    Sequences keep their type. A mapping is copied with its type if it has a method `copy`; others
+    become dicts.
     """
     if isinstance(nest, (list, tuple)):
         items = cast("list[Any]", nest)

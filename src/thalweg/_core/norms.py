@@ -41,7 +41,11 @@ def global_norm(squares: object, overflow: bool) -> Any:
 
 
 def sum_in_order(squares: Any) -> Any:
-    """Return the sum of numbers, added in the order of the leaves of a tensor."""
+    """Return the sum of numbers, added in the fixed order in which sums over elements are added.
+
+    The order depends on the count alone. The result is a NumPy float64, or a tensor of shape () if
+    the numbers are on a device.
+    """
     device = place_of(squares)
     if device is None and len(squares) <= _MAX_PYTHON_COUNT:
         return np.float64(combine_few(squares.tolist()))

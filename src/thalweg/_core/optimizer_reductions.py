@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def read_shared_scalars(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[str, float]:
-    """Return the shared scalars by name: those of the first variable, or their initial values.
+    """Return the values of a rule's optimizer-wide slots by name: those of the first variable.
 
     Raises:
         LayoutError: The storage of a slot was cut.
@@ -46,19 +46,17 @@ def per_optimizer(
     shared_scalars: Mapping[str, float],
     slots: Sequence[Sequence[Tensor]],
 ) -> tuple[Columns, list[Call]]:
-    """Call `per_optimizer` of a rule; add its results to the scalars of a step.
+    """Call `per_optimizer` of a rule with sums over all variables; add its results to the scalars.
 
-    If a variable is listed twice, only its first gradient counts.
+    If a variable is listed twice, only its first gradient counts. Return new scalars that include
+    the results, and the calls that write the optimizer-wide slots of all variables.
 
     Args:
         request: The step.
-        columns: The scalars of the rule and the stages.
-        stats: Computes the measures, on the host.
-        shared_scalars: The values of shared slots, by name.
-        slots: The shared slots of each variable of the optimizer.
-
-    Returns:
-        The scalars with the results, and the calls that write the shared slots.
+        columns: The scalars of the rule and of the gradient transforms.
+        stats: Computes the rule's reductions, on the host.
+        shared_scalars: The values of optimizer-wide slots, by name.
+        slots: The optimizer-wide slots of each variable of the optimizer.
 
     Raises:
         RuleError: The rule returns different numbers for different variables.
@@ -108,7 +106,10 @@ def _writes_of(
     new_scalars: Mapping[str, float],
     columns: Columns,
 ) -> list[Call]:
-    """Return the calls that write new scalars to the slots of all variables, unless skipped."""
+    """Return calls that set the optimizer-wide slots of all variables to new values.
+
+    With `columns.apply_flag`, the calls do nothing if the device decides to skip the step.
+    """
     targets: list[Tensor] = []
     new_values: list[Tensor] = []
     for index, slot_spec in enumerate(rule.common_slots):

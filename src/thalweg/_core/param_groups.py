@@ -20,7 +20,11 @@ def params_of(groups: Sequence[Group]) -> list[Any]:
 
 
 def parameter_names(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
-    """Return names of parameters for messages: those of `names_in`, else places in groups."""
+    """Return names of parameters for messages.
+
+    The name is that of `names_in`; or "parameter 0 of group 1"; or that of `titles_of` for a
+    parameter outside of the groups.
+    """
     names = names_in(groups, params)
     if None not in names:
         return [name for name in names if name is not None]

@@ -19,9 +19,11 @@ _SPARE_PLANS = 16
 
 
 class CachedPlan(NamedTuple):
-    """Request to the engines and their plan for it.
+    """A request to the engines, and their plan for it.
 
     Attributes:
+        request: The request.
+        ready: The plan of the engines.
         scalar_slots: For each variable its slots of shape ().
         narrow: Whether 16-bit gradients of float32 variables were allowed.
         shaped_slots: For each variable its slots whose shape differs from the variable's.
@@ -55,7 +57,10 @@ class PlanCache:
         self._by_variable: dict[int, PlanCache] = {}
 
     def count_repeated(self) -> bool:
-        """Count a rebind; return True if a replay should be prepared, with growing intervals."""
+        """Count a rebind; return True after 1, 2, 4, ... rebinds, when a replay should be prepared.
+
+        The intervals grow up to `longest_wait`.
+        """
         self._rebinds += 1
         if self._rebinds < self._rebinds_before_replay:
             return False
@@ -94,7 +99,7 @@ class PlanCaches:
         return self._sessions.setdefault(current_session(), PlanCache())
 
     def one_step(self, name: str) -> ContextSetting:
-        """Return the block of a planned step; the block raises if it begins inside another step.
+        """Return a context manager for a planned step; entering it inside another step raises.
 
         Call it in the `with` statement itself, as `one_step_at_a_time`.
 

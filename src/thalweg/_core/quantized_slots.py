@@ -25,8 +25,9 @@ LEAST = 4096
 def codec_of(slot: Slot, param: Tensor) -> Codec | None:
     """Return the codec of a parameter's slot; None if the slot is not encoded.
 
-    Of DTensors only slots whose rows are whole blocks are encoded: the choice depends on the shape
-    alone, so that all meshes agree.
+    Slots of parameters with fewer than `LEAST` elements are not encoded. A DTensor's slots are
+    encoded only if their rows are whole blocks of the codec, which depends on the shape alone, so
+    that all meshes agree.
     """
     codec = None if slot.storage is None else CODECS[slot.storage]
     if codec is None or codec.is_beside:
@@ -56,7 +57,11 @@ def _laid_out(
 
 
 def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) -> list[Tensor]:
-    """Return a new slot for each parameter, encoded or not, filled with its number of `starts`."""
+    """Create a slot for each parameter, encoded or not, filled with the parameter's number in
+    `starts`.
+
+    Slots of DTensors are DTensors. An encoded slot is a tensor of bytes.
+    """
     codecs = [codec_of(slot, param) for param in params]
     shards = list(map(local, params))
     likes = [
@@ -78,7 +83,7 @@ def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) ->
 
 
 def records_beside(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
-    """Return records of the local part of a parameter as its slot: a DTensor for a DTensor."""
+    """Return the encoded slot of a parameter's local part; for a DTensor, wrapped as a DTensor."""
     if not is_on_mesh(param):
         return records
     rows = records.view(codec.shape_of_rows(local(param).shape))
@@ -86,10 +91,10 @@ def records_beside(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
 
 
 def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
-    """Return records with the dimensions of their parameter, if its rows are whole blocks.
+    """Return encoded bytes viewed with the dimensions of their parameter, as states have them.
 
-    That is their form in a state, which is the same for full parameters and for DTensors. Records
-    that other code has resized are returned unchanged; the next step rejects them.
+    The bytes are returned unchanged if the parameter's rows are not whole blocks, or if other code
+    has resized the bytes, which the next step rejects.
     """
     is_whole = records.numel() == codec.bytes_of(param.numel()) and records.is_contiguous()
     has_rows = is_whole and codec.divides(param.shape)
@@ -97,9 +102,9 @@ def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
 
 
 def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
-    """Return records viewed in the shape that the optimizer keeps for a parameter.
+    """Return encoded bytes viewed in the shape that the optimizer uses for a parameter.
 
-    Contiguous records that are flat or in rows are viewed and share memory; all others are returned
+    Contiguous bytes that are flat or in rows are viewed and share memory; all others are returned
     unchanged.
     """
     shape = likeness_of(codec, param).shape

@@ -1,7 +1,8 @@
-"""Steps that begin within a step of the same optimizer: a signal handler or a callback calls it.
+"""Detection of steps that begin inside a step of the same optimizer, in a signal handler or
+callback.
 
-Locks let their own thread pass. A step that is planned has read counts and slots that an inner step
-would change, and would overwrite what that one wrote.
+The optimizer's lock is reentrant, so it does not stop them. A planned step has read counts and
+slots that an inner step would change, and would overwrite the inner step's writes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from thalweg.errors import FailedPreconditionError
 
 
 class Stepping:
-    """The thread of a step; it lives as long as the block of the step.
+    """Mark of a step in progress, with its thread.
 
-    Optimizers refer to it weakly, so that a block that is left without its end, as a debugger can
-    force, does not keep them from stepping.
+    Optimizers refer to it weakly: if a debugger leaves the block of a step without its end, the
+    mark is collected and later steps are not blocked.
     """
 
     __slots__ = ("__weakref__", "thread")
@@ -33,28 +34,28 @@ class Stepping:
 
 
 def one_step_at_a_time(owner: Any, title: str, caches: Iterable[Any] = ()) -> ContextSetting:
-    """Return the block in which a thread takes a step; the lock of the optimizer is held.
+    """Return a context manager for a step of the current thread, which holds the optimizer's lock.
 
-    Call it in the `with` statement itself. A variable would keep the block, and so the `Stepping`,
-    as long as the traceback of an interruption keeps its frame.
+    Call it in the `with` statement itself: a variable would keep the `Stepping` alive as long as
+    the traceback of an interruption keeps the frame.
 
     Args:
-        owner: Its attribute `stepping` is set to a weak reference to a `Stepping`.
+        owner: The object whose attribute `stepping` refers to the `Stepping` in the block.
         title: The name of the optimizer.
-        caches: What takes steps in one call, as their `replay`, which they lack in the block.
+        caches: Plan caches, whose `replay` is None in the block, and is restored at its end unless
+            the step has set it.
 
     Raises:
-        FailedPreconditionError: When the block is entered: the thread is in such a block already.
+        FailedPreconditionError: The block is entered inside another one of this thread and owner.
     """
     return ContextSetting(partial(_sections, owner, title, caches))
 
 
 def check_no_step(owner: Any, title: str, call: str) -> None:
-    """Raise `FailedPreconditionError` if this thread is in a step of an optimizer.
+    """Raise FailedPreconditionError if this thread is in a step of an optimizer.
 
     Args:
-        owner, title: As for `one_step_at_a_time`.
-        call: What was called.
+        call: The name of the method that was called, for the message.
     """
     stepping: Stepping | None = owner.stepping and owner.stepping()
     if stepping is not None and stepping.thread == get_ident():
@@ -66,6 +67,7 @@ def check_no_step(owner: Any, title: str, call: str) -> None:
 
 
 def _sections(owner: Any, title: str, caches: Iterable[Any]) -> tuple[list[Call], list[Call]]:
+    """Return functions in C that open the block of `one_step_at_a_time`, and those that end it."""
     check_no_step(owner, title, "A step")
     hidden_caches = list(caches)
     # Filled and read in C, so that a signal handler cannot change the cache between the two.

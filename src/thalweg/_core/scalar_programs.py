@@ -1,9 +1,9 @@
-"""The scalars of a rule from step to step: how they are made is found once, and done in the call.
+"""Programs that compute the scalars of a rule in each replayed step.
 
-What `derived` makes of hyperparameters and the number of a step becomes a program; see
-`symbols.py`. Where that cannot be `derived` makes the scalars at each step. The rules are those of
-this library: what a user's does may be other arithmetic each time, and such steps are not taken in
-one call.
+`derived` computes them from hyperparameters and the step count; `scalar_tracing.py` traces it to a
+program that the native call runs. If tracing fails, `derived` runs in Python at each step. This
+applies to the rules of this library: a user's function may compute differently each time, so its
+steps are not replayed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ _STEP = ""  # in the place of a name
 
 
 def program_of(rule: Rule, dtype: Dtype, names: Sequence[str]) -> Program:
-    """Return the program that computes a rule's scalars from given ones and the step number.
+    """Return a program that computes a rule's scalars from hyperparameters and the step count.
 
     Args:
-        rule: The rule.
         dtype: The compute dtype.
-        names: The names of the given scalars.
+        names: The names of the hyperparameters.
 
     Raises:
         TypeError: The rule reads other scalars, or C's `pow` is not available.
@@ -45,18 +44,22 @@ def program_of(rule: Rule, dtype: Dtype, names: Sequence[str]) -> Program:
 
 
 class RuleScalars:
-    """The scalars of one place of a launch, from step to step.
+    """Scalars of one entry of a launch, recomputed at each step.
+
+    The program is traced at first use. It reads its inputs from registers, one for the step count
+    and one for each hyperparameter.
 
     Args:
         rule: The rule.
         launch: The launch.
-        at: Which of its places it is.
-        loads: Tensors of the compute dtype from which the program loads values, by name.
+        at: The index of its entry.
+        loads: Tensors of the compute dtype from which the program loads hyperparameters, by name.
 
     Attributes:
-        values: The dictionary of which a program makes the scalars; None if none does.
-        set: Sets a number of that program: the step's at 0, one of a value at its place.
-        places: The places of the values by name.
+        values: The dictionary of hyperparameters whose numbers are in the registers; None without a
+            program.
+        set: Sets the register with an index to a number; 0 is the step count.
+        places: The register indices of hyperparameters by name.
     """
 
     values: Mapping[str, Any] | None = None
@@ -76,12 +79,13 @@ class RuleScalars:
         self._may_have_program = launch.measures is None  # which are not made by programs
 
     def made(self, values: Mapping[str, object], step: int | None) -> Mapping[str, Any] | None:
-        """The scalars of a step; None if its call makes them.
+        """Return the scalars of a step; None if the native call computes them.
 
         Args:
-            values: Hyperparameters as scalars of the compute dtype, as `derived` takes them; the
-                dictionary is changed by `change` alone.
-            step: The number of the step, from 1; None if the values are all there is to be.
+            values: Hyperparameters as scalars of the compute dtype, by name. Between calls the
+                dictionary may be changed only if `change` is called.
+            step: The number of the step, from 1; None if `values` are all scalars, and no program
+                runs.
         """
         if step is None:
             self._forget()
@@ -96,11 +100,13 @@ class RuleScalars:
         return None
 
     def change(self, values: Mapping[str, Any], name: str) -> None:
-        """Tell the program of one of the values that it has another value in the dictionary.
+        """Copy a changed hyperparameter to its register.
+
+        A number of another dtype makes the next `made` run in Python.
 
         Args:
-            values: As given to `made`.
-            name: The name of the value.
+            values: The dictionary, as passed to `made`; any other one is ignored.
+            name: The name of the hyperparameter.
         """
         if values is self.values:
             if type(values[name]) is self._launch.dtype:
@@ -109,10 +115,10 @@ class RuleScalars:
                 self.values = None
 
     def pack(self, values: Mapping[str, object], step: int) -> bytes | None:
-        """Return the numbers of a step as its program has them; None if no program makes scalars.
+        """Return the inputs of the program for a step as bytes, in the order of its registers.
 
-        Args:
-            values, step: As those of `made`, of any step.
+        The next `made` sets all registers again. Return the bytes, or None if there is no program,
+        or a value has another dtype.
         """
         dtype = self._launch.dtype
         if self._may_have_program:
@@ -127,7 +133,7 @@ class RuleScalars:
 
     @property
     def span(self) -> tuple[int, int]:
-        """As that of `Program`, once `pack` has returned numbers."""
+        """Address of the first register, and number of inputs; (0, 0) without a program."""
         return (0, 0) if self._program is None else self._program.span
 
     def register(self, name: str) -> int:
@@ -141,6 +147,10 @@ class RuleScalars:
         return self.span[0] + 8 * int(self._program.registers_of([name])[0])
 
     def _take_up(self, values: Mapping[str, object], dtype: Dtype) -> None:
+        """Trace and place the program at the first call; copy the hyperparameters to its registers.
+
+        Drop the program if a hyperparameter has another dtype, or the names have changed.
+        """
         are_usual = set(map(type, values.values())) <= {dtype}
         if self._may_have_program:
             self._may_have_program = False
@@ -166,7 +176,7 @@ class RuleScalars:
         self.values = values
 
     def _forget(self) -> None:
-        """Have no program."""
+        """Drop the program and clear its record in the launch."""
         if self._program is not None:
             self._launch.program(self._at)[0][:] = 0
         self._program = self.values = None

@@ -96,7 +96,14 @@ class _Tape:
         return self._append(float(dtype(number)))
 
     def record(self, operation: int, *operands: object) -> object:
-        """Append an operation on up to three operands; return the symbol of its result."""
+        """Append an operation on up to three operands; return the symbol of its result.
+
+        The result is float64 if an operand is, else of the compute dtype; a comparison gives a
+        bool.
+
+        Raises:
+            TypeError: Native code cannot compute the operation on these operands.
+        """
         numbers = operands[1:] if operation == scalar_program.CHOOSE else operands
         dtypes = {type(number).dtype for number in numbers if isinstance(number, Symbol)}
         if operation in _CONDITION_OPERATIONS:
@@ -123,10 +130,12 @@ class _Tape:
         return narrow_symbol
 
     def decide(self, symbol: Any) -> bool:
-        """Return the truth value of a symbol's sample; a run fails where it differs.
+        """Return the truth value of a symbol's sample, for a branch in the traced function.
+
+        Append a guard: a run of the program fails if the truth value would differ.
 
         Raises:
-            TypeError: There are no samples.
+            TypeError: There are no samples, or the operations are speculative.
         """
         # A guard in a discarded branch would be discarded, too.
         if not self._decides or self.is_speculative:
@@ -180,7 +189,7 @@ class Symbol(NDArrayOperatorsMixin):
         self.sample: Any = dtype(0 if number is None else getattr(number, "sample", number))
 
     def narrow(self, number: Any) -> Any:
-        """Return a number as a symbol of this symbol's class, for `formula.narrow`."""
+        """Return a number as a symbol of this symbol's class, rounded; for `formula.narrow`."""
         if type(number) is type(self):
             return number
         if not isinstance(number, Symbol) or np.bool in (type(self).dtype, type(number).dtype):
@@ -196,10 +205,11 @@ class Symbol(NDArrayOperatorsMixin):
         return self
 
     def trace_choice(self, value: Callable[[], Any], alternative: Any) -> Any:
-        """Return the choice between a function's result and a number, by this condition.
+        """Return the symbol of "value() if condition else alternative"; this symbol is the
+        condition.
 
-        The function is traced; a result that is not chosen may be infinite or NaN. If native code
-        cannot compute the function, the condition's sample chooses, with a guard.
+        `value` is called and traced; its result may be infinite or NaN where it is not chosen. If
+        native code cannot compute it, the sample of the condition chooses, with a guard.
         """
         tape = self.tape
         was_speculative, tape.is_speculative = tape.is_speculative, True
@@ -322,15 +332,15 @@ class Program:
         rows: int,
         inputs: Sequence[tuple[int, int, int]] = (),
     ) -> None:
-        """Write the record of the program, which points to the registers.
+        """Write the record of the program, from which native code runs it.
 
         Args:
-            record: The record to fill.
-            names: The names of the scalars of a row.
-            row: The address of the first row.
+            record: The record to fill, an array of integers.
+            names: The names of the scalars of a row, in the order in which they are stored.
+            row: The address of the first row of scalars.
             rows: The number of rows.
-            inputs: For each register that is loaded from memory at every run its index, the
-                address of the number and the kind of that number.
+            inputs: For each register that is loaded from memory at every run: its index, the
+                address of the number, and the kind of that number.
         """
         self._names = self.registers_of(names)
         self._inputs = make_inputs(inputs)

@@ -1,4 +1,4 @@
-"""A step of one rule without an optimizer: scalars and slots are given, nothing is kept."""
+"""A step of one rule outside of an optimizer, with scalars and slots passed by the caller."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from thalweg.variable import titles_of
 
 
 class OneRule(StepAdapter):
-    """The hooks of such a step.
+    """Adapter of such a step.
 
     Args:
         rule: The rule.
-        scalars: Numbers by name.
-        slots: Those of every variable.
-        counts: What follows, as functions in C.
-        selection: The engine; the one that is set if None.
-        is_checked: Whether the pairs are those of a step that has looked at them.
+        scalars: Hyperparameters by name.
+        slots: The slots of every variable.
+        counts: Functions in C that run in the same commit.
+        selection: The engine; None for the selected one.
+        is_checked: Whether the pairs were validated by the step around this one.
     """
 
     constrains = False

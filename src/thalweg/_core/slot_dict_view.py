@@ -1,4 +1,4 @@
-"""Slots read as the dicts that TensorFlow's optimizers keep under the name `_slots`."""
+"""Slots as dicts, which TensorFlow's optimizers have as their attribute `_slots`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from thalweg.variable import Variable, tensor_of
 
 
 def variable_key(var: object) -> str:
-    """A name that no other variable of eager mode, or of the graph, has."""
+    """Return a name that is unique among variables of eager mode, or of the variable's graph."""
     handle = handle_of(var)
     return handle.op.name if is_symbolic(handle) else unique_id(handle)
 
 
 def variable_key_in_graph(var: object) -> Any:
-    """`variable_key`; of a variable of a graph with the graph."""
+    """Return a unique key of a variable: (graph, name) for one of a graph, else `variable_key`."""
     handle = handle_of(var)
     return (handle.graph, handle.op.name) if is_symbolic(handle) else unique_id(handle)
 
 
 class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
-    """A store that can be read as a dict of dicts."""
+    """Slot store that is also a dict of dicts of slots."""
 
     BY_NAME: ClassVar[bool]
 
@@ -68,7 +68,7 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
 class SlotsOfName(MutableMapping[Any, Any]):
     """The slots of one name, by the key of their variable, as `_slot_dict` returns them.
 
-    A slot that is put under the key of a variable is that variable's slot from then on.
+    Setting a key stores the slot of that variable.
     """
 
     def __init__(self, store: SlotsByName, name: str) -> None:
@@ -104,7 +104,10 @@ class SlotsOfName(MutableMapping[Any, Any]):
 
 
 class SlotsByName(_SlotDict):
-    """Slots as a dict of TensorFlow 1: by the slot's name, then by its variable."""
+    """Slots as a dict of TensorFlow 1: by the slot's name, then by its variable.
+
+    A slot that is set for a key without a variable is stored when a variable with that key is used.
+    """
 
     BY_NAME = True
 
@@ -114,7 +117,6 @@ class SlotsByName(_SlotDict):
         self._unclaimed: dict[tuple[str, object], Any] = {}
 
     def key(self, var: object) -> Any:
-        """See `variable_key_in_graph`."""
         return variable_key_in_graph(var)
 
     def get(self, var: Any, name: Any = None) -> Any:
@@ -130,6 +132,7 @@ class SlotsByName(_SlotDict):
         return super().all_of(var)
 
     def _claim(self, var: Tensor) -> None:
+        """Store the slots that were set under the key of `var` before the variable was used."""
         var_key = self.key(var)
         for name in [name for name, key in self._unclaimed if key == var_key]:
             self.put(var, name, self._unclaimed.pop((name, var_key)))
@@ -150,7 +153,7 @@ class SlotsByName(_SlotDict):
         return nested
 
     def put_by_key(self, key: Any, name: str, slot: Any) -> None:
-        """Remember a slot under the key of its variable."""
+        """Store a slot under the key of its variable, which may be used later."""
         var = self._owner_of(key)
         if var is None:
             self._unclaimed[name, key] = slot
@@ -158,11 +161,7 @@ class SlotsByName(_SlotDict):
             self.put(var, name, slot)
 
     def forget_by_key(self, key: Any, name: str) -> None:
-        """Forget the slot under a key.
-
-        Raises:
-            KeyError: There is none.
-        """
+        """Remove the slot under a key; raise KeyError if there is none."""
         if key not in self.slots_of(name):
             raise KeyError(key)
         if self._unclaimed.pop((name, key), None) is None:
@@ -185,5 +184,4 @@ class SlotsByVariable(_SlotDict):
     BY_NAME = False
 
     def key(self, var: object) -> Any:
-        """See `variable_key`."""
         return variable_key(var)

@@ -83,7 +83,8 @@ class SlotStore:
         ) = None
 
     def _settled(self) -> dict[int, dict[str, Variable]]:
-        """Return the slots by id of variable and by name; assign the slots of a deepcopy first.
+        """Return the slots by id of variable and by name; first assign the slots of a finished
+        deepcopy.
 
         Only a finished deepcopy shows whether it also copied a variable. If so, its slots belong to
         the copy, else to the original variable.
@@ -163,7 +164,7 @@ class SlotStore:
         titles: Sequence[str],
         rule_slot: Slot | None = None,
     ) -> list[Variable]:
-        """Create and return slots with the shapes, dtypes, devices and strides of variables.
+        """Create, store and return slots with the shapes, dtypes, devices and strides of variables.
 
         Args:
             variables: Distinct variables without this slot.
@@ -199,7 +200,7 @@ class SlotStore:
     def _make_shaped(
         self, variables: Sequence[Tensor], rule_slot: Slot, titles: Sequence[str]
     ) -> list[Variable]:
-        """Create and return slots with a shape that the rule defines.
+        """Create, store and return slots with a shape that the rule defines.
 
         Raises:
             InvalidArgumentError: A variable belongs to a graph, and has no shape yet.
@@ -242,16 +243,16 @@ class SlotStore:
     def remake(
         self, variables: Sequence[Tensor], rule_slots: Sequence[Slot], parts: SlotShards, cut: Call
     ) -> dict[int, Variable]:
-        """Replace slots by slots of other shards, with the same values.
+        """Replace sharded or full slots by slots of other shards, with the same values.
+
+        Return the new slots by the `id` of the slots that they replace.
 
         Args:
-            variables: The variables whose slots are replaced.
+            variables: The variables whose slots are replaced; those without all of the slots are
+                skipped.
             rule_slots: The rule's slots; none has the shape ().
-            parts: The new shards.
+            parts: The new shards, which become `self.parts`.
             cut: Called after all values were gathered and before `parts` is used.
-
-        Returns:
-            The new slots by the `id` of the slots that they replace.
         """
         names = [rule_slot.name for rule_slot in rule_slots]
         owners = [var for var in variables if set(names) <= self.all_of(var).keys()]
@@ -319,7 +320,11 @@ def _is_here(slot: object) -> bool:
 
 
 def dtype_of(rule_slot: Slot | None, var: Tensor) -> torch.dtype:
-    """Return the dtype of the slot of a variable; `rule_slot` is the rule's slot, or None."""
+    """Return the dtype of a variable's slot.
+
+    It is the dtype of `rule_slot` if that has one; else that of the variable, or float32 or float64
+    for a slot of shape ().
+    """
     if rule_slot is not None and rule_slot.dtype is not None:
         is_wide = rule_slot.dtype == torch.float64
         return wide_dtype(var.device) if is_wide else rule_slot.dtype

@@ -1,7 +1,7 @@
-"""Sums of duplicate rows of sparse gradients, before other uses of their elements.
+"""Sums of duplicate rows of sparse gradients, for uses that need each row once.
 
 Torch's `coalesce` adds in an order that depends on the machine, and 16-bit rows in 16 bits. Here
-rows are added in their order, in float32 at least, as by rules that add up rows themselves.
+rows are added in their order, and in float32 at least, as by rules that sum rows themselves.
 """
 
 # Types of a few of torch's functions are unknown.
@@ -26,11 +26,11 @@ is_sparse: Any = Tensor.is_sparse.__get__  # pyright: ignore
 def all_summed(
     pairs: list[tuple[Any, Tensor]], titles_of: Callable[[Sequence[Tensor]], list[str]]
 ) -> list[tuple[Any, Tensor]]:
-    """The pairs, in which sparse gradients name each row once, and rows ascend.
+    """Return the pairs with duplicate rows of sparse gradients summed, by `summed`.
 
     Args:
-        pairs: Gradients and what a step updates by them.
-        titles_of: Gives names of that, for messages.
+        pairs: Gradients with the tensors to update; returned unchanged if no gradient is sparse.
+        titles_of: Returns names of these tensors, for messages.
 
     Raises:
         LayoutError: A sparse gradient has no memory that holds its elements.
@@ -44,7 +44,7 @@ def all_summed(
 
 
 def rows_of(grad: Tensor, title: str) -> IndexedSlices:
-    """Return a sparse gradient as slices.
+    """Return a sparse gradient as `IndexedSlices`, without a copy.
 
     Raises:
         LayoutError: The storage of its indices was freed or truncated.
@@ -54,14 +54,14 @@ def rows_of(grad: Tensor, title: str) -> IndexedSlices:
 
 
 def check_inside(tensor: Tensor, description: str) -> None:
-    """Raise for indices of a sparse tensor beyond its shape, which torch does not check.
+    """Raise if an index of a sparse tensor is beyond its shape, which torch does not check.
 
     Args:
-        tensor: The tensor.
-        description: What it is, as a message begins.
+        tensor: The sparse tensor.
+        description: The beginning of the message, such as "The gradient of 'w'".
 
     Raises:
-        InvalidArgumentError: An index is out of range; the message contains the first.
+        InvalidArgumentError: Contains the first such index.
     """
     sparse_shape = tensor.shape[: tensor.sparse_dim()]
     sizes = torch.tensor(sparse_shape, dtype=torch.int64, device=tensor.device)[:, None]
@@ -87,7 +87,6 @@ def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:
         grad: The gradient; returned unchanged if no rule supports it or a row is out of range.
         dtype: The dtype of the variable. Sums of 16-bit rows stay float32 if it is float32, else
             they are rounded once.
-        title: The variable's name for messages.
 
     Raises:
         LayoutError: The storage of the gradient was freed or truncated.

@@ -1,7 +1,7 @@
-"""State tensors in blocks of memory, one for each dtype and device.
+"""State tensors in blocks of memory, one block for each dtype and device.
 
-Small tensors then need no page each, and one guard on a block covers all tensors in it. They share
-its storage, and torch's version counter.
+Small tensors then need no page each, and one guard on a block covers all tensors in it. Tensors of
+a block share its storage and torch's version counter.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ def laid_out(
     scalar: bool = False,
     device: torch.device | None = None,
 ) -> list[Tensor]:
-    """New tensors of the variables' shapes, devices and strides, filled with `initial`.
+    """Create a tensor for each variable, with its shape, device and strides, filled with `initial`.
 
     Args:
-        variables: What they stand beside.
-        dtypes: For each its dtype.
-        initial: A number.
-        scalar: Whether they have the shape () instead.
-        device: Where they are, if not on the variables' devices.
+        dtypes: The dtype of each new tensor.
+        initial: The number that fills the tensors.
+        scalar: Whether the new tensors have the shape () instead.
+        device: The device of the tensors; None for the devices of the variables.
     """
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for index, (var, dtype) in enumerate(zip(variables, dtypes, strict=True)):

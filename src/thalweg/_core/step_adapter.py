@@ -29,6 +29,8 @@ Shared = Mapping[Dtype, Mapping[str, Any]]
 class StepAdapter:
     """A front end's part of one step: names, state, scalars and user callbacks, no arithmetic.
 
+    `run_step` calls the methods, which subclasses override.
+
     Attributes:
         selection: The engine.
         calls: Whether `read_hypers` calls user functions, which may reallocate variables.
@@ -37,14 +39,15 @@ class StepAdapter:
         is_prepared: Whether `read_hypers` has been called.
         may_leave: Whether a device may decide if the step is taken: no user function ends the step.
         there: The device of scalars of this step that the host does not have, or None.
-        apply_flag: A bool of shape () on that device, True if the step is applied, or None.
+        apply_flag: A bool tensor of shape () on that device, True if the step is applied; None if
+            the host decides.
         sharing: How processes share this step, or None.
         gathered: Collects the writes for a later commit; None commits them at once.
         ending: Functions in C that are called in the same commit.
         from_copies: Whether changes of users to copies of variables count; see `StepRequest`.
         begun: Receives a sentence at the commit: that the step was taken.
         sees_all: Whether the step has all variables that the optimizer updates now.
-        watch: Records the step before its writes, for diagnostics.
+        watch: Optional. Records the step before its writes, for diagnostics.
     """
 
     selection: Selection
@@ -78,7 +81,9 @@ class StepAdapter:
         return list(given)
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Raise unless all variables can be updated."""
+        """Raise unless all variables can be updated by their gradients, which may be 16-bit with
+        `narrow`.
+        """
         raise NotImplementedError
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
@@ -117,7 +122,9 @@ class StepAdapter:
 
     @lazy
     def in_common(self) -> dict[str, float]:
-        """Optimizer-wide numbers of the rule, as they are before the step."""
+        """Values of the rule's optimizer-wide slots before the step, by name; {} without such
+        slots.
+        """
         rule = self.step_rule()
         if rule is None or not rule.common_slots:
             return {}
@@ -126,11 +133,11 @@ class StepAdapter:
         return read_shared_scalars(rule, self.common_slots)
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[Place]:
-        """Return each variable's pair of numbers that seeds its random bits; see `StepRequest`."""
+        """Return for each variable the two integers that select its random bits."""
         return ()
 
     def numbers_for(self, rule: Rule, variables: Sequence[Tensor]) -> Sequence[int]:
-        """Return the numbers of variables if a stage of the rule draws random numbers, else ()."""
+        """Return `numbers_of` if a matrix stage of the rule draws random numbers, else ()."""
         if not rule.passes:
             return ()
         with importing:
@@ -138,13 +145,13 @@ class StepAdapter:
         return self.numbers_of(variables) if draws(rule) else ()
 
     def numbers_of(self, variables: Sequence[Tensor]) -> list[int]:
-        """Return the number of each variable in the optimizer, here in the list of the step."""
+        """Return the index of each variable in the optimizer; here its index in the step."""
         return list(range(len(variables)))
 
     def check_flat_buffers(
         self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]
     ) -> None:
-        """Raise an error if the step reduces over flat buffers of several parameters.
+        """Raise if the step reduces over flat buffers of several parameters.
 
         Raises:
             InvalidArgumentError: As `check_reductions` of `_core/flat_buffers.py`.
@@ -160,7 +167,7 @@ class StepAdapter:
         return self.step_rule() is None
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
-        """Update a variable in place."""
+        """Update a variable in place, by functions of the user."""
         raise NotImplementedError
 
     def written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
@@ -172,5 +179,5 @@ class StepAdapter:
         return []
 
     def counting_calls(self, shared: Shared) -> list[Call]:
-        """Return functions in C that count the step, given the scalars of the first group."""
+        """Return functions in C that count the step."""
         return []

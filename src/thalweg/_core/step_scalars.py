@@ -1,4 +1,4 @@
-"""The scalars of a step: of groups of hyperparameters, of stages, and of single variables."""
+"""The scalars of a step: of the rule by group of hyperparameters, and of gradient transforms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> d
     """Return the scalars that a rule's formulas may use; adds powers and "t" to `values`.
 
     Args:
-        rule: The rule.
         values: Its hyperparameters as scalars of `dtype`; powers among them are not computed.
         dtype: The compute dtype.
         step: The number of this step, from 1.
@@ -83,7 +82,11 @@ def _reserved_error(rule: Rule, action: str, names: Any) -> RuleError:
 
 
 def _converted(rule: Rule, name: str, value: object, dtype: Dtype) -> object:
-    """Return a scalar that `prepare` computed in the compute dtype; NaN if invalid as a number."""
+    """Return a scalar that `prepare` returned, in the compute dtype.
+
+    NaN and integers that are too large become NaN. Raise RuleError for a value that is not a
+    number.
+    """
     try:
         with np.errstate(over="ignore"):
             return dtype(as_number(name, value))
@@ -99,14 +102,16 @@ def _converted(rule: Rule, name: str, value: object, dtype: Dtype) -> object:
 def columns_of(
     groups: Groups, scalars_of: ScalarsOf, dtypes: Sequence[Dtype], variables: Sequence[Tensor]
 ) -> Columns:
-    """Return the scalars of a rule: shared for each dtype, and by variable where groups differ.
+    """Return the scalars of a rule in a step, as `Columns`.
+
+    The scalars of the first group of a dtype are in `shared`. Those that differ between groups are
+    also in `by_variable`, with a number for each variable.
 
     Args:
         groups: The group of each variable; None for a single group.
         scalars_of: Called as `scalars_of(dtype, group)`, once for each pair that occurs; returns
             scalars by name.
-        dtypes: The compute dtypes of the step, for a single group.
-        variables: The variables.
+        dtypes: The compute dtypes of the step; used for a single group only.
     """
     if groups is None:
         return Columns({dtype: scalars_of(dtype, None) for dtype in dtypes}, {})

@@ -1,10 +1,10 @@
 """Deferred restoration of checkpoint values into objects that do not exist yet.
 
 A checkpoint of objects is a graph: an object has children by name, some of which are variables, and
-an optimizer has slots of variables. A value that is restored before its object exists waits: a
-child's in its parent, by name, and a slot's in the optimizer, by variable and name. The code that
-creates the object looks the value up. Subclasses may override or call the methods, which
-are those of TensorFlow's `Trackable`.
+an optimizer has slots of variables. A value that is restored before its object exists waits in a
+`Position`: a child's in its parent, by name, and a slot's in the optimizer, by variable and name.
+The code that creates the object looks the value up. The methods have the names of TensorFlow's
+`Trackable`; subclasses may override or call them.
 """
 
 from __future__ import annotations
@@ -89,13 +89,12 @@ class Trackable:
     def _track_trackable(self, trackable: object, name: str, overwrite: bool = False) -> Any:
         """Add an object as a child, and give it the value that waits for this name.
 
+        Return the object.
+
         Args:
             trackable: A variable, module, optimizer, or another object that has children.
             name: The child's name.
             overwrite: Whether another child of this name is replaced.
-
-        Returns:
-            The object.
 
         Raises:
             InvalidArgumentError: There is another child of this name.
@@ -143,7 +142,9 @@ class Trackable:
         return max(positions, key=_uid_of).value() if positions else None
 
     def _handle_deferred_dependencies(self, name: str, trackable: object) -> None:
-        """Restore a new child from the latest position that waits for its name.
+        """Restore a new child from the latest position that waits for its name, if there is one.
+
+        All positions for this name then stop waiting.
 
         Raises:
             CheckpointMismatchError: The child has another shape or dtype. The value keeps waiting.
@@ -170,10 +171,11 @@ class Trackable:
         return [pos for pos in positions if pos.graph is graph or not self.PER_GRAPH]
 
     def _begun(self, name: str, initial_value: object) -> Any:
-        """Return the initial value of a new eager child: the restored value, if there is one.
+        """Return the restored value that waits for a new eager child, else `initial_value`.
 
         Raises:
-            CheckpointMismatchError: The restored value has another shape or dtype.
+            CheckpointMismatchError: The restored value has another shape or dtype than
+                `initial_value`.
         """
         restored: Any = self._preload_simple_restoration(name=name)
         if restored is None:
@@ -255,7 +257,8 @@ class TrackableSlots(Trackable):
     def _create_or_restore_slot_variable(
         self, slot_variable_position: Position, slot_name: str, variable: Tensor
     ) -> object:
-        """Return an existing slot, or let the position wait and return None.
+        """Return the slot if it exists. Otherwise store the position until it does, and return
+        None.
 
         A restore calls this for each slot in the checkpoint.
 
@@ -270,12 +273,11 @@ class TrackableSlots(Trackable):
         return slot
 
     def _restore_slot_variable(self, slot_name: str, variable: Any, slot_variable: object) -> None:
-        """Restore a new slot from its waiting position; called for each new slot.
+        """Restore a new slot from the position that waits for it, if any; called for each new slot.
 
         Args:
             slot_name: The slot's name, as "m".
             variable: The slot's variable.
-            slot_variable: The slot.
 
         Raises:
             CheckpointMismatchError: The slot has another shape or dtype. The value keeps waiting.
@@ -322,10 +324,11 @@ class TrackableSlots(Trackable):
         """Handle a new slot with its value; a hook for subclasses."""
 
     def _settle(self, var: Any = None, slot_name: str | None = None) -> None:
-        """Create the slots that values wait for, before slots are read.
+        """Create the slots that restored values wait for, before slots are read; do nothing in
+        graph mode.
 
         Args:
-            var, slot_name: Optional. The only slot to create.
+            var, slot_name: Optional. Do nothing unless a value waits for this slot.
         """
         if current_session() is not None or not executing_eagerly():
             return

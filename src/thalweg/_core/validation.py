@@ -34,11 +34,10 @@ def check_pairs(
     narrow: bool = False,
     devices: Sequence[torch.device] | None = None,
 ) -> None:
-    """Validate gradients and variables of a step; change nothing.
+    """Raise unless the variables can be updated by their gradients; change nothing.
 
     Args:
         pairs: Converted gradients with their variables.
-        titles: The variables' names for messages.
         scatter, narrow, devices: See `check_gradients` of the engines, which raises other errors.
 
     Raises:
@@ -87,7 +86,6 @@ def check_numerics(max_abs: Float64, titles: Sequence[str]) -> None:
 
     Args:
         max_abs: The largest magnitude of each gradient; NaN if it contains one.
-        titles: The variables' names.
     """
     for peak, title in zip(max_abs.tolist(), titles, strict=True):
         if not isfinite(peak):

@@ -1,4 +1,8 @@
-"""Scalars that a rule computes for each variable from its measures, level by level."""
+"""Scalars that a rule computes for each variable from reductions over it.
+
+A rule computes them in one or more levels: each level has reductions, and a function of them that
+may use scalars of the levels before.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +36,14 @@ def per_variable(
 ) -> tuple[Columns, list[Call]]:
     """Call `per_variable` of each level of a rule; add its results to the scalars of a step.
 
-    A variable that is listed twice is measured once, and its scalar slots are updated twice.
+    A variable that is listed twice is reduced once, and its scalar slots are updated twice. Return
+    new scalars that include the results, and the calls that write the scalar slots.
 
     Args:
         request: The step.
         scalar_slots: For each variable its slots of shape (), in the rule's order.
-        columns: The scalars of the rule and the stages.
-        stats: Computes the measures.
-
-    Returns:
-        The scalars with the results, and the calls that write the scalar slots.
+        columns: The scalars of the rule and of the gradient transforms.
+        stats: Computes the reductions.
     """
     rule = request.rule
     slots = {id(slot): slot.detach() for var_slots in scalar_slots for slot in var_slots}
@@ -78,10 +80,8 @@ def _add_level(
     """Call `per_variable` of a level; return the scalars with its results.
 
     Args:
-        level: The level.
-        request, scalar_slots, columns: As of `per_variable`.
-        measures: The measures of the level, for each variable.
-        slot_values: The values of scalar slots, by the `id` of the slot. They are updated in place.
+        measures: The results of the level's reductions by name, a vector over the variables each.
+        slot_values: The values of scalar slots, by the `id` of the slot; updated in place.
         device: The device on which the scalars are computed; None for the host.
     """
     rule, variables = request.rule, request.variables
@@ -116,11 +116,7 @@ def _add_level(
 
 
 def _check_numbers(request: StepRequest, scalar_slots: Sequence[Sequence[Tensor]]) -> None:
-    """Raise if storages of scalar slots were cut, or are memory that may only be read.
-
-    Raises:
-        LayoutError: Names the first.
-    """
+    """Raise LayoutError for the first scalar slot whose storage was cut or is read-only."""
     slots = [slot for var_slots in scalar_slots for slot in var_slots]
     slot_names = [kind.name for kind in request.rule.measured_slots]
 
@@ -144,7 +140,7 @@ def _scalars_of_members(
     dtype: Dtype,
     device: Device,
 ) -> dict[str, object]:
-    """Return the scalars and measures of some variables of one dtype, by name."""
+    """Return a level's arguments for variables of one dtype: scalars and reductions, by name."""
     scalars = vectors.rounded(columns.shared[dtype], dtype)
     for name, values in columns.by_variable.items():
         scalars[name] = vectors.round_to(vectors.pick_members(values, members), dtype, device)

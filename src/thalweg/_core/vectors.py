@@ -46,15 +46,13 @@ def send_to(values: object, device: torch.device) -> Tensor:
 
 
 def place_like(values: object, vector: object) -> Any:
-    """Return values as an array if a vector is on the host, else as a tensor on a device.
+    """Return values on the device of a vector, or on the host if the vector is an array or None.
+
+    Return a tensor if `vector` is one, else an array, of the dtype of `values`.
 
     Args:
-        values: An array; or a tensor, which is not moved to another device.
-        vector: A tensor; or an array or None, for the host.
-
-    Returns:
-        If `vector` is a tensor: `values` if it is a tensor, else a tensor of it on the device of
-        `vector`. Otherwise an array. The dtype is that of `values`.
+        values: An array; or a tensor, which may be moved to the host, but not to another device.
+        vector: A tensor, an array or None.
     """
     device = place_of(vector)
     if isinstance(values, Tensor):

@@ -116,7 +116,7 @@ class TorchOptimizerAdapter:
                 f"{type(self.optimizer).__name__} is {moment}: a training is saved and restored"
                 " between two steps. Save or restore it afterwards; until then, module= alone."
             )
-        return cache._lock
+        return cache.lock
 
     def _arguments(self) -> dict[str, Any]:
         """Return the options of the groups except numbers, the rule, and the step options."""

@@ -55,13 +55,13 @@ def current_strategy() -> Strategy:
 def sum_gradients(
     owner: object, strategy: Strategy, pairs: Pairs, fingerprint: StepFingerprint
 ) -> Pairs:
-    """Return (gradient sum, variable) pairs, without those that are None on all ranks.
+    """Return new (gradient sum, variable) pairs, without gradients that are None on all ranks.
 
     Args:
         owner: The optimizer.
         strategy: The strategy, of several replicas.
         pairs: Gradients or None, and variables; concrete or symbolic.
-        fingerprint: Description that must be equal on all ranks.
+        fingerprint: Description of the step that must be equal on all ranks.
 
     Raises:
         ReplicaMismatchError: The ranks differ, or another rank has an invalid gradient or variable.
@@ -85,8 +85,7 @@ def sum_concrete_gradients(
 ) -> Pairs:
     """Return all (gradient, variable) pairs of `make_pairs`, summed over the ranks.
 
-    A gradient that is None on all ranks stays None. The sums are recorded for `commit_sums`;
-    `make_pairs` is called once, and an error in it is reported to the other ranks.
+    A gradient that is None on all ranks stays None. The reducer is recorded for `commit_sums`.
     """
     reducer = strategy.reducer_of(owner)
     sums = reducer.sum_gradients(make_pairs, variables, fingerprint)
@@ -121,7 +120,10 @@ def convert_pairs(pairs: Pairs) -> Pairs:
 
 
 def _sum_in_graph(strategy: Strategy, grads_and_vars: Pairs, fingerprint: StepFingerprint) -> Pairs:
-    """Return (symbolic gradient sum, variable) pairs; all ranks must build the same graph."""
+    """Return (symbolic gradient sum, variable) pairs; all ranks must build the same graph.
+
+    Gradients that are None on all ranks are left out.
+    """
     variables = [var for _, var in grads_and_vars]
     Agreement(strategy.ranks, values=False).check(variables, StepFingerprint(fingerprint.words))
     filled_pairs = fill_missing(grads_and_vars, strategy.ranks)

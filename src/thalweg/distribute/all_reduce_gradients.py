@@ -30,8 +30,13 @@ MaybePair = tuple[Gradient, Any]
 def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
     """Return the pairs with zeros, or no rows, for each None that is a gradient on another rank.
 
-    All ranks pass the same number of (gradient, variable) pairs. While a graph is built, gradients
-    and variables may be symbolic; see `sum_pairs`.
+    Row indices become int64 if they are on any rank. All ranks pass the same number of (gradient,
+    variable) pairs. While a graph is built, gradients and variables may be symbolic; see
+    `sum_pairs`.
+
+    Raises:
+        ReplicaMismatchError: A gradient is dense on one rank and sparse on another, or its dtypes
+            differ.
     """
     pairs = list(pairs)
     if not pairs or ranks.is_alone:
@@ -46,7 +51,14 @@ def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
 
 
 def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
-    """Check that counts and shapes agree on all ranks, then return the pairs of `fill_missing`."""
+    """Return the pairs of `fill_missing` after a check that counts and shapes agree on all ranks.
+
+    If the gradients already have the same kinds and shapes on all ranks, one short message is sent
+    and the pairs are returned unchanged.
+
+    Raises:
+        ReplicaMismatchError: Counts, shapes, kinds or dtypes differ.
+    """
     local_kinds = [None if grad is None else (kind_of(grad), _shape_of(grad)) for grad, _ in pairs]
     if (
         RankMessage(ranks, PendingCollective.VALUES, [hash_bytes(repr(local_kinds).encode())])
@@ -77,17 +89,15 @@ def _names_of(pairs: Sequence[Any]) -> list[str]:
 def sum_pairs(
     pairs: Iterable[MaybePair], ranks: Ranks, sending: Sending | None = None
 ) -> list[MaybePair]:
-    """Return the pairs with each gradient summed over the ranks; every rank passes the same
-    variables.
+    """Return the pairs with each gradient summed over the ranks, in new tensors.
 
-    None counts as zero where another rank has a gradient, and stays None where none has. Rows of
-    sparse gradients are brought together, not added up: a row that two ranks name is named twice.
-    Their indices are int64 if they are so on any rank.
+    A None counts as zero if another rank has a gradient, and stays None otherwise. Rows of sparse
+    gradients are concatenated, not added: a row index of two ranks occurs twice. Row indices are
+    int64 if they are on any rank.
 
     Args:
-        pairs: Gradients, which are not written to, and their variables; or values that belong to
-            no variable, and None.
-        ranks: The ranks.
+        pairs: Gradients with their variables, the same variables on every rank; or values with None
+            in place of a variable.
         sending: Optional. The settings of the transfer.
 
     Raises:
@@ -105,14 +115,14 @@ def sum_pairs(
 def sum_matched_pairs(
     pairs: Sequence[MaybePair], sender: Sender, early_sums: Mapping[int, Tensor]
 ) -> list[MaybePair]:
-    """Sum dense gradients over all ranks, gather rows of sparse ones; return new pairs in order.
+    """Sum dense gradients over all ranks and gather rows of sparse ones; return new pairs in order.
 
     All ranks call this with the same kinds of gradients: dense, sparse or None.
 
     Args:
-        pairs: As in `sum_pairs`.
-        sender: The sender; its dense sums are whole, or parts if it scatters.
-        early_sums: Dense sums that have already arrived, by index; these are not sent.
+        sender: Sends the dense gradients; if `sender.scatters`, the result has this rank's parts of
+            their sums.
+        early_sums: Dense sums that have already arrived, by index; their gradients are not sent.
     """
     gradients: list[Any] = [grad for grad, _ in pairs]
     variables = [var for _, var in pairs]

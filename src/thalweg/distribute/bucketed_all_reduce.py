@@ -19,14 +19,14 @@ class Sender:
     """Sender of dense gradients, in buckets that are reused from step to step.
 
     New buckets are allocated if the gradients' shapes change, or if a caller still holds a sum,
-    which lies in a bucket's memory and must stay as it is.
+    whose memory is that of a bucket.
 
     Args:
         ranks: The ranks.
         sending: The settings of the transfer.
         compresses: True if gradients are compressed to 16 bits if `sending` enables it.
         shards: The assignment of elements to ranks if each rank receives only its part of a sum;
-            these are not compressed.
+            these parts are not compressed.
     """
 
     def __init__(
@@ -47,12 +47,14 @@ class Sender:
     def buckets_for(
         self, templates: Sequence[tuple[int, Tensor]], variables: Sequence[Tensor]
     ) -> Sequence[Sent]:
-        """Return buckets for dense gradients, the last index first, in the order of the backward
-        pass.
+        """Return buckets for dense gradients, in the order of the backward pass: the last index
+        first.
+
+        Wait for transfers of earlier steps first. Old buckets are returned if they fit.
 
         Args:
             templates: Index and tensor of each gradient; only shapes, dtypes and devices matter.
-            variables: The variables by index.
+            variables: All variables, by index.
         """
         # A failed step may have left transfers pending.
         for bucket in self._buckets:
@@ -77,10 +79,11 @@ class Sender:
         return self._buckets
 
     def send_bucket(self, bucket: Sent, variables: Sequence[Tensor]) -> None:
-        """Start the sum of a bucket over all ranks; first compress its gradients in place, if
+        """Start the sum of a bucket over all ranks, after its gradients were compressed, if
         enabled.
 
-        `bucket.places` are indices of `variables`.
+        Args:
+            bucket: The filled bucket; its `places` are indices of `variables`.
         """
         if self._compression is not None and isinstance(bucket, Bucket):
             self._compression.compress(bucket, variables)

@@ -94,7 +94,8 @@ class Bucket:
 
     def __init__(self, places: Sequence[int], templates: Sequence[Tensor]) -> None:
         self.places = list(places)
-        reals = [_as_real(template) for template in templates]
+        # Torch's collectives do not support complex numbers.
+        reals = [torch.view_as_real(t) if t.is_complex() else t for t in templates]
         # A later step outside of inference mode may refill the memory.
         with outside_inference():
             self._flat = reals[0].new_empty(sum(template.numel() for template in reals))
@@ -111,22 +112,24 @@ class Bucket:
         self._pending: Pending | None = None
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Copy tensors into the send buffer, at the indices `places`."""
         copy_all([self.parts[index] for index in places], tensors)
 
     def clear(self, index: int) -> None:
-        """Set the send buffer of the tensor with this index to zeros."""
         self.parts[index].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
-        """Convert the buffer to 16 bits in place; return the rounding errors, 0 where not finite.
+        """Prepare a 16-bit copy of the buffer that is sent in its place; return the rounding
+        errors.
 
         Elements are divided by the number of ranks, so that the sum does not overflow. Infinite,
-        NaN or too large elements make the sum infinite or NaN.
+        NaN or too large elements make the sum infinite or NaN, and have an error of 0.
 
         Args:
             dtype: The dtype of 16 bits.
             count: The number of ranks.
+
+        Returns:
+            One tensor for each part of the buffer, in its shape.
         """
         if self._low_precision is None:
             with outside_inference():
@@ -151,7 +154,6 @@ class Bucket:
             self._pending = ranks.begin_adding(message)
 
     def wait(self) -> None:
-        """Wait for the pending transfer, if any."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -165,7 +167,6 @@ class Bucket:
         return {index: part.detach() for index, part in self.parts.items()}
 
     def count_holders(self) -> int:
-        """Return the number of references to the buffer, which grows if a caller holds a sum."""
         return holders_of(self._flat)
 
 
@@ -204,8 +205,3 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source into the target at the same position, in place."""
     if targets:
         torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-
-
-def _as_real(tensor: Tensor) -> Tensor:
-    """Return a real view of a tensor: torch's collectives do not support complex numbers."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

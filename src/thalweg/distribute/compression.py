@@ -43,13 +43,14 @@ class Compression:
         self._next_residuals = {}
 
     def compress(self, bucket: Bucket, variables: Sequence[Tensor]) -> None:
-        """Add the last rounding errors to a bucket of gradients, then convert the bucket to 16
-        bits.
+        """Add the last rounding errors to a bucket of gradients, then prepare its 16-bit copy.
+
+        The new rounding errors are kept for `commit_step`.
 
         Args:
-            bucket: The bucket.
-            variables: The variables by index. A variable that occurs twice, and dtypes other than
-                32 and 64 bits, get no error feedback.
+            bucket: The bucket; changed. Dtypes other than 32 and 64 bits are left as they are.
+            variables: All variables, by index. The second occurrence of a variable has no error
+                feedback.
         """
         if bucket.dtype not in _WIDE:
             return

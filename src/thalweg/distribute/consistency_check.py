@@ -50,10 +50,10 @@ class Agreed(NamedTuple):
 
 
 class Agreement:
-    """Comparison of ranks before they send gradients: a few bytes each time, all facts sometimes.
+    """Comparison of ranks before they send gradients: a hash at each step, all facts sometimes.
 
     All facts are the variables in order with names, shapes, dtypes and values, and the lines of the
-    optimizer's fingerprint.
+    optimizer's fingerprint. They are compared every `CHECK_INTERVAL` steps, and when hashes differ.
 
     Args:
         ranks: The ranks.
@@ -80,9 +80,10 @@ class Agreement:
         Args:
             variables: The variables of the step.
             fingerprint: Other facts that must be equal.
-            trouble: The error that kept this rank from its gradients, or None.
-            doubt: A flag; the result is True if any rank sets it.
-            kinds: The kinds of the gradients, which may differ.
+            trouble: The error that kept this rank from computing its gradients, or None.
+            doubt: Whether this rank doubts the gradients that it has sent already; the result is
+                True if any rank does.
+            kinds: The kinds of the gradients, which may differ: the result says whether they do.
             extra_digest: A further number that must be equal; `fingerprint` has lines for it.
             collective: The action that follows.
 

@@ -37,11 +37,11 @@ class Replica(Protocol):
 
 
 class StrategyContext(NamedTuple):
-    """Strategy context that a thread has entered.
+    """Strategy context of a thread.
 
     Attributes:
         strategy: The strategy.
-        replica: The context of a replica, or None across replicas.
+        replica: The replica inside `run`; None in cross-replica context (`scope`, `merge_call`).
     """
 
     strategy: Replicas

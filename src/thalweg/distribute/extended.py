@@ -88,7 +88,7 @@ class Extended:
             var: The variable, passed as the first argument.
             fn: The function.
             args, kwargs: Further arguments.
-            group: True if to return the function's result itself, or a tuple of it.
+            group: True to return the function's result itself, False for a tuple of it.
         """
         with enter_cross_replica(self._strategy):
             output = fn(var, *args, **(kwargs or {}))

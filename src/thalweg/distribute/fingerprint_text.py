@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -34,7 +34,8 @@ def _describe_value(argument: object) -> str:
     if isinstance(argument, Rule):
         return argument.name
     if isinstance(argument, Mapping):
-        return f"{{{', '.join(_describe_pairs(argument))}}}"
+        pairs = (f"{name}: {_describe_value(entry)}" for name, entry in argument.items())
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(argument, frozenset | set):
         return f"[{', '.join(sorted(map(_describe_value, argument)))}]"
     if isinstance(argument, Sequence):
@@ -43,7 +44,3 @@ def _describe_value(argument: object) -> str:
     if config is not None and not isinstance(argument, type):
         return f"{type(argument).__name__} {_describe_value(config())}"
     return getattr(argument, "__qualname__", type(argument).__qualname__)
-
-
-def _describe_pairs(mapping: Mapping[object, object]) -> Iterator[str]:
-    return (f"{name}: {_describe_value(entry)}" for name, entry in mapping.items())

@@ -12,7 +12,11 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 def gather_rows(slices: Sequence[IndexedSlices], ranks: Ranks) -> list[IndexedSlices]:
-    """Return each sparse gradient with the rows of all ranks, by rank; rows are not added."""
+    """Return each sparse gradient with the rows of all ranks concatenated by rank; rows are not
+    added.
+
+    All ranks pass the same number of gradients.
+    """
     if not slices:
         return []
     row_counts = [len(grad.indices) for grad in slices]
@@ -29,8 +33,8 @@ def gather_rows(slices: Sequence[IndexedSlices], ranks: Ranks) -> list[IndexedSl
 
 
 def _gather_padded(part: Tensor, counts: Sequence[int], ranks: Ranks) -> Tensor:
-    # Collectives want one shape on all ranks.
     """Return the concatenated rows of all ranks; `counts` is the number of rows of each rank."""
+    # Collectives need one shape on all ranks.
     padded = part.new_zeros((max(counts), *part.shape[1:]))
     if not padded.numel():
         return part.new_zeros((sum(counts), *part.shape[1:]))

@@ -24,7 +24,7 @@ class GradientKind(NamedTuple):
         sparse: True if it has rows on some rank.
         wide: True if its row indices are int64 on some rank.
         missing: True if it is None on some rank and has no variable to make zeros for.
-        dtypes: For each of `_DTYPES`, True if some rank has it.
+        dtypes: For each of `_DTYPES`, True if the gradient has this dtype on some rank.
     """
 
     dense: bool = False
@@ -67,7 +67,11 @@ class GradientKind(NamedTuple):
             )
 
     def fill(self, grad: object, var: Any) -> Any:
-        """Return the gradient, or zeros or no rows if it is None on this rank only."""
+        """Return the gradient in the kind of all ranks.
+
+        A gradient that is None on this rank only becomes zeros, or no rows; row indices become
+        int64 if they are on another rank. Otherwise `grad` itself is returned.
+        """
         if isinstance(grad, IndexedSlices) and self.wide:
             return IndexedSlices(grad.values, grad.indices.long(), grad.dense_shape)
         if grad is not None or not (self.dense or self.sparse):

@@ -66,7 +66,7 @@ class Received(NamedTuple):
 
 
 class RankMessage:
-    """Non-blocking exchange of a few numbers between all ranks.
+    """Non-blocking exchange of a few numbers between all ranks, sent by the constructor.
 
     The length does not depend on the action, so that ranks that take different actions detect it.
 
@@ -101,7 +101,7 @@ class RankMessage:
         """Wait for all ranks; return which digests are equal on all, and the maxima of flags.
 
         Raises:
-            BaseException: The error that this rank gave as `trouble`.
+            BaseException: The error that this rank passed as `trouble`.
             ReplicaMismatchError: Another rank failed, or takes another action.
             ReplicaLostError: A rank did not answer.
         """
@@ -118,7 +118,11 @@ class RankMessage:
         return Received(are_equal, maxima)
 
     def compare(self, lines: Sequence[str]) -> None:
-        """Raise ReplicaMismatchError on all ranks; `lines` differ between some of them."""
+        """Raise ReplicaMismatchError on all ranks about the first of `lines` that differs between
+        them.
+
+        All ranks call this if `receive` says that digests of their lines differ.
+        """
         if not self._other_groups:
             compare_lines(self._ranks, lines)
             return
@@ -149,7 +153,7 @@ class RankMessage:
 
 @contextlib.contextmanager
 def report_error(ranks: Ranks, collective: PendingCollective) -> Iterator[None]:
-    """Return a context manager that reports an error in the block to the ranks that wait."""
+    """Report an error in the `with` block to the other ranks, which wait; then raise it."""
     try:
         yield
     except Exception as error:
@@ -160,8 +164,8 @@ def report_error(ranks: Ranks, collective: PendingCollective) -> Iterator[None]:
 def raise_on_all(ranks: Ranks, collective: PendingCollective, trouble: BaseException) -> None:
     """Report an error to the ranks that wait for this one, then raise it.
 
-    Return without effect if there are no other ranks or if they know of the error already: the
-    caller raises.
+    Return instead if there are no other ranks, or if `trouble` is itself about other ranks: the
+    caller raises it.
 
     Raises:
         BaseException: `trouble`.
@@ -179,7 +183,6 @@ def compare_lines(
     """Raise ReplicaMismatchError on all ranks about the first line that differs between ranks.
 
     Args:
-        ranks: The ranks.
         lines: Facts of this rank: name, ": " and value.
         hints: Pairs of the beginning of a name and advice if that fact differs.
         rank_numbers: Optional. The numbers of the ranks in messages; from 0 on by default.
@@ -205,7 +208,6 @@ def _describe_difference(
 
     Args:
         first, second: The lines of the two ranks.
-        hints: As for `compare_lines`.
         rank_numbers: The numbers of the two ranks.
     """
     pairs = zip_longest(first, second, fillvalue=": nothing")

@@ -32,7 +32,7 @@ def record_loss_reduction(reduce_op: object) -> None:
 
 @contextlib.contextmanager
 def scale_loss_for_estimator() -> Iterator[None]:
-    """Return a context manager in which `thalweg.v1` divides losses by the number of replicas.
+    """Divide losses of `thalweg.v1` by the number of replicas, in a `with` block of this thread.
 
     A loss that `record_loss_reduction` declares to be a sum is not divided. TensorFlow does this
     for Estimators only; elsewhere a script divides by the global batch size.

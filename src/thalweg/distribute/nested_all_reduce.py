@@ -35,7 +35,14 @@ def all_reduce(strategy: Replicas, reduce_op: object, nest: object, axis: int | 
 def reduce_leaves(
     strategy: Replicas, op: ReduceOp, leaves: Sequence[object], axis: int | None
 ) -> list[Any]:
-    """Return the sums or means over all ranks of a list of concrete values, in order."""
+    """Return the sums or means of concrete values over all ranks, in order; None stays None.
+
+    Args:
+        op: Sum or mean.
+        leaves: The values of this rank.
+        axis: A dimension of each value that is reduced, too; a mean then divides by the number of
+            elements on all ranks. None reduces over ranks only.
+    """
     if axis is None:
         return _reduce_concrete(strategy, op, leaves)
     with report_error(strategy.ranks, PendingCollective.VALUES):

@@ -13,16 +13,16 @@ from thalweg.indexed_slices import Gradient
 
 
 class InFlightAllReduce:
-    """All-reduce of one backward pass; all ranks send the buckets in the same order.
+    """All-reduce of the gradients of one backward pass, while it runs.
 
-    The gradients of the last variables are computed first, so their bucket is the first. A gradient
-    that is missing or sparse counts as zeros.
+    All ranks send the buckets in the same order: that of the last variables, whose gradients are
+    computed first, is the first. A gradient that is missing or sparse counts as zeros.
 
     Args:
         variables: All variables of the pass.
         dense: Indices of the variables with a dense gradient in the last step, equal on all ranks.
-        sender: The sender.
-        vote: The vote of all ranks; no bucket is sent before it is decided.
+        sender: Sends the buckets.
+        vote: The vote of all ranks on sending during the pass; no bucket is sent before its result.
     """
 
     def __init__(
@@ -45,10 +45,15 @@ class InFlightAllReduce:
         self._num_sent = 0
 
     def take_gradient(self, var: Tensor) -> None:
-        """Copy the complete gradient `var.grad` into its bucket; send buckets that are full."""
+        """Copy the complete gradient `var.grad` into its bucket; send buckets that are full.
+
+        Other gradients, and those without a bucket, are ignored.
+        """
         index, grad = self._indices.get(id(var), -1), var.grad
         bucket = self._buckets_by_index.get(index)
-        if bucket is None or grad is None or not _is_dense(grad, var) or index in self._sent_grads:
+        if bucket is None or grad is None or index in self._sent_grads:
+            return
+        if grad.layout is not torch.strided or grad.dtype != var.dtype:
             return
         bucket.put([index], [grad])
         self._sent_grads[index] = grad, grad._version
@@ -62,9 +67,9 @@ class InFlightAllReduce:
             self._send_next()
 
     def finish_sending(self) -> bool:
-        """Send the remaining buckets, zeros for missing gradients.
+        """Send the remaining buckets, with zeros for missing gradients, and return True.
 
-        Return False, and send nothing, if the ranks have voted against early sending.
+        If the ranks have voted against early sending, send nothing and return False.
         """
         if not self._is_agreed():
             return False
@@ -76,9 +81,7 @@ class InFlightAllReduce:
         return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
-        """Return True if all dense gradients of these variables were sent and have not changed
-        since.
-        """
+        """Return True if the sums are those of these gradients, all sent and unchanged since."""
         return len(variables) == len(self._variables) and all(
             var is expected_var and self._has_sent(index, grad)
             for index, (var, expected_var, grad) in enumerate(
@@ -111,7 +114,3 @@ class InFlightAllReduce:
     def _send_next(self) -> None:
         self._sender.send_bucket(self._buckets[self._num_sent], self._variables)
         self._num_sent += 1
-
-
-def _is_dense(grad: Tensor, var: Tensor) -> bool:
-    return grad.layout is torch.strided and grad.dtype == var.dtype

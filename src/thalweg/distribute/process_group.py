@@ -62,7 +62,7 @@ class Ranks:
 
     @classmethod
     def none(cls) -> Ranks:
-        """Return a group of this process alone, even if process groups exist."""
+        """Return `Ranks` of this process alone, even if process groups exist."""
         ranks = cls.__new__(cls)
         ranks._group, ranks._timeout, ranks._loss_message = None, None, None
         ranks.rank, ranks.size = 0, 1
@@ -166,7 +166,7 @@ class Ranks:
         Pending(self, works).wait()
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """Replace tensors, in place, by those of the rank `source`."""
+        """Replace tensors in place by those of the rank `source`; all ranks call this, and wait."""
         for tensor in tensors:
             contiguous = tensor.detach().contiguous()
             # All backends support bytes.
@@ -219,7 +219,12 @@ class Ranks:
             self._finish_work(work)
 
     def _begin_collective(self, function: Any, *args: Any, **kwargs: Any) -> object:
-        """Start a collective and return its work handle; raise ValueError for strided tensors."""
+        """Start a collective of torch.distributed and return its work handle.
+
+        Raises:
+            ValueError: A tensor is not contiguous.
+            ReplicaLostError: A rank is lost.
+        """
         for arg in args:
             # Gloo would take as many bytes from where it begins.
             if isinstance(arg, Tensor) and not arg.is_contiguous():
@@ -236,7 +241,10 @@ class Ranks:
 
     @contextlib.contextmanager
     def _detect_loss(self) -> Iterator[None]:
-        """Convert errors of torch.distributed into ReplicaLostError; later calls raise it, too."""
+        """Convert errors of torch.distributed in the `with` block into ReplicaLostError.
+
+        Every later call of this object raises the same error.
+        """
         if self._loss_message is not None:
             raise ReplicaLostError(self._loss_message)
         try:
@@ -301,7 +309,7 @@ _subgroups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Ranks]] = (
 
 
 def ranks_of(numbers: Sequence[int]) -> Ranks:
-    """Return a group of ranks of the default group; all of these ranks call this.
+    """Return the `Ranks` of some ranks of the default group; all of these ranks call this.
 
     The group is created at first use, and then reused as long as the default group lives.
 

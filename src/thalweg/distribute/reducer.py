@@ -25,8 +25,8 @@ class Reducer:
     """Reducer of the gradients of one optimizer over all ranks.
 
     From the second step on, `minimize` sends gradients while the backward pass computes others:
-    those of the variables with a dense gradient in the last step. All ranks must do so or none, so
-    they vote when the pass begins.
+    those of the variables with a dense gradient in the last step. Either all ranks do so or none,
+    so they vote when the pass begins.
 
     Args:
         ranks: The ranks.
@@ -83,12 +83,12 @@ class Reducer:
     ) -> tuple[list[MaybePair], SharedStep]:
         """Sum gradients as `sum_gradients` does, for a step with sharded slots.
 
-        Args:
-            make_pairs, variables, fingerprint: As for `sum_gradients`.
-            scatters: True if each rank receives only its parts of the sums.
+        Return the (gradient, variable) pairs and the step. If `scatters`, the step has this rank's
+        parts of the sums of dense gradients, whose pairs are those of `make_pairs`; else the pairs
+        have full sums.
 
-        Returns:
-            The pairs, dense gradients as they were given if `scatters`, and the step.
+        Args:
+            scatters: True if each rank receives only its parts of the sums.
         """
         shards = self._require_shards()
 
@@ -143,8 +143,11 @@ class Reducer:
         fingerprint: StepFingerprint,
         scatters: bool = False,
     ) -> tuple[list[MaybePair], dict[int, Tensor]]:
-        """Compare the ranks; return pairs of equal kinds, and early sums by the index of their
-        pair.
+        """Compare the ranks and what each has sent during the backward pass.
+
+        Sums that were sent are dropped on all ranks if one rank has changed its gradients since.
+        Return the pairs with gradients of the same kinds on all ranks; and sums that have arrived,
+        by the index of their pair.
         """
         self._expects_sums = False
         if self._is_in_doubt:
@@ -207,8 +210,8 @@ class Reducer:
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Return a context manager for code before `sum_gradients`; it reports errors to other
-        ranks.
+        """Report an error in the `with` block to the other ranks, unless `sum_gradients` was called
+        in it.
         """
         self._expects_sums = True
         try:
@@ -223,9 +226,9 @@ class Reducer:
 
     @contextlib.contextmanager
     def guard_backward(self) -> Iterator[None]:
-        """Return a context manager for the backward pass before `sum_gradients`.
+        """Send gradients during the backward pass in the `with` block, before `sum_gradients`.
 
-        Gradients are sent inside the block, and errors are reported to the other ranks.
+        Errors in the block are reported to the other ranks.
         """
         self._underway, self._has_backward_begun = None, False
         self._sender.begin_step()
@@ -251,7 +254,7 @@ class Reducer:
             self._end_backward()
 
     def _end_backward(self) -> None:
-        """Finish the transfer of gradients; decline the vote if no backward pass has voted."""
+        """Send the remaining gradients of the pass; decline the vote if no pass has voted."""
         self._begin_backward((), declines=True)
         if self._declined_vote is not None:
             vote, self._declined_vote = self._declined_vote, None
@@ -263,7 +266,12 @@ class Reducer:
     def _begin_backward(
         self, leaves: Sequence[Tensor], *, declines: bool = False
     ) -> Callable[[Tensor], None] | None:
-        """Take part in the vote about early sending, once per step.
+        """Take part in the vote about early sending, once per step; decline if this rank cannot.
+
+        Args:
+            leaves: The leaves of the backward pass. A leaf that is not a variable of the last step
+                declines.
+            declines: True to decline in any case.
 
         Returns:
             Function to call with each leaf whose gradient is complete, or None to send later.

@@ -17,7 +17,7 @@ def note_sums(owner: object, reducer: Reducer) -> None:
 
 
 def commit_sums(owner: object, failed: bool = False) -> None:
-    """Mark the last sums of an optimizer as applied; do nothing if there are none.
+    """Tell the reducer that the last sums of an optimizer were applied; do nothing without sums.
 
     Args:
         owner: The optimizer.

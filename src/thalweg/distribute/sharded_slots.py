@@ -64,23 +64,24 @@ def sum_for_shards(
     strategy: Strategy,
     grads_and_vars: Pairs,
     fingerprint: StepFingerprint,
-    hooks: StepAdapter,
+    adapter: StepAdapter,
     scatters: bool = True,
 ) -> tuple[Pairs, SharedStep]:
-    """Shard the slots of an optimizer if new; return (gradient, variable) pairs and the step.
+    """Sum gradients for a step with sharded slots; shard slots that are not sharded yet.
 
     Args:
-        owner, strategy, grads_and_vars, fingerprint: As for `sum_gradients`.
-        hooks: The adapter of the optimizer.
-        scatters: True if full sums are not needed: gradients are then local, and the step holds
-            this rank's parts of the sums.
+        adapter: The adapter of the optimizer.
+        scatters: True if full sums are not needed; see `Reducer.share_step`.
+
+    Returns:
+        (gradient, variable) pairs, without gradients that are None on all ranks, and the step.
 
     Raises:
         FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
         ReplicaMismatchError, ReplicaLostError, TypeError, ValueError: As `sum_gradients`.
     """
     reducer = strategy.reducer_of(owner)
-    slots = _shared_slots(owner, grads_and_vars, hooks)
+    slots = _shared_slots(owner, grads_and_vars, adapter)
     variables = [var for _, var in grads_and_vars]
     sums, step = reducer.share_step(
         partial(convert_pairs, grads_and_vars), variables, fingerprint, scatters
@@ -95,18 +96,23 @@ def sum_for_shards(
 def share_summed_step(
     owner: Any,
     grads_and_vars: Any,
-    hooks: StepAdapter,
+    adapter: StepAdapter,
     transforms: GradientTransforms = NOTHING,
     fingerprint: StepFingerprint | None = None,
 ) -> tuple[Any, Step | None]:
-    """Return (gradient, variable) pairs, and the sharded step or None, for complete gradient sums.
+    """Prepare a sharded step for gradients that are sums over the ranks already.
+
+    Slots that are new are sharded over the ranks of the strategy, or placed like their DTensors.
 
     Args:
         owner: The optimizer.
-        grads_and_vars: Gradients and variables.
-        hooks: The adapter of the optimizer.
+        adapter: The adapter of the optimizer.
         transforms: The gradient transforms of the step.
         fingerprint: Optional. The description that must be equal on all ranks.
+
+    Returns:
+        (gradient, variable) pairs and the step. Without sharding or DTensors, `grads_and_vars`
+        itself and None.
 
     Raises:
         FailedPreconditionError: As `shards_of` and `sum_for_shards`.
@@ -114,7 +120,7 @@ def share_summed_step(
     shards = shards_of(owner)
     if shards is not None:
         pairs = as_pairs(grads_and_vars)
-        slots = _shared_slots(owner, pairs, hooks)
+        slots = _shared_slots(owner, pairs, adapter)
         step = get_strategy().reducer_of(owner).step_of_sums()
         with step.report_errors():
             grad_pairs = [(grad, var) for grad, var in convert_pairs(pairs) if grad is not None]
@@ -128,21 +134,25 @@ def share_summed_step(
     parts = owner._slots.parts
     if isinstance(parts, LocalShards):
         pairs = as_pairs(grads_and_vars)
-        group = _make_matrix_group(pairs, hooks, transforms, fingerprint)
+        group = _make_matrix_group(pairs, adapter, transforms, fingerprint)
         return place_on_mesh(pairs, group), LocalStep(parts, group)
     return grads_and_vars, None
 
 
 def _make_matrix_group(
     pairs: Pairs,
-    hooks: StepAdapter,
+    adapter: StepAdapter,
     transforms: GradientTransforms,
     fingerprint: StepFingerprint | None,
 ) -> MatrixProcessGroup | None:
-    """Return the group of ranks that exchange messages about DTensors, or None if not needed."""
+    """Return the group of ranks that exchange messages about DTensors in a step.
+
+    None if there are no DTensors, or if the step needs no message: no reduction, no check of
+    numbers, no gradient to redistribute.
+    """
     on_mesh = [(grad, var) for grad, var in pairs if is_on_mesh(var)]
-    rule = hooks.step_rule()
-    sends = transforms or hooks.selection.check_numerics or are_misplaced(on_mesh)
+    rule = adapter.step_rule()
+    sends = transforms or adapter.selection.check_numerics or are_misplaced(on_mesh)
     if not on_mesh or not (sends or (rule is not None and rule.is_measured)):
         return None
 
@@ -156,7 +166,7 @@ def _make_matrix_group(
     return MatrixProcessGroup([var for _, var in on_mesh], describe)
 
 
-def _shared_slots(owner: Any, pairs: Pairs, hooks: StepAdapter) -> Sequence[Slot]:
+def _shared_slots(owner: Any, pairs: Pairs, adapter: StepAdapter) -> Sequence[Slot]:
     """Return the slots to shard: those with the shapes of their variables.
 
     Raises:
@@ -169,8 +179,8 @@ def _shared_slots(owner: Any, pairs: Pairs, hooks: StepAdapter) -> Sequence[Slot
         raise FailedPreconditionError(
             "Slots are shared out in eager mode alone: make the strategy without shard_slots."
         )
-    rule = hooks.step_rule()
-    if rule is None or hooks.one_by_one(pairs):
+    rule = adapter.step_rule()
+    if rule is None or adapter.one_by_one(pairs):
         raise FailedPreconditionError(
             f"The slots of {owner._name} cannot be shared out over the ranks: its variables are not"
             " updated by a rule alone. Make the strategy without shard_slots."

@@ -134,8 +134,9 @@ class Strategy:
         return self.ranks.size
 
     def scope(self) -> AbstractContextManager[Strategy]:
-        """Return a context manager for this strategy's cross-replica context; `apply_gradients`
-        needs `run`.
+        """Return a context manager for the cross-replica context of this strategy.
+
+        `apply_gradients` needs `run` instead.
 
         Raises:
             RuntimeError: The block is in the scope of another strategy.

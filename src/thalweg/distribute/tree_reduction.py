@@ -22,7 +22,7 @@ Sums = list[Gradient]
 def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
     """Return the sums over micro-batches `low` to `high` - 1, added in tree order.
 
-    At most one more gradient list than the depth of the tree is alive at a time.
+    At most one more list of gradients than the depth of the tree is alive at a time.
 
     Args:
         low, high: Numbers of micro-batches; `high` is above `low`.
@@ -54,7 +54,9 @@ def _add_pair(left_sum: Gradient, right_sum: Gradient) -> Gradient:
 
 
 def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
-    """Return the sum of the flat tensors of all ranks in tree order; 2**n ranks."""
+    """Return the sum of the flat tensors of all ranks, whose number is a power of two, in tree
+    order.
+    """
     size = -(-flat.numel() // ranks.size)
     padded = flat.new_zeros(size * ranks.size)
     padded[: flat.numel()] = flat

@@ -47,7 +47,11 @@ def in_replicas() -> Strategy | None:
 def of_all(
     strategy: Strategy, aggregation: VariableAggregation, variable: Variable, value: object
 ) -> Tensor:
-    """Return the aggregate of the values of all replicas; an error of one is raised on all."""
+    """Return the aggregate of the values of all replicas; all of them call this.
+
+    Raises:
+        ReplicaMismatchError: Another replica has an invalid value; that replica raises its error.
+    """
     operand, trouble = variable, None
     try:
         operand = Variable._operand(variable, value)

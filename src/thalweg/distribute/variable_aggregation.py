@@ -47,7 +47,8 @@ def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any)
 def as_mode(mode_class: type[Mode], mode: object) -> Mode:
     """Return the member of `mode_class` with this value; None selects the first member.
 
-    Raise ValueError for other values.
+    Raises:
+        ValueError: No member has this value.
     """
     try:
         return mode_class(0 if mode is None else mode)
@@ -60,7 +61,10 @@ def as_mode(mode_class: type[Mode], mode: object) -> Mode:
 
 
 def with_aggregation(make: Callable[Params, object]) -> Callable[Params, Any]:
-    """Return `make` with the arguments `synchronization` and `aggregation` applied."""
+    """Wrap a constructor of variables: `aggregate_assignments` gets two of the keyword arguments.
+
+    They are `synchronization` and `aggregation`, which `make` receives as members, too.
+    """
 
     @functools.wraps(make)
     def make_aggregated(*args: Params.args, **kwargs: Params.kwargs) -> object:

@@ -1,8 +1,8 @@
-"""Plan of a step with absent gradients, for sets of gradients that change from step to step.
+"""Plan of a step in which gradients may be absent, for sets of gradients that change between steps.
 
-Mixtures of experts, LayerDrop and GANs with one optimizer give gradients to other parameters in
-each step. A plan for one set would be made anew each time. This plan has all parameters with state;
-the native call leaves out those without a gradient.
+Mixtures of experts, LayerDrop and GANs with one optimizer give gradients to different parameters in
+each step. A plan for one such set could rarely be reused. This plan has all parameters with state;
+the native call that replays it skips those without a gradient.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PARAM_CLASSES = (Tensor, torch.nn.Parameter)
 
 
 def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep | None:
-    """Return a replayable step in which gradients may be absent, or None if impossible.
+    """Return a replayable step in which gradients may be absent; None if it cannot be planned.
 
     Args:
-        optimizer: The optimizer; its plans change, nothing else.
+        optimizer: The optimizer; only its plans change.
         kind: The class of the step.
     """
     absent = _make_stand_ins(optimizer)
@@ -46,9 +46,10 @@ def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep |
 
 
 def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
-    """Return {id(param): zeros like the gradient} for parameters with state but without gradient.
+    """Return uninitialized gradients, by `id`, for parameters that have state but no gradient.
 
-    Empty if there are none, or if a parameter has a first gradient or is not a plain CPU tensor.
+    The result is {} if there are no such parameters, or if a step with them cannot be replayed: a
+    parameter with a gradient has no state yet, or a parameter is not a plain CPU tensor.
     """
     params: list[Tensor] = []
     lacking: list[Tensor] = []
@@ -72,24 +73,26 @@ def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
 
 
 def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStepAdapter]:
-    """Plan a step over all parameters that have a gradient or a stand-in.
+    """Plan a step over all parameters that have a gradient or an entry in `absent`; cache the
+    plans.
 
-    Returns:
-        The adapter of each rule; empty if one of them has to make state first.
+    Return the adapter of each rule; () if a rule cannot take part, or its plan needs new state.
     """
-    shares = optimizer._shares(absent)
+    members_by_rule = optimizer._members_by_rule(absent)
     parts = optimizer.step_cache.parts
-    steps = [optimizer._sub_step(rule, share, parts) for rule, share in shares.items()]
-    if not all(are_numbers_in_call(hooks.part) for hooks, _ in steps):
+    steps = [optimizer._sub_step(rule, members, parts) for rule, members in members_by_rule.items()]
+    if not all(are_numbers_in_call(adapter.part) for adapter, _ in steps):
         return ()
-    if any(rule.passes or rule.is_whole for rule in shares) or not optimizer._supports_step(steps):
+    if any(
+        rule.passes or rule.is_whole for rule in members_by_rule
+    ) or not optimizer._supports_step(steps):
         return ()
-    for hooks, given_pairs in steps:
+    for adapter, given_pairs in steps:
         arguments = optimizer.unscaling(), len(given_pairs), GradientReport()
         transforms = gradient_transforms(optimizer.step_options, *arguments, is_torchs=True)
         with no_grad():
-            pairs, copies = hooks.aim(given_pairs)
-        part, plan = hooks.part, plan_step(hooks, hooks.part.plans, pairs, transforms, copies)
+            pairs, copies = adapter.aim(given_pairs)
+        part, plan = adapter.part, plan_step(adapter, adapter.part.plans, pairs, transforms, copies)
         if plan is None:
             return ()
         plan.ready.release_gradients()
@@ -97,6 +100,6 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStep
         if not plan.ready.is_single or not part.publishes_numbers_only:
             return ()
         run(part.publishing())
-        hooks.settle()
-        hooks.detach()
-    return [hooks for hooks, _ in steps]
+        adapter.settle()
+        adapter.detach()
+    return [adapter for adapter, _ in steps]

@@ -48,7 +48,9 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
     @staticmethod
     def _rule_by_shape(group: Group, param: Tensor) -> Rule:
-        """Return the rule for the options of a group and the shape of a parameter."""
+        """Return the rule of a parameter: with row and column means for matrices, else with one
+        mean.
+        """
         root_floor, of_variable = _read_eps(group["eps"])
         if root_floor is None:
             root_floor = torch.finfo(param.dtype).eps
@@ -56,7 +58,6 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Return reasons why the options of a group choose no rule: an invalid `eps`."""
         try:
             _read_eps(group["eps"])
         except InvalidTypeError as error:
@@ -74,7 +75,8 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
 
 def _read_eps(eps: Any) -> tuple[float | None, float]:
-    """Return (least root of a mean square or None, least parameter length).
+    """Return the two numbers of `eps`: the minimum root of mean squares, or None, and of
+    parameters.
 
     Raises:
         InvalidTypeError: `eps` has another form.

@@ -14,15 +14,15 @@ from thalweg.optim.rule_names import HOMES, KINDS
 
 
 def kind_of(rule: object) -> Any:
-    """Return the class of this package for the rule of a group.
+    """Return the optimizer class of this package for the `rule` of a group.
 
     Args:
-        rule: The class, its name, or a user-defined rule, for which a class is made.
+        rule: The class, its name, or a user-defined rule, for which a class is made once.
 
     Raises:
         InvalidTypeError: It is none of them.
-        RuleError: The rule could not take a step.
-        InvalidArgumentError: There is no such class.
+        RuleError: No step is possible with the rule.
+        InvalidArgumentError: No class has this name.
     """
     if isinstance(rule, Rule):
         with importing:

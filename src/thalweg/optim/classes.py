@@ -32,7 +32,6 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_AMSGRAD if group["amsgrad"] else rules.TORCH_ADAM
 
 
@@ -70,7 +69,6 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_SGD if group["momentum"] == 0 else rules.TORCH_MOMENTUM
 
     @staticmethod
@@ -79,7 +77,12 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         return group["momentum"] == 0 and group["weight_decay"] == 0
 
     def _check_memories(self) -> None:
-        """Raise for memory that torch's step would corrupt; copy misplaced momentum."""
+        """Raise for memory that torch's step would corrupt; replace misplaced momentum by a copy.
+
+        Raises:
+            InvalidArgumentError: A dense gradient has a sparse momentum, or as the base class.
+            LayoutError: As the base class.
+        """
         super()._check_memories()
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
@@ -117,7 +120,6 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         centered = group["centered"]
         if group["momentum"] > 0:
             if centered:
@@ -143,7 +145,6 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_ADAGRAD
 
     @staticmethod
@@ -172,7 +173,6 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_ADADELTA
 
 
@@ -189,7 +189,6 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_ADAMAX
 
 
@@ -210,7 +209,6 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_NADAM
 
 
@@ -227,7 +225,6 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_RADAM
 
 
@@ -254,7 +251,6 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_SPARSE_ADAM
 
 
@@ -278,7 +274,6 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_ASGD
 
     def _initials_of_group(self, group: Group) -> dict[str, float]:
@@ -303,7 +298,6 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return rules.TORCH_RPROP
 
     def _initials_of_group(self, group: Group) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """`thalweg::step`: a step as one operation of the graphs that `torch.compile` makes.
 
-A graph has in it which tensors a step writes, and which gradients it reads. All else, such as rates
-and counts of steps, is read when the graph runs, so that none is compiled into it.
+The operation lists the tensors that a step writes and the gradients that it reads. All else, such
+as learning rates and step counts, is read when the graph runs, so it is not a constant of the
+graph.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ _optimizers: WeakValueDictionary[str, Any] = WeakValueDictionary()
 class Operands:
     """Operands of the step operation of an optimizer, as Dynamo sees them.
 
-    The lists change only while nothing runs: an operation has to find those that its graph was
+    The lists change only between calls: an operation must find the tensors that its graph was
     called with.
 
     Args:
         optimizer: The optimizer.
 
     Attributes:
-        handle: Key with which the operation finds the optimizer: a number, as text, because Dynamo
-            makes numbers that differ from one optimizer to the next variables of a graph.
+        handle: Key by which the operation finds the optimizer: a number as text, because Dynamo
+            makes a number that differs between optimizers a variable of the graph.
         parameters: The parameters of all groups.
-        slots: The tensors of the state that a step writes element by element, or, where these are
-            views, the blocks that they lie in.
+        slots: The state tensors that a step writes element by element; for views, the blocks that
+            contain them.
         is_stale: True if a step has replaced one of them.
     """
 
@@ -57,7 +58,7 @@ class Operands:
         self._rebind_target: object = None
 
     def read(self, optimizer: Any) -> None:
-        """Store the present parameters and slots of the optimizer in this object."""
+        """Set the operands to the present parameters and slots of the optimizer."""
         self.parameters, self.slots = _find_operands(optimizer)
         self.is_stale = False
 
@@ -67,7 +68,8 @@ class Operands:
             self.read(optimizer)
 
     def reading(self, optimizer: object, excluded_ids: Container[int] = ()) -> list[Call]:
-        """Return calls that replace the operands by those of an optimizer; [] if never read.
+        """Return C functions that set the operands to those of an optimizer; [] if they were never
+        read.
 
         Slots with an `id` in `excluded_ids` are left out.
         """
@@ -79,7 +81,10 @@ class Operands:
         return [partial(vars(self).update, updates)]
 
     def check(self, optimizer: Any) -> None:
-        """Set `is_stale` if the step replaced one of the operands."""
+        """Set `is_stale` if parameters or slots of the optimizer are no longer the operands.
+
+        They are compared only after a step that was not a rebind of the one before.
+        """
         steady = optimizer.step_cache.rebind_target
         if steady is None or steady is not self._rebind_target:
             self._rebind_target = steady
@@ -105,9 +110,12 @@ def _find_operands(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def can_be_taken(handle: str) -> bool:
-    """Read the operands of an optimizer again; return True if its steps may be operations.
+    """Read the operands of an optimizer again; return True if its steps may be operations of a
+    graph.
 
-    Dynamo calls this function while it traces, and treats the result as a constant.
+    Dynamo calls this function while it traces, and treats the result as a constant. False if the
+    optimizer accumulates, updates in the backward pass or differentiates its steps, or if a tensor
+    is not a plain dense CPU tensor.
     """
     optimizer = _optimizers[handle]
     operands, options = optimizer.step_cache.operands, optimizer.step_options
@@ -133,10 +141,9 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def put_in_graph(operands: Operands) -> bool:
-    """Add the step operation to a graph; Dynamo traces this in place of a step.
+    """Add the step operation to the graph that Dynamo traces in place of a step.
 
-    Returns:
-        True if the operation was added; False if the step cannot be one, and nothing was done.
+    Return True if the operation was added; False if the step cannot be one, and nothing was done.
     """
     if not can_be_taken(operands.handle) or operands.is_stale:
         return False
@@ -152,10 +159,7 @@ def put_in_graph(operands: Operands) -> bool:
 
 
 def forget_gradients(operands: Operands) -> None:
-    """Set the gradients to None unless the operands are stale.
-
-    Dynamo traces this function in place of `zero_grad`.
-    """
+    """Set the gradients of the operands to None, unless they are stale; traced for `zero_grad`."""
     can_be_taken(operands.handle)
     if not operands.is_stale:
         for param in operands.parameters:
@@ -200,9 +204,10 @@ def _share_versions() -> Generator[None]:
 
 
 def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
-    """Return a context manager that copies a graph's tensors to the optimizer's and back.
+    """Copy a graph's tensors to the optimizer's for a `with` block, and results back after it.
 
-    `pairs` are (tensor of the optimizer, tensor of the graph). A graph may pass copies, and write
+    `pairs` are (tensor of the optimizer, tensor of the graph); those that share memory are skipped.
+    The optimizer's own values are restored at the end, because a graph may pass copies, and write
     them back later, or not.
     """
     copies = [(var.detach(), copy) for var, copy in pairs if var.data_ptr() != copy.data_ptr()]
@@ -217,7 +222,7 @@ def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
 
 
 def _set_gradients(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> ContextSetting:
-    """Return a context manager in which parameters have these gradients."""
+    """Set `param.grad` of parameters for a `with` block, and restore it at the end."""
     former_grads = [param.grad for param in params]
     if all(map(is_, former_grads, gradients)):
         return ContextSetting(lambda: ([], []))

@@ -1,4 +1,4 @@
-"""Per-parameter numbers that exist on a device only; see `param_scalars`."""
+"""Per-parameter numbers, such as step counts, that exist on a device only; see `param_scalars`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class DeviceColumn:
         self._pointers = list(map(Tensor.data_ptr, views))
 
     def stands(self) -> bool:
-        """Return True if the state tensors have the addresses that they had at construction."""
         return list(map(Tensor.data_ptr, self.views)) == self._pointers
 
     def read(self) -> None:

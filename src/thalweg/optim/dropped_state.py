@@ -24,15 +24,14 @@ _SUMS = (
 def drop_option_state(
     optimizer: Any, saved_state: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return (state without the entries of options that are off, warnings about these).
+    """Return a state without entries that no option of the optimizer uses, and warnings about them.
 
-    Kept entries would go stale, and be taken for current ones when a later state is loaded with the
-    option. Entries of 16 bits come from an optimizer without the option: torch casts everything to
-    the dtype of the parameter.
+    Such entries would go stale, and be taken for current ones when a later state is loaded with the
+    option. Entries of 16 bits that should be wider are also dropped: torch's loader of an optimizer
+    without the option has cast them.
 
     Args:
-        optimizer: The optimizer.
-        saved_state: The state, of the right form.
+        saved_state: The state, of the right form; not changed.
     """
     param_states = dict(parameter_states(saved_state))
     option_names = {name for entries in param_states.values() for name in entries}

@@ -46,10 +46,12 @@ def sharing_of(parts: LocalShards, team: MatrixProcessGroup | None) -> LocalStep
 
 @contextmanager
 def guard_ranks(optimizer: Any) -> Iterator[None]:
-    """Return a context manager: the step in it is taken by all ranks or by none.
+    """Make all ranks take the step in the `with` block, or none.
+
+    Without DTensors, or if the step sends no messages, the block does nothing.
 
     Args:
-        optimizer: A `FusedOptimizer`. Its `step_cache.team` is set in the block.
+        optimizer: A `FusedOptimizer`. Its `step_cache.team` has the ranks in the block, else None.
     """
     team = None
     if is_imported() and any_on_mesh(params_of(optimizer.param_groups)):
@@ -73,10 +75,10 @@ def placed(
 ) -> list[tuple[Any, Tensor]]:
     """Return (gradient, parameter) pairs with each DTensor gradient placed as its parameter.
 
-    All ranks call this.
+    All ranks call this. Gradients that are not DTensors stay unchanged.
 
     Args:
-        pairs: Gradients and parameters. Gradients that are no DTensors stay as they are.
+        pairs: Gradients and parameters.
         team: Optional. The ranks, which synchronize if a gradient has to be redistributed.
 
     Raises:
@@ -112,10 +114,7 @@ def positions_of(param: Tensor) -> Positions:
 
 
 def cuts_blocks(param: Any, block: int) -> bool:
-    """Return True if a rank's part of a DTensor begins or ends inside a block of a row.
-
-    Rows of the full parameter are whole blocks; `block` is the number of elements of one.
-    """
+    """Return True if some rank's part of a DTensor cuts a codec's block of `block` elements."""
     from thalweg.distribute.sharding.shard_index import sharded_tensor
 
     tensor = sharded_tensor(param)

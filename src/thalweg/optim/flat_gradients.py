@@ -21,11 +21,11 @@ _grad: Any = Tensor.grad.__get__  # pyright: ignore
 
 
 class FlatGradients:
-    """The gradients of parameters, in a buffer for each dtype.
+    """Gradients of parameters as views of a few buffers, one per dtype, with fixed addresses.
 
     Args:
-        params: Dense parameters on the CPU; existing gradients are kept. Frozen parameters get no
-            gradient, since a gradient of 0 would decay them.
+        params: Dense parameters on the CPU; `param.grad` is set, and existing gradients are copied.
+            Frozen parameters get no gradient, since a gradient of 0 would decay them.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -57,7 +57,10 @@ class FlatGradients:
         return [param.requires_grad for param in self._all_params] == self._flags
 
     def clear(self) -> None:
-        """Set all gradients to 0 in place; replace those that other code assigned.
+        """Set all gradients to 0 in place.
+
+        Gradients that other code has assigned are replaced by the views; those of frozen parameters
+        become None.
 
         Raises:
             LayoutError: A buffer has no memory that holds its elements.

@@ -24,17 +24,18 @@ def mixed_for_model(
     inputs: Any,
     options: Mapping[str, Any],
 ) -> Mixed:
-    """Return an optimizer of all parameters of a model that need a gradient.
+    """Return a `Mixed` over all trainable parameters of a model: a rule for matrices, AdamW for
+    others.
 
     Args:
         rule: The name of a class of rules of matrices.
         module: The model.
         adamw: Options of AdamW.
-        layouts, output, inputs: As in `matrix_layouts`.
         options: Options of the rule, and of the step.
 
     Raises:
-        InvalidArgumentError: A parameter is undecided, or an option is not one of its rule.
+        InvalidArgumentError: The layout of a parameter is undecided, or the rule has no such
+            option.
     """
     if names := sorted({"params", "heads", "layout"}.intersection(options)):
         raise InvalidArgumentError(
@@ -57,7 +58,10 @@ def _groups(
     rule_options: Group,
     adamw_options: Group,
 ) -> list[Group]:
-    """Return a group for each layout, and two for AdamW: vectors have no weight decay."""
+    """Return parameter groups: one per layout, one for AdamW, one for AdamW without weight decay.
+
+    The last one has the parameters of less than two dimensions.
+    """
     params = dict(module.named_parameters())
     groups: dict[tuple[str, bool], Group] = {}
     for name, shape, layout, _ in decisions:

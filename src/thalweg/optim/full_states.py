@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state in which full tensors of DTensor parameters are DTensors of this rank's part.
+    """Return a state with full tensors of DTensor parameters replaced by DTensors of this rank's
+    part.
 
-    All ranks have the full tensors, so none of them sends anything. Entries that do not fit their
-    parameter stay unchanged.
+    All ranks have the full tensors, so nothing is sent. Entries whose shape does not match their
+    parameter stay unchanged; the loader raises for them.
 
     Args:
-        optimizer: The optimizer.
         saved_state: The state, of the right form, with slots in the storage of the optimizer.
 
     Raises:
@@ -97,7 +97,11 @@ def _slots_of(optimizer: Any, group: Group, param: Tensor) -> dict[str, Slot]:
 
 
 def _cut_slot(full: Tensor, param: Any, slot: Slot) -> Tensor:
-    """Return this rank's part of a full slot as a DTensor; a misfit tensor stays unchanged."""
+    """Return this rank's part of a full slot as a DTensor.
+
+    A tensor of another shape than the slot is returned unchanged. An encoded slot is decoded if the
+    optimizer's mesh does not encode it.
+    """
     codec = codec_of(slot, param)
     if slot.is_shaped:
         return _cut_shaped(full, param, slot)
@@ -147,7 +151,7 @@ def _read_part(full: Tensor, param: Any, tensor: ShardedTensor) -> Tensor:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Return the full tensor of a DTensor on the CPU of rank 0, and an empty one on other ranks.
+    """Return the full tensor of a DTensor on the CPU of rank 0, and an empty tensor on other ranks.
 
     All ranks of the mesh call this. Any other tensor is returned unchanged.
     """

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
-from weakref import ref
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -17,19 +15,12 @@ from torch.optim import Optimizer
 
 from thalweg._base.context_managers import enable_grad, host_allocations, no_grad
 from thalweg._base.execution_context import replicas
-from thalweg._base.locks import Guard, importing
-from thalweg._base.showing import Describing, show_value
+from thalweg._base.locks import importing
+from thalweg._base.showing import Describing
 from thalweg._base.tracing import untraced, without_dynamo
 from thalweg._core.atomic_section import Call, run
 from thalweg._core.commit import LEFT, TAKEN, add_note, raise_first, says_committed
 from thalweg._core.dtensor import local
-from thalweg._core.flat_buffers import (
-    AddedParams,
-    FlatBuffer,
-    check_reductions,
-    find_marked,
-    is_reducing,
-)
 from thalweg._core.gradient_transforms import NOTHING
 from thalweg._core.options.accumulation import (
     Accumulation,
@@ -42,32 +33,30 @@ from thalweg._core.options.accumulation import (
 from thalweg._core.options.diagnostics import Diagnosed
 from thalweg._core.options.flat_gradients import Flat
 from thalweg._core.options.loss_scale import Unscaling
-from thalweg._core.options.state_storage import StateCodec
 from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.weight_averaging import Average
-from thalweg._core.param_groups import Group, parameter_names, params_of
-from thalweg._core.reentrance import Stepping, check_no_step, one_step_at_a_time
+from thalweg._core.param_groups import Group, params_of
+from thalweg._core.reentrance import check_no_step, one_step_at_a_time
 from thalweg._core.sparse_gradients import is_sparse, summed
-from thalweg._core.state.entries import is_cut
 from thalweg._core.step import try_rebind
 from thalweg._engines.guards import is_recorded
 from thalweg.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     InvalidTypeError,
-    NotFoundError,
 )
 from thalweg.formula import Rule
-from thalweg.optim.custom_op import Operands, forget_gradients, put_in_graph
+from thalweg.optim.custom_op import forget_gradients, put_in_graph
 from thalweg.optim.dtensor_params import guard_ranks
-from thalweg.optim.grad_scaler import GradScalerMixin, annotate_errors
-from thalweg.optim.group_options import check_options_held, tensors_in
-from thalweg.optim.param_scalars import STEP, Blocks
+from thalweg.optim.grad_scaler import annotate_errors
+from thalweg.optim.group_checks import GroupChecks
+from thalweg.optim.group_options import check_options_held
+from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import ParamState
 from thalweg.optim.profiler_hooks import has_hooks
 from thalweg.optim.signatures import OfConstructor
-from thalweg.optim.state_mismatch import of_options, of_strange, told
 from thalweg.optim.step_adapter import ParamGroupAdapter
+from thalweg.optim.step_cache import StepCache
 from thalweg.optim.step_options import (
     FOUND_INF,
     KEYWORDS,
@@ -82,8 +71,6 @@ from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:
     from thalweg.diagnostics.table import Table
-    from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
-    from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
     from thalweg.optim.flat_gradients import FlatGradients
     from thalweg.optim.replay import ReplayedStep
 
@@ -98,130 +85,7 @@ _SWAPPED_STEP = "A step inside of swapped() would move averages instead of param
 _WAITING = "The sums of gradients stay: the next call of step takes them."
 
 
-class SetChanges:
-    """Counter of steps with changed sets of gradients: decides when to plan for absent ones.
-
-    Attributes:
-        needs_plan: True if the next step should be planned for absent gradients.
-    """
-
-    # The largest number of changes to wait for before the next plan.
-    _longest_wait: ClassVar[int] = 1024
-
-    def __init__(self) -> None:
-        self.needs_plan = False
-        # True if gradients were missing in the last step.
-        self._lacked = False
-        self._changes, self._patience = 0, 2
-
-    def note_planned(self, gradients: int, trainable: int) -> None:
-        """Count a newly planned step; set `needs_plan` after enough changes.
-
-        Arguments are the numbers of gradients and of trainable parameters.
-        """
-        has_absent = gradients < trainable
-        self._changes += has_absent or self._lacked
-        self._lacked = has_absent
-        if self._changes >= self._patience:
-            self.needs_plan = True
-            self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)
-
-    def note_end(self, steps: int) -> None:
-        """Reset the patience if a plan replayed enough steps."""
-        if steps >= self._patience:
-            self._patience = 2
-
-
-class StepCache:
-    """Caches and counters of an optimizer outside its state; a copied or loaded optimizer starts a
-    new one.
-    """
-
-    def __init__(self, optimizer: object) -> None:
-        self._lock = Guard(self)
-        self.operands = Operands(optimizer)
-        self.blocks = Blocks()
-        self.added_params = AddedParams()
-        self.is_constructed = False  # True after the constructor
-        self.parts: dict[Rule, ParamState] = {}
-        self.last_step: LastStep | None = None  # without the norm and factor in `report`
-        self.report = GradientReport()
-        self.count = 0  # steps counted on the host
-        self.counter: Tensor | None = None  # further steps, counted on a device
-        # True if the present step, or the last one, is applied; None if the host decides.
-        self.apply_flag: Tensor | None = None
-        self.last_apply_flag: Tensor | None = None
-        self.holds_averages = False  # True in a block of `swapped()`
-        # The step that a thread is in, unless it is taken in one call; see `reentrance`.
-        self.stepping: ref[Stepping] | None = None
-        self.sums: dict[int, Tensor] | None = None  # accumulated gradients, by `id` of parameters
-        # Handles of hooks, indices of groups and states of single parameters, by the same key.
-        self.heard: dict[int, Any] = {}
-        self.places: dict[int, int] = {}
-        self.single_param_states: dict[int, dict[Rule, ParamState]] = {}
-        # Parameters, and gradients whose transfers have started in a backward pass.
-        self.fetching: deque[tuple[Tensor, Tensor, Any]] = deque()
-        self.has_applied_grads = False  # True if a backward pass applied gradients since the step
-        self.progress: Sequence[str] = ()  # notes about the present step, for its errors
-        self.is_folded = False  # True if the present step added its gradients to the sums
-        self.flat: FlatGradients | None = None
-        self.kinds_of_torch: Any = None  # unusual kinds of tensors in the last step of torch
-        # The part that updated all groups in the last step, with the group of each parameter.
-        self.rebind_target: tuple[ParamState, list[int]] | None = None
-        self.replay: ReplayedStep | None = None
-        self.due_adapters: Sequence[ParamGroupAdapter] = ()  # the next replay is planned from these
-        self.changes = SetChanges()
-        self.diagnosing: Diagnosing | None = None
-        self.watch: StepWatch | None = None  # set in a measured step
-        # Ranks that exchange messages in the present step, and in the last such step.
-        self.team: MatrixProcessGroup | None = None
-        self.known_team: MatrixProcessGroup | None = None
-
-    @property
-    def lock(self) -> Guard:
-        """Lock that a step holds."""
-        return self._lock
-
-    @property
-    def total(self) -> int:
-        """Number of steps taken, including those taken in one call."""
-        return self.count + (0 if self.replay is None else self.replay.taken - self.replay.reported)
-
-    def settle(self) -> None:
-        """Add the replayed steps to `count`, and update the reports of the last step."""
-        with self._lock:
-            if self.replay is not None and self.replay.reported < self.replay.taken:
-                self.last_step, self.last_apply_flag = LastStep(True, "", self.total), None
-                self.report, self.has_applied_grads = self.replay.seen, False
-                # The last assignment, so that an interrupted call is repeated.
-                self.count, self.replay.reported = self.total, self.replay.taken
-
-    def forget_replay(self) -> None:
-        """Drop the replayed step, so that the next step runs all checks."""
-        self.settle()
-        if self.replay is not None:
-            self.changes.note_end(self.replay.taken)
-        self.replay, self.due_adapters = None, ()
-
-    def _is_replayed(self, adapters: Sequence[ParamGroupAdapter]) -> bool:
-        """Return True if `replay` repeats exactly the plans that `adapters` ran last."""
-        plans = [] if self.replay is None else [share.plan for share in self.replay.shares]
-        current_plans = [adapter.part.plans.last for adapter in adapters]
-        return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
-
-    def note_repeated(self, *adapters: ParamGroupAdapter) -> None:
-        """Record the adapters of a repeated step: the next one may be replayed."""
-        if self.watch is not None and self._is_replayed(adapters):
-            # The measured step was an exception; the next one can be replayed.
-            return
-        self.forget_replay()
-        if adapters[0].part.plans.count_repeated():
-            for adapter in adapters:
-                adapter.detach()
-            self.due_adapters = adapters
-
-
-class FusedOptimizer(GradScalerMixin):
+class FusedOptimizer(GroupChecks):
     """Base class that takes the steps of a subclass of `torch.optim.Optimizer`.
 
     Args:
@@ -234,13 +98,9 @@ class FusedOptimizer(GradScalerMixin):
     """
 
     state: Any
-    param_groups: list[Group]
-    defaults: dict[str, Any]
-    _betas: int = 2  # number of betas in a group
     step_options: StepOptions = NO_OPTIONS
     step_cache: StepCache
     _single: Collection[str] = (STEP,)  # keys of per-parameter numbers
-    _flags: ClassVar[list[str]]  # options of groups that are read as true or false
     # A slot, and the warning about parameters of zeros that get the slot.
     _zero_warning: ClassVar[tuple[str, ...]] = ()
     has_torch_numbers = True  # True for torch's arithmetic, False for TensorFlow's
@@ -286,7 +146,7 @@ class FusedOptimizer(GradScalerMixin):
         self.step_cache.is_constructed = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, as `torch.optim.Optimizer.add_param_group` does, or change
+        """Add a group of parameters as `torch.optim.Optimizer.add_param_group` does, or change
         nothing.
 
         Args:
@@ -294,7 +154,7 @@ class FusedOptimizer(GradScalerMixin):
 
         Raises:
             TypeError, ValueError: The argument is not a group, or an option is not a number or is
-            one for all groups; nothing was added.
+                one for all groups; nothing was added.
         """
         check_no_step(self.step_cache, type(self).__name__, "add_param_group")
         candidate = cast("object", param_group)
@@ -315,116 +175,8 @@ class FusedOptimizer(GradScalerMixin):
     def _complete(self) -> None:
         """Prepare the last group of `param_groups`, and validate it, before its first step."""
 
-    def rule_of(self, group: Group) -> Rule:
-        """Return the rule of a group with its wrapping options."""
-        raise NotImplementedError
-
-    def encodes_slots(self) -> bool:
-        """Return True if slots of some group are stored in 8 bits."""
-        return any(map(self.encodes_group, self.param_groups))
-
-    def encodes_group(self, group: Group) -> bool:
-        """Return True if slots of a group are stored in 8 bits."""
-        # Built-in rules have no codecs, and with invalid options there may be no rule.
-        defines_rule = hasattr(self, "rule") or hasattr(self._kind_of(group), "_prepared_rule")
-        return bool((self.step_options.wrapping or defines_rule) and self.rule_of(group).codecs)
-
-    def _check_storage(self, group: Group) -> None:
-        """Raise if parameters of a group do not support 8-bit slots or stochastic rounding."""
-        if self.step_options.of(Rounding).round is not None:
-            with importing:
-                from thalweg.optim.rounding_streams import check_group
-            check_group(self, group)
-        if self.encodes_group(group):
-            with importing:
-                from thalweg.optim.quantized_state import check_params
-            check_params(self, group)
-
-    def _check_effect(self, rules: Mapping[str, Rule]) -> None:
-        """Raise if `state_storage` is on, but no slot of these rules can be encoded.
-
-        `rules` has the rules by the name for messages.
-        """
-        storage = self.step_options.of(StateCodec).state_storage
-        # None, or a mapping by slot.
-        if not isinstance(storage, str):
-            return
-        with importing:
-            from thalweg.optim.quantized_state import check_effect
-        with self._drop_hooks_on_error():
-            check_effect(storage, rules)
-
-    @contextmanager
-    def _drop_hooks_on_error(self) -> Generator[None]:
-        """Return a context manager that removes hooks of all parameters if a constructor fails."""
-        try:
-            yield
-        except BaseException:
-            for handle in self.step_cache.heard.values():
-                handle.remove()
-            raise
-
-    def _check_matrices(self, rule: Rule, rule_title: str, place: int) -> None:
-        """Raise an error unless a rule with passes can update the parameters of a group.
-
-        Args:
-            rule: The rule.
-            rule_title: Its name in messages.
-            place: The index of the group.
-
-        Raises:
-            InvalidArgumentError, InvalidTypeError: As `check_matrices` of the engines.
-            NotImplementedError: A parameter is on another device than its state.
-        """
-        with importing:
-            from thalweg._engines.matrix_shapes import check_matrices
-        params = self.param_groups[place]["params"]
-        titles = parameter_names(self.param_groups, params)
-        if any(param.dim() < 2 for param in params) and (flat := find_marked(params)):
-            (title,) = parameter_names(self.param_groups, [flat.param])
-            check_reductions(flat, title, rule, NOTHING)
-        check_matrices(rule, rule_title, params, titles)
-        for param, title in zip(params, titles, strict=True):
-            if self.step_options.kinds.is_away(param):
-                raise NotImplementedError(
-                    f"'{title}' is on {param.device}, and {rule_title} has matrices where their"
-                    " state is: leave out state_device='cpu'."
-                )
-
-    def check_flat_buffers(self, groups: Sequence[Group]) -> None:
-        """Raise an error if groups have rules or options that flat buffers do not support.
-
-        Any parameter of the optimizer may show that libraries have flattened all of them.
-
-        Raises:
-            InvalidArgumentError: As `check_reductions` and `_check_accumulation`.
-        """
-        transforms = self.step_options.base_transforms
-        is_accumulating = self.step_options.of(Accumulation).accumulate > 1
-        rules = {
-            rule: getattr(self._kind_of(group), "_rule_by_shape", None) is not None
-            for group in groups
-            for rule in self.rules_around(group)
-        }
-        if not is_accumulating and not any(
-            is_by_shape or is_reducing(rule, transforms) for rule, is_by_shape in rules.items()
-        ):
-            return
-        params = params_of(self.param_groups)
-        flat = find_marked(params) or self.step_cache.added_params.find_replacement(params)
-        if flat is not None:
-            (title,) = parameter_names(self.param_groups, [flat.param])
-            if is_accumulating:
-                _check_accumulation(flat, title)
-            for rule, is_by_shape in rules.items():
-                check_reductions(flat, title, rule, transforms, is_by_shape=is_by_shape)
-
-    def rules_around(self, group: Group) -> set[Rule]:
-        """Return the rules that update parameters of a group, with their options."""
-        raise NotImplementedError
-
     def _warn_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
-        """Warn of parameters that are 0 before their first step, if a rule then has less effect."""
+        """Warn of new parameters that are 0, if the rule or an option has no effect on these."""
         kinds = map(self._kind_of, self.param_groups)
         zero_notes = [kind._zero_warning or self.step_options.zero_warning for kind in kinds]
         if any(zero_notes):
@@ -434,7 +186,9 @@ class FusedOptimizer(GradScalerMixin):
 
     @contextmanager
     def _undo_on_error(self) -> Generator[None]:
-        """Return a context manager that removes groups added in the block if it fails."""
+        """Remove groups that were added in the `with` block, with state, hooks and buffers, if it
+        raises.
+        """
         cache, count, known_params = self.step_cache, len(self.param_groups), list(self.state)
         heard, flat = list(cache.heard), cache.flat
         former_grads = [] if flat is None else [(param, param.grad) for param in flat.params]
@@ -455,90 +209,6 @@ class FusedOptimizer(GradScalerMixin):
             cache.operands.read_again(self)
             raise
 
-    def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
-        """Raise if a group has options that a step would ignore, or lacks one.
-
-        Args:
-            group: The group.
-            place: The index of the group.
-            complete: True if it has all options, or is given defaults later.
-
-        Raises:
-            InvalidArgumentError: The group sets an option that is common to all groups; names it.
-            NotFoundError: An option is missing.
-        """
-        problems = of_strange(group, self._invalid_options(group), place)
-        if problems:
-            raise InvalidArgumentError(f"{problems[0]}.")
-        lacking = complete and [n for n in self._wanted_options(group) if n not in group]
-        if lacking:
-            raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
-
-    def _check_options_held(self) -> None:
-        """Raise if an option of a group is a tensor with freed storage.
-
-        Raises:
-            LayoutError: Names the first.
-        """
-        for group in self.param_groups:
-            check_options_held(group)
-
-    def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Return reasons why a step cannot be taken with the options of a group; [] if none."""
-        if cut := [name for name, tensor in tensors_in(group) if is_cut(tensor)]:
-            return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
-        kind = self._kind_of(group)
-        try:
-            choices = [f"{reason} in group {place}" for reason in kind._unfit_choices(group)]
-        except KeyError as error:
-            choices = [f"{error.args[0]!r} of group {place} is missing"]
-        return [
-            *of_options(group, self._wanted_options(group), kind._flags, place, kind._betas),
-            *of_strange(group, self._invalid_options(group), place),
-            *choices,
-        ]
-
-    def _unfit_groups(self, groups: Sequence[Group]) -> list[str]:
-        """Return reasons why no step could be taken with groups that are each valid; [] if none."""
-        return []
-
-    @classmethod
-    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Return reasons why the options of a group choose no rule; [] if they do.
-
-        Raises:
-            KeyError: An option is missing; its name.
-        """
-        return []
-
-    def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
-        """Return {option: reason} for options that a group may not have."""
-        names = self.step_options.others(group)
-        if isinstance(group.get("state_storage"), dict) and "state_storage" in names:
-            with importing:
-                from thalweg.optim.quantized_state import storage_of
-            # The groups of an optimizer name the codec of each slot.
-            if group["state_storage"] == storage_of(self.rule_of({**self.defaults, **group})):
-                names.remove("state_storage")
-        return {
-            name: f"but {show_value(self.step_options.value(name))} in the constructor, which"
-            " decides it for all groups"
-            for name in names
-        }
-
-    def class_of(self, group: Group) -> type:
-        """Return the class that updates a group."""
-        kind = self._kind_of(group)
-        return kind if isinstance(kind, type) else type(kind)
-
-    def _kind_of(self, group: Group) -> Any:
-        """Return the class or optimizer that defines the options of a group."""
-        return type(self)
-
-    def _wanted_options(self, group: Group) -> Sequence[str]:
-        """Return the options of a group that a step reads."""
-        raise NotImplementedError
-
     def __repr__(self) -> str:
         with Describing():
             text = super().__repr__()
@@ -549,9 +219,11 @@ class FusedOptimizer(GradScalerMixin):
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self, is_copy: bool = False) -> None:
-        """Apply formats, hooks, buffers and recorders of options to new parameters.
+        """Apply options to new parameters: state format, hooks, flat buffers, diagnostics and
+        judge.
 
-        With `is_copy`, all groups are new, else the last one.
+        Args:
+            is_copy: True if the parameters of all groups are new, else those of the last group.
         """
         self.record_format(self.param_groups, self.state)
         self.step_cache.operands.read_again(self)
@@ -587,7 +259,7 @@ class FusedOptimizer(GradScalerMixin):
             listen(self)
 
     def check_not_swapped(self, message: str) -> None:
-        """Raise if the parameters are their averages.
+        """Raise if the parameters are their averages at present.
 
         Args:
             message: The message of the error: the call, its effect, and the alternative.
@@ -676,7 +348,10 @@ class FusedOptimizer(GradScalerMixin):
     @partial(untraced, reason=_NOT_IN_GRAPHS)
     @annotate_errors
     def _step(self, closure: Callable[[], object] | None = None) -> Any:
-        """Take a step, replayed if possible, else with all checks; return the loss or None."""
+        """Call the closure and take a step, replayed if possible, else with all checks.
+
+        Return the loss of the closure, or None.
+        """
         self._opt_called = True
         self._check_alone()
         loss = None
@@ -690,7 +365,7 @@ class FusedOptimizer(GradScalerMixin):
             with importing:
                 from thalweg.optim.step_in_backward import apply_fetched
             apply_fetched(self)
-        with cache._lock:
+        with cache.lock:
             may_replay = closure is not None or bool(cache.due_adapters) or cache.changes.needs_plan
             if may_replay and self.step_options.accumulate == 1 and self._try_replay():
                 return loss
@@ -708,7 +383,11 @@ class FusedOptimizer(GradScalerMixin):
                 judge.log_loss(loss)
 
     def _step_carefully(self) -> None:
-        """Take a step with all checks; the caller holds the lock."""
+        """Take a step that is not replayed; the caller holds the lock.
+
+        Nothing is updated if a scaler found an overflow, or if gradients are only added to their
+        sums.
+        """
         cache = self.step_cache
         self.check_not_swapped(_SWAPPED_STEP)
         self._listen()
@@ -721,7 +400,7 @@ class FusedOptimizer(GradScalerMixin):
                 self._take_due_step()
 
     def _take_due_step(self) -> None:
-        """Take a step with the gradients or their sums: replayed, rebound or with all checks."""
+        """Take a step with the gradients or their sums: replay or rebind the last one, or plan."""
         cache = self.step_cache
         recording = (
             nullcontext() if cache.diagnosing is None else cache.diagnosing.measure_step(self)
@@ -735,10 +414,10 @@ class FusedOptimizer(GradScalerMixin):
                 self._end_step()
 
     def _is_allocating(self) -> bool:
-        """Return True if all gradients and rates are 0.
+        """Return True if all gradients and rates are 0, in a step that only allocates state.
 
-        `torch.distributed.checkpoint` takes such a step to allocate the state of an optimizer
-        without one, and changes neither parameters nor sums of gradients.
+        `torch.distributed.checkpoint` takes such a step with an optimizer without state. It changes
+        neither parameters nor sums of gradients.
         """
         self._check_options_held()
         if any(group.get("lr") != 0 for group in self.param_groups):
@@ -748,9 +427,9 @@ class FusedOptimizer(GradScalerMixin):
 
     @contextmanager
     def _restore_params(self) -> Generator[None]:
-        """Return a context manager that restores all parameters after the block.
+        """Restore all parameters, and the history of judged steps, after the `with` block.
 
-        Some rules decay parameters at a rate of 0, too. The history of judged steps is restored.
+        Some rules decay parameters at a rate of 0, too.
         """
         params, judge = params_of(self.param_groups), self.step_options.base_transforms.judge
         values = [param.detach().clone() for param in params]
@@ -796,14 +475,17 @@ class FusedOptimizer(GradScalerMixin):
         self.step_cache.flat = FlatGradients(params_of(self.param_groups))
         self.step_cache.rebind_target = None
 
-    def _hooks_for(
+    def _make_adapter(
         self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> ParamGroupAdapter:
         """Return the adapter of a step over all parameters."""
         raise NotImplementedError
 
     def _try_replay(self, has_sums: bool = False) -> bool:
-        """Plan the replay if due, and replay the step in one call; return False if impossible."""
+        """Plan the replay of steps, if due, then replay this step in one native call.
+
+        Return True if the step was taken; False if no replay is possible, and nothing was written.
+        """
         cache = self.step_cache
         if cache.due_adapters or cache.changes.needs_plan:
             adapters, cache.due_adapters = cache.due_adapters, ()
@@ -824,7 +506,11 @@ class FusedOptimizer(GradScalerMixin):
         return None
 
     def _try_rebind(self) -> bool:
-        """Take the last step again with new gradients or rates; return False if impossible."""
+        """Repeat the last step with new gradients or rates.
+
+        Return True if the step was taken, or skipped by a scaler or judge; False if the last plan
+        does not fit, and nothing was written.
+        """
         cache = self.step_cache
         if cache.rebind_target is None:
             return False
@@ -842,10 +528,10 @@ class FusedOptimizer(GradScalerMixin):
         has_absent = any(map(is_, gradients, itertools.repeat(None)))
         if has_absent or not self._updates_all(part, gradients):
             return False
-        hooks = self._hooks_for(part, params, places)
+        adapter = self._make_adapter(part, params, places)
         report, unscaling = GradientReport(), self.unscaling()
-        hooks.ending = self._end_calls(report)
-        if not hooks.repeats:
+        adapter.ending = self._end_calls(report)
+        if not adapter.repeats:
             return False
         transforms = NOTHING
         if unscaling is not None or self.step_options.clips:
@@ -853,28 +539,31 @@ class FusedOptimizer(GradScalerMixin):
             transforms = gradient_transforms(self.step_options, *arguments)
         pairs = list(zip(gradients, params, strict=True))
         if self.step_options.clips and any(map(is_sparse, gradients)):
-            pairs = hooks.seen(pairs)
-        outcome = try_rebind(hooks, part.plans, pairs, transforms)
+            pairs = adapter.seen(pairs)
+        outcome = try_rebind(adapter, part.plans, pairs, transforms)
         if outcome is None:
             return False
         if outcome.taken is not False:
-            hooks.settle()
+            adapter.settle()
         raise_first(outcome.errors)
         if outcome.taken is False:
             return True
-        cache.note_repeated(hooks)
+        cache.note_repeated(adapter)
         return True
 
     def _rules(self) -> set[Rule]:
-        """Return the rules of all groups."""
-        raise NotImplementedError
+        """Return the rules of all groups, with their options."""
+        return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
     def _updates_all(self, part: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if a part still updates all groups, given these gradients."""
         return True
 
     def _keep_rebind_target(self, part: ParamState, places: Sequence[int]) -> None:
-        """Store the part that updated all groups for `_try_rebind`, or clear an earlier one."""
+        """Store `part` as the state that updated all groups, for `_try_rebind`.
+
+        Clear the stored one if the step did not update all parameters, or options exclude a rebind.
+        """
         cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)
         cache.rebind_target = None
@@ -895,12 +584,12 @@ class FusedOptimizer(GradScalerMixin):
             )
 
     def _apply_alone(self, param: Tensor) -> None:
-        """Update one parameter during the backward pass."""
+        """Update one parameter in the backward pass; note on an error what was written."""
         cache = self.step_cache
         cache.progress = ()
         try:
             self._check_alone()
-            with cache._lock, one_step_at_a_time(cache, type(self).__name__):
+            with cache.lock, one_step_at_a_time(cache, type(self).__name__):
                 self.check_not_swapped(_SWAPPED_STEP)
                 self._take_step(cache.single_param_states.setdefault(id(param), {}), param)
         except BaseException as error:
@@ -953,9 +642,12 @@ class FusedOptimizer(GradScalerMixin):
         return swapped(self)
 
     def _accumulate_gradients(self, is_allocating: bool) -> bool:
-        """Add gradients to their sums in place; return True if a step is due.
+        """Add gradients to their sums in the state; set `step_cache.sums` if a step is due.
 
-        Without accumulation, and to allocate the state, a step is always due.
+        Return True if a step is due; without accumulation always.
+
+        Args:
+            is_allocating: True for a step that only allocates state, which is always due.
         """
         cache, passes = self.step_cache, self.step_options.accumulate
         if passes == 1:
@@ -985,7 +677,10 @@ class FusedOptimizer(GradScalerMixin):
         return partial(vars(self.step_cache).update, {"last_step": report, "is_folded": True})
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradient, or accumulated sum, of each parameter; None without one."""
+        """Return for each parameter its gradient or accumulated sum, None without one.
+
+        Sums are rounded to the dtype of the parameter, unless it has a master.
+        """
         sums = self.step_cache.sums
         if sums is None:
             return [param.grad for param in params]
@@ -1003,7 +698,7 @@ class FusedOptimizer(GradScalerMixin):
         return grad.to(param.dtype)
 
     def _add_progress_note(self, error: BaseException) -> None:
-        """Add a note to an error of a step: completed parts, and gradients left in the state."""
+        """Add a note to an error of a step: what was written, and gradients left in the state."""
         cache = self.step_cache
         if cache.progress:
             add_note(error, cache.progress)
@@ -1017,7 +712,14 @@ class FusedOptimizer(GradScalerMixin):
                 error.add_note(_FOLDED)
 
     def _end_calls(self, grad_report: GradientReport) -> list[Call]:
-        """Return calls, run with the writes, that record a step as taken or decided by a device."""
+        """Return C functions that record a step as taken; they run with its writes.
+
+        If a device decides on the step, they add its decision to a counter there. Accumulated sums
+        are cleared, and gradients freed that `in_backward` has left.
+
+        Args:
+            grad_report: Receives norm and clip factor of the gradients, and becomes the report.
+        """
         cache = self.step_cache
         updates: dict[str, Any] = {"report": grad_report, "has_applied_grads": False}
         updates["last_apply_flag"] = cache.apply_flag
@@ -1056,20 +758,3 @@ class FusedOptimizer(GradScalerMixin):
 
 
 _COPIED_ATTRIBUTES = ("step_options", "_step_supports_amp_scaling")
-
-
-def _check_accumulation(flat: FlatBuffer, title: str) -> None:
-    """Raise InvalidArgumentError if each call of `step` updates another part of the model.
-
-    Args:
-        flat: The flat buffer.
-        title: Its name in messages.
-
-    Raises:
-        InvalidArgumentError: Names the flat buffer.
-    """
-    if flat.is_stepped_alone:
-        raise InvalidArgumentError(
-            f"'{title}' is a flat buffer of {flat.origin}, which calls step for each of its"
-            " buffers: accumulate= counts calls for all parameters. Accumulate with that library."
-        )

@@ -19,36 +19,29 @@ from thalweg._base.tracing import without_dynamo
 from thalweg._core.atomic_section import run
 from thalweg._core.commit import WriteBatch, note_not_applied, raise_first
 from thalweg._core.gradient_transforms import GradientTransforms
-from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.update_targets import MASTER
-from thalweg._core.options.wrappers import Wrapper
 from thalweg._core.param_groups import Group, parameter_names, params_of
 from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.sparse_gradients import is_sparse
-from thalweg._core.step import execute_plan, plan_step, rebind_plan, run_step, skip_step
+from thalweg._core.step import execute_plan, keep_plan, plan_step, rebind_plan, run_step
+from thalweg._core.step_writes import skip_step
 from thalweg._engines import current
-from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
+from thalweg.errors import InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
-from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.grad_scaler import Homes
-from thalweg.optim.group_options import PAIRS, STEP_FLAGS, Options, check_options_held, number
+from thalweg.optim.group_options import PAIRS, STEP_FLAGS
 from thalweg.optim.load_state import as_torch, load
-from thalweg.optim.native_support import device_of, engines_support, find_shared_scalar, is_host
-from thalweg.optim.param_scalars import CPU, STEP
-from thalweg.optim.param_state import Entries, ParamState, ScalarSpec
-from thalweg.optim.rule_names import KINDS
+from thalweg.optim.native_support import device_of, engines_support, find_shared_scalar
+from thalweg.optim.param_scalars import STEP
+from thalweg.optim.param_state import ParamState
 from thalweg.optim.signatures import publish, with_options
 from thalweg.optim.state_mismatch import (
-    REAL_DTYPES,
-    StateEntrySpec,
     are_numbers,
-    state_mismatches,
-    sum_spec,
 )
 from thalweg.optim.step_adapter import TorchStepAdapter, UpdatePairs
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
+from thalweg.optim.torch_groups import TorchGroups
 
 if TYPE_CHECKING:
     from thalweg.optim.replay import ReplayedStep
@@ -56,8 +49,8 @@ if TYPE_CHECKING:
 NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
 
 
-class _Share(NamedTuple):
-    """Update share of one rule: (gradient, parameter) pairs, and their group indices."""
+class _RuleMembers(NamedTuple):
+    """Parameters that one rule updates in a step: (gradient, parameter) pairs, group indices."""
 
     pairs: list[tuple[Tensor, Tensor]]
     places: list[int]
@@ -83,38 +76,15 @@ class _LeftToTorch(Exception):
     """Raised before anything is written if the engines do not support a step."""
 
 
-class FusedTorchOptimizer(FusedOptimizer):
+class FusedTorchOptimizer(TorchGroups):
     """Base class that replaces `step` of a class of `torch.optim`.
 
     Torch's step runs for all that the engines do not support: `differentiable=True`, subclasses of
     tensors with their own dispatch, and parameters on devices without kernels if there are no
     options.
-
-    Attributes:
-        constructor_signature: The signature of the constructor, with options.
-        fixed_options: Values of hyperparameters that groups may lack.
     """
 
-    _torch: ClassVar[Any]  # the class of `torch.optim`
-    _sparse: ClassVar[str] = ""  # error for sparse gradients; "" if they are supported
-    _dense: ClassVar[str] = ""  # error for dense gradients, likewise
-    _counts: ClassVar[bool] = True  # True if each parameter has a step count
-    _has_python_scalars: ClassVar[bool] = False  # True if the step count is a Python number
-    fixed_options: ClassVar[dict[str, object]] = {}
-    _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch computes in tensors
-    # The dtype of scalar slots; None if torch's default dtype decides.
-    _number_dtype: ClassVar[torch.dtype | None] = None
-    _optional: ClassVar[tuple[str, ...]] = ()  # slots that options of a group add
-    _rowwise: ClassVar[tuple[str, ...]] = ()  # slots that torch makes of sparse gradients
-    _of_matrices: ClassVar[bool] = False  # True if all parameters must be matrices
-    _rule_by_shape: ClassVar[Callable[[Group, Tensor], Rule] | None] = None  # in place of one rule
-    _unwrapped: ClassVar[str] = ""  # error for options that wrap the rule; "" if supported
-    _unsupported_options: ClassVar[Mapping[str, str]] = {}  # errors by option
-    _common: ClassVar[tuple[str, ...]] = ()  # options that must be equal in all groups
     _unread: ClassVar[tuple[str, ...]] = ()  # options that no step reads
-    constructor_signature: ClassVar[inspect.Signature]
-    read_options: ClassVar[list[str]]  # options that a step reads
-    _flags: ClassVar[list[str]]  # options that are true or false
 
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
@@ -128,7 +98,6 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
-        """Return the signature of the torch class, without options."""
         return inspect.signature(cls._torch, eval_str=True)
 
     def __init__(self, *args: Any, **keywords: object) -> None:
@@ -156,140 +125,27 @@ class FusedTorchOptimizer(FusedOptimizer):
             # `torch.distributed.checkpoint` takes a step only if there is no state yet.
             self.state.clear()
 
-    def _complete(self) -> None:
-        """Normalize and validate the last group; raise if options do not support it."""
-        group, place = self.param_groups[-1], len(self.param_groups) - 1
-        kind = self._kind_of(group)
-        if group.get("layout") is not None:
-            with importing:
-                from thalweg._base.matrix_layout import layout_text
-            group["layout"] = layout_text(group["layout"])
-        if problems := kind._unfit_choices(group):
-            raise InvalidArgumentError(f"{problems[0]} in group {place}.")
-        if kind._common:
-            self._check_common(kind, group, place)
-        if kind._of_matrices:
-            self._check_matrices(self._choose_rule(group), kind.__name__, place)
-        for name, reason in kind._unsupported_options.items():
-            if name in self.step_options.on:
-                raise InvalidArgumentError(f"{kind.__name__} {reason}.")
-        if self.step_options.wrapping:
-            params = group["params"]
-            for param, title in zip(
-                params, parameter_names(self.param_groups, params), strict=True
-            ):
-                for option in self.step_options.wrapping:
-                    option.check_param(param, title)
-            if kind._unwrapped and any(isinstance(x, Wrapper) for x in self.step_options.wrapping):
-                title = f"{kind.__name__} with {self.step_options.named()}"
-                raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
-            for rule in self._rules_of(group):
-                self.step_options.check_rule(rule, kind.__name__)
-        self._check_storage(group)
-
-    def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
-        """Raise if a group has options that a step would ignore, or lacks one."""
-        check_options_held(group)
-        super()._check_options(group, place, complete)
-        if complete and (kind := self._kind_of(group))._common:
-            self._check_common(kind, group, place)
-
-    def _check_common(self, kind: type[FusedTorchOptimizer], group: Group, place: int) -> None:
-        """Raise if a group differs from others of its class in an option they must share."""
-        for index, other_group in enumerate(self.param_groups):
-            if self._kind_of(other_group) is not kind:
-                continue
-            if kind._common:
-                check_options_held(other_group)
-            if problem := kind._describe_difference(group, place, other_group, index):
-                raise InvalidArgumentError(f"{problem}.")
-
-    @classmethod
-    def _describe_difference(cls, group: Group, place: int, other_group: Group, index: int) -> str:
-        """Return how two groups differ in a shared option; "" if they agree."""
-        for name in (name for name in cls._common if other_group.get(name) != group.get(name)):
-            return (
-                f"{name} of group {place} is {show_value(group.get(name))}, and of group {index}"
-                f" {show_value(other_group.get(name))}: groups of {cls.__name__} have it in common"
-            )
-        return ""
-
-    def _unfit_groups(self, groups: Sequence[Group]) -> list[str]:
-        """Return how groups differ in options that those of their class must share; [] if not."""
-        firsts: dict[type[FusedTorchOptimizer], int] = {}
-        problems = [
-            kind._describe_difference(group, place, groups[first], first)
-            for place, group in enumerate(groups)
-            if (kind := self._kind_of(group))._common
-            and (first := firsts.setdefault(kind, place)) != place
-        ]
-        return [problem for problem in problems if problem]
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        """Return the rule that updates a group."""
-        raise NotImplementedError
-
-    def base_rule(self, group: Group, param: Tensor) -> Rule:
-        """Return the rule that updates a parameter of a group, without options."""
-        choose = self._kind_of(group)._rule_by_shape
-        return self._choose_rule(group) if choose is None else choose(group, param)
-
-    def wrapped_rule(self, group: Group, param: Tensor) -> Rule:
-        """Return the rule of a parameter, wrapped by the options around an update."""
-        return self.step_options.rule(self.base_rule(group, param))
-
-    def rule_of(self, group: Group) -> Rule:
-        """Return the rule of a group, wrapped by the options around an update."""
-        return self.step_options.rule(self._choose_rule(group))
-
-    def _rules_of(self, group: Group) -> set[Rule]:
-        """Return the rules that update parameters of a group, without options."""
-        if self._kind_of(group)._rule_by_shape is None or not group["params"]:
-            return {self._choose_rule(group)}
-        return {self.base_rule(group, param) for param in group["params"]}
-
-    def rules_around(self, group: Group) -> set[Rule]:
-        """Return the rules of a group, wrapped by the options around an update."""
-        return set(map(self.step_options.rule, self._rules_of(group)))
-
-    def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
-        """Return the class that defines the options and state of a group."""
-        return type(self)
-
-    def _initials_of_group(self, group: Group) -> Entries:
-        """Return the initial state of a group's parameters, where the rule cannot define it."""
-        return {}
-
-    @staticmethod
-    def _initials_of_param(param: Tensor) -> Entries:
-        """Return the initial state of one parameter that depends on its shape."""
-        return {}
-
-    def _initial_entries(
-        self, params: Sequence[Tensor], places: Sequence[int]
-    ) -> dict[int, Entries]:
-        """Return {id(param): initial state}; `places` are group indices of the parameters."""
-        self._warn_of_zeros(params, places)
-        starts = list(map(self._initials_of_group, self.param_groups))
-        kinds = list(map(self._kind_of, self.param_groups))
-        return {
-            id(param): {**starts[place], **kinds[place]._initials_of_param(param)}
-            for param, place in zip(params, places, strict=True)
-        }
-
     def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
         """Take a step of all parameters, or of one; leave it to torch if an option demands that."""
         if any(map(self.is_torchs_group, self.param_groups)):
             return self._step_of_torch()
-        shares = self._shares() if single_param is None else self._share_of(single_param)
-        if not shares:
+        members_by_rule = (
+            self._members_by_rule()
+            if single_param is None
+            else self._members_of_param(single_param)
+        )
+        if not members_by_rule:
             return None
-        steps = [self._sub_step(rule, share, parts) for rule, share in shares.items()]
+        steps = [self._sub_step(rule, members, parts) for rule, members in members_by_rule.items()]
         return self._take_sub_steps(steps, single_param)
 
     def _take_sub_steps(self, steps: Sequence[_SubStep], single_param: Tensor | None) -> None:
-        """Take the sub-steps of all rules as one step, or leave the step to torch."""
+        """Take the sub-steps of all rules as one step, or leave the step to torch.
+
+        Args:
+            steps: The sub-steps.
+            single_param: The only parameter of the step, in the backward pass; else None.
+        """
         if not self._supports_step(steps):
             return self._step_of_torch()
         report, options = GradientReport(), self.step_options
@@ -306,33 +162,39 @@ class FusedTorchOptimizer(FusedOptimizer):
         if outcome is None:
             return self._step_of_torch()
         errors, was_rebound, takes_step = outcome
-        for hooks, _ in steps if takes_step else ():
-            hooks.settle()
+        for adapter, _ in steps if takes_step else ():
+            adapter.settle()
         raise_first(errors)
         if takes_step and single_param is None:
             self._note_taken(steps, was_rebound)
         return None
 
     def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
-        """Record a step that was taken, so that it may be repeated or rebound."""
+        """Record a step that was taken, so that the next one may be rebound or replayed."""
         if len(steps) == 1:
-            hooks = steps[0][0]
-            self._keep_rebind_target(hooks.part, hooks.places)
+            adapter = steps[0][0]
+            self._keep_rebind_target(adapter.part, adapter.places)
         if was_rebound:
-            self.step_cache.note_repeated(*(hooks for hooks, _ in steps))
+            self.step_cache.note_repeated(*(adapter for adapter, _ in steps))
         else:
             trainable = sum(param.requires_grad for param in params_of(self.param_groups))
             gradients = sum(len(pairs) for _, pairs in steps)
             self.step_cache.changes.note_planned(gradients, trainable)
 
-    def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
-        """Return the sub-step of a rule over a share of parameters."""
-        part = self.part_of(rule, share.places[0], parts)
-        params = [param for _, param in share.pairs]
-        return TorchStepAdapter(self, part, params, share.places), share.pairs
+    def _sub_step(
+        self, rule: Rule, members: _RuleMembers, parts: dict[Rule, ParamState]
+    ) -> _SubStep:
+        """Return the adapter of a rule over its members, with their (gradient, parameter) pairs."""
+        part = self.part_of(rule, members.places[0], parts)
+        params = [param for _, param in members.pairs]
+        return TorchStepAdapter(self, part, params, members.places), members.pairs
 
     def part_of(self, rule: Rule, place: int, parts: dict[Rule, ParamState]) -> ParamState:
-        """Return the state of a rule for the class of a group; create it in `parts` if missing."""
+        """Return the state of a rule from `parts`; create it there if missing.
+
+        The class of the group at `place` defines its numbers. Rules that no group has any more are
+        dropped from `parts`.
+        """
         if rule not in parts:
             # Options may have chosen other rules since the last step.
             for stale_rule in parts.keys() - self._rules():
@@ -353,19 +215,23 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _write(
         self, steps: Sequence[_SubStep], make_transforms: Callable[..., GradientTransforms]
     ) -> tuple[list[BaseException], bool, bool]:
-        """Execute the sub-steps; several of them commit together.
+        """Run the sub-steps, several of them in one commit.
 
-        Returns: (errors raised after the writes, True if the last step was repeated with new
-        gradients, True if the step was taken).
+        Return the errors raised after the writes; True if the last step was repeated with new
+        gradients; and True if the step was taken.
+
+        Args:
+            steps: The sub-steps.
+            make_transforms: Called with a number of gradients; returns their transforms.
 
         Raises:
             _LeftToTorch: Torch must take the step; nothing was written.
         """
         with no_grad():
-            targets = [hooks.aim(pairs) for hooks, pairs in steps]
-        adapters, batch = [hooks for hooks, _ in steps], WriteBatch()
-        for hooks in adapters if len(steps) > 1 else ():
-            hooks.gathered, hooks.begun = batch, batch.begun
+            targets = [adapter.aim(pairs) for adapter, pairs in steps]
+        adapters, batch = [adapter for adapter, _ in steps], WriteBatch()
+        for adapter in adapters if len(steps) > 1 else ():
+            adapter.gathered, adapter.begun = batch, batch.begun
         transforms = [make_transforms(len(pairs)) for pairs, _ in targets]
         # Each sub-step is bound after the one before has run, except for a common norm.
         bound: Iterable[_BoundPlan] = map(self._bind, steps, targets, transforms)
@@ -381,13 +247,13 @@ class FusedTorchOptimizer(FusedOptimizer):
                         return skip_step(decision.calls, batch.begun), False, False
                     adapters[-1].ending = [*adapters[-1].ending, *decision.calls]
                     transforms = [make_transforms(len(x), factor=factor) for x, _ in targets]
-                    if any(hooks.part.rule.calls_users for hooks in adapters):
+                    if any(adapter.part.rule.calls_users for adapter in adapters):
                         # A function of one rule may move tensors of another.
                         batch.release_gradients()
                         bound = map(self._bind, steps, targets, transforms)
                 outcome = _run_all(adapters, targets, transforms, bound)
                 if adapters[-1].gathered is not None:
-                    for sharing in [hooks.sharing for hooks in adapters if hooks.sharing][:1]:
+                    for sharing in [adapter.sharing for adapter in adapters if adapter.sharing][:1]:
                         sharing.begin_writing()
                     outcome[0].extend(batch.write_all())
                 return outcome
@@ -401,23 +267,29 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _bind(
         self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
     ) -> _BoundPlan:
-        """Return the plan of a sub-step, bound to its gradients.
+        """Return the plan of a sub-step, bound to its gradients: that of the last step, or a new
+        one.
+
+        Args:
+            step: The sub-step.
+            target: The result of `aim` of its adapter.
+            transforms: The transforms of its gradients.
 
         Raises:
             _LeftToTorch: The engines do not support it; nothing was written.
         """
-        (hooks, _), (pairs, copies) = step, target
-        plan_args = hooks, hooks.part.plans, pairs, transforms, copies
-        may_repeat = self._may_repeat(hooks.part, [grad for grad, _ in pairs])
+        (adapter, _), (pairs, copies) = step, target
+        plan_args = adapter, adapter.part.plans, pairs, transforms, copies
+        may_repeat = self._may_repeat(adapter.part, [grad for grad, _ in pairs])
         plan = rebind_plan(*plan_args) if may_repeat else None
         was_rebound = plan is not None
         if plan is None:
             # A step that is not the one before is validated as a first one is.
-            if hooks.repeats and not self._supports_sub_step(step):
+            if adapter.repeats and not self._supports_sub_step(step):
                 raise _LeftToTorch
             plan = plan_step(*plan_args)
-        if plan is not None and hooks.gathered is not None:
-            hooks.gathered.hold(plan.ready)
+        if plan is not None and adapter.gathered is not None:
+            adapter.gathered.hold(plan.ready)
         return _BoundPlan(plan, was_rebound)
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
@@ -431,15 +303,10 @@ class FusedTorchOptimizer(FusedOptimizer):
             from thalweg.optim.absent_gradients import plan_with_absent
         return plan_with_absent(self, kind)
 
-    def _hooks_for(
+    def _make_adapter(
         self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> TorchStepAdapter:
-        """Return the adapter of a step over parameters; `places` are their group indices."""
         return TorchStepAdapter(self, part, params, places)
-
-    def _rules(self) -> set[Rule]:
-        """Return the wrapped rules of all groups."""
-        return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
     def _updates_all(self, part: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if a part still updates all groups, given these gradients."""
@@ -453,10 +320,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _may_repeat(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Return True if gradients may be bound to the last plan: all dense, or equal options.
+        """Return True if gradients may be bound to the last plan of a rule.
 
-        The options of groups decide about sparse gradients; plans check everything else that
-        `_supports_sub_step` does.
+        All must be dense, or the options of groups unchanged, as these decide about sparse
+        gradients. The plan checks everything else that `_supports_sub_step` does.
         """
         return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
@@ -471,50 +338,15 @@ class FusedTorchOptimizer(FusedOptimizer):
         has_tensors = bool(group.get("foreach")) and any(isinstance(x, Tensor) for x in scalars)
         return bool(group.get("differentiable")) or (has_tensors and not group.get("capturable"))
 
-    def _counts_on_device(self) -> bool:
-        """Return True if per-parameter numbers are on the GPU only."""
-        kinds = map(self._kind_of, self.param_groups)
-        if self.step_options.kinds.device or any(kind._has_python_scalars for kind in kinds):
-            return False
-        if self.step_options.of(Unscaling).fused_unscale or self._is_option_on("capturable"):
-            return True
-        return "found_inf" in vars(self) and self._is_option_on("fused")
-
-    def _is_option_on(self, option: str) -> bool:
-        """Return True if a group has this option on."""
-        return any(group.get(option) for group in self.param_groups)
-
-    def scalar_devices(self, params: Sequence[Tensor]) -> Homes:
-        """Return (device that alone holds the numbers or None, device of the numbers otherwise)."""
-        homes = super().scalar_devices(params)
-        is_on_device = not (is_host(params) or self.step_options.kinds.device)
-        if homes[0] is None and is_on_device and self._is_option_on("fused"):
-            return None, device_of(params) or CPU
-        return homes
-
-    def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
-        """Return True if parameters of a group have all entries of their state."""
-        if not params:
-            return True
-        step = {STEP} if self._keeps_step(self._kind_of(group)) else set[str]()
-        names = {
-            rule: {*step, *(slot.name for slot in self.step_options.rule(rule).slots)}
-            for rule in self._rules_of(group)
-        }
-        return all(
-            names[self.base_rule(group, param)] <= self.state.get(param, {}).keys()
-            for param in params
-        )
-
     def _supports_sub_step(self, step: _SubStep) -> bool:
-        """Return True if the engines support a sub-step.
+        """Return True if the engines support a sub-step; False leaves the step to torch.
 
         Raises:
             RuntimeError: The class rejects sparse, or dense, gradients.
         """
-        hooks, pairs = step
+        adapter, pairs = step
         options = self.step_options
-        for (grad, param), place in zip(pairs, hooks.places, strict=True):
+        for (grad, param), place in zip(pairs, adapter.places, strict=True):
             group, has_rows = self.param_groups[place], grad.layout != torch.strided
             kind = self._kind_of(group)
             if refusal := kind._sparse if has_rows else kind._dense:
@@ -527,7 +359,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 return False
         wide = options.kinds.masters and self.step_cache.sums is not None
         is_offloaded = options.kinds.device is not None
-        (_, first), place = pairs[0], hooks.places[0]
+        (_, first), place = pairs[0], adapter.places[0]
         rule = options.rule(self.base_rule(self.param_groups[place], first))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         coded = {slot.name for slot in rule.element_slots if slot.storage}
@@ -549,11 +381,13 @@ class FusedTorchOptimizer(FusedOptimizer):
         return self.step_options.of(Unscaling).fused_unscale and self.unscaling() is not None
 
     def _shares_counts(self, steps: Sequence[_SubStep]) -> bool:
-        """Return True if two parameters share a state tensor of one number.
+        """Return True if two parameters share a state tensor of one number, which torch counts
+        twice.
 
-        Raise NotImplementedError if options then need more than torch does.
+        Raises:
+            NotImplementedError: They do, and options exclude torch's step.
         """
-        scalars = {slot.name for hooks, _ in steps for slot in hooks.part.rule.scalar_slots}
+        scalars = {slot.name for adapter, _ in steps for slot in adapter.part.rule.scalar_slots}
         params = [param for _, pairs in steps for _, param in pairs]
         shared_scalar = find_shared_scalar(params, self.state, {STEP, *scalars})
         if shared_scalar is not None and self.step_options:
@@ -565,33 +399,14 @@ class FusedTorchOptimizer(FusedOptimizer):
             )
         return shared_scalar is not None
 
-    def _has_slot_dtypes(self, group: Group, param: Tensor) -> bool:
-        """Return True if the slots of a parameter have its dtype, or that of the rule."""
-        entries = self.state.get(param, {})
-        slots = [slot for slot in self.base_rule(group, param).slots if slot.shape is None]
-        dtypes = {slot.name: slot.dtype or param.dtype for slot in slots if not slot.scalar}
-        return all(
-            getattr(entries[name], "dtype", None) == dtype
-            for name, dtype in dtypes.items()
-            if name in entries
-        )
-
-    @staticmethod
-    def _computes(param: Tensor) -> bool:
-        """Return True if the rules of the class support a parameter that engines support."""
-        return True
-
-    @staticmethod
-    def _takes_rows(group: Group) -> bool:
-        """Return True if the engines support sparse gradients of a group."""
-        return True
-
-    def _shares(self, absent: Mapping[int, Tensor] = NO_GRADIENTS) -> dict[Rule, _Share]:
-        """Return {rule: share} of all parameters with a gradient.
+    def _members_by_rule(
+        self, absent: Mapping[int, Tensor] = NO_GRADIENTS
+    ) -> dict[Rule, _RuleMembers]:
+        """Return the members of each rule: all parameters with a gradient.
 
         Parameters without a gradient use `absent[id(param)]`, if present.
         """
-        shares: dict[Rule, _Share] = {}
+        members_by_rule: dict[Rule, _RuleMembers] = {}
         for place, group in enumerate(self.param_groups):
             params = group["params"]
             candidates = zip(self._gradients(params), params, strict=True)
@@ -601,10 +416,12 @@ class FusedTorchOptimizer(FusedOptimizer):
                 if (present_grad := absent.get(id(param)) if grad is None else grad) is not None
             ]
             for rule, rule_pairs in self._by_rule(group, pairs):
-                share = shares.setdefault(self.step_options.rule(rule), _Share([], []))
-                share.pairs.extend(rule_pairs)
-                share.places.extend([place] * len(rule_pairs))
-        return shares
+                members = members_by_rule.setdefault(
+                    self.step_options.rule(rule), _RuleMembers([], [])
+                )
+                members.pairs.extend(rule_pairs)
+                members.places.extend([place] * len(rule_pairs))
+        return members_by_rule
 
     def _by_rule(
         self, group: Group, pairs: list[tuple[Tensor, Tensor]]
@@ -617,31 +434,13 @@ class FusedTorchOptimizer(FusedOptimizer):
             pairs_by_rule.setdefault(self.base_rule(group, pair[1]), []).append(pair)
         return pairs_by_rule.items()
 
-    def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
-        """Return {rule: share} of one parameter."""
+    def _members_of_param(self, param: Tensor) -> dict[Rule, _RuleMembers]:
+        """Return the rule of one parameter, with the parameter as its only member."""
         with importing:
             from thalweg.optim.step_in_backward import place_of
         place = cast("int", place_of(self, param))
         rule = self.step_options.rule(self.base_rule(self.param_groups[place], param))
-        return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
-
-    def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, ScalarSpec]:
-        """Return {state key: ScalarSpec} of the per-parameter numbers of a rule."""
-        specs = {
-            slot.name: ScalarSpec(
-                slot.initial,
-                slot.dtype or kind._number_dtype,
-                rounds_as_tensor=slot.name in kind._as_tensors,
-            )
-            for slot in rule.numbers
-        }
-        start = 0 if kind._has_python_scalars else 0.0
-        step = {STEP: ScalarSpec(start, may_lack=not kind._counts)}
-        return {**step, **specs} if self._keeps_step(kind) else specs
-
-    def _keeps_step(self, kind: type[FusedTorchOptimizer]) -> bool:
-        """Return True if parameters have a step count, for their class or an option."""
-        return kind._counts or self.step_options.counts
+        return {rule: _RuleMembers([(cast("Tensor", param.grad), param)], [place])}
 
     def load_state_dict(
         self, state_dict: dict[str, Any], *, convert: bool = False, allow_loss: bool = False
@@ -664,120 +463,18 @@ class FusedTorchOptimizer(FusedOptimizer):
             CheckpointMismatchError: A step cannot be taken with the state, such as with one of
                 another class. Lists up to ten differences; nothing was loaded.
         """
-        with self.step_cache._lock:
+        with self.step_cache.lock:
             check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
             torch_class: Any = super(FusedTorchOptimizer, type(self))
             torch_load = without_dynamo(torch_class.load_state_dict)
             load(self, state_dict, partial(as_torch, load=torch_load), convert, allow_loss)
 
-    def _invalid_options(self, group: Mapping[str, object]) -> dict[str, str]:
-        """Return {option: reason} for options that a group may not have."""
-        reasons, rule = super()._invalid_options(group), group.get("rule")
-        class_names = {ancestor.__name__ for ancestor in type(self).__mro__}
-        is_other_class = isinstance(rule, str) and rule in KINDS and rule not in class_names
-        if isinstance(rule, Rule) or is_other_class:
-            reasons["rule"] = "and groups with rules of their own are for Mixed"
-        return reasons
-
-    def _wanted_options(self, group: Group) -> Sequence[str]:
-        """Return the options of a group that a step reads."""
-        return self._kind_of(group).read_options
-
-    def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Return reasons why a step cannot be taken with the options of a group; [] if none."""
-        unfit = super()._unfit_options(group, place)
-        kind = self._kind_of(group)
-        if not unfit and kind._of_matrices:
-            try:
-                self._check_matrices(self._choose_rule(group), kind.__name__, place)
-            except (TypeError, ValueError, NotImplementedError) as error:
-                unfit.append(str(error).rstrip("."))
-        return unfit
-
-    def _unfit_state(
-        self, group: Group, entries: object, param: Tensor, title: object, may_lack: bool = False
-    ) -> list[str]:
-        """Return reasons why no step could be taken with the state of a parameter; [] if none.
-
-        With `may_lack`, slots that the next step creates may be missing.
-        """
-        specs = {SUM: sum_spec(param)}
-        if isinstance(entries, Mapping) and entries.keys() <= {SUM}:  # there was none
-            return state_mismatches(entries, specs, title)
-        kind, rule = self._kind_of(group), self.base_rule(group, param)
-        slots = rule.slots
-        optional = [*kind._optional, *self.step_options.keys(param)]
-        names = [*(s.name for s in slots if not (s.scalar or s.is_shaped)), *optional]
-        if self._keeps_step(kind):
-            specs[STEP] = StateEntrySpec(is_optional=not kind._counts)
-        specs |= {slot.name: StateEntrySpec(dtypes=REAL_DTYPES) for slot in rule.numbers}
-        specs |= {n: StateEntrySpec(param, (), n in kind._rowwise, n in optional) for n in names}
-        wrapped_rule = self.step_options.rule(rule)
-        # Those that a wrapper adds are made where they are missing.
-        for slot in (*wrapped_rule.measured_slots, *wrapped_rule.common_slots):
-            number = torch.empty((), dtype=torch.float32, device="cpu")
-            specs[slot.name] = StateEntrySpec(number, is_optional=slot not in slots)
-        for slot in slots:
-            if slot.is_shaped:
-                with importing:
-                    from thalweg._engines.matrix_shapes import shaped_like
-                specs[slot.name] = StateEntrySpec(shaped_like(param, slot))
-        for slot in wrapped_rule.element_slots:
-            if slot.storage is not None:
-                with importing:
-                    from thalweg._core.quantized_slots import codec_of, likeness_of
-                codec = codec_of(slot, param)
-                if codec is not None:
-                    template = likeness_of(codec, param)
-                    spec = specs.get(slot.name, StateEntrySpec())
-                    specs[slot.name] = spec._replace(like=template, dtypes=(template.dtype,))
-        if MASTER in optional:
-            specs[MASTER] = StateEntrySpec(param, (torch.float32,), is_optional=True)
-        if may_lack:
-            slot_names = {slot.name for slot in slots if slot not in rule.numbers}
-            specs |= {n: specs[n]._replace(is_optional=True) for n in slot_names & specs.keys()}
-        return state_mismatches(entries, specs, title)
-
-    def _unfit_numbers(
-        self,
-        group: Group,
-        entries: Mapping[str, Any],
-        param: Tensor,
-        title: object,
-        checked_keys: set[object],
-    ) -> list[str]:
-        """Return reasons why options and numbers of a parameter give no step; [] if none.
-
-        Functions of users are not called. Combinations in `checked_keys` are skipped; new ones are
-        added.
-        """
-        rule = self.wrapped_rule(group, param)
-        numbers = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}
-        numbers |= {name: float(entries[name]) for name in numbers if entries.get(name) is not None}
-        key = (id(group), rule, *numbers.values())
-        if rule.prepare is None or rule.calls_users or key in checked_keys:
-            return []
-        checked_keys.add(key)
-        try:
-            options = Options(group, rule, self._kind_of(group).fixed_options)
-            # A root that is real in one step may be complex in the next.
-            for _ in range(2):
-                numbers[STEP] = numbers["t"] = numbers[STEP] + 1
-                for scalar in rule.prepare(**options.given_to_prepare(numbers)).values():
-                    number(scalar)
-        except (ArithmeticError, TypeError, ThalwegError) as error:
-            shown_numbers = self.show_numbers(group)
-            return [f"'{title}' takes no step {numbers[STEP]:g} with {shown_numbers}: {error}"]
-        return []
-
-    def show_numbers(self, group: Group) -> str:
-        """Return the numbers among a group's options as text for messages."""
-        flags = self._kind_of(group)._flags
-        names = [name for name in self._wanted_options(group) if name not in flags]
-        return ", ".join(f"{name}={show_value(group.get(name))}" for name in names)
-
     def _step_of_torch(self) -> None:
-        """Take the step with the code of torch; raise if options forbid it."""
+        """Take the step by the code of torch: all of it, or on an error nothing.
+
+        Raises:
+            NotImplementedError: An option excludes torch's step, or torch has no such class.
+        """
         self.check_flat_buffers(self.param_groups)
         if self.step_options or self._is_unscaling():
             self._raise_unsupported()
@@ -798,7 +495,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         run(self._end_calls(GradientReport()))
 
     def _raise_unsupported(self) -> None:
-        """Raise the reason why a step with options cannot be left to torch."""
+        """Raise NotImplementedError: a step with options cannot be left to torch."""
         if self.step_options.kinds.device:
             raise NotImplementedError(
                 f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"
@@ -838,16 +535,26 @@ def _run_all(
     transforms: Sequence[GradientTransforms],
     bound: Iterable[_BoundPlan],
 ) -> tuple[list[BaseException], bool, bool]:
-    """Execute sub-steps by their plans; return as `FusedTorchOptimizer._write`."""
+    """Run sub-steps one after the other by their plans; those without one are planned here.
+
+    Args:
+        adapters, targets, transforms, bound: The adapter, result of `aim`, transforms and plan of
+            each sub-step.
+
+    Returns:
+        As `FusedTorchOptimizer._write`.
+    """
     errors: list[BaseException] = []
     are_rebound = takes_step = True
     rows = zip(adapters, targets, transforms, bound, strict=True)
-    for hooks, (pairs, copies), rule_transforms, (plan, was_rebound) in rows:
-        plans = hooks.part.plans
+    for adapter, (pairs, copies), rule_transforms, (plan, was_rebound) in rows:
+        plans = adapter.part.plans
         if plan is None:
-            outcome = run_step(hooks, plans, pairs, rule_transforms, copies, may_rebind=False)
+            outcome = run_step(adapter, plans, pairs, rule_transforms, copies, may_rebind=False)
         else:
-            outcome = execute_plan(hooks, plans, plan, rule_transforms)
+            outcome = execute_plan(adapter, plan, rule_transforms, is_new=not was_rebound)
+            if not was_rebound:
+                keep_plan(plans, plan)
         errors += outcome.errors
         are_rebound = are_rebound and was_rebound
         takes_step = takes_step and outcome.taken is not False

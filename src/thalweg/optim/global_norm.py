@@ -26,12 +26,13 @@ def clip_factor(
     bound: Sequence[tuple[CachedPlan | None, bool]],
     transforms: GradientTransforms,
 ) -> tuple[Factor, Decision]:
-    """Return the factor that clips all gradients of a step, and whether the step is taken.
+    """Measure the gradients of all rules; return the factor that clips them, and the step's
+    decision.
 
     Args:
         adapters: The adapter of each rule.
         targets: The gradients and update targets of each rule.
-        bound: The plan of each rule, bound to these gradients, if it has one.
+        bound: The plan of each rule bound to these gradients, or None, with a flag that is ignored.
         transforms: The transforms of all gradients; `watch` receives the statistics.
     """
     flush = adapters[0].selection.denormals == "flush"

@@ -32,7 +32,9 @@ class GradScalerMixin:
     step_cache: Any
 
     def scalar_devices(self, params: Sequence[Tensor]) -> Homes:
-        """Return (device that alone holds the numbers or None, device of the numbers otherwise)."""
+        """Return the device that alone holds per-parameter numbers, or None; and their device if it
+        is None.
+        """
         if is_host(params) or not self._counts_on_device():
             return _ON_THE_HOST
         return device_of(params), CPU
@@ -42,9 +44,10 @@ class GradScalerMixin:
         return self.step_options.of(Unscaling).fused_unscale
 
     def _found_finite(self) -> Tensor | None:
-        """Return a bool tensor on a device, True if the gradients have no overflow.
+        """Return a bool tensor on a device, True if the scaler found no overflow, for a step
+        decided there.
 
-        Return None if the host decides: if there is no scaler, or if a step makes state, has
+        Return None if the host decides: there is no scaler, or the step makes state, has
         constraints, or accumulates gradients.
         """
         found_inf = vars(self).get("found_inf")
@@ -102,9 +105,10 @@ def forget_scale(optimizer: object) -> None:
 
 
 def annotate_errors(step: Callable[..., object]) -> Callable[..., Any]:
-    """Return a step function that adds progress notes to errors and clears the scaler's attributes.
+    """Wrap a step: an error gets notes about what was written, and the scaler's attributes are
+    cleared.
 
-    `torch.amp.GradScaler` clears them after a successful step alone, and would multiply a remaining
+    `torch.amp.GradScaler` clears them after a successful step only, and would multiply a remaining
     scale by its new one.
     """
 

@@ -14,10 +14,10 @@ from thalweg.rules.modern.common import check_count
 
 
 def layout_of(group: Mapping[str, Any]) -> MatrixLayout | None:
-    """Return the layout that `layout` or `heads` of a group describes, or None.
+    """Return the matrix layout that `layout` or `heads` of a group describes; None without either.
 
     Raises:
-        ValueError: An option is invalid, or both are given.
+        ValueError: An option is invalid, or both are set.
     """
     heads, layout = group.get("heads"), as_layout(group.get("layout"))
     if isinstance(heads, np.generic | np.ndarray | Tensor):

@@ -93,7 +93,7 @@ class Options:
         return rate if self._moving == ["learning_rate"] else None
 
     def hold_beside_rate(self, group: Group) -> bool:
-        """Return True if a group still has these options, except for `lr`."""
+        """Return True if a group still has these options, except perhaps another `lr`."""
         names, snapshot = self._names, self._snapshot
         return (
             list(group) == names
@@ -105,9 +105,9 @@ class Options:
         )
 
     def with_rate(self, group: Group) -> Options | None:
-        """Return the options of a group that differs in `lr` alone; None if more differs.
+        """Return these options with the `lr` of a group, which differs in nothing else.
 
-        The rate must be a float of usual size.
+        None if more differs, or if the rate is not a float of usual size.
         """
         rate: Any = group.get("lr")
         if type(rate) not in FLOAT_CLASSES or not -MOST_READ < rate < MOST_READ or self._moving:
@@ -121,11 +121,7 @@ class Options:
         return options
 
     def check_memory(self) -> None:
-        """Raise if a hyperparameter is a tensor with freed storage.
-
-        Raises:
-            LayoutError: Names it.
-        """
+        """Raise LayoutError if a hyperparameter is a tensor with freed storage."""
         for name in self._moving:
             if isinstance(value := self._hypers[name], Tensor):
                 check_number(value, title_of(name))
@@ -141,7 +137,9 @@ class Options:
         return {name: overrides[name] if name in overrides else hypers[name] for name in names}
 
     def numbers(self, keeps_tensor: Callable[[Any], bool]) -> dict[str, Any]:
-        """Return the hyperparameters as floats, except tensors that `keeps_tensor` accepts."""
+        """Return the hyperparameters by name as floats; tensors for which `keeps_tensor` is True
+        stay.
+        """
         if self._moving:
             moving = {name: self._hypers[name] for name in self._moving}
             moving = {name: x if keeps_tensor(x) else number(x) for name, x in moving.items()}
@@ -150,7 +148,7 @@ class Options:
 
 
 def as_options(hypers: Mapping[str, object]) -> Group:
-    """Return hyperparameters under the keys of groups: `lr`, `betas`, `eps`."""
+    """Return hyperparameters under the keys of groups: `lr`, `eps`, and pairs as `betas`."""
     pairs: Group = {}
     remaining = dict(hypers)
     for key in PAIRS:
@@ -161,10 +159,10 @@ def as_options(hypers: Mapping[str, object]) -> Group:
 
 
 def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
-    """Return the hyperparameters of a rule from a group.
+    """Return the hyperparameters of a rule from a group, by name; missing ones have their defaults.
 
     Raises:
-        InvalidTypeError: One is no number; names it.
+        InvalidTypeError: One is not a number; names it.
         InvalidArgumentError: One is NaN, or a tensor with a shape.
     """
     options = hypers_by_name(group, rule)
@@ -207,11 +205,7 @@ def tensors_in(options: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_options_held(options: Mapping[str, object]) -> None:
-    """Raise if an option is a tensor with freed storage, before anything reads it.
-
-    Raises:
-        LayoutError: Names the first.
-    """
+    """Raise LayoutError if an option is a tensor with freed storage, before anything reads it."""
     for name, tensor in tensors_in(options):
         check_held(tensor, title_of(name))
 
@@ -241,7 +235,11 @@ def _arguments_of(prepare: Callable[..., object] | None) -> tuple[str, ...]:
 
 
 def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Return {key: hyperparameter names} of a group's float entries."""
+    """Return the keys of a group with floats that steps read, and the hyperparameters that each
+    sets.
+
+    A key is left out if another one sets the same hyperparameter.
+    """
     entries: dict[str, tuple[str, ...]] = {}
     for key, value in group.items():
         names = members_of(key, hypers) if key in PAIRS else (_NAMES.get(key, key),)
@@ -255,12 +253,11 @@ def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[st
 def hypers_by_name(
     group: Mapping[str, Any], rule: Rule | None = None, hyper_names: Container[str] = ()
 ) -> dict[str, Any]:
-    """Return the options of a group under the hyperparameter names that rules use.
+    """Return the options of a group under the names that rules have for hyperparameters.
 
     Args:
-        group: The group.
-        rule: Optional. Options that the rule does not read belong to the user and are not
-            converted, such as `learning_rate` beside `lr`.
+        rule: Optional. Options that the rule does not read are left out, such as a user's
+            `learning_rate` beside `lr`.
         hyper_names: Without a rule, the names of the hyperparameters there are.
 
     Raises:

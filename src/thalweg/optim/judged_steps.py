@@ -1,4 +1,6 @@
-"""Optimizer whose steps `Spikes` judges: copies of its state, and records of steps left out."""
+"""Interface of optimizers to `Spikes`, which judges steps: copies of state, records of skipped
+steps.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ class JudgedSteps(StepSource):
     """Interface of a `FusedOptimizer` to `Spikes`."""
 
     def copy_state(self) -> Callable[[], list[Call]]:
-        """Copy the parameters and the state; return a function that returns calls which restore
-        them.
+        """Copy the parameters and the state.
+
+        Return a function that returns the C functions to restore them.
         """
         optimizer = self.optimizer
         params = [(param, _copy(param)) for param in params_of(optimizer.param_groups)]
@@ -40,11 +43,9 @@ class JudgedSteps(StepSource):
     def _restore_calls(
         self, params: list[tuple[Tensor, Any]], states: list[tuple[Tensor, dict[str, Any]]]
     ) -> list[Call]:
-        """Return the calls that restore copies; state that has been created since is emptied.
+        """Return C functions that restore copies; state that was created since is emptied.
 
-        There are none if parameters were added or have other shapes: then the step is left out.
-
-        A dictionary of tensors would run Python's `Tensor.__hash__`, which signals interrupt.
+        [] if parameters were added or have other shapes: then the step is only skipped.
         """
         live_params = params_of(self.optimizer.param_groups)
         is_same = len(live_params) == len(params) and all(map(is_, live_params, dict(params)))
@@ -110,7 +111,7 @@ def _restore_entry_call(entries: dict[str, Any], name: str, value: Any) -> Call:
 
 
 def split_history(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[Call]]:
-    """Return a state without the history of judged steps, and calls that set the history.
+    """Return a state without the history of judged steps, and C functions that set this history.
 
     Raises:
         CheckpointMismatchError: The history is invalid.

@@ -84,7 +84,7 @@ class MatrixLayouts(Sequence[ParamLayout]):
         return table(rows)
 
     def by_group(self, groups: Iterable[Mapping[str, Any]]) -> str:
-        """Return a table with a row for all parameters of a group that have the same reason.
+        """Return a table with one row for the parameters of a group that have the same reason.
 
         Args:
             groups: The groups of an optimizer, with the names of parameters in `param_names`.
@@ -198,7 +198,11 @@ class _Decisions(Iterable[ParamLayout]):
         return {key for key, use in self._run.uses.items() if use.is_output}
 
     def _decide(self, name: str, param: Tensor) -> tuple[MatrixLayout | None, str]:
-        """Return (layout or None for AdamW, reason); raise UndecidedError."""
+        """Return the layout of a parameter, or None for AdamW, and the reason.
+
+        Raises:
+            UndecidedError: Neither names, classes nor the forward pass decide.
+        """
         if name in self._named_layouts:
             return self._named_layouts[name], "layouts="
         owners = self._params.owners[id(param)]
@@ -222,7 +226,12 @@ class _Decisions(Iterable[ParamLayout]):
     def _by_use(
         self, name: str, param: Tensor, use: WeightUse | None
     ) -> tuple[MatrixLayout | None, str]:
-        """Return (layout or None for AdamW, reason) by the use in the forward pass."""
+        """Return the layout or None for AdamW, and the reason, by the weight's use in the forward
+        pass.
+
+        Raises:
+            UndecidedError: The uses define no layout.
+        """
         if use is None:
             raise UndecidedError("it is not a parameter of the model that runs")
         if use.is_lookup_table:
@@ -276,8 +285,9 @@ def _describe_blocks(layout: MatrixLayout, block_count: int) -> str:
 def _layouts_by_name(
     layouts: Layouts, module_params: ModuleParams
 ) -> dict[str, MatrixLayout | None]:
-    """Return {parameter name: layout or None for AdamW} of the user's patterns; names precede
-    globs.
+    """Return the layouts that patterns of the user define, by parameter name; None for AdamW.
+
+    A name of a parameter has priority over a pattern.
 
     Raises:
         InvalidArgumentError: A pattern selects nothing, two select one parameter, or a layout does

@@ -44,12 +44,12 @@ def load(
     convert: bool = False,
     allow_loss: bool = False,
 ) -> None:
-    """Load a state atomically, and call torch's hooks before and after.
+    """Load a state, or change nothing on an error; call torch's hooks before and after.
 
     Args:
         optimizer: A `FusedOptimizer`.
         state_dict: The state dict from the user.
-        plan: `as_torch` or `in_place`.
+        plan: `as_torch` or `in_place`: returns the writes for a state in the form of the optimizer.
         convert: True to convert slots in another storage and states of other packages; otherwise
             they raise.
         allow_loss: True to drop parts of other packages without a counterpart; otherwise they
@@ -89,15 +89,14 @@ def load(
 def as_torch(
     optimizer: Any, saved_state: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
 ) -> Plan:
-    """Return the plan that loads a state as the loader of torch does.
+    """Load a state into a twin by torch's loader; return the writes that move it to the optimizer.
 
     The loader replaces the state and the groups in several steps, in which it may fail or be
-    interrupted. So it loads into a twin over the same parameters, and the optimizer then takes over
-    the state of the twin.
+    interrupted. So it loads into a twin over the same parameters. Return the writes, and the names
+    of slots of options that the state lacks.
 
     Args:
-        optimizer: A `FusedTorchOptimizer`.
-        saved_state: The state.
+        optimizer: A `FusedTorchOptimizer`; not changed.
         load: Torch's `load_state_dict`, of the class.
 
     Raises:
@@ -125,7 +124,11 @@ def as_torch(
 
 
 def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
-    """Return the option slots that a state lacks; raise if no step could use the state."""
+    """Return the names of slots of options that a state lacks.
+
+    Raises:
+        CheckpointMismatchError: No step could use the state.
+    """
     problems, lacking = list[str](), list[str]()
     saved_groups = saved_state["param_groups"]
     if state_mismatch.sizes(saved_groups) == state_mismatch.sizes(optimizer.param_groups):
@@ -167,8 +170,10 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
 def drop_unused(
     optimizer: Any, saved_state: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str], list[Call]]:
-    """Return (state without entries of options that are off, warnings about these, calls that set
-    the history of judged steps).
+    """Remove entries from a state that no option of the optimizer uses.
+
+    Return the new state; warnings about the entries; and C functions that set the history of judged
+    steps.
     """
     groups, history_calls = saved_state["param_groups"], list[Call]()
     has_judge = optimizer.step_options.base_transforms.judge is not None
@@ -202,10 +207,15 @@ def fit_state(
     convert: bool = False,
     values: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
-    """Return a state with slots and random bits in the form of the optimizer; append warnings.
+    """Return a state with slots and random bits in the form that the optimizer has.
 
-    `notes` receives the warnings, `values` has new values of parameters. See
-    `quantized_state.fit_storage`, `rounding_state.fit_rounding` and `full_states.cut_state`.
+    Args:
+        notes: Receives warnings.
+        convert: True to convert other codecs and random bits; otherwise they raise.
+        values: New values of those parameters that are loaded with the state.
+
+    Raises:
+        CheckpointMismatchError: As `fit_rounding`, `fit_storage` and `cut_state`.
     """
     groups = saved_state["param_groups"]
     if any("round" in group or "seed" in group for group in groups):
@@ -266,10 +276,14 @@ def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
 def _members(
     optimizer: Any, saved_groups: list[Any], problems: list[str]
 ) -> Iterator[tuple[Group, Any, Tensor, Any]]:
-    """Yield (group, saved key, parameter, title) of each parameter, matched by order.
+    """Yield (group, saved key, parameter, title) for each parameter, matched by order.
 
-    The group is completed as torch completes it; if its options are invalid, the group of the
-    optimizer is yielded. Differences are appended to `problems`.
+    The group has the saved options, completed as torch does; if they are invalid, the optimizer's
+    group is yielded instead.
+
+    Args:
+        saved_groups: The groups of the state.
+        problems: Differences are appended.
     """
     probe = _twin(optimizer)
     groups = [
@@ -290,9 +304,12 @@ def _members(
 def _restore_dtypes(
     twin: Any, saved_state: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
 ) -> None:
-    """Restore, in place, the dtypes and devices that tensors of a state had before torch's cast.
+    """Restore the dtypes and devices that tensors of a state had before torch's loader cast them.
 
-    With `keeps_as_torch`, only sums of gradients are restored.
+    Args:
+        twin: The optimizer that has loaded the state; changed.
+        kinds: The `StateStorage` of the optimizer.
+        keeps_as_torch: True if only sums of gradients are restored.
     """
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
@@ -320,7 +337,7 @@ def _is_kept(tensor: Tensor) -> bool:
 
 
 def _restore_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]) -> None:
-    """Restore the bits of numbers, and of slots with a fixed dtype, from a state, in place.
+    """Restore the bits of per-parameter numbers, and of slots with a fixed dtype, in a twin.
 
     Torch's loader casts all floating-point entries but `step` to the dtype of the parameter. Casts
     to a wider dtype stay.
@@ -349,7 +366,6 @@ def fit_slots(
         optimizer: The optimizer, or a copy that loads the state without options.
         storage: Dtypes of the state with all options.
         group: The group of the parameter.
-        param: The parameter.
         entries: The state of the parameter, changed in place.
     """
     rule = optimizer.base_rule(group, param)
@@ -394,7 +410,9 @@ def _without_slots(saved_state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
-    """Return the plan that writes a state into the tensors of a `RuleOptimizer`.
+    """Return the writes that copy a state into the tensors of a `RuleOptimizer`.
+
+    Return the writes, and the names of slots of options that the state lacks.
 
     Raises:
         CheckpointMismatchError: A step cannot be taken with the state.
@@ -464,18 +482,15 @@ def setting(
     names: Collection[str] | None = None,
     optional: Collection[str] = (),
 ) -> list[Call]:
-    """Return calls that set the state of one parameter; append tensor pairs and differences.
+    """Return C functions that set the state of one parameter to a saved one.
 
-    Sums of gradients move to the device of the parameter, where the next gradients are added to
-    them.
+    Sums of gradients move to the device of the parameter.
 
     Args:
         entries: The state of the parameter, which the calls change.
         saved_entries: The state to load.
-        title: The name of the parameter.
-        problems: Differences are appended here; if there are any, no calls are returned.
-        pairs: Tensors that are written in place, with their new values, are appended here.
-        param: The parameter.
+        problems: Differences are appended; if there are any, [] is returned.
+        pairs: Entries of tensors that are written in place, with their new values, are appended.
         names: Optional. The keys of entries of the optimizer; all others in `entries` belong to the
             user, and are replaced if the state has them.
         optional: The keys that may be missing: their entries begin at the parameter.

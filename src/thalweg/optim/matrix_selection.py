@@ -56,14 +56,19 @@ def hidden_matrices(
         _select_params(allow, params, "allow"),
         _select_params(leave, params, "leave"),
     )
-    ends = _of_output(module, params, output) | _of_input(module)
+    inputs = _params_of_getter(module, "get_input_embeddings") or set()
+    ends = _of_output(module, params, output) | inputs
     for name, param in params.named_params:
         kinds = params.owners[id(param)]
         if id(param) in excluded_ids:
             continue
         if id(param) in allowed:
             names.append(name)
-        elif param.dim() < 2 or id(param) in ends or _has_owner(kinds, EMBEDDINGS + _NORMS):
+        elif (
+            param.dim() < 2
+            or id(param) in ends
+            or any(isinstance(x, EMBEDDINGS + _NORMS) for x in kinds)
+        ):
             continue
         elif all(isinstance(x, _MATRICES) and getattr(x, "groups", 1) == 1 for x in kinds):
             names.append(name)
@@ -98,11 +103,6 @@ def _undecided_error(
     return InvalidArgumentError(message)
 
 
-def _has_owner(owners: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> bool:
-    """Return True if an owner is an instance of one of the classes."""
-    return any(isinstance(owner, kinds) for owner in owners)
-
-
 def _select_params(
     patterns: Iterable[str] | str, module_params: ModuleParams, argument: str
 ) -> set[int]:
@@ -131,15 +131,12 @@ def _params_of_getter(module: nn.Module, name: str) -> set[int] | None:
     return {id(param) for param in layer.parameters()} if isinstance(layer, nn.Module) else None
 
 
-def _of_input(module: nn.Module) -> set[int]:
-    """Return the `id` of the input embeddings' parameters."""
-    return _params_of_getter(module, "get_input_embeddings") or set()
-
-
 def output_ids(
     module: nn.Module, module_params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int] | None:
-    """Return the `id`s of the output layer's parameters, or None if the layer is unknown."""
+    """Return the `id`s of parameters of the output layer; None if `output` is None and no getter
+    knows.
+    """
     if output is not None:
         return _select_params(output, module_params, "output")
     return _params_of_getter(module, "get_output_embeddings")

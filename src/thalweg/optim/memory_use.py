@@ -218,7 +218,9 @@ def _twin_of(param: Tensor) -> Tensor:
 
 
 def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
-    """Return an optimizer without state, with parameters on the device "meta"."""
+    """Return a copy of an optimizer without state, over twins of its parameters on the device
+    "meta".
+    """
     cls: Any = type(optimizer)
     copy = cls.__new__(cls)
     cache = copy.step_cache
@@ -232,19 +234,19 @@ def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
 
 
 def _make_state(optimizer: Any) -> dict[Tensor, dict[str, Any]]:
-    """Return the state of trainable parameters on the device "meta" after their first step."""
-    shares: list[tuple[ParamState, list[Tensor]]] = []
+    """Return the state of trainable parameters after their first step, without running the step."""
+    state_parts: list[tuple[ParamState, list[Tensor]]] = []
     if isinstance(optimizer, RuleOptimizer):
         part, params, _ = cast("Any", optimizer).whole_state()
-        shares.append((part, params))
+        state_parts.append((part, params))
     else:
         trainable = [param for param in params_of(optimizer.param_groups) if param.requires_grad]
         gradients = {id(param): param for param in trainable}
-        for rule, share in optimizer._shares(gradients).items():
-            params = [param for _, param in share.pairs]
-            shares.append((optimizer.part_of(rule, share.places[0], {}), params))
+        for rule, members in optimizer._members_by_rule(gradients).items():
+            params = [param for _, param in members.pairs]
+            state_parts.append((optimizer.part_of(rule, members.places[0], {}), params))
     state: dict[Tensor, dict[str, Any]] = defaultdict(dict)
-    for part, params in shares:
+    for part, params in state_parts:
         part.targets(state, params, False)
         part.make(state, params, {}, (None, CPU))
         for param in params:
@@ -255,7 +257,7 @@ def _make_state(optimizer: Any) -> dict[Tensor, dict[str, Any]]:
 def _use_of(
     optimizer: Any, options: StepOptions, weights: Sequence[Tensor], twins: _Twins
 ) -> MemoryUse:
-    """Return the bytes of a training.
+    """Return the bytes of weights, gradients, state and copies of a training.
 
     Args:
         optimizer: The optimizer of the twins.

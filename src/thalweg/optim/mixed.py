@@ -109,7 +109,6 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
             raise
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
-        """Return the class that updates a group."""
         return _kind_named(group, self._named)
 
     def _choose_rule(self, group: Group) -> Rule:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -124,7 +123,6 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
             ) from error
 
     def _initials_of_group(self, group: Group) -> Entries:
-        """Return the initial state of a group's parameters, where its rule cannot define it."""
         return self._kind_of(group)._initials_of_group(self, group)
 
     @property
@@ -134,14 +132,12 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
 
     @property
     def _single(self) -> set[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """State keys that hold one number per parameter."""
         return {name for group in self.param_groups for name in self._kind_of(group)._single}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_named": self._named, "layouts": self.layouts}
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Return reasons why a step cannot be taken with the options of a group; [] if none."""
         rule, current_rule = group.get("rule"), self.param_groups[place]["rule"]
         if rule != current_rule:
             return [f"the rule of group {place} is {shown(rule)}, here {current_rule!r}"]
@@ -172,7 +168,8 @@ def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, place: int) -> Map
     """Return the user's rules by name with one more.
 
     Raises:
-        InvalidArgumentError: Another one has its name.
+        InvalidArgumentError: A class or another rule has its name.
+        RuleError: No step is possible with the rule.
     """
     kind_of(rule)  # which could take a step
     conflict = f"a class of thalweg.optim is {rule.name!r}, too" if rule.name in KINDS else ""
@@ -187,7 +184,16 @@ def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, place: int) -> Map
 
 
 def _complete_group(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group:
-    """Return a group with all options of its rule, validated."""
+    """Return a new group with all options of its rule, and its name as "rule".
+
+    Args:
+        place: The index that it will have.
+        own_rules: The user's rules by name.
+
+    Raises:
+        NotFoundError: The group has no rule.
+        InvalidTypeError, InvalidArgumentError, ValueError: The rule or an option is invalid.
+    """
     if "rule" not in group:
         raise NotFoundError(
             f"Group {place} has no 'rule': the name of a class of thalweg.optim, such as 'AdamW'."

@@ -52,7 +52,16 @@ class DryRun:
 
 
 def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, WeightUse]) -> None:
-    """Run the largest modules with weights that the pass of the model has not used."""
+    """Run modules below `module` alone, if the pass of the model has used none of their weights.
+
+    The largest such modules are run first; errors of a module are ignored, and its children are
+    tried.
+
+    Args:
+        module: A copy of the model, or a part of it.
+        trace: Records the uses.
+        uses: The record of each weight, by `id`.
+    """
     unused = [
         param
         for param in module.parameters()
@@ -104,7 +113,7 @@ class StandIns:
                     module.__dict__[name] = self._reference(attribute)
 
     def _module(self, module: nn.Module) -> nn.Module:
-        """Return the copy of a module and its children, without hooks; made once per module."""
+        """Return the copy of a module and its children; each module is copied once."""
         if id(module) in self._copies:
             return self._copies[id(module)]
         cls = type(module)
@@ -179,7 +188,9 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (args, kwargs) for the forward pass, from the user's inputs or from the signature."""
+    """Return positional and keyword arguments of a forward pass: the user's, or made from its
+    signature.
+    """
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if inputs is not None:

@@ -20,12 +20,13 @@ _NOT_MULTIPLIED = re.compile(r"bias|emb|pos|token|mask|scale", re.IGNORECASE)
 
 
 def class_decision(owners: Iterable[nn.Module], leaf: str, param: Tensor) -> Decision | None:
-    """Return the decision that the class of a module implies, or None.
+    """Return the layout, or None for AdamW, and the reason, if the class of an owner decides.
+
+    Return the pair, or None if no class decides.
 
     Args:
         owners: The modules that own the parameter.
         leaf: The name of the parameter in them.
-        param: The parameter.
     """
     for owner in owners:
         if isinstance(owner, EMBEDDINGS):
@@ -60,7 +61,6 @@ def adapter_layout(name: str, layout_of: Callable[[str], MatrixLayout]) -> Matri
     The second matrix of LoRA has the outputs of the weight that it is added to, and its blocks.
 
     Args:
-        name: The name of the parameter.
         layout_of: Returns the layout of a parameter by name.
     """
     if re.search(r"\.lora_A\.[^.]+\.weight$", name):
@@ -73,12 +73,13 @@ def adapter_layout(name: str, layout_of: Callable[[str], MatrixLayout]) -> Matri
 
 
 def is_whole_by_source(model: nn.Module, name: str, owner: nn.Module) -> bool:
-    """Return True if the source of a forward pass shows that outputs of a layer are not divided.
+    """Return True if the source of a forward pass shows that it does not divide a layer's outputs.
+
+    The source of the parent module is searched for calls that split or reshape the outputs.
 
     Args:
-        model: The model.
         name: The name of the layer's weight.
-        owner: The layer, which must be a `Linear` or a convolution.
+        owner: The layer; False unless it is a `Linear` or a convolution.
     """
     if not isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return False
@@ -103,7 +104,8 @@ def is_whole_by_source(model: nn.Module, name: str, owner: nn.Module) -> bool:
 
 
 def unused_decision(owners: Iterable[nn.Module], leaf: str) -> str:
-    """Return why AdamW updates a parameter that no product is known to use, or "" if nothing says.
+    """Return why AdamW updates a parameter that no product uses, by its name; "" if nothing
+    decides.
 
     Args:
         owners: The modules that own the parameter.

@@ -29,7 +29,7 @@ def engines_support(
     """Return True if the engines compute steps of these gradients, parameters and states.
 
     Args:
-        pairs: Gradients and parameters.
+        pairs: Gradients and parameters; False if a parameter occurs twice.
         state: The states of the parameters.
         names: The keys that a step reads from a state; all other entries belong to the user.
         wide: True if gradients of 16-bit parameters may be float32: sums of them, for masters.
@@ -73,9 +73,10 @@ def _is_supported_pair(
 def find_shared_scalar(
     params: Sequence[Tensor], state: Mapping[Tensor, Any], names: Container[str]
 ) -> tuple[str, list[Tensor]] | None:
-    """Return (state key, the two parameters) of a number that two parameters share, or None.
+    """Find a state tensor of one number that two parameters share.
 
-    Torch's loop increments it for one after the other, a step here for all at once.
+    Torch's loop would count it twice in a step, the engines once. Return the state key and the two
+    parameters; None if there is none.
     """
     first_owner: dict[int, Tensor] = {}
     for param in params:

@@ -34,28 +34,10 @@ from thalweg._core.options.wrappers import (
 )
 
 __all__ = [
-    "Accumulation",
-    "Average",
-    "Cautious",
-    "CautiousDecay",
-    "Clipping",
-    "Diagnosed",
-    "Flat",
-    "InBackward",
-    "Lookahead",
-    "Masters",
-    "Offload",
-    "RadialBrake",
-    "Rounding",
-    "RowFloor",
-    "Sphere",
-    "SpikeActions",
-    "SplitWeights",
-    "StateCodec",
-    "StateDtype",
-    "TrustRatio",
-    "Unscaling",
-]
+    "Accumulation", "Average", "Cautious", "CautiousDecay", "Clipping", "Diagnosed", "Flat",
+    "InBackward", "Lookahead", "Masters", "Offload", "RadialBrake", "Rounding", "RowFloor",
+    "Sphere", "SpikeActions", "SplitWeights", "StateCodec", "StateDtype", "TrustRatio", "Unscaling",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

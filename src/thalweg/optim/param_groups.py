@@ -117,7 +117,11 @@ def _by_selector(rules: Mapping[RuleSelector, Any]) -> RulesBySelector:
 def _base_widths(
     module: Module, width_scale: WidthScale, of_rules: RulesBySelector | None, lr: float | None
 ) -> BaseWidths:
-    """Return the base widths of a module; raise if its rules or their rates are not known."""
+    """Return the base widths of a module.
+
+    Raises:
+        InvalidArgumentError: Rules or rates are missing, or as `BaseWidths`.
+    """
     if of_rules is None or (lr is None and not of_rules.all_have("lr")):
         raise InvalidArgumentError(
             "width_scale needs rules and lr, such as rules={...: 'AdamW'}, lr=1e-3: the factor of"

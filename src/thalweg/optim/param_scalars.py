@@ -1,8 +1,8 @@
-"""Per-parameter numbers of an optimizer, such as step counts.
+"""Per-parameter numbers of an optimizer, such as step counts: one *column* for each state key.
 
-Torch keeps each in a separate tensor of shape (). Here these are views of one tensor, so that all
-are read and written at once, and one version counter detects writes by other code. Tensors that
-other code put into the state, or that processes share, stay in place.
+Torch keeps each number in a separate tensor of shape (). Here these are views of one tensor, so
+that all are read and written at once, and one version counter detects writes by other code. Tensors
+that other code put into the state, or that processes share, stay in place.
 """
 
 from __future__ import annotations
@@ -43,11 +43,7 @@ def _stored(value: object, dtype: torch.dtype) -> Any:
 
 
 def _check_count(name: str, value: object, dtype: torch.dtype) -> None:
-    """Raise if a count exceeds the range of its dtype.
-
-    Raises:
-        InvalidArgumentError: Names it.
-    """
+    """Raise InvalidArgumentError if a count exceeds the range of its dtype."""
     if dtype.is_floating_point or not isinstance(value, int):
         return
     if value > torch.iinfo(dtype).max:
@@ -144,7 +140,7 @@ class Column:
         return self._version == self.block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls of C functions that write one number per parameter, or one for all.
+        """Return C functions that write one number per parameter, or one number for all.
 
         Raises:
             InvalidArgumentError: A count is beyond its type.
@@ -200,14 +196,12 @@ class ForeignColumn:
         self.read()
 
     def stands(self) -> bool:
-        """Return True if the state tensors have the addresses that they had at construction."""
         return (
             _have_storage(self)
             and list(map(Tensor.data_ptr, self._foreign_views)) == self._pointers
         )
 
     def read(self) -> None:
-        """Read the present numbers into `values` and `common`."""
         devices = {view.device for view in self.views}
         if len(devices) > 1 or any(view.dtype != self.dtype for view in self.views):
             numbers = list(map(Tensor.item, self.views))
@@ -217,7 +211,7 @@ class ForeignColumn:
         self.common = self.values[0] if len({*numbers}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls of C functions that write one number per parameter, or one for all.
+        """Return C functions that write one number per parameter, or one number for all.
 
         Step counts are incremented by the difference, as torch counts.
         """
@@ -263,19 +257,16 @@ class PlainColumn:
         return True
 
     def read(self) -> None:
-        """Read the present numbers into `values` and `common`."""
         numbers = [entries.get(self.name, 0) for entries in self._owners]
         self._set_values(
             [number.item() if isinstance(number, Tensor) else number for number in numbers]
         )
 
     def _set_values(self, values: Sequence[Any]) -> None:
-        """Store the present numbers, one per parameter, and the common number."""
         self.values = values = [*values]
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
-        """Return calls of C functions that write one number per parameter, or one for all."""
         numbers = [*values] * len(self._owners) if len(values) == 1 else values
         return [
             partial(tensor.fill_, value)
@@ -305,7 +296,7 @@ class Blocks:
         return self._block_of(number) is not None
 
     def of(self, numbers: Sequence[object], device: torch.device) -> Tensor | None:
-        """Return the block on a device that contains all of the numbers, or None."""
+        """Return the block on a device of which all numbers are elements; None if there is none."""
         blocks = [self._block_of(x) if isinstance(x, Tensor) else None for x in numbers]
         first = blocks[0] if blocks else None
         is_shared = first is not None and first.device == device and all(b is first for b in blocks)
@@ -324,7 +315,9 @@ class Blocks:
         return block if shares_storage and number.dtype == block.dtype else None
 
     def gather(self, state: Mapping[Any, Any], names: Iterable[str]) -> None:
-        """Move numbers that torch created as single tensors into blocks, in `state`."""
+        """Move numbers with these names that torch created as single tensors into blocks, in
+        `state`.
+        """
         for name in names:
             owners_by_kind: dict[Any, list[dict[str, Any]]] = {}
             for param, entries in state.items():

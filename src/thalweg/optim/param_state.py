@@ -85,24 +85,23 @@ def check_number(scalar: object, title: str) -> None:
 class ParamState:
     """State of the parameters that one rule updates.
 
-    The state of a parameter is created at its first gradient, and added to the optimizer when the
-    step is written: for torch, no state means no step yet.
+    The state of a parameter is created at its first gradient, and added to the optimizer's state
+    with the writes of the step: for torch, no state means no step yet.
 
     Args:
         rule: The rule.
-        numbers: Specifications of per-parameter numbers, by name.
+        numbers: Specifications of per-parameter numbers, by name; also an attribute.
         has_python_scalars: True if these are Python numbers.
         kinds: The storage of parameters and their state.
         blocks: The blocks of numbers that the optimizer made.
 
     Attributes:
         plans: The core's plans.
-        numbers: As given.
-        columns: The per-parameter numbers.
+        columns: The per-parameter numbers, a column for each key.
         homes: The device that alone has the numbers, or None; and their device if the host has
             them.
         first: The name of the rule's first slot.
-        lacked: For each slot that the step creates, the parameters that lacked it.
+        lacked: For each slot that the step creates, a flag per parameter that lacked it.
         locals: The local parts of parameters and slots, if there are DTensors among them.
     """
 
@@ -136,7 +135,7 @@ class ParamState:
         self._settled_values: list[object] | None = None
 
     def stands(self, state: Mapping[Tensor, Entries], params: Sequence[Tensor]) -> bool:
-        """Return True if the last step left exactly this state of these parameters."""
+        """Return True if parameters and state are exactly those that the last step left."""
         last_values = self._settled_values
         return (
             last_values is not None
@@ -168,13 +167,14 @@ class ParamState:
         starts: Mapping[int, Entries],
         homes: tuple[torch.device | None, torch.device],
     ) -> None:
-        """Create the slots and numbers that parameters lack, apart from the optimizer's state.
+        """Create the slots and numbers that parameters lack; `publishing` adds them to the state
+        later.
 
         Args:
-            state: The state of the optimizer, which stays unchanged.
+            state: The state of the optimizer; only entries on a wrong device are replaced.
             params: The parameters of a step.
-            starts: Initial slots and numbers by `id` of the parameter, where the rule does not
-                define them.
+            starts: Initial slots and numbers by `id` of the parameter, if the rule does not define
+                them.
             homes: See the attribute.
         """
         self._settled_values = None
@@ -212,7 +212,7 @@ class ParamState:
                 entries[ENCODED_SHAPE] = shape_entry(param)
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
-        """Create the slots that parameters lack, apart from the optimizer's state."""
+        """Create a slot for the parameters that lack it, for `publishing`."""
         name, start = slot.name, slot.initial
         missing_flags = [entries.get(name) is None for entries in self.owners]
         if any(missing_flags):
@@ -249,7 +249,7 @@ class ParamState:
     def _make_encoded(
         self, slot: Slot, lacking: Sequence[Tensor], starts: Mapping[int, Entries]
     ) -> None:
-        """Create encoded slots for parameters that lack one, apart from the optimizer's state."""
+        """Create an encoded slot for the parameters that lack it, for `publishing`."""
         with importing:
             from thalweg._core.quantized_slots import make_slots
         initials = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
@@ -257,17 +257,23 @@ class ParamState:
             self._fresh[id(param)][slot.name] = tensor
 
     def _initial_source(self, param: Tensor) -> Tensor:
-        """Return the tensor that slots named in `StateStorage.beginning` are copied from.
+        """Return the tensor whose values begin the slots of `StateStorage.beginning`: the weight.
 
-        It is the parameter or its stand-in. For a master on the parameter's device it is a new
-        tensor: the master, or the parameter if other code wrote to the parameter.
+        It is the parameter, its offloaded copy, or its master with the writes of other code to the
+        parameter.
         """
         target, kinds = self._target_of.get(id(param), param), self._kinds
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
         return resumed(target, param) if has_copy else target
 
     def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> AnyColumn:
-        """Return the column of one number, over new blocks or existing tensors."""
+        """Return the column of a per-parameter number, over tensors of the state or new ones.
+
+        Args:
+            name: The key in the state.
+            kind: The specification of the number.
+            starts: Initial numbers by `id` of the parameter, if not those of `kind`.
+        """
         numbers = self._numbers_of(name, kind, starts)
         if self._has_python_scalars:
             for param, number in zip(self.params, numbers, strict=True):
@@ -355,7 +361,7 @@ class ParamState:
     def _make_block(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None
     ) -> tuple[list[Tensor], Tensor]:
-        """Copy numbers into a new block; return (views of its elements, block)."""
+        """Copy numbers into a new block; return views of its elements, and the block."""
         dtypes = [number.dtype for number in numbers if isinstance(number, Tensor)]
         dtype = dtypes[0] if dtypes else dtype or scalar_dtype()
         values = [number.item() if isinstance(number, Tensor) else number for number in numbers]
@@ -368,11 +374,10 @@ class ParamState:
     def targets(
         self, state: Mapping[Tensor, Entries], params: Sequence[Tensor], is_unchanged: bool
     ) -> Sequence[Tensor]:
-        """Return the tensors that a step updates: the parameters, or their stand-ins.
+        """Return the tensors that a step updates: parameters, masters or offloaded copies.
 
         Args:
             state: The state of the optimizer.
-            params: The parameters.
             is_unchanged: True if parameters and state are those that the step before left.
 
         Raises:
@@ -401,7 +406,9 @@ class ParamState:
         )
 
     def options(self, place: int, optimizer: Any) -> Options:
-        """Return the options of the group at index `place` of an optimizer; cached."""
+        """Return the options of the group at index `place`, read again and validated after a
+        change.
+        """
         options, group = self.options_by_place.get(place), optimizer.param_groups[place]
         if options is None or not options.hold(group):
             options = self.options_by_place[place] = self._read_options(options, place, optimizer)
@@ -409,7 +416,7 @@ class ParamState:
         return options
 
     def _read_options(self, known_options: Options | None, place: int, optimizer: Any) -> Options:
-        """Return the known options of a group if unchanged, else new ones."""
+        """Return new options of a group; with only another `lr`, derived from `known_options`."""
         group = optimizer.param_groups[place]
         if known_options is not None and (options := known_options.with_rate(group)) is not None:
             return options
@@ -438,7 +445,7 @@ class ParamState:
         )
 
     def publishing(self) -> list[Call]:
-        """Return calls of C functions that add the new entries to the state of the optimizer."""
+        """Return C functions that add the new entries to the optimizer's state."""
         if not self._fresh:
             return []
         owned = zip(self.params, self.owners, strict=True)
@@ -449,7 +456,7 @@ class ParamState:
         ]
 
     def settle(self, state: Mapping[Tensor, Entries]) -> None:
-        """Record the state after the writes of a step, for `stands`."""
+        """Record the state after the writes of a step, which `stands` compares with."""
         self._stand_ins.settle()
         # Python numbers were replaced in the state.
         if self._settled_values is not None and not self._has_python_scalars:

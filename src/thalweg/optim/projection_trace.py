@@ -1,4 +1,9 @@
-"""Trace of a forward pass that records how each weight is used and how its outputs are divided."""
+"""Trace of a forward pass: how each weight is used, and how its outputs are divided.
+
+An *output* of a weight is a row (or column) of it. A *label* is a number that identifies an output
+of a weight. Each product of a weight and activations has an integer tensor of labels, one per
+element.
+"""
 
 from __future__ import annotations
 
@@ -106,9 +111,14 @@ class ProjectionTrace(TorchFunctionMode):
         kwargs: dict[str, Any],
         weight: Tensor,
     ) -> Any:
-        """Return the result of a function of a weight or of a view of one, and record the use.
+        """Call a function that takes a weight, or a view of one, and record the use.
 
-        A view is returned for views, and zeros for products.
+        Return a view of the weight for functions that return views, zeros for products, else the
+        result with zeros in place of weights.
+
+        Args:
+            func, name, args, kwargs: The function, its name, and its arguments.
+            weight: The first weight among these.
         """
         if args and args[0] is weight:
             # Functions that write to a weight return it.
@@ -145,7 +155,14 @@ class ProjectionTrace(TorchFunctionMode):
         shape: tuple[int, ...],
         roles: tuple[str, list[int | None]],
     ) -> Tensor:
-        """Return zeros in place of the product of a weight and activations, with labels."""
+        """Return zeros with the shape of the product of a weight and activations; set their labels.
+
+        Args:
+            name: The name of the function.
+            weight, activations: The factors.
+            shape: The shape of the product.
+            roles: As `product_roles` returns them.
+        """
         use = cast("WeightUse", self._use_of(weight))
         product = torch.zeros(shape, dtype=activations.dtype, device="cpu")
         if name.startswith("conv") and activations.shape[1 - weight.dim()] != weight.shape[1]:
@@ -159,7 +176,14 @@ class ProjectionTrace(TorchFunctionMode):
     def _label_product(
         self, product: Tensor, use: WeightUse, outputs: Any, roles: tuple[str, list[int | None]]
     ) -> None:
-        """Set labels of a product: the output of the weight that each element is."""
+        """Set the labels of a product.
+
+        Args:
+            use: The record of the weight.
+            outputs: The output of each element of the weight, as `WeightUse.add_product` returns
+                it.
+            roles: As `product_roles` returns them.
+        """
         if not use.first_label:
             use.first_label = self._label_count + 1
             self._label_starts.append(use.first_label)
@@ -221,7 +245,13 @@ class ProjectionTrace(TorchFunctionMode):
     def _trace_labels(
         self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Update the labels of the results of a function of labelled tensors, or mark their end."""
+        """Label the results of a function of labelled tensors, or record that their outputs end in
+        it.
+
+        Args:
+            func, name, args, kwargs: The function, its name, and its arguments.
+            output: Its result.
+        """
         labelled = [arg for arg in tensors_in((args, kwargs)) if id(arg) in self._labels]
         results = tensors_in(output)
         if not labelled or not (results or name == "__setitem__"):
@@ -255,7 +285,9 @@ class ProjectionTrace(TorchFunctionMode):
         kwargs: dict[str, Any],
         results: list[Tensor],
     ) -> None:
-        """Move labels to the results of a function that moves elements, by a call on the labels."""
+        """Label the results of a function that moves elements: the function is called on the
+        labels.
+        """
         func = Tensor.reshape if name == "view" else func
         if name in ("gather", "take_along_dim"):
             self._consume(args[0])  # Which outputs are gathered depends on data.
@@ -282,7 +314,10 @@ class ProjectionTrace(TorchFunctionMode):
     def _follow_elementwise(
         self, name: str, args: Any, labelled: list[Tensor], results: list[Tensor]
     ) -> None:
-        """Move the labels to the results of an elementwise function, or mark their end."""
+        """Label the results of an elementwise function as its first labelled argument.
+
+        If outputs of several weights meet, or shapes differ, record that the outputs end in it.
+        """
         first, *other_tensors = labelled
         fits = bool(results) and all(covers(output, first.shape) for output in results)
         if not fits:
@@ -320,9 +355,10 @@ class ProjectionTrace(TorchFunctionMode):
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
     def _join_sum(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
-        """Return True if the sum of two weights' outputs is used as one; then join their records.
+        """Join the records of two weights if their outputs are added one by one, as for a low-rank
+        adapter.
 
-        This is the case for a low-rank adapter.
+        Return True if they were joined; False if the sum mixes other outputs.
         """
         if len(other_tensors) != 1 or other_tensors[0].shape != first.shape:
             return False
@@ -345,7 +381,10 @@ class ProjectionTrace(TorchFunctionMode):
         return True
 
     def _assign(self, name: str, args: Any) -> None:
-        """Move labels to the target of an assignment, which may be a view of another tensor."""
+        """Write labels into those of the target of `copy_` or of an indexed assignment.
+
+        The labels of a tensor are created if only a view of it is assigned to.
+        """
         target, source = args[0], args[-1]
         labels = self._labels_of(target)
         if labels is None or any(stride == 0 for stride in labels.stride()):
@@ -408,7 +447,7 @@ class ProjectionTrace(TorchFunctionMode):
 
 
 def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
-    """Return arguments with CPU copies of tensors, zeros for "meta" tensors, weights unchanged."""
+    """Return arguments on the CPU: tensors are copied, "meta" tensors are zeros; weights stay."""
 
     def move(arg: Any) -> Any:
         """Return a CPU copy of a tensor, zeros for one on "meta", and all else unchanged."""

@@ -1,4 +1,4 @@
-"""States of optimizers with 8-bit slots: saved form, checks and conversion."""
+"""States of optimizers with slots that codecs encode in 8 bits: saved form, checks, conversion."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def storage_of(rule: Rule) -> Storage:
 
 
 def check_params(optimizer: Any, group: Group) -> None:
-    """Raise if no codec can hold the slots of a group's parameters.
+    """Raise if a codec of the group's rule cannot encode slots of its parameters.
 
     Raises:
-        InvalidTypeError: One is complex or of float64.
+        InvalidTypeError: A parameter is complex or of float64.
         NotImplementedError: One is a DTensor whose local elements have no known positions; or on a
             GPU, with local elements that are not adjacent in the full tensor.
-        InvalidArgumentError: One is a DTensor whose placements cut blocks of codes.
+        InvalidArgumentError: One is a DTensor whose placements cut blocks of a codec.
     """
     storage = storage_of(optimizer.rule_of(group))
     if not storage:
@@ -111,14 +111,11 @@ def _check_dtensor(param: Any, title: str, storage: Storage, slots_text: str) ->
 
 
 def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
-    """Raise if no rule has a slot that can be encoded.
+    """Raise InvalidArgumentError if no rule has a slot that `storage` encodes.
 
     Args:
-        storage: The argument of the constructor.
+        storage: The argument `state_storage` of the constructor.
         rules: The rules of all groups, by their names in messages.
-
-    Raises:
-        InvalidArgumentError: Names them.
     """
     if any(store_slots(rule, storage).codecs for rule in rules.values()):
         return
@@ -133,10 +130,9 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
 
 
 def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """Reshape encoded slots of a state to the dimensions of their parameters, as DTensors have.
+    """View encoded slots of a state with the dimensions of their parameters, as DTensors have them.
 
     Args:
-        optimizer: The optimizer.
         state_dict: Its state, in which states of parameters with such slots are replaced by copies.
     """
     states, groups = state_dict["state"], state_dict["param_groups"]
@@ -168,14 +164,12 @@ def _normalize_slots(
     problems: list[str],
     unrecorded: list[object],
 ) -> Mapping[str, Any]:
-    """Return the state of a parameter with slots in the form that the optimizer keeps.
+    """Return the state of a parameter with encoded slots in the shape that the optimizer uses.
 
-    The saved shape is checked and removed.
+    The saved shape of the parameter is compared and removed.
 
     Args:
         entries: The state.
-        param: The parameter.
-        title: The name of the parameter in messages.
         storage: The codecs that the group of the state names.
         problems: A difference is appended.
         unrecorded: The title is appended if encoded slots come without a shape.
@@ -215,10 +209,9 @@ def fit_storage(
     convert: bool,
     values: Mapping[Tensor, Tensor],
 ) -> dict[str, Any]:
-    """Return a state as an optimizer keeps it, without the names of codecs and without shapes.
+    """Return a state with slots in the codecs of the optimizer, without the entries about codecs.
 
     Args:
-        optimizer: The optimizer.
         saved_state: The state, of the right form.
         notes: A warning is appended if the state does not have shapes.
         convert: True if slots in another storage are converted; otherwise they raise.
@@ -309,7 +302,14 @@ def _convert_slots(
     problems: list[str],
     kinds: StateStorage,
 ) -> dict[str, Tensor]:
-    """Return the slots of a parameter in the codecs of a rule; append differences to `problems`."""
+    """Return the slots of a parameter whose codec changes, in that of the rule or as numbers.
+
+    Args:
+        entries: The state of the parameter.
+        saved_storage: The codecs of `entries`, by slot.
+        problems: Differences are appended.
+        kinds: The dtypes of slots.
+    """
     slots: dict[str, Tensor] = {}
     for slot in rule.element_slots:
         value = entries.get(slot.name)
@@ -339,9 +339,14 @@ def _convert_split_weight(
     storage: Storage,
     kinds: StateStorage,
 ) -> dict[str, object]:
-    """Return the state entries of split weights, as the optimizer keeps them.
+    """Return the master or correction of a parameter in the form of the optimizer, by state key.
 
-    Entries that do not fit stay unchanged; the loader raises for them.
+    A saved master becomes a correction, and a correction a master, if the options differ. Entries
+    that do not fit are returned unchanged; the loader raises for them.
+
+    Args:
+        upper: The parameter, or its new value that is loaded with the state.
+        storage: The codecs of the optimizer, by slot.
     """
     rests = {name: entries[name] for name in _RESTS if name in entries}
     if (CORRECTION in saved_storage) == (CORRECTION in storage) or not entries:

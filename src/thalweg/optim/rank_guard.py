@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def team_of(optimizer: Any) -> MatrixProcessGroup | None:
-    """Return the ranks that send messages in a step of an optimizer; None for none."""
+    """Return the ranks that exchange messages in a step over DTensors; None if the step needs none.
+
+    Messages are needed to clip, to measure, to redistribute gradients, and for rules of matrices.
+    The group is cached in `optimizer.step_cache.known_team`.
+    """
     params = list(filter(is_on_mesh, params_of(optimizer.param_groups)))
     if not params:
         return None
@@ -81,7 +85,7 @@ def _describe_step(optimizer: Any) -> list[str]:
 
 
 def _words(value: object) -> str:
-    """Return a number, a text or several of them as text; the type of anything else.
+    """Return a value as text that ranks compare: numbers and texts, else the type.
 
     Tensors on a device, or of several elements, are not read.
     """

@@ -316,7 +316,7 @@ class ReplayedStep:
             return False
         former_count, cache = self.snapshot.replay_counter.value, optimizer.step_cache
         try:
-            with cache._lock:
+            with cache.lock:
                 try:
                     flags = replay_kernel.UNRECORDED if unrecorded else 0
                     return self._take(optimizer, vars(optimizer), cache, flags)

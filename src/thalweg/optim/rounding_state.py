@@ -18,12 +18,12 @@ def rounding_entries(optimizer: Any) -> dict[str, Any]:
 
 
 def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> dict[str, Any]:
-    """Return a state without rounding options in its groups.
+    """Return a state without rounding options in its groups, after a comparison with the
+    optimizer's.
 
     Args:
-        optimizer: The optimizer.
-        saved_state: The state, of the right form. A state without rounding options continues with
-            the optimizer's random bits.
+        saved_state: The state, of the right form. Without rounding options it continues with the
+            optimizer's random bits.
         convert: True if a state with other rounding options does so, too.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Places of the random bits of parameters, for stochastic rounding."""
+"""Identification of the random bits of parameters, for stochastic rounding."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from thalweg.variable import REDUCED, dtype_name
 
 
 def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[Place]:
-    """Return (index of the parameter, positions of its elements) for the random bits.
+    """Return for each parameter its index in the optimizer and the positions of its elements.
+
+    Both select its random bits.
 
     Raises:
-        InvalidArgumentError, InvalidTypeError, NotImplementedError: As `check_params`.
+        InvalidTypeError, NotImplementedError: As `check_params`.
     """
     check_params(optimizer, rule, params)
     all_params = (param for group in optimizer.param_groups for param in group["params"])
@@ -39,10 +41,10 @@ def check_group(optimizer: Any, group: Group) -> None:
 
 
 def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
-    """Raise if no random bits are defined for parameters of a rule.
+    """Raise if a parameter cannot be rounded stochastically.
 
     Raises:
-        InvalidTypeError: One is of float64, and slots of it are of 16 bits.
+        InvalidTypeError: A parameter is float64, and has 16-bit slots.
         NotImplementedError: One is a DTensor with other placements than `Shard` and `Replicate`, or
             not contiguous; or on a GPU, with elements that are not adjacent in the full tensor.
     """

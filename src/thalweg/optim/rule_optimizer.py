@@ -160,8 +160,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return self.step_options.rule(self.rule)
 
     def _make(self) -> None:
-        """Create the state that parameters lack."""
-        with self.step_cache._lock, writable():
+        """Create the state that parameters lack, and add it to the optimizer's state."""
+        with self.step_cache.lock, writable():
             part, params, places = self.whole_state()
             part.targets(self.state, params, False)
             part.make(
@@ -174,7 +174,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             part.settle(self.state)
 
     def whole_state(self) -> tuple[ParamState, list[Tensor], list[int]]:
-        """Return (state of all parameters, parameters, indices of their groups)."""
+        """Return the state of all parameters, the parameters, and the indices of their groups."""
         parts, rule = self.step_cache.parts, self.step_options.rule(self.rule)
         if rule not in parts:
             kinds, blocks = self.step_options.kinds, self.step_cache.blocks
@@ -184,7 +184,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return parts[rule], params, places
 
     def _numbers(self) -> dict[str, ScalarSpec]:
-        """Return {state key: ScalarSpec} of the per-parameter numbers of the rule."""
+        """Return specifications of the rule's per-parameter numbers, by state key."""
         rule, first = self.rule, self.param_groups[0]["params"][0]
         specs = {STEP: ScalarSpec(0, torch.int64)}
         specs |= {name: ScalarSpec(1.0, torch.float32) for name in self.product_hypers}
@@ -196,7 +196,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         }
 
     def _initial_entries(self, params: Sequence[Tensor], places: list[int]) -> dict[int, Entries]:
-        """Return {id(param): initial state}; new parameters start at the optimizer's step count."""
+        """Return the initial state of parameters by `id`; counts are those of older parameters."""
         self._warn_of_zeros(params, places)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
         going: dict[str, object] = {}
@@ -216,7 +216,13 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         }
 
     def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
-        """Take a step over all parameters with a gradient, or over a single one."""
+        """Take a step over all parameters with a gradient, or over a single one in the backward
+        pass.
+
+        Args:
+            parts: Not used.
+            single_param: The parameter, or None for all.
+        """
         part, params, places = self.whole_state()
         grads = self._gradients(params) if single_param is None else [single_param.grad]
         updated = params if single_param is None else [single_param]
@@ -225,13 +231,13 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             return
         if single_param is None:
             members = [index for index, grad in enumerate(grads) if grad is not None]
-            hooks, plans = TensorFlowStepAdapter(self, part, params, places, members), part.plans
+            adapter, plans = TensorFlowStepAdapter(self, part, params, places, members), part.plans
         else:
             members = [next(k for k, param in enumerate(params) if param is single_param)]
-            hooks = TensorFlowStepAdapter(self, part, params, places, members)
-            if not hooks.repeats:  # what a step makes is published by its last update alone
+            adapter = TensorFlowStepAdapter(self, part, params, places, members)
+            if not adapter.repeats:  # what a step makes is published by its last update alone
                 self._make()
-                hooks = TensorFlowStepAdapter(self, part, params, places, members)
+                adapter = TensorFlowStepAdapter(self, part, params, places, members)
             plans = part.plans.alone(single_param)
         report = GradientReport()
         arguments = self.unscaling(), len(pairs), report, self.has_torch_numbers
@@ -240,47 +246,39 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         ending = (
             self._end_calls(report) if single_param is None else self._end_calls_of(single_param)
         )
-        hooks.ending = ending
+        adapter.ending = ending
         with no_grad():
-            pairs, copies = hooks.aim(pairs)
-        outcome = try_rebind(hooks, plans, pairs, transforms, copies, is_final=ends_step)
+            pairs, copies = adapter.aim(pairs)
+        outcome = try_rebind(adapter, plans, pairs, transforms, copies, is_final=ends_step)
         was_rebound = outcome is not None
         outcome = outcome or run_step(
-            hooks, plans, pairs, transforms, copies, is_final=ends_step, may_rebind=False
+            adapter, plans, pairs, transforms, copies, is_final=ends_step, may_rebind=False
         )
         if outcome.taken is not False:
-            hooks.settle()
+            adapter.settle()
         raise_first(outcome.errors)
         if ends_step and outcome.taken is not False:
             self._keep_rebind_target(part, places if len(members) == len(params) else [])
             if was_rebound:
-                self.step_cache.note_repeated(hooks)
+                self.step_cache.note_repeated(adapter)
 
-    def _hooks_for(
+    def _make_adapter(
         self, part: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> TensorFlowStepAdapter:
-        """Return the adapter of a step over parameters; `places` are their group indices."""
         return TensorFlowStepAdapter(self, part, params, places, range(len(params)))
 
-    def _rules(self) -> set[Rule]:
-        """Return the wrapped rule, in a set."""
-        return {self.step_options.rule(self.rule)}
-
     def _counts_on_device(self) -> bool:
-        """Return True if per-parameter numbers are on the GPU only."""
         if self.step_options.kinds.device:
             return False
         return self._capturable or self.step_options.of(Unscaling).fused_unscale
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
-        """Return True if parameters of a group have all entries of their state."""
         # It is made with the optimizer, but for what a state that was loaded did not have.
         keys = self.step_options.keys
         return all(name in self.state[param] for param in params for name in keys(param))
 
     @property
     def _single(self) -> Collection[str]:
-        """State keys that hold one number per parameter."""
         return self._numbers()
 
     def _state_names(self) -> set[str]:
@@ -290,14 +288,12 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return names | {MASTER} if self.step_options.kinds.masters else names
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Return reasons why a step cannot be taken with the options of a group; [] if none."""
         rule = group.get("rule")
         if not isinstance(rule, str) or rule != self.rule.name:
             return [f"its rule is {told(rule)}, here {self.rule.name!r}"]
         return super()._unfit_options(group, place)
 
     def rules_around(self, group: Group) -> set[Rule]:
-        """Return the wrapped rule, in a set."""
         return {self.step_options.rule(self.rule)}
 
     def _kind_of(self, group: Group) -> Any:
@@ -315,11 +311,10 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return {hyper.name for hyper in self.rule.hypers}
 
     def _wanted_options(self, group: Group) -> Sequence[str]:
-        """Return the options of a group that a step reads."""
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
     def _invalid_options(self, group: Mapping[str, object]) -> dict[str, str]:
-        """Return {option: reason} for options that a group may not have."""
+        """Return the options that a group may not have, with the reason for messages."""
         reasons, kind = super()._invalid_options(group), type(self).__name__
         option_names = self._wanted_options(cast("Group", group))
         for name in self._constructor_options:
@@ -340,13 +335,13 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return reasons
 
     def _end_step(self) -> None:
-        """Count a step after gradients were applied during the backward pass."""
+        """Count a step after its gradients were applied in the backward pass."""
         part, params, places = self.whole_state()
-        hooks = TensorFlowStepAdapter(self, part, params, places, [])
-        hooks.read_hypers(params)
-        hooks.ending = self._end_calls(GradientReport())
-        errors = finish(hooks)
-        hooks.settle()
+        adapter = TensorFlowStepAdapter(self, part, params, places, [])
+        adapter.read_hypers(params)
+        adapter.ending = self._end_calls(GradientReport())
+        errors = finish(adapter)
+        adapter.settle()
         raise_first(errors)
 
     def load_state_dict(
@@ -368,7 +363,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             CheckpointMismatchError: An entry is missing or unknown, or has another shape, dtype or
                 rule. Lists up to ten differences; nothing was loaded.
         """
-        with self.step_cache._lock:
+        with self.step_cache.lock:
             check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
             load(self, state_dict, in_place, convert, allow_loss)
 

@@ -71,7 +71,6 @@ class RulesBySelector:
         """Return the index of the selector of each parameter that is not excluded.
 
         Args:
-            module_params: The parameters.
             excluded_ids: The `id`s of parameters without a rule.
 
         Raises:
@@ -105,7 +104,9 @@ class RulesBySelector:
     def _check_rest(
         self, indices: Sequence[int], module_params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
-        """Raise if `...` selects nothing because a number also took vectors."""
+        """Raise InvalidArgumentError if `...` selects nothing because a number selected all
+        vectors, too.
+        """
         if ... not in self._selectors or self._selectors.index(...) in indices:
             return
         members = [pair for pair in module_params.named_params if id(pair[1]) not in excluded_ids]
@@ -119,9 +120,11 @@ class RulesBySelector:
                 )
 
     def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
-        """Return the index of the selector with the lowest priority; raise if two have it.
+        """Return the index of the selector with the lowest priority; `by_turn` maps priorities to
+        indices.
 
-        `by_turn` maps priorities to selectors.
+        Raises:
+            InvalidArgumentError: There is no selector, or two have the lowest priority.
         """
         if not by_turn:
             raise InvalidArgumentError(
@@ -140,9 +143,12 @@ class RulesBySelector:
     def _check_matrix(
         self, place: int, name: str, param: Tensor, module_params: ModuleParams
     ) -> None:
-        """Raise unless a rule of matrices can update a parameter.
+        """Raise InvalidArgumentError unless a rule of matrices can update a parameter.
 
         Embeddings must be selected by name, and parameters of three dimensions need a layout.
+
+        Args:
+            place: The index of the selector.
         """
         title, rule = self._titles[place], self._kinds[place].__name__
         if param.dim() < 2:

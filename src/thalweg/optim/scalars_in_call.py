@@ -42,28 +42,28 @@ _SINGLE = torch.float32, torch.float32
 
 
 class ScalarsInCall:
-    """Native programs for the scalars of a replayed step, with their inputs.
+    """Native programs that compute the scalars of a replayed step, with their inputs.
 
     Args:
-        shares: The rules of the step with their parameters.
+        sub_steps: The sub-steps, one for each rule.
         groups: The parameter groups of the optimizer.
 
     Attributes:
         keys: For each parameter the key of its scalars: the index of its group.
 
     Raises:
-        TypeError: The scalars of a rule cannot be made in the call.
+        TypeError: The scalars of a rule cannot be computed in the call.
     """
 
-    def __init__(self, shares: Sequence[ReplayedSubStep], groups: Sequence[Group]) -> None:
-        self._shares, self._groups = shares, groups
-        self.keys: list[Hashable] = [place for share in shares for place in share.places]
+    def __init__(self, sub_steps: Sequence[ReplayedSubStep], groups: Sequence[Group]) -> None:
+        self._sub_steps, self._groups = sub_steps, groups
+        self.keys: list[Hashable] = [place for sub_step in sub_steps for place in sub_step.places]
         self._scalars: list[dict[int, TorchScalars]] = []
-        for share in shares:
-            _check_share(share)
+        for sub_step in sub_steps:
+            _check_sub_step(sub_step)
             scalars_by_group = {
-                index: TorchScalars(share.hooks, index, share.places.index(index))
-                for index in dict.fromkeys(share.places)
+                index: TorchScalars(sub_step.hooks, index, sub_step.places.index(index))
+                for index in dict.fromkeys(sub_step.places)
             }
             for scalars in scalars_by_group.values():
                 scalars.check_in_call()
@@ -71,13 +71,13 @@ class ScalarsInCall:
         self._programs: list[Program] = []  # whose registers their records name
         self._numbers: list[dict[str, Float64]] = []  # of each group, which the call writes
         self._addresses: list[dict[str, tuple[int, int]]] = []  # by hyperparameter
-        self._state_numbers = [_state_numbers_of(share) for share in shares]
+        self._state_numbers = [_state_numbers_of(sub_step) for sub_step in sub_steps]
 
     def hold_groups(self, snapshot: GuardTable, other_options: Mapping[int, Options]) -> None:
-        """Make the native call compare and read the options of all groups.
+        """Make the native call compare the options of all groups, and read those that are numbers.
 
         Args:
-            snapshot: Compares and reads; changes.
+            snapshot: Compares and reads; guards are added.
             other_options: The options of groups that have no parameters in the step, by index.
         """
         for index, group in enumerate(self._groups):
@@ -111,18 +111,17 @@ class ScalarsInCall:
     def place_programs(
         self, launches: Launches, spans: Sequence[Mapping[int, tuple[int, int, int]]]
     ) -> list[Member]:
-        """Make programs compute the scalars of all launches.
+        """Write the programs that compute the scalars of all kernels into their tables.
+
+        Return for each parameter a record from which the call runs its program.
 
         Args:
             launches: The kernels of the step.
             spans: Chunks of variables in other tables than those of the kernels.
-
-        Returns:
-            The records of the parameters.
         """
         members: list[Member] = []
         for index, (kernels, scalars) in enumerate(zip(launches.of, self._scalars, strict=True)):
-            members += _members_of(self._shares[index], self._state_numbers[index])
+            members += _members_of(self._sub_steps[index], self._state_numbers[index])
             for launch in kernels:
                 self._set_members(members, launch, scalars, spans)
         return members
@@ -130,21 +129,20 @@ class ScalarsInCall:
     def place_pass_programs(
         self, launches: Launches, members: Sequence[Member]
     ) -> tuple[list[Member], list[ReplayedPasses]]:
-        """Make programs compute the scalars of all passes and stages.
+        """Write the programs that compute the scalars of all passes and matrix stages.
+
+        Return further records, a multiple of `members`, and the passes of each rule that has some.
 
         Args:
             launches: The kernels of the step.
-            members: The records of the parameters.
-
-        Returns:
-            Further records, a multiple of `members`, and the passes of each rule that has some.
+            members: The result of `place_programs`.
         """
         pass_members: list[Member] = []
         replayed: list[ReplayedPasses] = []
         unplaced = [member._replace(program=0, spans=()) for member in members]
         first = 0
-        for share, passes, scalars in zip(
-            self._shares, launches.passes, self._scalars, strict=True
+        for sub_step, passes, scalars in zip(
+            self._sub_steps, launches.passes, self._scalars, strict=True
         ):
             for kernels in passes:
                 records = [*unplaced]
@@ -154,14 +152,14 @@ class ScalarsInCall:
             if passes:
                 with importing:
                     from thalweg._core.replay_passes import ReplayedPasses, StageScalars
-                stage_scalars = StageScalars(staged_plan_of(share.plan), share.places)
+                stage_scalars = StageScalars(staged_plan_of(sub_step.plan), sub_step.places)
                 for index, place in enumerate(stage_scalars.places):
                     stage_scalars.place_program(index, *self._program(np.float64, place, scalars))
-                end = first + len(share.owners)
+                end = first + len(sub_step.owners)
                 staged_members = stage_scalars.members(unplaced[first:end])
                 pass_members += [*unplaced[:first], *staged_members, *unplaced[end:]]
-                replayed.append(ReplayedPasses(share.plan, passes, stage_scalars))
-            first += len(share.owners)
+                replayed.append(ReplayedPasses(sub_step.plan, passes, stage_scalars))
+            first += len(sub_step.owners)
         return pass_members, replayed
 
     def _set_members(
@@ -171,7 +169,12 @@ class ScalarsInCall:
         scalars: Mapping[int, TorchScalars],
         spans: Sequence[Mapping[int, tuple[int, int, int]]],
     ) -> None:
-        """Place the programs of a launch, and set them in the records of its parameters."""
+        """Place the programs of a launch; store their addresses in the records of its parameters.
+
+        Args:
+            members: The records; changed.
+            scalars: The scalars of the rule, by group index.
+        """
         programs: list[int] = []
         for index, place in enumerate(launch.places):
             program, inputs = self._program(launch.dtype, place, scalars)
@@ -189,7 +192,9 @@ class ScalarsInCall:
     def _program(
         self, dtype: Dtype, place: Hashable, scalars: Mapping[int, TorchScalars]
     ) -> tuple[Program, list[tuple[int, int, int]]]:
-        """Return (program for the scalars of a group, inputs that it loads)."""
+        """Return a new program for the scalars of a group, and the inputs that it loads from
+        memory.
+        """
         group = cast("int", place)
         program = scalars[group].program_for(dtype)
         self._programs.append(program)
@@ -202,20 +207,22 @@ class ScalarsInCall:
         return program, inputs
 
 
-def _state_numbers_of(share: ReplayedSubStep) -> Int64:
-    """Return (parameters, numbers, 3) records of the numbers beside step counts."""
-    columns = [column for column in share.columns if column.name != STEP]
+def _state_numbers_of(sub_step: ReplayedSubStep) -> Int64:
+    """Return an array (parameters, numbers, words) of records about numbers beside step counts."""
+    columns = [column for column in sub_step.columns if column.name != STEP]
     words = replay_kernel.STATE_NUMBER_BYTES // 8
-    records = np.zeros((len(share.owners), len(columns), words), np.int64)
+    records = np.zeros((len(sub_step.owners), len(columns), words), np.int64)
     for k, column in enumerate(columns):
         records[:, k, 0], records[:, k, 1] = column.pointers, KINDS[column.dtype]
     return records
 
 
-def _members_of(share: ReplayedSubStep, state_numbers: Int64) -> list[Member]:
-    """Return a record for each parameter of a rule that has nothing but its own numbers."""
-    count = len(share.owners)
-    counts = [column for column in share.columns if column.name == STEP]
+def _members_of(sub_step: ReplayedSubStep, state_numbers: Int64) -> list[Member]:
+    """Return a record for each parameter of a rule that has only its own numbers, and no program
+    yet.
+    """
+    count = len(sub_step.owners)
+    counts = [column for column in sub_step.columns if column.name == STEP]
     pointers = counts[0].pointers if counts else [0] * count
     kind = KINDS[counts[0].dtype] if counts else 0
     numbers = [records.ctypes.data if records.size else 0 for records in state_numbers]
@@ -223,16 +230,17 @@ def _members_of(share: ReplayedSubStep, state_numbers: Int64) -> list[Member]:
     return [Member(pointer, kind, 0, 0, 0, records, ()) for pointer, records in pairs]
 
 
-def _check_share(share: ReplayedSubStep) -> None:
+def _check_sub_step(sub_step: ReplayedSubStep) -> None:
     """Raise TypeError unless scalars of a rule depend on options and numbers of parameters."""
-    are_usual = all(type(column) is Column for column in share.columns)
-    if not (share.is_torchs and are_usual and are_numbers_in_call(share.part)):
+    are_usual = all(type(column) is Column for column in sub_step.columns)
+    if not (sub_step.is_torchs and are_usual and are_numbers_in_call(sub_step.part)):
         raise TypeError("Scalars depend on more than options and numbers of parameters.")
 
 
 def are_numbers_in_call(part: ParamState) -> bool:
-    """Return True if the call can make the scalars of a rule from options, step counts and other
-    numbers of parameters.
+    """Return True if the native call can compute the scalars of a rule.
+
+    They may depend on options, step counts and other per-parameter numbers, but on no reductions.
     """
     rule = part.rule
     has_reductions = rule.per_variable is not None or rule.per_optimizer is not None or rule.levels
@@ -241,10 +249,10 @@ def are_numbers_in_call(part: ParamState) -> bool:
 
 
 def _is_number_in_call(part: ParamState, column: AnyColumn) -> bool:
-    """Return True if the call can replace a number of each parameter beside the step count.
+    """Return True if the native call can compute a per-parameter number other than the step count.
 
-    The call makes no number of an empty parameter. A number that torch rounds to the default dtype
-    must be rounded where it is stored.
+    Numbers of empty parameters are not computed, and a number that torch rounds to the default
+    dtype must be stored in that dtype.
     """
     spec = part.numbers[column.name]
     return (

@@ -333,7 +333,7 @@ class OptionSchedule:
         return {"option": self.option, "last_epoch": self.last_epoch, "initial": [*self.initial]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the state from another schedule, and write its values to the groups.
+        """Load a state of another schedule, and write its values to the groups.
 
         Raises:
             CheckpointMismatchError: The state is of another option or number of groups.

@@ -53,7 +53,6 @@ class ModuleParams:
 
         Args:
             selector: A name or a pattern, a class of modules, or a largest number of dimensions.
-            param: The parameter.
             argument: The name of the argument, for the error.
 
         Raises:

@@ -110,9 +110,9 @@ def _type_params(parameter: Parameter) -> Parameter:
 
 
 def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
-    """Return a docstring that describes each parameter of a constructor except `self`.
+    """Return the docstring of a constructor, with a description of each parameter except `self`.
 
-    Descriptions come from the docstring of the class, then from options, then from common
+    A description is taken from the docstring of the class, else of an option, else of common
     arguments.
     """
     sources: list[Notes] = [notes_in(cls.__doc__, "Args:"), _option_notes(), _argument_notes()]
@@ -129,7 +129,7 @@ def publish(cls: Any, accepted: Signature) -> None:
     """Set the signature and docstring of a class's constructor.
 
     Args:
-        cls: The class. Without a constructor it gets a copy of its parent's, with this signature.
+        cls: The class. If it has no constructor of its own, it gets a copy of its parent's.
         accepted: The signature, with `self`.
     """
     if "__init__" not in vars(cls):

@@ -16,10 +16,10 @@ from thalweg.optim.state_mismatch import kind_of, told
 
 
 def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tensor, int]]) -> None:
-    """Raise if a slot is not a tensor, or is not in the storage of its codec.
+    """Raise InvalidTypeError for a slot that is not a tensor, or not in the storage of its codec.
 
-    Raises:
-        InvalidTypeError: Names the slot and its parameter.
+    Args:
+        indexed_params: Parameters with the indices of their groups.
     """
     slots = [slot for slot in rule.slots if not slot.scalar]
     for param, place in indexed_params:

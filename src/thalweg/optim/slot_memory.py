@@ -17,7 +17,7 @@ Span = tuple[str, int, int, dict[str, Any] | None, str]
 
 
 def separate_slots(optimizer: Any, step_options: Any) -> None:
-    """Copy slots that share memory with parameters or other slots, or within themselves.
+    """Replace slots by copies if they share memory with parameters or slots, or within themselves.
 
     Programs create such states by putting one tensor into two places; every step would raise.
 
@@ -42,7 +42,7 @@ def separate_slots(optimizer: Any, step_options: Any) -> None:
 
 
 def _copy_overlapping(sorted_spans: list[Span]) -> None:
-    """Copy all slots in runs of overlapping spans, which are sorted."""
+    """Replace slots in runs of overlapping memory by copies, in their states."""
     run: list[Span] = []
     reach = 0
     for span in (*sorted_spans, ("", 0, 0, None, "")):

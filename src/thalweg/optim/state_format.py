@@ -1,7 +1,8 @@
-"""Entries by which `torch.distributed.checkpoint` transfers states.
+"""Entries of groups and states that describe the form of a state, such as codecs.
 
-It reads of a flat state dict only entries with keys that the groups and the state of the optimizer
-have. So these have all entries that `state_dict` returns, from the first step on.
+`torch.distributed.checkpoint` reads from a flat state dict only entries with keys that the groups
+and the state of the optimizer have. So these have all entries that `state_dict` returns, from the
+first step on.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ def _record_codecs(optimizer: Any, group: Group, state: Mapping[Any, Any]) -> No
 def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
     """Return a state without empty sums and without entries that a flat state dict lacks.
 
-    `torch.distributed.checkpoint` reads an entry that a flat state dict lacks as an empty dict.
+    `torch.distributed.checkpoint` reads a missing entry as an empty dict.
 
     Args:
-        optimizer: The optimizer.
+        optimizer: The optimizer. Its state is cleared if nothing was read.
         saved_state: The state, of the right form.
 
     Raises:

@@ -124,9 +124,9 @@ def parameter_states(saved_state: Mapping[str, Any]) -> list[tuple[Any, Mapping[
 def matched(
     group: dict[str, Any], saved_group: dict[str, Any], problems: list[str]
 ) -> list[tuple[Tensor, Any, Any]]:
-    """Return (parameter, saved key, title) by name if possible, else by order.
+    """Return (parameter, saved key, title) of a group, matched by name if both sides have names.
 
-    Differences are appended to `problems`.
+    Otherwise they are matched by order. Names that only one side has are appended to `problems`.
     """
     names, saved_names = group.get("param_names"), saved_group.get("param_names")
     if not names or not saved_names or len(saved_names) != len(saved_group["params"]):
@@ -161,10 +161,9 @@ def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
 def of_options(
     group: Group, option_names: Iterable[str], flags: Iterable[str], place: int, beta_count: int = 2
 ) -> list[str]:
-    """Return reasons why a step cannot be taken with the options of a group; [] if none.
+    """Return messages why a step cannot be taken with the options of a group; [] if it can.
 
     Args:
-        group: The group.
         option_names: The options that a step reads.
         flags: The options that are read as true or false.
         place: The index of the group.
@@ -222,12 +221,11 @@ def state_mismatches(
     title: object,
     allowed: Container[object] | None = None,
 ) -> list[str]:
-    """Return reasons why a step cannot use the state of a parameter; [] if none.
+    """Return messages why a step cannot use the state of a parameter; [] if it can.
 
     Args:
         entries: The state.
         specs: The requirements of its entries, by their keys.
-        title: The name of the parameter.
         allowed: The other keys that the state may have; any if None.
     """
     if not isinstance(entries, Mapping):
@@ -339,15 +337,11 @@ def is_number(value: object) -> bool:
 def are_numbers(value: object, count: int) -> bool:
     """Return True if a value is so many numbers: a sequence, or an array of one dimension."""
     if isinstance(value, np.ndarray | Tensor):
-        items: list[Any] = [*value] if value.ndim == 1 and _is_held(value) else []
+        is_freed = isinstance(value, Tensor) and flaw(value) is not None
+        items: list[Any] = [*value] if value.ndim == 1 and not is_freed else []
     else:
         items = [*cast("list[Any]", value)] if isinstance(value, list | tuple) else []
     return len(items) == count and all(map(is_number, items))
-
-
-def _is_held(value: object) -> bool:
-    """Return False for a tensor with freed storage."""
-    return not isinstance(value, Tensor) or flaw(value) is None
 
 
 def told(value: object) -> str:

@@ -45,7 +45,8 @@ _KEEP = Selection(denormals="keep")  # as torch does
 class ParamGroupAdapter(StepAdapter):
     """Adapter of one step over parameters in groups.
 
-    Where parameters have masters, values that other code wrote to the parameters count.
+    A *target* is the tensor that a step updates: the parameter, or its master or offloaded copy.
+    Values that other code wrote to a parameter count, not those of its master.
 
     Args:
         optimizer: The optimizer.
@@ -84,9 +85,11 @@ class ParamGroupAdapter(StepAdapter):
         return self.places
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
-        """Return (gradient, update target) pairs, and the parameters that copy the targets.
+        """Return (gradient, target) pairs; and, for each target, the parameter that copies it, or
+        None.
 
-        If gradients are clipped, sparse rows of equal index are summed first.
+        If gradients are clipped, sparse rows of equal index are summed first. Return the pairs, and
+        the list of parameters; None for the list if all targets are parameters.
 
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
@@ -101,7 +104,9 @@ class ParamGroupAdapter(StepAdapter):
         return all_summed(pairs, self.names_of) if self.optimizer.step_options.clips else pairs
 
     def _pair_with_targets(self, pairs: list[tuple[object, Tensor]]) -> UpdatePairs:
-        """Return (gradient, update target) pairs, and the parameters that copy the targets."""
+        """Return the result of `aim` without summed rows; store which parameter each target stands
+        for.
+        """
         targets = self.part.targets(self.optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None
@@ -115,7 +120,6 @@ class ParamGroupAdapter(StepAdapter):
         return target_pairs, [self._real.get(id(target)) for _, target in target_pairs]
 
     def step_rule(self) -> Any:
-        """Return the wrapped rule of the step."""
         return self.part.rule
 
     def owners_of(self, variables: Sequence[Tensor]) -> list[Tensor]:
@@ -123,13 +127,11 @@ class ParamGroupAdapter(StepAdapter):
         return [self._real.get(id(var), var) for var in variables]
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
-        """Return the names of variables for messages, in order."""
         return parameter_names(self.optimizer.param_groups, self.owners_of(variables))
 
     def check_flat_buffers(
         self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]
     ) -> None:
-        """Raise if groups have rules or options that flat buffers do not support."""
         self.optimizer.check_flat_buffers(self.optimizer.param_groups)
 
     def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
@@ -156,7 +158,7 @@ class ParamGroupAdapter(StepAdapter):
         return as_real(grad), real
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Raise if pairs are invalid; `narrow` allows gradients of lower precision."""
+        """Raise if pairs are invalid; `narrow` allows gradients of lower precision than targets."""
         rounding = self.optimizer.step_options.of(Rounding)
         for grad, var in pairs:
             param = self._real.get(id(var), var)
@@ -170,7 +172,10 @@ class ParamGroupAdapter(StepAdapter):
         check_pairs(pairs, self.names_of(variables), scatter=True, narrow=narrow, devices=homes)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
-        """Create the missing state of all parameters, apart from the optimizer's state."""
+        """Validate the state's numbers and create missing state of all parameters, for the commit.
+
+        The optimizer's state does not change before `counting_calls` run.
+        """
         optimizer = self.optimizer
         numbers: list[tuple[Tensor, str]] = []
         for param, title in zip(self._params, self.names_of(self._params), strict=True):
@@ -183,7 +188,6 @@ class ParamGroupAdapter(StepAdapter):
         self.part.make(optimizer.state, self._params, starts, self._homes)
 
     def slots_of(self, var: Tensor) -> list[Tensor]:
-        """Return the slots of a variable, in the order of the rule."""
         param = self._real.get(id(var))
         if param is None:
             return self.part.slots_of(var)
@@ -191,7 +195,7 @@ class ParamGroupAdapter(StepAdapter):
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
-        """Return the common slots of each parameter of the optimizer that has them."""
+        """Return the optimizer-wide slots of each parameter that has them, in old or new state."""
         optimizer, part = self.optimizer, self.part
         states = [
             optimizer.state.get(param)
@@ -209,7 +213,11 @@ class ParamGroupAdapter(StepAdapter):
         return common_slots
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[Place]:
-        """Return (index, element positions) of each variable, for random bits."""
+        """Return for each variable its index in the optimizer and element positions, for random
+        bits.
+
+        () if neither rounding nor codecs need them; without rounding, the indices are None.
+        """
         optimizer, part = self.optimizer, self.part
         params = [self._real.get(id(var), var) for var in variables]
         if optimizer.step_options.of(Rounding).round is None:
@@ -228,7 +236,7 @@ class ParamGroupAdapter(StepAdapter):
         return [numbers[id(self._real.get(id(var), var))] for var in variables]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
-        """Read the numbers of parameters, and set the keys of equal scalars."""
+        """Read the per-parameter numbers; set a key for each parameter, equal for equal scalars."""
         part, places = self.part, self.places
         for column in part.columns:
             column.read()
@@ -247,11 +255,10 @@ class ParamGroupAdapter(StepAdapter):
     def group_variables(
         self, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> list[Hashable] | None:
-        """Return a key per variable, equal for equal scalars; None if all are equal."""
         return self._keys
 
     def counting_calls(self, shared: Shared) -> list[Call]:
-        """Return calls that publish new state and write the next numbers."""
+        """Return C functions that add new state and write the next per-parameter numbers."""
         calls = self.part.publishing()
         keys = [None] if self._keys is None else self._keys
         for column in self.part.columns:
@@ -283,14 +290,13 @@ class ParamGroupAdapter(StepAdapter):
     def split_key(self, key: Any) -> tuple[int, dict[str, Any]]:
         """Return the group index and the scalars of the parameters with a key.
 
+        Return the group index; and a new dict by name with the numbers of the state, such as the
+        step count (on a device: a tensor of all parameters' numbers), `is_first`, and the scalars
+        of options and codecs. Hyperparameters of the group are not in it.
+
         Args:
             key: An element of the result of `group_variables`: the group index, or a tuple of it
                 and the numbers and flags that differ between parameters. None if nothing differs.
-
-        Returns:
-            The group index; and a new dict by name with the numbers of the state, such as the step
-            count (on a device: a tensor of all parameters' numbers), `is_first`, and the scalars of
-            options and codecs. Hyperparameters of the group are not in it.
         """
         part = self.part
         place, *differing_numbers = key if isinstance(key, tuple) else (key,)
@@ -337,13 +343,17 @@ class TorchStepAdapter(ParamGroupAdapter):
         self.scalars_by_key: dict[Hashable, dict[str, object]] = {}
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """Return {name: scalar} of the variables with a key, in a compute dtype."""
         if group not in self.scalars_by_key:
             self.scalars_by_key[group] = self.prepare_scalars(group)
         return self.scalars_by_key[group]
 
     def prepare_scalars(self, key: Hashable) -> dict[str, Any]:
-        """Return {name: scalar} of a key: hyperparameters, numbers and results of `prepare`."""
+        """Return the scalars of the parameters with a key by name: options, numbers, results of
+        `prepare`.
+
+        Raises:
+            InvalidArgumentError: `prepare` fails with these options.
+        """
         rule, optimizer = self.part.rule, self.optimizer
         place, numbers = self.split_key(key)
         options = self.part.options(place, optimizer)
@@ -367,7 +377,6 @@ class TorchStepAdapter(ParamGroupAdapter):
         return {**options.numbers(self.is_on_step_device), **numbers, **scalars}
 
     def next_number(self, column: AnyColumn, key: Hashable) -> Any:
-        """Return the number after the step of the parameters with a key."""
         value = self.scalars_by_key[key][column.name]
         if self.part.numbers[column.name].rounds_as_tensor and not isinstance(value, Tensor):
             # As in torch's code, the default dtype decides how it is rounded.

@@ -17,9 +17,14 @@ from thalweg.errors import InvalidArgumentError
 
 
 def listen(optimizer: Any) -> None:
-    """Register hooks that update each parameter as soon as its gradient is complete.
+    """Register a hook on each trainable parameter that updates it as soon as its gradient is
+    complete.
 
-    A frozen parameter has no hook; it gets one with the first step after it is unfrozen.
+    A parameter that is frozen now gets its hook in the first step after it is unfrozen.
+
+    Raises:
+        InvalidArgumentError: A rule sums over all parameters.
+        NotImplementedError: A parameter is a DTensor.
     """
     heard = optimizer.step_cache.heard
     optimizer.step_cache.places.clear()  # groups may have changed
@@ -60,10 +65,11 @@ def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
 
 
 def _fetch(optimizer: Any, param: Tensor) -> None:
-    """Start the transfer of a gradient to the CPU, and apply gradients that have arrived.
+    """Start to copy a gradient to the CPU, set `param.grad` to None, and apply gradients that
+    arrived.
 
     The CPU thus updates parameters while the GPU computes further gradients. The rest is applied at
-    the end of the backward pass. `param.grad` becomes None.
+    the end of the backward pass.
     """
     with importing:
         from thalweg._engines.offload import Prefetch

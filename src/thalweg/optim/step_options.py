@@ -192,11 +192,10 @@ class StepOptions:
         """Raise if a rule does not support the wrapping options.
 
         Args:
-            rule: The rule.
             title: The name of the rule in messages.
 
         Raises:
-            RuleError, InvalidArgumentError: The rule is not supported; has the reason.
+            RuleError, InvalidArgumentError: An option rejects the rule; the message says why.
         """
         for option in self.wrapping:
             titled_rule = replace(rule, name=title)  # which messages tell
@@ -273,7 +272,6 @@ def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
     """Raise if a hyperparameter has the name of an option of all groups or optimizers.
 
     Args:
-        rule: The rule.
         titles: Its hyperparameters, as groups call them.
 
     Raises:
@@ -305,15 +303,14 @@ def gradient_transforms(
     is_torchs: bool,
     factor: Factor | None = None,
 ) -> GradientTransforms:
-    """Return the transforms of the gradients of a step.
+    """Return the transforms of the gradients of a step by these options.
 
     Args:
-        options: The options.
         unscaling: The first factor of gradients, or None; a tensor stays one.
         count: The number of gradients.
-        grad_report: Receives the norm and factor where gradients are measured.
-        is_torchs: True if a common norm clips with torch's factor, not with TensorFlow's.
-        factor: The factor that clips by a common norm, if it is known; see `global_norm.py`.
+        grad_report: Receives the norm and factor if the global norm is computed.
+        is_torchs: True if the global norm clips with torch's formula, not with TensorFlow's.
+        factor: The factor that clips by the global norm, if it is known; see `global_norm.py`.
     """
     if not options.clips and unscaling is None:
         return options.base_transforms

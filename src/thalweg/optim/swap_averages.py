@@ -47,7 +47,7 @@ def _ema_of(param: Tensor, entries: Mapping[str, Any]) -> Tensor | None:
 
 
 def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSetting:
-    """Return a context manager in which the parameters of an optimizer are their averages.
+    """Exchange the parameters of an optimizer with their averages in a `with` block.
 
     Args:
         optimizer: A `FusedOptimizer` that keeps averages.
@@ -57,9 +57,14 @@ def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSettin
 
 
 def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
-    """Return (calls that exchange parameters and averages, calls that undo this)."""
+    """Return C functions that copy averages to parameters, and those that restore the parameters.
+
+    Raises:
+        FailedPreconditionError: The parameters are averages already.
+        InvalidArgumentError, LayoutError: As `_find_swaps`.
+    """
     cache = optimizer.step_cache
-    with cache._lock, writable():
+    with cache.lock, writable():
         if cache.holds_averages:
             _raise_nested()
         swaps = _find_swaps(optimizer, average_of)
@@ -81,7 +86,7 @@ def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], 
     # The lock was free for a moment: another thread may have begun a block of its own.
     is_free = map(not_, map(getattr, (cache,), ("holds_averages",)))
     is_nested = map(not_, (closing,))
-    lock = cache._lock
+    lock = cache.lock
     return [lock.acquire, when(is_free, unwatched(enter_calls)), lock.release,
             when(is_nested, _raise_nested)], closing  # fmt: skip
 
@@ -94,7 +99,13 @@ def _raise_nested() -> None:
 
 
 def _find_swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
-    """Return the parameters that have averages, with both memories checked."""
+    """Return the parameters that have averages, with their memory and a new buffer for their
+    values.
+
+    Raises:
+        InvalidArgumentError: A parameter and its average have different shapes.
+        LayoutError: A parameter or its average has no memory.
+    """
     states = states_of(optimizer.state)
     averages = [(param, average_of(param, entries)) for param, entries in states]
     averaged_params = [(param, average) for param, average in averages if average is not None]
@@ -114,7 +125,9 @@ def _find_swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
 
 
 def _end(swaps: list[_Swap]) -> None:
-    """Write values back to parameters that got other memory in the block."""
+    """Write values back to parameters whose memory was replaced in the block; raise the first
+    error.
+    """
     errors: list[BaseException] = []
     with writable():
         for title, param, memory, _, buffer in swaps:

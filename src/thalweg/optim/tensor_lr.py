@@ -18,9 +18,10 @@ _HIGHEST = 1e15  # of numbers of which nobody is warned
 
 
 class TensorRate:
-    """Learning rate in a tensor of shape (), with the results of torch's arithmetic. Only
-    arithmetic with IEEE rounding is supported; anything else, even access to an attribute, raises
-    `TypeError`: the caller then leaves the step to torch.
+    """Learning rate in a tensor of shape (), with NumPy arithmetic that has torch's results.
+
+    Only arithmetic with IEEE rounding is supported; anything else, even access to an attribute,
+    raises `TypeError`, and the caller leaves the step to torch.
 
     Args:
         value: Its number, of its dtype.

@@ -21,22 +21,9 @@ Rate = float | Tensor
 Betas = tuple[Rate, Rate]
 
 __all__ = [
-    "SGD",
-    "Adadelta",
-    "Adagrad",
-    "AdagradDA",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Ftrl",
-    "LazyAdam",
-    "Momentum",
-    "MomentumW",
-    "Nadam",
-    "ProximalAdagrad",
-    "ProximalGradientDescent",
-    "RMSprop",
-]
+    "SGD", "Adadelta", "Adagrad", "AdagradDA", "Adam", "AdamW", "Adamax", "Ftrl", "LazyAdam",
+    "Momentum", "MomentumW", "Nadam", "ProximalAdagrad", "ProximalGradientDescent", "RMSprop",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -28,12 +28,12 @@ from thalweg.optim.step_adapter import ParamGroupAdapter
 class TensorFlowStepAdapter(ParamGroupAdapter):
     """Adapter of one step of a `RuleOptimizer`.
 
-    TensorFlow counts the steps of an optimizer and not those of a variable: the numbers of all
+    TensorFlow counts the steps of an optimizer, not those of a variable: the numbers of all
     parameters change, also of those without a gradient.
 
     Args:
         optimizer, part, params, places: As in `ParamGroupAdapter`, for all parameters.
-        members: Positions of the parameters that have a gradient.
+        members: Indices of the parameters that have a gradient.
     """
 
     def __init__(
@@ -66,12 +66,14 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     def group_variables(
         self, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> list[Hashable] | None:
-        """Return a key per variable, equal for equal scalars; None if all are equal."""
         keys = self._keys
         return None if keys is None else [keys[member] for member in self._members]
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """Return {name: scalar} of the variables with a key, in a compute dtype."""
+        """Return the scalars of the variables with a key by name, in a compute dtype.
+
+        On a device, vectors have only the elements of parameters with a gradient.
+        """
         scalars = self._scalars_of_all(dtype, group)
         if self.there is None or len(self._members) == len(self._params):
             return scalars
@@ -88,7 +90,9 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return self.scalars_by_key[dtype, group]
 
     def prepare_scalars(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
-        """Return {name: scalar} of a key: hyperparameters, numbers and results of `prepare`."""
+        """Return the scalars of the parameters with a key by name: options, numbers, results of
+        `prepare`.
+        """
         rule = self.part.rule
         place, numbers = self.split_key(key)
         values = self.hypers(dtype, place)
@@ -127,7 +131,9 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return self.part.options(place, self.optimizer).given()
 
     def next_number(self, column: AnyColumn, key: Hashable) -> Any:
-        """Return the number after the step of the parameters with a key."""
+        """Return the per-parameter number of a column after the step, for the parameters with a
+        key.
+        """
         place, numbers = self.split_key(key)
         number = numbers[column.name]
         if column.name == STEP:

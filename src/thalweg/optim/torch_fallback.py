@@ -26,7 +26,13 @@ _OF_TORCH = "The step was torch's own, which may have written a part of it."
 
 
 def check_memories(optimizer: Any) -> None:
-    """Raise if torch's step would access memory outside of a tensor's storage."""
+    """Raise if torch's step would access memory outside of a tensor's storage.
+
+    Raises:
+        LayoutError: A parameter, gradient or slot has no memory for its elements, or torch would
+            add sparse rows elsewhere.
+        InvalidArgumentError: An index of a sparse tensor is not in its shape.
+    """
     params = [p for p in params_of(optimizer.param_groups) if p.grad is not None and not p.is_meta]
     tensor_lists = [_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())
             for param in params]  # fmt: skip
@@ -38,10 +44,12 @@ def check_memories(optimizer: Any) -> None:
 
 
 def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bool) -> None:
-    """Raise if torch's step would write beyond the memory of a parameter or its state.
+    """Raise as `check_memories` for one parameter; replace slots by copies that torch would
+    corrupt.
 
-    Slots inside of a larger storage are replaced by copies if torch would add rows elsewhere. If
-    torch `coalesces` a gradient, a single element may be left of it.
+    Args:
+        state: Its state; changed.
+        coalesces: True if torch's step coalesces gradients, so that one element may be left.
     """
     gradient = param.grad
     named_tensors: dict[str, Any] = {"": param, "The gradient of ": gradient}
@@ -74,13 +82,12 @@ def _tensors(*values: object) -> list[Tensor]:
 
 @contextmanager
 def whole(optimizer: Any) -> Generator[None]:
-    """Return a context manager in which torch takes a step completely or not at all.
+    """Restore parameters and state if torch's step in the `with` block raises.
 
-    Torch updates one parameter after the other, and rejects a gradient only when it gets there. All
-    changed tensors are therefore copied before, and restored on an error. Nothing is copied if
-    torch certainly accepts: gradients and state have the form of their parameters and options are
-    numbers, or the last step had the same kinds. Tensor subclasses with dispatch are left to their
-    class.
+    Torch updates one parameter after the other, and rejects a gradient only when it gets there. So
+    all tensors are copied before the step, unless torch certainly accepts it: gradients and state
+    have the form of their parameters and options are numbers, or the last step had the same kinds.
+    Tensor subclasses with dispatch are not restored.
 
     Args:
         optimizer: A `FusedTorchOptimizer`. Its `progress` gets the notes about a failed step.
@@ -113,7 +120,10 @@ def whole(optimizer: Any) -> Generator[None]:
 
 
 def _acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
-    """Return a key of all facts that decide if torch accepts a step; None if it certainly does."""
+    """Return a key of all facts that decide if torch accepts a step; None if it certainly does.
+
+    None also stands for tensor subclasses with their own dispatch, which are not restored.
+    """
     kinds: list[Any] = []
     is_ordinary = True
     for group, param in members:
@@ -142,7 +152,7 @@ def _has_torch_form(
 ) -> bool:
     """Return True if a state has the form that torch's steps create.
 
-    Only names tell slots from numbers, as both have the shape () if the parameter has.
+    Only names distinguish slots from numbers: both have the shape () if the parameter has.
     """
     rule, kind = optimizer.base_rule(group, param), _kind(param)
     numbers = {slot.name for slot in rule.scalar_slots} | {STEP} & {*entries}

@@ -99,9 +99,10 @@ def covers(output: Tensor, shape: Sequence[int]) -> bool:
 
 
 def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tensor | None:
-    """Return matrices that a tensor of indices selects, as a view that repeats the first one.
+    """Return the matrices that a tensor of indices selects from a weight, as a view.
 
-    None if `name` is no such selection.
+    The view repeats the first matrix, as the indices depend on data. None if the function is no
+    such selection.
     """
     index = None
     if name == "__getitem__":
@@ -118,7 +119,7 @@ def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tenso
 def positional(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (args, kwargs) with input and weight by position."""
+    """Return arguments with input and weight by position, and the remaining keyword arguments."""
     kwargs = dict(kwargs)
     for place, names in enumerate((("input",), ("weight", "other", "mat2"))):
         keyword = next((candidate for candidate in names if candidate in kwargs), None)

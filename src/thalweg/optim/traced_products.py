@@ -12,17 +12,16 @@ from torch import Tensor
 def product_roles(
     name: str, args: Sequence[Any], operands: Sequence[Any], weight_index: int
 ) -> tuple[str, list[int | None]] | None:
-    """Return the role of each dimension of a weight in a product, and their places in the result.
+    """Return the role of each dimension of a weight in a product, and its dimension in the result.
+
+    Return a letter per dimension, as for `WeightUse.add_product`, and for each dimension that of
+    the result, from the end, or None. None in place of the pair if this is not a product of a
+    weight and activations.
 
     Args:
         name: The name of the torch function.
-        args: Its arguments.
         operands: The two tensors that are multiplied.
         weight_index: The index of the weight among these.
-
-    Returns:
-        The roles, as for `WeightUse.add_product`, and for each dimension the dimension of the
-        result, or None; or None if this is not a product of a weight and activations.
     """
     name = name.strip("_")
     if name == "einsum":
@@ -80,8 +79,6 @@ def product_shape(
 
     Args:
         func: The function of torch.
-        name: Its name.
-        args, kwargs: Its arguments.
         factors: The two tensors that are multiplied.
     """
     first, second = factors

@@ -46,22 +46,20 @@ class UserRuleOptimizer(FusedTorchOptimizer, UserRuleArguments):
 
     @classmethod
     def _signature(cls) -> Signature:
-        """Return the signature of the constructor, with options."""
         return cls._torch.__signature__
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
-        """Return the only rule of the class."""
         return cls._prepared_rule
 
 
 @cache
 def class_of(rule: Rule) -> type[UserRuleOptimizer]:
-    """Return the optimizer class of a rule, named after it; groups use that name.
+    """Return the optimizer class of a user-defined rule, made once; its name is that of the rule.
 
     Raises:
-        RuleError: The rule could not take a step, or a hyperparameter has the name of an entry of
-            all groups.
+        RuleError: No step is possible with the rule, or a hyperparameter has the name of an entry
+            of all groups.
     """
     hypers = defaults_of(rule)
     check_rule(rule, hypers)
@@ -82,7 +80,7 @@ def class_of(rule: Rule) -> type[UserRuleOptimizer]:
 
 
 def _with_powers(rule: Rule) -> Rule:
-    """Return the rule with a `prepare` that also computes its powers."""
+    """Return the rule with a `prepare` that also computes its powers, in Python floats."""
     users = rule.prepare
     user_args = () if users is None else tuple(signature(users).parameters)
     numbers = (*rule.hypers, *rule.numbers, *rule.common_slots)

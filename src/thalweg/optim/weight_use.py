@@ -59,13 +59,11 @@ class WeightUse:
     def add_product(self, view: Tensor, roles: str) -> Indices:
         """Record a product with a view of the weight.
 
+        Return the output of each element of the view, with size 1 in the dimensions of inputs.
+
         Args:
-            view: The view.
             roles: For each dimension of the view "o" (outputs), "i" (inputs, which are summed
                 over) or "b" (a batch).
-
-        Returns:
-            The output of each element of the view, with size 1 in the dimensions of inputs.
         """
         shape, ndim = self.shape, view.dim()
         grids = [
@@ -106,7 +104,11 @@ class WeightUse:
         return outputs % row_size if transposed else outputs // row_size
 
     def _orient(self, outputs: Indices, inputs: Indices, batch: int, row_size: int) -> bool:
-        """Return True if outputs are columns of the weight; record that, and conflicts."""
+        """Record whether outputs are rows or columns of the weight, and conflicts with earlier
+        products.
+
+        Return True if outputs are columns.
+        """
         transposed = False
         if (outputs % row_size).any() or inputs.max() >= row_size:
             transposed = not (inputs % row_size).any() and bool(outputs.max() < row_size)
@@ -204,9 +206,13 @@ def _flags(indices: Indices, size: int) -> Flags:
 
 
 def _repeat_sets(sets: list[Flags]) -> list[Flags]:
-    """Return sets with those that repeat equal, adjacent ones until the end.
+    """Complete sets of indices: if they are equal adjacent ranges, add the missing ranges to the
+    end.
 
     A pass with few tokens uses only some experts of a weight with rows for all of them.
+
+    Raises:
+        UndecidedError: The sets are no such ranges, and do not contain all indices.
     """
     covered = np.logical_or.reduce(sets)
     if covered.all():
@@ -240,7 +246,11 @@ def _number_parts(sets: Sequence[Flags]) -> Indices:
 
 
 def _find_blocks(parts: Indices) -> tuple[Blocks, bool]:
-    """Return (blocks, True if they are interleaved), from the part number of each index."""
+    """Return the number of equal blocks, or their sizes; and True if they are interleaved.
+
+    Raises:
+        UndecidedError: The parts do not repeat evenly.
+    """
     starts = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1))
     sizes = np.diff(starts, append=len(parts)).tolist()
     order = parts[starts].tolist()

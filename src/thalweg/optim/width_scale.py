@@ -80,14 +80,12 @@ class BaseWidths:
     def scale(self, name: str, options: Group, scale_decay: bool) -> WidthFactor:
         """Multiply the learning rate of a parameter, and divide the weight decay.
 
+        Return the factor of the rate.
+
         Args:
-            name: The name of the parameter.
             options: The rule of the parameter, as "rule", and the options of the rule; changed in
                 place. A decay that they lack is the default of the rule.
             scale_decay: Whether to change the decay.
-
-        Returns:
-            The factor of the rate.
 
         Raises:
             InvalidArgumentError: No factor is known for the rule, or for a parameter of this shape.
@@ -103,6 +101,12 @@ class BaseWidths:
         return factor
 
     def _factor(self, name: str, options: Group) -> WidthFactor:
+        """Return the factor of a parameter's learning rate, by its rule and the dimensions that are
+        widths.
+
+        Raises:
+            InvalidArgumentError: No factor is known for the rule, or for a parameter of this shape.
+        """
         ratios, rule = self._ratios[name], options["rule"]
         widths = [ratio for ratio in ratios if ratio is not None]
         if len(widths) > 2:
@@ -151,7 +155,16 @@ class BaseWidths:
 
 
 def _shapes_of(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
-    """Return the shapes of a base by name, checked beside those of the module."""
+    """Return the shapes of a base model by name, validated against those of the module.
+
+    Args:
+        shapes: A module, or a mapping of shapes by name.
+        target: The shapes of the module by name.
+
+    Raises:
+        InvalidTypeError: `shapes` is neither.
+        InvalidArgumentError: A name or a number of dimensions differs.
+    """
     if isinstance(shapes, Module):
         by_name: Mapping[str, Any] = {
             name: param.shape for name, param in shapes.named_parameters()

@@ -13,12 +13,11 @@ from thalweg.errors import NumericsWarning, warn
 
 
 def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]]) -> None:
-    """Warn once of each new parameter that is 0.
+    """Warn of each parameter that is 0 before a slot of it is created.
 
     Args:
         optimizer: A `FusedOptimizer`.
-        pairs: Parameters, each with the names of slots to create and the text of the warning, which
-            may be empty.
+        pairs: Parameters, each with (name of the slot, text of the warning), which may be empty.
     """
     new = [
         (param, note[1])

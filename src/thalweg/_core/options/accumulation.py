@@ -49,21 +49,20 @@ def add_to_sums(
 ) -> int:
     """Add all gradients to the sums in the state atomically, and set `param.grad` to None.
 
+    Return the number of backward passes that the sums now include.
+
     Args:
         groups: Parameter groups of the optimizer; `COUNT` is updated in each.
         state: State of the optimizer; `SUM` is updated in the state of each parameter.
         unscaling: Factor of the gradients, or None.
         sum_in_float32: Whether sums of 16-bit gradients are float32.
-        report_count: Function from the new count to a C function that runs after all writes.
-
-    Returns:
-        Number of backward passes in the sums.
+        report_count: Called with the new count; returns a C function that runs after all writes.
 
     Raises:
-        LayoutError: A gradient or a sum has no memory for its elements, or a sum shares memory
-            with another sum or a parameter.
-        InvalidArgumentError: A gradient has another shape or device than its sum, or the count of
-            a group is not valid.
+        LayoutError: A gradient or a sum has no memory for its elements, or a sum shares memory with
+            another sum or a parameter.
+        InvalidArgumentError: A gradient has another shape or device than its sum, or the count of a
+            group is not valid.
     """
     params = params_of(groups)
     check_whole(params, "accumulate")
@@ -87,7 +86,10 @@ def _add_calls(
     unscaling: float | None,
     sum_in_float32: bool,
 ) -> list[Call]:
-    """Return calls that add the gradients to their sums and set `param.grad` to None."""
+    """Return calls that add the gradients to their sums and set `param.grad` to None.
+
+    A first gradient becomes the sum itself if nothing else holds it.
+    """
     calls: list[Call] = []
     sums: list[Tensor] = []
     gradients: list[Tensor] = []
@@ -274,7 +276,8 @@ def _begin_sum(
 
 
 def _is_sole_holder(param: Tensor) -> bool:
-    """Return True if only the parameter holds its gradient and the gradient's memory.
+    """Return True if only `param.grad` refers to the gradient and its memory, so that it may become
+    a sum.
 
     Other holders are DDP buckets, lists and NumPy arrays.
     """
@@ -288,7 +291,12 @@ def _is_sole_holder(param: Tensor) -> bool:
 
 
 def _count_holders(param: Tensor) -> tuple[int, ...]:
-    """Return reference counts of the gradient and its storage, and if the storage is resizable."""
+    """Return the reference counts of `param.grad` and its memory, which `_sole_holder_counts`
+    compares.
+
+    They are counts of Python and C++ references to the gradient, of tensors of its storage, and
+    whether the storage is resizable.
+    """
     grad = cast("Tensor", param.grad)
     memory = grad.untyped_storage()
     tensors = count_holders(memory)
@@ -297,7 +305,7 @@ def _count_holders(param: Tensor) -> tuple[int, ...]:
 
 @cache
 def _sole_holder_counts() -> tuple[int, ...]:
-    """Return the counts of `_count_holders` for a gradient held by its parameter only."""
+    """Return `_count_holders` of a gradient that only its parameter refers to."""
     param = torch.zeros(1, dtype=torch.float32, device="cpu", requires_grad=True)
     param.grad = torch.zeros(1, dtype=torch.float32, device="cpu")
     return _count_holders(param)
@@ -305,7 +313,10 @@ def _sole_holder_counts() -> tuple[int, ...]:
 
 @contextmanager
 def set_aside(state: dict[Any, Any]) -> Generator[None]:
-    """Remove states of only a sum in a `with` block: torch expects `step` in each state."""
+    """Remove parameters whose state has only a gradient sum from `state` in a `with` block.
+
+    Torch's own step expects `step` in each state.
+    """
     states = [(param, entries) for param, entries in states_of(state) if entries.keys() <= {SUM}]
     for param, _ in states:
         del state[param]
@@ -325,7 +336,7 @@ def sums_of(state: Mapping[object, object]) -> dict[int, Tensor]:
 
 
 def clearing_sums(groups: Sequence[Group], state: Mapping[object, object]) -> list[Call]:
-    """Return C functions that replace all sums by 0 and set `COUNT` to 0 in all groups."""
+    """Return C functions that set each sum to the number 0, and `COUNT` to 0 in all groups."""
     states_with_sums = [param_state for _, param_state in states_of(state) if SUM in param_state]
     group_setters = [group.__setitem__ for group in groups]
     return [

@@ -86,7 +86,6 @@ class Option:
         """Check that the option supports a parameter.
 
         Args:
-            param: The parameter.
             title: Name of the parameter, for the message.
 
         Raises:

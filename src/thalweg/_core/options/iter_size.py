@@ -1,4 +1,4 @@
-"""Sums of the gradients of n session runs; each run adds g (1 / n).
+"""Sums of the gradients of n session runs, scaled: each run adds its gradient times 1 / n.
 
 The sums are variables that a step sets to 0. The run that takes the step adds its own gradients to
 copies of the sums, so a step that fails leaves the variables unchanged.
@@ -22,7 +22,7 @@ from thalweg.variable import titles_of
 def check_addable(
     gradients: Sequence[Gradient], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> None:
-    """Raise if a gradient or a sum does not match its variable; change nothing."""
+    """Raise if a gradient or a sum has another shape or dtype than its target, or no memory."""
     check_memories(sums)
     names = titles_of(targets)
     for total, var, name in zip(sums, targets, names, strict=True):
@@ -35,9 +35,10 @@ def check_addable(
 
 
 def adding(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Call]:
-    """Return C functions that add each gradient times 1 / `count` to its sum.
+    """Return C functions that add each gradient times 1 / `count` to its sum in place.
 
-    A session divides by a constant this way. Gradients that are None are skipped.
+    The factor is rounded as by a session, which divides by a constant. Gradients that are None are
+    skipped.
     """
     calls: list[Call] = []
     for total, grad in zip(sums, gradients, strict=True):
@@ -53,7 +54,10 @@ def adding(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) ->
 
 
 def totals(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Gradient]:
-    """Return new sums that include these gradients; None for variables without any gradient."""
+    """Return copies of the sums with these gradients added as by `adding`; `sums` are not changed.
+
+    The entry of a variable is None if it has no gradient and its sum is 0.
+    """
     new_sums = [total.detach().clone() for total in sums]
     run(adding(new_sums, gradients, count))
     return [

@@ -60,7 +60,11 @@ class Larc(NamedTuple):
             return xp.maximum(ratio, xp.full_like(ratio, float(self.min_update)))
 
     def factors(self, ratios: object, dtypes: Sequence[torch.dtype]) -> Any:
-        """Return the factors of gradients of these dtypes, capped to finite numbers; NaN stays."""
+        """Return r of each gradient as its update multiplies by it.
+
+        Return an array or a tensor as `ratios`: capped at 1 in the mode "clip", and at the largest
+        number of the dtype of each gradient; NaN stays.
+        """
         is_array = not isinstance(ratios, torch.Tensor)
         factors = torch.from_numpy(ratios) if is_array else ratios  # pyright: ignore
         factors = factors.clamp(-_LARGEST, 1.0 if self.clips else _LARGEST)

@@ -37,11 +37,13 @@ def answer(
 ) -> Decision:
     """Return the decision to apply or skip the step, with the calls that write the policy's state.
 
+    The step is applied unless a gradient is infinite or NaN.
+
     Args:
-        policy: The policy.
-        variables: State of the policy; moved to the device of `amax` if that is a tensor.
+        variables: State of the policy by name; the calls write to these tensors.
         has_nan: Whether a gradient contains NaN, as a bool or a scalar tensor.
-        amax: Largest gradient magnitude, as a number or a scalar tensor.
+        amax: Largest gradient magnitude: a number, or a scalar tensor, on whose device the policy
+            is then computed.
         in_float32: Whether the policy gets `amax` in float32, where it may be infinite although the
             step is applied.
     """
@@ -66,7 +68,7 @@ def answer(
 
 
 def _overflows(has_nan: object, amax: object) -> Any:
-    """Return True if the gradients contain NaN or infinity, as a bool or a tensor."""
+    """Return whether the gradients contain NaN or infinity, as a bool or a tensor."""
     return has_nan | ~vectors.functions_of(amax).isfinite(amax)
 
 

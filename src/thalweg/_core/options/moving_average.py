@@ -35,7 +35,11 @@ MOVING_AVERAGE = Rule(
 
 
 def share_of(decay: Any, num_updates: Any, scalar_cls: ScalarType) -> Any:
-    """Return 1 - decay as a scalar of the class; `num_updates` lowers the decay of early steps."""
+    """Return 1 - decay as a scalar of the class.
+
+    With `num_updates`, the decay is at most (1 + num_updates) / (10 + num_updates), as in early
+    steps of `tf.train.ExponentialMovingAverage`.
+    """
     effective_decay = as_scalar(decay, scalar_cls)
     if num_updates is not None:
         count = as_scalar(num_updates, np.float32)
@@ -53,22 +57,22 @@ def move(
     count_calls: Sequence[Call] = (),
     commit_messages: list[str] | None = None,
 ) -> None:
-    """Move averages toward values in place, all in one pass.
+    """Move averages toward values in place, in one pass over memory.
 
     Args:
-        plan_cache: Plans of earlier moves.
+        plan_cache: Plans of earlier moves; updated.
         averages, values: Averages, and the values to average.
-        share: Interpolation factor.
-        count_calls: Calls after the move.
+        share: Interpolation factor: 1 sets an average to its value.
+        count_calls: Functions in C that run in the same commit.
         commit_messages: Optional list; a sentence is appended once the averages are written.
     """
     if averages:
-        hooks = OneRule(MOVING_AVERAGE, {"share": share}, counts=count_calls)
-        hooks.begun = hooks.begun if commit_messages is None else commit_messages
+        adapter = OneRule(MOVING_AVERAGE, {"share": share}, counts=count_calls)
+        adapter.begun = adapter.begun if commit_messages is None else commit_messages
         # Users get the averages as variables, and may give them constraints.
-        hooks.constrains = True
+        adapter.constrains = True
         pairs = [(value.detach(), slot) for value, slot in zip(values, averages, strict=True)]
-        raise_first(run_step(hooks, plan_cache, pairs).errors)
+        raise_first(run_step(adapter, plan_cache, pairs).errors)
 
 
 def debias_divisor(average: Tensor, biased: Tensor, step: Tensor, share: object) -> list[Call]:
@@ -83,13 +87,14 @@ def assign_average(
 ) -> Tensor:
     """Move a variable toward a value in place, as `assign_moving_average`.
 
+    Return the new value of the variable.
+
     Args:
         variable, value, decay: Arguments of `assign_moving_average`.
-        biased: Optional average that begins at 0; the variable is set to its debiased value.
-        step: Optional counter of moves; without it each move is the first.
-
-    Returns:
-        New value of the variable.
+        biased: Optional average that begins at 0 and is moved in place of the variable; the
+            variable is set to its debiased value.
+        step: Optional counter of moves, which is increased; without it each move is treated as the
+            first.
 
     Raises:
         InvalidArgumentError: The shapes of value and variable differ.

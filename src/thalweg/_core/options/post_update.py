@@ -9,15 +9,14 @@ from thalweg.formula import ChainedFormula, Formula, Rule, Slot
 
 
 def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
-    """Return the rule with a formula after its update in the same pass; see `ChainedFormula`.
+    """Return the rule with a formula that runs after its update in the same pass over memory.
 
     The formula also runs for rows without a sparse gradient. Duplicate rows are added up, so that
     the formula runs once per row.
 
     Args:
-        rule: The rule.
         name: Name of the new rule.
-        formula: Formula of the variable and the new slot.
+        formula: Maps a variable and the new slot to their new values; see `ChainedFormula`.
         slot: Name of the new slot, the last one.
 
     Raises:

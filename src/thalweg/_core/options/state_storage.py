@@ -23,12 +23,11 @@ Storage = str | tuple[tuple[str, str], ...]
 
 @cache
 def store_slots(rule: Rule, storage: Storage) -> Rule:
-    """Return the rule with codecs for its slots.
+    """Return the rule with codecs for its slots; the rule itself if no codec changes.
 
     Args:
-        rule: The rule.
-        storage: A codec, replaced by its counterpart for nonnegative slots; "8bit" for the default
-            of each slot; or pairs of a slot's name and a codec or "float32".
+        storage: A codec for all slots, replaced by its counterpart for nonnegative slots; "8bit"
+            for the default of each slot; or pairs of a slot's name and a codec or "float32".
 
     Raises:
         InvalidArgumentError: A slot does not exist, or does not support its codec.

@@ -66,7 +66,11 @@ class StateStorage(NamedTuple):
         return param.device if self.device is None or name == SUM else self.device
 
     def brought_home(self, param_state: Mapping[str, object], param: Tensor) -> dict[str, Tensor]:
-        """Return copies, on the right device, of state entries that were moved elsewhere."""
+        """Return copies, on the device of `home_of`, of a parameter's state entries that are on
+        another device.
+
+        The result has only these entries, by name; it is {} if the state is not offloaded.
+        """
         if not self.is_away(param):
             return {}
         tensors = {
@@ -80,7 +84,7 @@ class StateStorage(NamedTuple):
         }
 
     def of(self, slot: Slot, param: Tensor) -> torch.dtype:
-        """Return the dtype of the parameter's slot."""
+        """Return the dtype of the parameter's slot: the rule's own, or as the options choose."""
         dtype = dtype_of(slot, param)
         if slot.scalar or slot.dtype is not None:
             return dtype
@@ -99,7 +103,6 @@ class StateStorage(NamedTuple):
         Args:
             param_state: State of the parameter, changed in place.
             slots: Slots of the rule.
-            param: The parameter.
         """
         for slot in slots if self.is_split or self.has_master(param) else ():
             slot_tensor = param_state.get(slot.name)
@@ -133,10 +136,13 @@ class UpdateTargets:
         self._stand_ins: dict[int, tuple[Tensor, Any, Tensor]] = {}
 
     def stand_for(self, params: Sequence[Tensor], state: Mapping[Tensor, Any]) -> list[Tensor]:
-        """Create missing masters and stand-ins of the parameters of the next steps.
+        """Set the parameters of the next steps; create their missing masters and offloaded copies.
 
-        Returns:
-            The tensor to update for each parameter: master, stand-in, or the parameter itself.
+        New masters are not put into `state`. Return the tensor to update for each parameter: its
+        master, its copy on the device of the state, or the parameter itself.
+
+        Args:
+            state: State of the optimizer, with masters.
         """
         storage = self._storage
         lacking = [p for p in params if storage.has_master(p) and MASTER not in state.get(p, {})]
@@ -167,7 +173,10 @@ class UpdateTargets:
         return all(map(_lies_at, self._params, self._memory_keys))
 
     def _stand_in_of(self, param: Tensor) -> Tensor:
-        """Return the cached copy of an offloaded parameter, or create it."""
+        """Return the copy of an offloaded parameter on the device of the state.
+
+        A new copy is made and cached if there is none, or if the parameter's memory was replaced.
+        """
         cached = self._stand_ins.get(id(param))
         if cached is not None and cached[0] is param and _lies_at(param, cached[1]):
             return cached[2]
@@ -184,7 +193,10 @@ class UpdateTargets:
         return stand_in
 
     def refresh_targets(self) -> list[Tensor]:
-        """Copy user writes to offloaded parameters to their targets, and return all targets."""
+        """Copy parameters that the user has written since the last step to their offloaded targets.
+
+        Return the targets of all parameters, as `stand_for`.
+        """
         for param, target in self._offloaded:
             version = _version_of(param)
             if version != self._versions.get(id(param)):

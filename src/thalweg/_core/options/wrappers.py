@@ -56,7 +56,11 @@ class Wrapper(Option):
 
 @lru_cache(None)
 def _wrap_rule(rule: Rule, name: str, *factors: float) -> Rule:
-    """Return the wrapped rule, or raise RuleError if its formula cannot be compiled."""
+    """Return the rule wrapped by the function `name` of `thalweg.rules.wrappers`.
+
+    Raises:
+        RuleError: The wrapped formula cannot be compiled, or a codec does not support it.
+    """
     with importing:
         from thalweg._engines.formula_parser import trace_formula
         from thalweg.rules import wrappers

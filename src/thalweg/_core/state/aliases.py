@@ -19,7 +19,10 @@ _Write = tuple[Tensor, Entry, Any]
 
 
 def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
-    """Return a message for each entry whose value a later entry in the same memory would change."""
+    """Return a message for each entry that would not keep its value after all values are written.
+
+    A later entry in the same memory would change it. Nothing is written.
+    """
     return [
         message
         for group in _groups(pairs)

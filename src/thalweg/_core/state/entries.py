@@ -33,7 +33,7 @@ def uncopied() -> ContextSetting:
 
 
 def taken(tensor: Tensor, title: str = "") -> Tensor:
-    """Return a detached copy of the tensor for a state; in `uncopied`, an alias of the tensor.
+    """Return the value of a tensor for a state: a detached copy, or an alias inside `uncopied`.
 
     Raises:
         LayoutError: The storage of the tensor to copy was freed or truncated.
@@ -79,7 +79,9 @@ class Entry:
         return taken(self.own)
 
     def difference(self, candidate: Any) -> str | None:
-        """Return the reason why the tensor cannot be set to a value, or None; change nothing."""
+        """Return why the tensor cannot be set to a value, as a message; None if it can. Change
+        nothing.
+        """
         problem = flaw(candidate)
         if problem is not None:
             return f"{self.name!r} is {problem}"
@@ -95,11 +97,12 @@ class Entry:
         return f"{self.name!r} is {number}, not between {self.lowest} and {highest}"
 
     def calls(self, new_value: Any, is_ours: bool = False) -> list[Call]:
-        """Return the calls of C functions that set the tensor; all conversions are made now.
+        """Return C functions that set the tensor to a value, which is converted and copied now.
 
         Args:
-            new_value: Value without `difference`.
-            is_ours: Whether the value is a plain tensor that nothing writes to; it is not copied.
+            new_value: A value for which `difference` returns None.
+            is_ours: Whether the value is a plain tensor that nothing writes to; it is not copied
+                then.
         """
         value = self.mine(new_value)
         return self._set(value if is_ours else kept(value, self.own.dtype, self.own.device))
@@ -141,7 +144,6 @@ def of_slots(store: SlotStore, var: Tensor, key: str) -> list[Entry]:
 
     Args:
         store: All slots.
-        var: The variable.
         key: Prefix of the names.
     """
     entries: list[Entry] = []

@@ -52,11 +52,11 @@ def snapshot(entries: Iterable[Item]) -> dict[str, Any]:
 def differences(
     entries: Iterable[Compared], state: Mapping[Any, Any], complete: bool = True
 ) -> list[str]:
-    """Return messages why a state cannot be loaded, in the order of the entries.
+    """Return messages why a state cannot be loaded, in the order of the entries; [] if it can.
 
     Args:
         entries: Entries of the optimizer.
-        state: Values by name.
+        state: Values by name. Names without an entry are differences.
         complete: Whether all entries have to be in the state.
     """
     entries_by_name = {entry.name: entry for entry in entries}
@@ -100,11 +100,11 @@ def mismatch(
 
 @dataclass(frozen=True)
 class Loading:
-    """Validated state that is ready to be written.
+    """Validated values of a state that `restore` can write.
 
     Attributes:
         pairs: Entries and their new values.
-        then: Further calls of C functions, after those of the entries.
+        then: Functions in C that run after the writes of the entries.
         what: Description of the state for `mismatch`.
         is_ours: Whether the values are plain tensors that nothing writes to; they are not copied.
     """
@@ -134,7 +134,11 @@ class Loading:
             raise mismatch([str(error).removesuffix(".")], self.what) from error
 
     def calls(self) -> list[Call]:
-        """Convert all values, and return the calls of C functions that write them."""
+        """Convert and copy all values; return the C functions that write them, followed by `then`.
+
+        Raises:
+            CheckpointMismatchError: A value cannot be read.
+        """
         calls: list[Call] = []
         for entry, value in self.pairs:
             try:
@@ -216,9 +220,8 @@ class StateDict(Copied):
     def _loading(
         self, state_dict: object, var_list: object = None, names: Names = keys_of
     ) -> Generator[Loading]:
-        """Yield the `Loading` of a state; the caller writes it in the block, under the lock.
-
-        `names` maps variables to the prefixes of their entries.
+        """Validate a state under the lock; yield its `Loading`, which the caller writes in the
+        block.
         """
         state, variables = self._given_state(state_dict, var_list)
         with self._locked().to_load(), writable():
@@ -232,7 +235,9 @@ class StateDict(Copied):
         raise NotImplementedError
 
     def _fitting(self, given: object, variables: object, names: Names) -> Loading:
-        """Create missing slots on a twin, and return the loading that copies its attributes."""
+        """Create missing slots on a twin of this object; return the loading that also copies its
+        attributes.
+        """
         twin = staged(self)
         twin._forget_awaited()
         title, parts = twin._state_parts(given, variables, names)

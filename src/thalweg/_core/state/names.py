@@ -54,11 +54,14 @@ def positioned_keys_of(variables: Sequence[Any]) -> list[str]:
 def as_now(
     state: Mapping[str, object], old_names: Sequence[str], new_names: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Return the state with old names renamed, or the state itself without any old name.
+    """Return the state with names of an old version replaced by present ones.
+
+    The state itself is returned if it has no name that only the old version had, or one that only
+    the present version has.
 
     Args:
         state: Values by name.
-        old_names, new_names: Names of the same entries in an old version, and now.
+        old_names, new_names: Names of the same entries in the old version, and at present.
     """
     removed_names, added_names = set(old_names) - set(new_names), set(new_names) - set(old_names)
     if not state.keys() & removed_names or state.keys() & added_names:

@@ -26,7 +26,12 @@ class Staged:
 
 
 def staged(holder: _T) -> _T:
-    """Return a twin with the same slots and variables; additions to it leave `holder` unchanged."""
+    """Return a copy of a stateful object, its *twin*, that shares tensors but no containers with
+    it.
+
+    Slots and variables can be added to the twin without a change of `holder`. Attributes that are
+    `Staged` have twins, too.
+    """
     return _staged(holder, {})
 
 
@@ -46,7 +51,9 @@ def _staged(holder: _T, twins: dict[int, object]) -> _T:
 
 
 def published(holder: object, twin: object) -> list[Call]:
-    """Return calls of C functions that give `holder` the attributes of its `twin`."""
+    """Return C functions that give `holder`, and its `Staged` attributes, the attributes of its
+    twin.
+    """
     return _published(holder, twin, set())
 
 
@@ -84,7 +91,7 @@ def whole(holder: object, unless: Sequence[object] = ()) -> Generator[None]:
 def making(
     holder: Any, variables: Iterable[object], unless: Sequence[object] = ()
 ) -> contextlib.AbstractContextManager[None]:
-    """Return `whole`, or a null context if the holder has slots of all the variables."""
+    """Return `whole`, or a context manager that does nothing if all the variables have slots."""
     known_ids = set(map(id, holder._slots.owners()))
     requested_ids = (id(handle_of(var)) for var in variables)
     return (

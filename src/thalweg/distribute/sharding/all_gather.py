@@ -100,7 +100,10 @@ def _is_sent_as_it_is(views: Sequence[Tensor]) -> bool:
 def _join_rows(shards: Shards, var: Tensor, updated: Tensor, indices: Tensor) -> None:
     """Send the updated rows of this rank, and write those of other ranks into `updated`.
 
-    `indices` are the row indices of the gradient, equal on all ranks.
+    Args:
+        shards: The assignment of elements to ranks.
+        updated: The variable, or a tensor of its shape.
+        indices: The row indices of the gradient, equal on all ranks.
     """
     row, ranks = var.shape[1:].numel(), shards.ranks
     pieces = shards.pieces(var)

@@ -35,14 +35,18 @@ class RankMeasures(NamedTuple):
 
 
 def over_ranks(variables: Sequence[Tensor], parts: Sequence[RankMeasures]) -> list[RankMeasures]:
-    """Return the measurements of full variables; all ranks call this, a failed one without parts.
+    """Replace measurements of local parts by those of full variables; all ranks call this.
 
     If a rank failed, the others have NaN for sharded variables. Sums and counts are added in the
     order of the ranks along the sharded mesh dimensions, so that all ranks have the same bits.
 
     Args:
         variables: All variables of the step, in the same order on all ranks.
-        parts: The measurements, at most one for each variable; updated in place.
+        parts: The measurements, at most one for each variable; updated in place. A rank that failed
+            passes none.
+
+    Returns:
+        `parts` as a list.
     """
     cut = [var for var in variables if is_on_mesh(var)]
     row_by_id = {id(var): row for row, var in enumerate(cut)}

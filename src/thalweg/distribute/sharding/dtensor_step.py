@@ -51,7 +51,8 @@ class LocalShards:
         return self.part(slot, is_flat=slot.dtype == torch.uint8)
 
     def part(self, var: Tensor, is_flat: bool = False) -> Tensor:
-        """Return the local tensor, as the same view until its memory moves.
+        """Return the local tensor of a DTensor; each call returns the same view until its memory
+        moves.
 
         Args:
             var: The DTensor; any other tensor is returned unchanged.
@@ -68,8 +69,10 @@ class LocalShards:
         return cached[1]
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """Return the part of `value` at this rank's place in `var`; sends only if placements
-        differ.
+        """Return this rank's part of `value`, placed like the DTensor `var`.
+
+        Messages are sent only if `value` is a DTensor with other placements. If `var` is not a
+        DTensor, the local tensor of `value` is returned.
         """
         if not is_on_mesh(var):
             return to_local(value)
@@ -147,7 +150,12 @@ class LocalStep:
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
     ) -> None:
-        """Raise NotImplementedError if these ranks cannot gather the matrices of a rule."""
+        """Raise if matrices of a rule are DTensors whose parts these ranks cannot gather.
+
+        Raises:
+            NotImplementedError: The rule reduces rows and columns, the step has no group that
+                gathers, or as `MatrixProcessGroup.check`.
+        """
         cut = [pair for pair in zip(variables, titles, strict=True) if is_on_mesh(pair[0])]
         if cut and rule.is_of_lines:
             raise NotImplementedError(
@@ -164,8 +172,10 @@ class LocalStep:
             group.check(f"rule {rule.name!r}", *zip(*cut, strict=True))
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
-        """Return (local gradient, local part) pairs; raise InvalidArgumentError for invalid
-        DTensors.
+        """Return (local gradient, local part) pairs.
+
+        Raises:
+            InvalidArgumentError: A DTensor has a sparse gradient or a constraint.
         """
         for grad, var in pairs:
             if is_on_mesh(var) and isinstance(grad, IndexedSlices):

@@ -33,9 +33,7 @@ def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device
     """Fill the full tensors of owners, in place, from the parts of all ranks; all ranks call this.
 
     Args:
-        ranks: The ranks.
-        tensors: The tensors.
-        device: The device of tensors with several ranks.
+        tensors: The tensors, in the same order on all ranks.
     """
     outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]
     incoming: list[list[_Target]] = [[] for _ in range(ranks.size)]
@@ -88,7 +86,9 @@ class _Target(NamedTuple):
 def _exchange(
     ranks: Ranks, outgoing: list[list[Tensor]], incoming: list[list[_Target]], device: torch.device
 ) -> None:
-    """Send `outgoing[rank]` to each rank and fill `incoming[rank]`, one message per rank."""
+    """Send `outgoing[rank]` to each rank and fill the targets `incoming[rank]`, one message per
+    rank.
+    """
     sizes = [sum(target.nbytes for target in targets) for targets in incoming]
     buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
     ranks.begin_exchanging([_pack_bytes(tensors, device) for tensors in outgoing], buffers).wait()

@@ -95,9 +95,17 @@ class GatheredMatrices:
         slots: Sequence[Sequence[Tensor]],
         updates: SlotUpdates,
     ) -> None:
-        """Run a stage on the owners of matrices; put new slot values into `updates`.
+        """Run a matrix stage of the rule: gather its inputs to their owners, compute, and scatter
+        outputs.
 
-        All ranks call this; if the stage fails on one rank, all raise.
+        All ranks call this; if the stage fails on one rank, all raise. Pass values are written in
+        place.
+
+        Args:
+            stage: The stage; skipped for matrices at whose step it is not due.
+            columns: The scalars of the step.
+            slots: For each variable its slots with a shape of their own.
+            updates: Receives new slot values by the `id` of the slot, and caches gathered tensors.
         """
         columns = self._columns_of_stacks(columns)
         due_indices = [*range(len(self._stacks))]
@@ -137,9 +145,9 @@ class GatheredMatrices:
         slots: Sequence[Sequence[Tensor]],
         updates: SlotUpdates,
     ) -> dict[tuple[str, int], Tensor]:
-        """Return new memory by (slot name, variable index) for slots that a stage returned.
+        """Allocate memory for the outputs of a stage that are slots, and enter it into `updates`.
 
-        Each new tensor is also entered into `updates` as the next value of its slot.
+        Return this rank's part of each new slot by (slot name, variable index).
         """
         new_slots: dict[tuple[str, int], Tensor] = {}
         for position, name in enumerate(self._kinds):
@@ -165,9 +173,7 @@ class GatheredMatrices:
         tensor: GatheredTensor,
         new_slots: Mapping[tuple[str, int], Tensor],
     ) -> GatheredTensor:
-        """Return the gathered tensor with `local` set to the memory for this rank's part of the
-        output.
-        """
+        """Return the gathered tensor with the output's memory on this rank as its `local`."""
         new_slot = new_slots.get((name, self._stacks[index].variable))
         if new_slot is None:
             return tensor
@@ -181,9 +187,10 @@ class GatheredMatrices:
         names: Sequence[str],
         gathered_tensors: dict[tuple[str, int], GatheredTensor],
     ) -> list[str]:
-        """Run a stage over the matrices of this rank; return the names of outputs of all ranks.
+        """Run a stage over the matrices of this rank.
 
-        New slot values replace the entries of `gathered_tensors`.
+        New values replace the entries of `gathered_tensors`. Return the names of the outputs of all
+        ranks.
         """
         ranks = self._group.ranks
         flags = torch.zeros(len(names), dtype=torch.int64, device=ranks.device)
@@ -205,7 +212,9 @@ class GatheredMatrices:
         return [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
 
     def _gathered(self, name: str, index: int, slots: Sequence[Sequence[Tensor]]) -> GatheredTensor:
-        """Return the not yet gathered tensor of a slot or pass value of the stack at `index`."""
+        """Describe the tensor of a slot or pass value for the stack at `index`, before `gather`
+        fills it.
+        """
         stack, parts = self._stacks[index], self._parts[index][name]
         is_slot = name in self._kinds
         tensor = (

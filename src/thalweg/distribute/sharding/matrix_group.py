@@ -47,12 +47,13 @@ def describe_dtensors(
 class MatrixProcessGroup:
     """Ranks that have parts of the DTensors of a step, with a comparison before each collective.
 
-    A message of fixed length precedes every collective of the step and its first write, so that
-    ranks detect differences and failures: Gloo aborts a process whose messages have other sizes.
+    A message of fixed length precedes every collective of the step and its first write. So ranks
+    detect differences and failures; without it, Gloo aborts a process whose messages have other
+    sizes.
 
     Args:
         params: The DTensors.
-        describe: Returns lines that must be equal on all ranks.
+        describe: Returns lines that must be equal on all ranks; called at the first message.
         matrix: Optional. A DTensor whose rule has stages over full matrices.
         collective: The action of the ranks.
 
@@ -134,7 +135,7 @@ class MatrixProcessGroup:
                 )
 
     def meet(self, *values: object) -> None:
-        """Wait for the other ranks; raise if one failed or passed other values.
+        """Exchange a message with the other ranks, if there are any.
 
         Args:
             *values: Further values that must be equal on all ranks.
@@ -178,11 +179,9 @@ class MatrixProcessGroup:
 
     @contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Return the context manager for the execution of a step; it reports errors to the other
-        ranks.
+        """Report an error in the `with` block of a step to the other ranks.
 
-        If the block ends without a write, such as for lack of gradients, this rank still
-        synchronizes.
+        A block that ends without a write, such as for lack of gradients, still exchanges a message.
         """
         try:
             yield

@@ -45,11 +45,11 @@ class Stack(NamedTuple):
     """Matrices of one variable, in consecutive rows, that one rank updates.
 
     Attributes:
-        variable: The position of the variable in the step.
+        variable: The index of the variable in the step.
         full_shape: The shape of the full variable.
         rows: The first row of the stack in the full variable, and the one after the last.
         tensor: The placements; None for a variable that is not a DTensor.
-        team: The mesh coordinates of the ranks that have one copy of the variable, by rank.
+        team: The ranks that together have one copy of the variable: mesh coordinates by rank.
         owner: The rank that runs the stages.
     """
 
@@ -99,13 +99,16 @@ class Stack(NamedTuple):
 def stacks_of(
     variables: Sequence[Tensor], rule: Rule, ranks: Sequence[int]
 ) -> tuple[int, list[Stack]]:
-    """Return the index of this rank among `ranks`, and the stacks of all variables with owners.
+    """Divide the matrices of a step into stacks, and assign each stack to a rank.
+
+    Return the index of this rank among `ranks`, and the stacks of which this rank has a part, in
+    the order of their variables.
 
     Args:
         variables: The variables; those that are not DTensors are complete on this rank. Those
             without elements have no matrices.
-        rule: The rule, whose layout describes the matrices of each variable. Its random numbers
-            are those of full variables, which are then not divided among ranks.
+        rule: The rule, whose layout describes the matrices of each variable. If it draws random
+            numbers, which are those of full variables, variables are not divided.
         ranks: The numbers of the ranks in the default group. Teams and owners are indices of these.
     """
     layout, can_divide = rule.layout, bool(rule.layout.batch) and not draws(rule)
@@ -134,7 +137,9 @@ def stacks_of(
 
 
 def _divide(stack: Stack) -> Iterator[Stack]:
-    """Yield stacks of equal numbers of rows for the ranks that all have the rows of a stack."""
+    """Yield stacks of equal numbers of rows, one for each rank that has all rows of a part of a
+    stack.
+    """
     shards = [stack.tensor.shard(position).runs[0] for position in stack.team.values()]  # pyright: ignore
     ends = sorted({end for runs in shards for run in runs for end in run})
     for first, stop in pairwise(ends):

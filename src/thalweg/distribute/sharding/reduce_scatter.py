@@ -75,7 +75,6 @@ class Scatter:
         copy_all(targets, sources)
 
     def clear(self, index: int) -> None:
-        """Set the send buffers of the tensor with this index to zeros."""
         for _, target in self._targets[index]:
             target.zero_()
 
@@ -84,13 +83,16 @@ class Scatter:
         self._pending = ranks.begin_exchanging(self._parts, self._rank_shards)
 
     def wait(self) -> None:
-        """Wait for the pending transfer, if any."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """Wait; return the sums of this rank's parts by index, in the shapes of the parts."""
+        """Wait; return the sums of this rank's parts by index, in the shapes of the parts.
+
+        Raises:
+            RuntimeError: Nothing was sent.
+        """
         if self._pending is None:
             raise RuntimeError("nothing was sent")
         self.wait()
@@ -105,5 +107,4 @@ class Scatter:
         return local_sums
 
     def count_holders(self) -> int:
-        """Return the number of references to the sums, which grows if a caller holds one."""
         return sum(map(holders_of, (self._flat, self._remote_shards)))

@@ -15,12 +15,12 @@ from thalweg.indexed_slices import IndexedSlices
 def arrange_slots(
     owner: Any, shards: Shards, pairs: Sequence[tuple[Any, Any]], slots: Sequence[Slot]
 ) -> None:
-    """Shard the slots of an optimizer in place, unless sharded; all ranks call this.
+    """Replace the slots of an optimizer by sharded ones, unless they are; all ranks call this.
 
-    A variable whose gradient has rows that end within a part is given to one rank.
+    A variable whose sparse gradient has rows that cross the end of a part is assigned to one rank.
 
     Args:
-        owner: The optimizer.
+        owner: The optimizer; its slots are replaced.
         shards: The assignment of elements to ranks.
         pairs: Gradients and variables of a step.
         slots: The optimizer's slots without those of shape ().

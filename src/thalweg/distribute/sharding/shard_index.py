@@ -33,10 +33,10 @@ class ShardIndex(NamedTuple):
         return tuple(sum(stop - start for start, stop in runs) for runs in self.runs)
 
     def rows(self, first: int, end: int) -> tuple[ShardIndex, int]:
-        """Return (the part of the shard within given rows, its first row within the shard).
+        """Return the part of the shard within some rows, and its first row within the shard.
 
         Args:
-            first: The first row; rows of the part are counted from it.
+            first: The first row; rows of the returned part are counted from it.
             end: The row after the last one.
         """
         runs, *other_runs = self.runs
@@ -81,13 +81,12 @@ def _with_offsets(runs: tuple[Run, ...]) -> list[tuple[int, int, int]]:
 def shard_index(
     shape: Size, mesh_shape: tuple[int, ...], placements: tuple[Any, ...], position: tuple[int, ...]
 ) -> ShardIndex:
-    """Return, for each tensor dimension, the runs of indices in a shard.
+    """Return the indices of the elements of a full tensor that the rank at `position` holds.
 
     Mesh dimensions cut one after the other, as in torch.
 
     Args:
         shape: The shape of the full tensor.
-        mesh_shape: The shape of the mesh.
         placements: A `Shard`, `_StridedShard` or `Replicate` for each mesh dimension.
         position: The coordinate of the rank in the mesh.
     """
@@ -170,7 +169,7 @@ Team = dict[int, tuple[int, ...]]  # coordinates in the mesh, by the rank in the
 
 @lru_cache(1 << 12)
 def teams(mesh: Mesh, dims: tuple[int, ...]) -> tuple[Team, ...]:
-    """Return the sets of ranks that hold one copy of a tensor each.
+    """Return the sets of ranks that each hold one copy of a tensor: mesh coordinates by rank.
 
     Args:
         mesh: The device mesh.
@@ -188,9 +187,9 @@ def teams(mesh: Mesh, dims: tuple[int, ...]) -> tuple[Team, ...]:
 
 @lru_cache(1 << 14)
 def element_runs(index: ShardIndex, shape: Size) -> int | ElementRuns:
-    """Return the positions of shard elements in the full tensor, both in row-major order.
+    """Return the positions of a shard's elements in the full tensor, both in row-major order.
 
-    An int is the position of the first element, if all are adjacent.
+    The result is the position of the first element if all are adjacent, else runs of elements.
     """
     if not prod(index.shape):
         return 0
@@ -248,8 +247,7 @@ def is_ambiguous(tensor: ShardedTensor) -> bool:
 
 
 def connected_ranks(cuts: Sequence[tuple[Mesh, tuple[int, ...]]]) -> list[int]:
-    """Return the numbers of all ranks that share tensors with this rank, directly or through
-    others.
+    """Return the numbers of all ranks that share tensors with this one, directly or through others.
 
     Args:
         cuts: The meshes of the tensors, with the mesh dimensions along which they are cut.

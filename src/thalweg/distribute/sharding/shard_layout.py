@@ -22,9 +22,11 @@ class Piece(NamedTuple):
 
 
 def pieces_of(size: int, loads: Sequence[int], unit: int = LEAF) -> list[Piece]:
-    """Return the pieces of a variable, cut at leaves of reductions; at most one per rank.
+    """Divide the elements of a variable among ranks, in pieces that end where leaves of reductions
+    end.
 
-    If loads differ by at most a leaf, they still do afterwards.
+    Loads of ranks that differ by at most a leaf still do afterwards. Return at most one piece per
+    rank, in the order of elements.
 
     Args:
         size: The number of elements.

@@ -78,7 +78,11 @@ class ShardedReductions:
         return sums
 
     def _combine_leaves(self, indices: Sequence[int], local_leaves: Float64) -> Float64:
-        """Return the sums of the variables at `indices` from the leaves of all ranks."""
+        """Return the sums of the variables at `indices`, with the leaves of all ranks.
+
+        All ranks call this: a *leaf* is the partial sum of a fixed range of elements, and leaves
+        are added in a fixed order.
+        """
         ranks = self._shards.ranks
         variables = [self._pairs[index][1] for index in indices]
         counts = leaf_counts([var.numel() for var in variables])

@@ -22,7 +22,7 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class SharedStep:
-    """Step of an optimizer on one rank; see `thalweg._core.sharded_step`.
+    """Step of an optimizer on one rank, which updates its parts; see `thalweg._core.sharded_step`.
 
     Args:
         shards: The assignment of elements to ranks, also an attribute.
@@ -105,7 +105,10 @@ class SharedStep:
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Return a context manager that reports errors of a step to the other ranks."""
+        """Report an error in the `with` block of a step to the other ranks.
+
+        An error during the writes makes later calls raise ReplicaLostError, as parts are lost.
+        """
         try:
             yield
         except ReplicaLostError as error:

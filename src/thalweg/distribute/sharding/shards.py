@@ -41,7 +41,7 @@ class Shards:
 
     A variable is cut where leaves of reductions end, in row-major order, so that parts are flat.
     One rank holds all of it, and the others an empty part, if its memory has another order, or if
-    its gradient has rows that do not divide a leaf.
+    the gradient has rows that do not divide a leaf.
 
     Args:
         ranks: The ranks, also an attribute.
@@ -131,8 +131,9 @@ class Shards:
         return slice(0, 0)
 
     def part(self, var: Tensor) -> Tensor:
-        """Return this rank's elements of a variable as a flat view, the same until its memory
-        moves.
+        """Return this rank's elements of a variable as a flat view.
+
+        Each call returns the same view until the variable's memory moves.
         """
         entry = self._layout_of(var)
         if entry.part is None or entry.address != var.data_ptr() or entry.part.dtype != var.dtype:
@@ -149,9 +150,11 @@ class Shards:
         return detached if local_slice.stop or not self.pieces(var) else detached.new_empty(0)
 
     def own_rows(self, grad: IndexedSlices, var: Tensor) -> IndexedSlices:
-        """Return the rows of a sparse gradient in this rank's part, with indices relative to it.
+        """Return the rows of a sparse gradient that are in this rank's part, with indices relative
+        to it.
 
-        Raise InvalidArgumentError if parts cut rows.
+        Raises:
+            InvalidArgumentError: Parts cut rows.
         """
         if not self.has_rows(var):
             raise InvalidArgumentError(
@@ -164,7 +167,7 @@ class Shards:
         return IndexedSlices(grad.values[is_local], grad.indices[is_local] - start, shape)
 
     def as_rows(self, local_part: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's part of a variable or slot as rows; the same view each time."""
+        """Return this rank's part of a variable or slot viewed as rows; the same view each time."""
         if local_part.shape[1:] == var.shape[1:]:
             return local_part
         view = self._views.get(id(local_part))
@@ -210,12 +213,10 @@ class Shards:
     def whole(self, shard: Tensor, var: Tensor) -> Tensor:
         """Return the full value as a new tensor; all ranks call this.
 
+        Return the value; in `collecting`, on other ranks than 0, an empty tensor.
+
         Args:
             shard: This rank's part.
-            var: The variable.
-
-        Returns:
-            The value; in `collecting`, on other ranks than 0, an empty tensor.
 
         Raises:
             LayoutError: This rank's part has no memory; the others raise ReplicaMismatchError.
@@ -265,11 +266,12 @@ class Shards:
             raise self.lost_error(error, "Variables are as after the last step.") from error
 
     def lost_error(self, error: BaseException, fate: str) -> ReplicaLostError:
-        """Return an error about a lost rank and its consequences: no rank can continue.
+        """Return an error about a lost rank: its message says what became of variables and slots.
 
         Args:
             error: The original error.
-            fate: A sentence about the state of the variables.
+            fate: A sentence about the state of the variables; of several calls the first one
+                counts.
         """
         self._fate = self._fate or fate
         advice = "No checkpoint was saved of it here."
@@ -282,9 +284,8 @@ class Shards:
 
     @contextlib.contextmanager
     def mark_torn(self, number: int) -> Iterator[None]:
-        """Return a context manager that marks variables as mixed if its block fails.
-
-        Mixed variables belong to two steps, and later calls raise an error.
+        """If the `with` block fails, raise that variables may be mixed of two steps; later calls
+        raise, too.
 
         Args:
             number: The number of the step, from 1.
@@ -335,7 +336,6 @@ def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
 
     Args:
         tensor: A tensor of the variable's shape.
-        var: The variable.
     """
     with DisableTorchFunctionSubclass():
         detached = tensor.detach()

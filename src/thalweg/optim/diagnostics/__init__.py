@@ -24,15 +24,6 @@ from thalweg.diagnostics import (
 )
 
 __all__ = [
-    "COLUMNS",
-    "Diagnostics",
-    "JsonLines",
-    "NewTables",
-    "ParameterRow",
-    "SpikeAction",
-    "Spikes",
-    "Table",
-    "TensorBoard",
-    "Warned",
-    "to",
-]
+    "COLUMNS", "Diagnostics", "JsonLines", "NewTables", "ParameterRow", "SpikeAction", "Spikes",
+    "Table", "TensorBoard", "Warned", "to",
+]  # fmt: skip

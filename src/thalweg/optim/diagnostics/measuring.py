@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 
 def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
-    """Attach diagnostics to an optimizer, unless it has some.
-
-    A copy, or an optimizer made from the state of another, shares the options but not the sink.
+    """Attach diagnostics to an optimizer that has none.
 
     Raises:
-        FailedPreconditionError: `option` is another optimizer's.
+        FailedPreconditionError: `option` is used by another optimizer.
     """
     cache = optimizer.step_cache
     if cache.diagnosing is None:
@@ -60,7 +58,7 @@ class Diagnosing(TableRecorder):
             self._start = step_count - self._optimizer.step_cache.total - self._device_steps
 
     def next_step(self) -> int:
-        """Return the number of the next step; read the count of the state before the first one."""
+        """Return the number of the next step, counted from the step count of the state."""
         cache = self._optimizer.step_cache
         if cache.total + self._device_steps == 0:
             self._start = _steps_in(self._optimizer)
@@ -100,7 +98,11 @@ class Diagnosing(TableRecorder):
 
     @contextmanager
     def measure_step(self, optimizer: Any) -> Generator[None]:
-        """Return a context manager for one slow step, which measures and records it if due."""
+        """Measure a planned step in the `with` block and record it, if its number is due.
+
+        Raises:
+            FailedPreconditionError: A CUDA graph is being captured.
+        """
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise FailedPreconditionError(
                 "No replay of a captured CUDA graph measures its step: leave out diagnostics=."

@@ -192,7 +192,6 @@ class SM3(ModernOptimizer):
 
     @staticmethod
     def _rule_by_shape(group: Group, param: Tensor) -> Rule:
-        """Return the rule for the options of a group and the shape of a parameter."""
         return sm3(has_mean=bool(group["momentum"]), is_vector=param.dim() < 2)
 
     def _arguments(

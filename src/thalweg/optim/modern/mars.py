@@ -68,7 +68,6 @@ class MARS(ModernOptimizer):
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
-        """Return the rule for the options of a group."""
         return getattr(rules, _TYPES[group["mars_type"]])
 
     @classmethod

@@ -108,7 +108,6 @@ class OfMatrices:
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Return reasons why the options of a group choose no rule; [] if they do."""
         try:
             cls._choose_rule({**group})
         except (TypeError, ValueError) as error:

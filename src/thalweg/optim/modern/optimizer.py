@@ -63,12 +63,10 @@ class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
-        """Return the signature of `_arguments`, with options."""
         signature = inspect.signature(cls._arguments, eval_str=True)
         _, *parameters = signature.parameters.values()  # without `self`
         return signature.replace(parameters=parameters)
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
-        """Return the only rule of the class."""
         return getattr(rules, cls._rule)

@@ -72,7 +72,6 @@ class Prodigy(ModernOptimizer):
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Return reasons why the options of a group choose no rule; [] if they do."""
         if group.get("slice_p", 1) != 1:
             return [
                 f"slice_p={show_value(group['slice_p'])} is not offered: sums are over all elements"

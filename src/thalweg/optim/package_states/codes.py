@@ -42,7 +42,9 @@ class Codes:
         return self.table[self.indices.int()] * scales
 
     def records(self, codec: str) -> Tensor | None:
-        """Return the records of a `dynamic8` codec; None if the map is another one."""
+        """Return the codes as encoded bytes of a `dynamic8` codec; None if their map is another
+        one.
+        """
         if self.block != _BLOCK or not _is_map_of(self.table, codec):
             return None
         indices = self.indices
@@ -76,7 +78,7 @@ def read_codes(
     bits: int = 8,
     block: int | None = None,
 ) -> Codes | None:
-    """Return the checked codes of a slot, or None if the indices are not of dtype uint8.
+    """Return the validated codes of a slot; None if the indices are not a tensor of dtype uint8.
 
     Args:
         member: The state of the parameter.

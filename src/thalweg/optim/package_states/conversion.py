@@ -57,11 +57,11 @@ class Conversion:
 
 
 def recognize(saved_state: Mapping[str, Any], kinds: Sequence[str] = ()) -> list[Package] | None:
-    """Return the package of each group, or None if a group is of an unknown package.
+    """Return the package that wrote each group; None if some group is of no known package.
 
     Args:
         saved_state: A state of the right form.
-        kinds: Optional. The class of each group here, preferred where a state is of several.
+        kinds: Optional. The class of each group here, preferred if several packages match.
     """
     packages: list[Package | None] = []
     for place, group in enumerate(saved_state["param_groups"]):
@@ -86,10 +86,11 @@ def _entry_names(saved_state: Mapping[str, Any], groups: Iterable[Mapping[str, A
 def convert_state(
     optimizer: Any, saved_state: dict[str, Any], allow_loss: bool
 ) -> Conversion | None:
-    """Return a state of another package as the optimizer keeps it; None for unknown packages.
+    """Return a state of another package in the form of the optimizer; None if no package is
+    recognized.
 
     Args:
-        optimizer: The optimizer.
+        optimizer: The optimizer; not changed.
         saved_state: The state, of the right form.
         allow_loss: True if parts without a counterpart are left out; otherwise they raise.
 
@@ -140,7 +141,13 @@ def _class_of(optimizer: Any, group: Group) -> str:
 def _convert_group(
     optimizer: Any, pair: tuple[Group, Mapping[str, Any]], package: Package, report: Report
 ) -> dict[str, Any]:
-    """Return the options of a group, with those of the optimizer where the package has none."""
+    """Return the options of a group; those that the package does not have are the optimizer's.
+
+    Args:
+        pair: The group here, and the saved one.
+        package: The package of the saved group.
+        report: Receives converted and lost options.
+    """
     group, saved_group = pair
     options = {name: value for name, value in group.items() if name not in _OF_GROUPS}
     for name, value in saved_group.items():
@@ -186,7 +193,14 @@ def _convert_members(
     package: Package,
     conversion: Conversion,
 ) -> None:
-    """Convert the states of the parameters of a group, in `conversion.state`."""
+    """Convert the states of the parameters of a group in `conversion.state`, in place.
+
+    Args:
+        members: (parameter, saved key, title).
+        pair: The group here, and the saved one.
+        package: The package of the saved group.
+        conversion: Its last report, and new values of parameters, are extended.
+    """
     (group, saved_group), states = pair, conversion.state["state"]
     report = conversion.reports[-1]
     for param, key, title in members:
@@ -209,9 +223,10 @@ def _convert_members(
 def _match_members(
     pair: tuple[Group, Mapping[str, Any]], states: Mapping[Any, Any], package: Package
 ) -> list[tuple[Tensor, Any, Any]]:
-    """Return (parameter, saved key, title): by name if both sides have equal names, else by order.
+    """Return (parameter, saved key, title), matched by name if both sides have the same, else by
+    order.
 
-    Muon's distributed classes sort parameters by size.
+    Muon's distributed classes sort parameters by shape.
     """
     group, saved_group = pair
     names, saved_names = (member_group.get("param_names") for member_group in pair)

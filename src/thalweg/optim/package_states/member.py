@@ -105,7 +105,6 @@ class Member:
         """Return an entry that is a floating-point tensor.
 
         Args:
-            name: Its name.
             shape: The required shape; that of the parameter if None.
 
         Raises:

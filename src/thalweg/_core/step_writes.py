@@ -1,0 +1,195 @@
+"""Writes of a step: one commit of a plan, or the updates of user functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from thalweg._base.locks import importing
+from thalweg._core.atomic_section import Call, calls, drain, unless_resized
+from thalweg._core.commit import (
+    LEFT,
+    SKIPPED,
+    PostUpdateCall,
+    StepResult,
+    constrained,
+    constraint_of,
+    copy_writes,
+    putting_back,
+    write_step,
+)
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
+from thalweg._core.grads_and_vars import Pair, distinct, has_rows
+from thalweg._core.memory_guard import MemoryGuard
+from thalweg._core.step_adapter import StepAdapter
+from thalweg._core.validation import check_memories, sparse_and_constrained
+from thalweg._engines.protocol import Copies, StepRequest, WriteRound
+from thalweg.indexed_slices import IndexedSlices
+
+
+def commit_single_round(
+    adapter: StepAdapter,
+    request: StepRequest,
+    rounds: Iterator[WriteRound],
+    callbacks: list[PostUpdateCall],
+    counters: list[Call],
+) -> list[BaseException]:
+    """Write a step in which each variable occurs once in one commit, then run constraints and
+    callbacks.
+
+    With `adapter.gathered`, only append the writes to that batch. Return the exceptions of
+    constraints and callbacks.
+
+    Args:
+        adapter, request: The step.
+        rounds: Iterator of its only round of writes.
+        callbacks: User callbacks after the constraints.
+        counters: Functions in C that update counts and state after the callbacks.
+    """
+    (write_round,) = rounds
+    if adapter.constrains:
+        indices = constrained_indices(request)
+        owners = _constraint_owners(request)
+        constraints = [constraint_of(owners[index], request.titles[index]) for index in indices]
+        callbacks = constraints + callbacks
+    gather_call = None if adapter.sharing is None else adapter.sharing.joining_calls(request)
+    if gather_call is not None:
+        callbacks = [gather_call, *callbacks]
+    if adapter.gathered is not None:
+        adapter.gathered.add(write_round.calls, callbacks, counters)
+        return []
+    if adapter.sharing is not None:
+        adapter.sharing.begin_writing()
+    if adapter.apply_flag is not None:
+        return write_step(write_round.calls, callbacks, counters, adapter.begun, LEFT)
+    return write_step(write_round.calls, callbacks, counters, adapter.begun)
+
+
+def commit_rounds(
+    adapter: StepAdapter,
+    request: StepRequest,
+    rounds: Iterator[WriteRound],
+    callbacks: list[PostUpdateCall],
+    counters: list[Call],
+) -> list[BaseException]:
+    """Write a step in which variables repeat, one round for each repetition; then run the rest.
+
+    The constraints of a round run after its writes. If anything raises before the callbacks begin,
+    variables, slots and copies are restored. Return the exceptions of constraints and callbacks.
+    """
+    tensors = [*request.variables, *(slot for var_slots in request.slots for slot in var_slots)]
+    tensors += [copy for copy in request.copies or () if copy is not None]
+    errors: list[BaseException] = []
+    owners = _constraint_owners(request)
+    if adapter.sharing is not None:
+        adapter.sharing.begin_writing()
+    rollback = calls(putting_back(distinct(tensors)))
+    guard = MemoryGuard(request) if adapter.constrains and constrained_indices(request) else None
+    try:
+        for write_round in rounds:
+            if guard is not None:
+                guard.check_in_place()
+            drain(calls(write_round.calls))
+            for index in write_round.members if adapter.constrains else ():
+                errors += constrained(owners[index], request.titles[index])
+        counters = list(map(unless_resized, counters))
+        return errors + write_step([], callbacks, counters, adapter.begun)
+    except BaseException:
+        if not adapter.begun:
+            drain(rollback)
+        raise
+
+
+def _constraint_owners(request: StepRequest) -> Sequence[Tensor]:
+    """Return for each variable the tensor that has the constraint: the variable or its copy."""
+    if request.copies is None:
+        return request.variables
+    pairs = zip(request.variables, request.copies, strict=True)
+    return [
+        copy if copy is not None and getattr(var, "constraint", None) is None else var
+        for var, copy in pairs
+    ]
+
+
+def constrained_indices(request: StepRequest) -> list[int]:
+    """Return the indices of variables with a constraint; raise if one has a sparse gradient.
+
+    Raises:
+        RuntimeError: As `sparse_and_constrained`.
+    """
+    constraints = [getattr(var, "constraint", None) for var in _constraint_owners(request)]
+    if constraints.count(None) == len(constraints):
+        return []
+    indices = [index for index, constraint in enumerate(constraints) if constraint is not None]
+    for index in indices:
+        if has_rows(request.gradients[index]):
+            raise sparse_and_constrained(request.titles[index])
+    return indices
+
+
+def skip_step(calls: Sequence[Call], notes: list[str]) -> list[BaseException]:
+    """Write a skipped step in one commit: its calls, and the note in `notes`.
+
+    Return the exceptions raised after the commit.
+    """
+    return write_step(calls, notes=notes, message=f"{SKIPPED}.")
+
+
+def run_user_updates(
+    adapter: StepAdapter,
+    pairs: list[Pair],
+    transforms: GradientTransforms,
+    copies: Copies,
+    is_final: bool,
+) -> StepResult:
+    """Run a step whose variables are updated by user functions, each followed by its constraint.
+
+    Restore all variables, slots and copies if anything raises before the final commit.
+
+    Args:
+        pairs: Validated pairs.
+    """
+    flush = adapter.selection.denormals == "flush"
+    pairs, decision = process_gradients(pairs, transforms, flush)
+    if not decision.apply_flag:
+        return StepResult(False, skip_step(decision.calls, adapter.begun))
+    variables = [var for _, var in pairs]
+    names = adapter.names_of(variables)
+    errors: list[BaseException] = []
+    copy_tensors = [copy for copy in copies or () if copy is not None]
+    targets = [*adapter.written_tensors(distinct(variables)), *copy_tensors]
+    check_memories(targets)
+    if adapter.sharing is not None:
+        adapter.sharing.begin_writing()
+    rollback = calls(putting_back(targets))
+    try:
+        for (grad, var), title in zip(pairs, names, strict=True):
+            adapter.apply_one(grad, var)
+            if not isinstance(grad, IndexedSlices):
+                errors += constrained(var, title)
+        check_memories(targets)
+        writes = copy_writes(copies, variables) if copies else []
+        counters = [*decision.calls, *adapter.ending]
+        counters += adapter.counting_calls({}) if is_final else ()
+        callbacks = adapter.finishing_calls() if is_final else []
+        counters = list(map(unless_resized, counters))
+        return StepResult(True, errors + write_step(writes, callbacks, counters, adapter.begun))
+    except BaseException:
+        if not adapter.begun:
+            drain(rollback)
+        raise
+
+
+def process_gradients(
+    pairs: list[Pair], transforms: GradientTransforms, flush: bool
+) -> tuple[list[Pair], Decision]:
+    """Return pairs with transformed gradients, and the decision whether to take the step.
+
+    Without transforms, the pairs themselves are returned.
+    """
+    if not transforms:
+        return pairs, Decision(True, [])
+    with importing:
+        from thalweg._core.gradient_stats import transform_gradients
+    return transform_gradients(pairs, transforms, flush)
