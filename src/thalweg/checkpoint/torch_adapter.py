@@ -143,7 +143,7 @@ class TorchOptimizerAdapter:
                 raise InvalidTypeError(f"The optimizer's state has {param!r}, no parameter of it.")
         param_states = {param_names[p]: entries for p, entries in self.optimizer.state.items()}
         if self._is_fused:
-            self.optimizer.record_format(groups, {})
+            self.optimizer.describe_state(groups)
         states = {
             name: {key: _copy_value(entry, f"'{name}/{key}'") for key, entry in entries.items()}
             for name, entries in param_states.items()

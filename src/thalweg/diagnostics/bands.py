@@ -68,8 +68,7 @@ class NumberBand:
     def __init__(self, share: float, is_log: bool = False, numbers: Iterable[float] = ()) -> None:
         self._share, self._is_log = share, is_log
         self.numbers = deque(numbers, maxlen=WINDOW)
-        self._safe_limit = 0.0
-        self._queries = UPDATE_ROWS
+        self.update_limit()
 
     def measure(self) -> tuple[float, float]:
         """Return the median, NaN without numbers, and the largest number in the band.
@@ -87,22 +86,24 @@ class NumberBand:
             middle, limit = math.exp(middle), math.exp(min(limit, _LARGEST_EXPONENT))
         return middle, limit if len(numbers) >= WARM_UP else sys.float_info.max
 
-    def safe_limit(self) -> float:
-        """Return a number that is in the band, and may be smaller than its limit.
+    def update_limit(self) -> None:
+        """Compute `safe_limit` from the present numbers.
 
-        It is computed anew after `UPDATE_ROWS` calls. Add at most one number between two calls:
-        then the median is at least the order statistic that many places below.
+        It holds until more than `UPDATE_ROWS` numbers are added: the median is until then at least
+        the order statistic that many places below.
         """
-        if len(self.numbers) < WARM_UP:
-            return sys.float_info.max
-        self._queries += 1
-        if self._queries > UPDATE_ROWS:
+        self._safe_limit = -math.inf
+        if len(self.numbers) >= WARM_UP - UPDATE_ROWS:
             low = sorted(self.numbers)[(len(self.numbers) - 1) // 2 - UPDATE_ROWS]
-            self._safe_limit, self._queries = low + self._share * abs(low), 1
-        return self._safe_limit
+            self._safe_limit = low + self._share * abs(low)
+
+    @property
+    def safe_limit(self) -> float:
+        """Number that is in the band, and may be smaller than its limit."""
+        return self._safe_limit if len(self.numbers) >= WARM_UP else sys.float_info.max
 
     def __contains__(self, number: float) -> bool:
-        is_safe = number <= self.safe_limit()
+        is_safe = number <= self.safe_limit
         return math.isfinite(number) and (is_safe or number <= self.measure()[1])
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import ref
 
 from thalweg._base.showing import show_value
-from thalweg._core.atomic_section import Call
+from thalweg._core.atomic_section import Call, run
 from thalweg._core.gradient_transforms import Decision
 from thalweg._core.state import mismatch
-from thalweg.diagnostics.bands import LOSS_SHARE, NumberBand
+from thalweg.diagnostics.bands import LOSS_SHARE, UPDATE_ROWS, NumberBand
 from thalweg.diagnostics.config import as_loss
 from thalweg.diagnostics.warned import Warned
 from thalweg.errors import (
@@ -163,15 +164,22 @@ class SpikeJudge:
         """
         return [partial(vars(self).update, _new_history(*_check_history(history)))]
 
-    def restoring_calls(self) -> list[Call]:
-        """Return a call that restores the present history, logged loss and copies."""
-        state = _new_history(*_check_history(self.history))
-        return [partial(vars(self).update, {**state, "_loss": self._loss, "_copies": self._copies})]
+    @contextmanager
+    def suspend(self) -> Generator[None]:
+        """Return a context manager without a logged loss, which restores the history, the loss and
+        the copies after the block.
+        """
+        state = {**_new_history(*self.history), "_loss": self._loss, "_copies": self._copies}
+        self._loss = None
+        try:
+            yield
+        finally:
+            run([partial(vars(self).update, state)])
 
     def norm_limit(self) -> float:
         """Return a gradient norm up to which the next step is usual; -1 if its loss is not."""
         has_usual_loss = self._loss is None or self._loss in self._losses
-        return self._norms.safe_limit() if has_usual_loss else -1.0
+        return self._norms.safe_limit if has_usual_loss else -1.0
 
     def decide(self, stats: GradientStats) -> Decision:
         """Return the decision about a step; copy the state if that is due, and warn of a rollback.
@@ -200,7 +208,13 @@ class SpikeJudge:
         return calls
 
     def skip_calls(self) -> list[Call]:
-        """Return calls that count a step that was left out before it could be judged."""
+        """Return calls that count a step that was left out before it could be judged.
+
+        Updates the safe limits of the bands in one of `UPDATE_ROWS` steps.
+        """
+        if self.step % UPDATE_ROWS == 0:
+            self._losses.update_limit()
+            self._norms.update_limit()
         return [partial(vars(self).update, {"step": self.step + 1, "_loss": None})]
 
     def _history_calls(self, norms: Iterable[float]) -> list[Call]:
@@ -216,7 +230,6 @@ class SpikeJudge:
             (self._loss, self._losses, "loss left its band", "loss"),
             (norm, self._norms, "gradients left their band", "norm"),
         )
-        # Both bands are queried before each step, as `NumberBand.safe_limit` requires.
         departures = [
             Warned("", self.step + 1, description, number, band.measure()[0], kind)
             for number, band, description, kind in checks
