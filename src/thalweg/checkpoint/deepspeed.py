@@ -162,7 +162,9 @@ def _checked_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
     for group in groups:
         checked: dict[str, tuple[int, ...]] = {}
         for name, shape in group.items() if isinstance(group, Mapping) else [(None, None)]:
-            is_shape = isinstance(shape, tuple | list) and all(map(_is_size, shape))
+            is_shape = isinstance(shape, tuple | list) and all(
+                isinstance(size, int) and 0 <= size < 1 << 48 for size in shape
+            )
             if not isinstance(name, str) or not is_shape:
                 raise files.fail(f"'param_shapes' has {show_value(shape)} for {show_value(name)}")
             checked[name] = tuple(cast("list[int]", shape))
@@ -171,10 +173,6 @@ def _checked_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
     if len(names) != len(set(names)):
         raise files.fail("'param_shapes' has a name in two groups")
     return shapes
-
-
-def _is_size(size: object) -> bool:
-    return isinstance(size, int) and 0 <= size < 1 << 48
 
 
 def _groups(files: ZeroFiles) -> list[dict[str, Any]]:

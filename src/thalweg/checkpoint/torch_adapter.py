@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -166,6 +166,10 @@ class TorchOptimizerAdapter:
                 values = {p: self._file_values.get(name, p) for p, name in param_names.items()}
                 state_dict = fit_state(self.optimizer, state_dict, warnings, self._converts, values)
             states, groups = state_dict["state"], state_dict["param_groups"]
+            count = len(self.optimizer.param_groups)
+            if count != len(groups):
+                text = f"there are {count} groups of parameters, in the file {len(groups)}"
+                raise state.mismatch([text], type(self.optimizer).__name__)
             pairs, calls = self._prepare_updates(states, groups, param_names, errors, missing)
             if errors:
                 raise state.mismatch(errors, type(self.optimizer).__name__)
@@ -204,8 +208,6 @@ class TorchOptimizerAdapter:
         """
         groups: list[Group] = self.optimizer.param_groups
         pairs, calls = list[tuple[Item, Any]](), list[Call]()
-        if not _have_equal_counts(groups, saved_groups, errors):
-            return pairs, calls
         new_states: dict[Tensor, Any] = defaultdict(dict)
         merged, checked_values = list[Group](), set[object]()
         for index, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
@@ -232,19 +234,13 @@ class TorchOptimizerAdapter:
             merged.append(options)
             calls += [partial(group.clear), partial(group.update, options)]
         if self._is_fused:
-            self._record_format(merged, new_states, errors)
+            errors += self.optimizer._unfit_groups(merged)
+            if not errors:
+                self.optimizer.record_format(merged, new_states)
         if not self._has_rule:
             attributes: dict[str, Any] = self.optimizer.__dict__
             calls.append(partial(attributes.update, {"state": new_states}))
         return pairs, calls
-
-    def _record_format(
-        self, groups: list[Group], states: Mapping[Tensor, Any], errors: list[str]
-    ) -> None:
-        """Write the form of states to groups, or append reasons against it to `errors`."""
-        errors += self.optimizer._unfit_groups(groups)
-        if not errors:
-            self.optimizer.record_format(groups, states)
 
     def _unfit_state(
         self,
@@ -334,17 +330,6 @@ class TorchOptimizerAdapter:
         if self._has_rule:
             hypers_of(merged, self.optimizer.rule)
         return merged
-
-
-def _have_equal_counts(
-    groups: Sequence[Group], saved_groups: Sequence[Group], errors: list[str]
-) -> bool:
-    """Return True if a file has as many groups as an optimizer; append an error if it has not."""
-    if len(groups) == len(saved_groups):
-        return True
-    count = len(saved_groups)
-    errors.append(f"there are {len(groups)} groups of parameters, in the file {count}")
-    return False
 
 
 def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
