@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -305,15 +306,6 @@ def _bytes_of(path: str) -> int:
 
 
 def _as_json(listing: Listing) -> dict[str, object]:
-    tensors = [
-        {
-            "name": tensor.name,
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "bytes": tensor.bytes,
-        }
-        for tensor in listing.tensors
-    ]
     return {
         "path": listing.path,
         "kind": listing.kind,
@@ -321,7 +313,7 @@ def _as_json(listing: Listing) -> dict[str, object]:
         "optimizer": listing.document.get("optimizer"),
         "step": listing.document.get("step"),
         "metrics": listing.document.get("metrics", {}),
-        "tensors": tensors,
+        "tensors": [asdict(tensor) for tensor in listing.tensors],
     }
 
 
