@@ -214,14 +214,16 @@ def _compare_tensor(name: str, tensor_a: StoredTensor, tensor_b: StoredTensor) -
         kinds = [f"{tensor.dtype} {tensor.shape}" for tensor in (tensor_a, tensor_b)]
         return [f"{name!r} is {' and '.join(kinds)}"]
     # Comparing memoryviews would be slow: Python converts each element.
-    bytes_a, bytes_b = (np.frombuffer(x.data, np.uint8) for x in (tensor_a, tensor_b))
+    bytes_a, bytes_b = (np.frombuffer(tensor.data, np.uint8) for tensor in (tensor_a, tensor_b))
     if np.array_equal(bytes_a, bytes_b):
         return []
     try:
         values_a, values_b = tensor_a.tensor(), tensor_b.tensor()
         is_different = values_a != values_b
     except (RuntimeError, TypeError, ValueError):
-        digests = (hashlib.blake2b(x.data, digest_size=4).hexdigest() for x in (bytes_a, bytes_b))
+        digests = (
+            hashlib.blake2b(row.data, digest_size=4).hexdigest() for row in (bytes_a, bytes_b)
+        )
         return [f"{name!r} has other bits: {' and '.join(digests)}"]
     count = int(is_different.sum())
     if not count:

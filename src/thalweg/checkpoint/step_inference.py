@@ -125,7 +125,8 @@ def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -
     usual = {
         count: betas
         for count, betas in candidates.items()
-        if len(betas) > 1 and all(x in _USUAL_BETAS.get(name, ()) for name, x in betas.items())
+        if len(betas) > 1
+        and all(beta in _USUAL_BETAS.get(name, ()) for name, beta in betas.items())
     }
     candidates = usual if len(usual) == 1 else candidates
     if len(candidates) == 1:

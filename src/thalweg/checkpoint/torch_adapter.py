@@ -105,7 +105,10 @@ class TorchOptimizerAdapter:
         return any_on_mesh(params_of(self.optimizer.param_groups))
 
     def _locked(self) -> AbstractContextManager[Any]:
-        """Return the lock that blocks steps; raise FailedPreconditionError within a step."""
+        """Return a context manager that blocks steps of a fused optimizer in other threads.
+
+        Raises FailedPreconditionError if a step is half done, or parameters are swapped.
+        """
         if not self._is_fused:
             return nullcontext()
         cache = self.optimizer.step_cache
@@ -119,7 +122,10 @@ class TorchOptimizerAdapter:
         return cache._lock
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the options of the groups except numbers, the rule, and the step options."""
+        """Return by name what must equal a file's: the options of groups, without numbers.
+
+        Added are the number of groups, the rule, and the arguments of a fused optimizer.
+        """
         groups = self.optimizer.param_groups
         arguments: dict[str, Any] = {"the number of groups": len(groups)}
         for index, group in enumerate(groups):
@@ -133,7 +139,10 @@ class TorchOptimizerAdapter:
         return arguments
 
     def _saved(self, names: Names = keys_of) -> dict[str, Any]:
-        """Return a copy of state and groups with parameters replaced by their names."""
+        """Return copies {"state": {name: entries}, "groups": groups with names as "params"}.
+
+        Raises InvalidTypeError if the state has a parameter that is in no group.
+        """
         param_names, groups = self._names_by_param(names), list[Group]()
         for group in self.optimizer.param_groups:
             options = {name: option for name, option in group.items() if name != "param_names"}
@@ -154,7 +163,10 @@ class TorchOptimizerAdapter:
     def _loading(
         self, saved_state: Mapping[str, Any], variables: object = None, names: Names = keys_of
     ) -> Generator[state.Loading]:
-        """Validate saved state and groups; yield the `Loading` that sets them, under the lock."""
+        """Validate what `_saved` returned; yield the `Loading` that sets it, with steps blocked.
+
+        Raises CheckpointMismatchError with all differences. `variables` is ignored.
+        """
         with self._locked(), writable():
             errors, warnings, missing = list[str](), list[str](), list[str]()
             param_names = self._names_by_param(names)
@@ -202,9 +214,10 @@ class TorchOptimizerAdapter:
         self, saved_states: Any, saved_groups: list[Group], param_names: Mapping[Tensor, str],
         errors: list[str], missing: list[str],
     ) -> tuple[list[tuple[Item, Any]], list[Call]]:  # fmt: skip
-        """Return state entries with their new values, and calls that set groups and state.
+        """Return (pairs of state entries and new values, calls that set groups and state).
 
-        Appends differences to `errors`, and keys of state that the file lacks to `missing`.
+        Nothing is set here. Differences are appended to `errors`; keys that the file lacks, and
+        that are initialized from the parameter, to `missing`.
         """
         groups: list[Group] = self.optimizer.param_groups
         pairs, calls = list[tuple[Item, Any]](), list[Call]()
@@ -248,14 +261,20 @@ class TorchOptimizerAdapter:
         may_create_slots: bool,
         checked_values: set[object],
     ) -> list[str]:
-        """Return reasons why no step could be taken with a group, state, parameter and name."""
+        """Return why a step with a parameter's state would fail; [] if it would not.
+
+        Args:
+            arguments: The group, the parameter's saved state, the parameter, and its name.
+            may_create_slots: True if slots may be missing.
+            checked_values: The numbers of groups that were checked before; new ones are added.
+        """
         if self._checker is None:
             return []
         errors: list[str] = self._checker._unfit_state(*arguments, may_create_slots)
         return errors or self._checker._unfit_numbers(*arguments, checked_values)
 
     def _unfit_options(self, options: Group, index: int) -> list[str]:
-        """Return reasons why no step could be taken with the options of a group."""
+        """Return why a step with the options of group `index` would fail; [] if it would not."""
         if self._checker is None:
             return []
         errors: list[str] = self._checker._unfit_options(options, index)
@@ -277,7 +296,12 @@ class TorchOptimizerAdapter:
         errors: list[str],
         missing: list[str],
     ) -> list[str]:
-        """Return the keys of option state that the file lacks and that starts at the parameter."""
+        """Return the keys of state that loading initializes from the parameter.
+
+        These are keys of step options, such as averages, that the file lacks. With
+        `convert=True` they are appended to `missing`; otherwise to `errors`, and [] is returned. A
+        parameter that has taken no step lacks nothing.
+        """
         if not self._is_fused:
             return []
         keys = [key for key in self.optimizer.step_options.keys(param) if key not in saved_state]
@@ -291,7 +315,7 @@ class TorchOptimizerAdapter:
         return []
 
     def _prepare_state(self, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a parameter's validated state, with this optimizer's dtypes."""
+        """Return a copy of a parameter's validated state, on this optimizer's devices."""
         moves = group.get("capturable") or group.get("fused")
         storage = self.optimizer.step_options.kinds if self._is_fused else PLAIN
         devices = {

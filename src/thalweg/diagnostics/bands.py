@@ -71,9 +71,10 @@ class NumberBand:
         self.update_limit()
 
     def measure(self) -> tuple[float, float]:
-        """Return the median, NaN without numbers, and the largest number in the band.
+        """Return (median of `numbers`, largest number in the band).
 
-        Without a history of `WARM_UP` numbers, all finite numbers are in the band.
+        The median is NaN without numbers. With fewer than `WARM_UP` numbers, the other one is the
+        largest float.
         """
         numbers = list(self.numbers)
         if self._is_log:
@@ -89,8 +90,8 @@ class NumberBand:
     def update_limit(self) -> None:
         """Compute `safe_limit` from the present numbers.
 
-        It holds until more than `UPDATE_ROWS` numbers are added: the median is until then at least
-        the order statistic that many places below.
+        Call this again after at most `UPDATE_ROWS` numbers: until then, the median cannot fall
+        below the number that is now `UPDATE_ROWS` places below it in sorted order.
         """
         self._safe_limit = -math.inf
         if len(self.numbers) >= WARM_UP - UPDATE_ROWS:
@@ -117,7 +118,11 @@ class RunningMedian:
         self._statistics: tuple[np.ndarray, np.ndarray] | None = None
 
     def add(self, values: np.ndarray) -> None:
-        """Add a row; the median replaces values that are not finite."""
+        """Append a row with one value per layer; the oldest of `WINDOW` rows is dropped.
+
+        The layer's median replaces a value that is not finite. The first finite value of a layer
+        also fills the layer's earlier rows.
+        """
         usable = np.isfinite(values)
         if not usable.all():
             values = np.where(usable, values, self.measure()[0])
@@ -130,9 +135,10 @@ class RunningMedian:
             self._statistics = None
 
     def measure(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the median and the deviation of each layer; NaN for a layer without history.
+        """Return arrays of the median and the deviation of each layer, NaN without finite values.
 
-        The deviation is the median absolute deviation, scaled to that of a normal distribution.
+        The deviation is the median absolute deviation times 1.4826, which estimates a standard
+        deviation. Once the window is full, both are computed every `UPDATE_ROWS` rows.
         """
         if self._statistics is None:
             ring = self._ring[: max(1, min(self.rows, WINDOW))]
@@ -153,7 +159,7 @@ class RunningMedian:
 
 
 class Duration:
-    """Duration of a condition per layer."""
+    """Rows and first step of a condition that has been true without a break, by layer."""
 
     def __init__(self, layers: int) -> None:
         self._rows = np.zeros(layers, np.int64)
@@ -161,7 +167,11 @@ class Duration:
         self._is_reported = np.zeros(layers, bool)
 
     def find_new(self, condition: np.ndarray, step: int) -> np.ndarray:
-        """Return the layers where the condition has lasted and was not reported before."""
+        """Add a row, and return the indices of layers whose condition has just become lasting.
+
+        A condition is lasting after `LASTING_ROWS` rows and `LASTING_STEPS` steps. The layer is
+        returned again only after its condition was false.
+        """
         self._start_steps[self._rows == 0] = step
         # A resumed training repeats earlier steps.
         self._start_steps = np.minimum(self._start_steps, step)
@@ -199,7 +209,11 @@ class Band:
         self._row = 0
 
     def judge(self, logs: np.ndarray, step: int) -> list[Departure]:
-        """Add a row of logarithms, and return the departures that last since `SPIKE_ROWS` rows."""
+        """Add a row of logarithms, one per layer; return departures that are now confirmed.
+
+        A departure begins in the first row above the band, and is confirmed if the layer is still
+        above it `SPIKE_ROWS` - 1 rows later. Sets `leaving` to the layers of new departures.
+        """
         median, deviation = self.running_median.measure()
         scale = np.maximum(deviation, FLOOR)
         with np.errstate(invalid="ignore"):
