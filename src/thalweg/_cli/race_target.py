@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
+from thalweg._base.literals import split_at_commas
 from thalweg._cli.console import make_console
-from thalweg._cli.options import Stopped
+from thalweg._cli.options import Stopped, usable_cores
 from thalweg._cli.output_paths import check_writable
 from thalweg._cli.progress import watch_shares
 
@@ -19,27 +20,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from thalweg._cli.commands.race import Options
     from thalweg._cli.race.target.profile import RankedRun
     from thalweg._cli.race.target.results import Results, StudyPlan
     from thalweg._cli.race.target.summary import Summary
 
 
-class TargetOptions(NamedTuple):
-    """Options of `thalweg race --target`."""
-
-    optimizers: Sequence[str] | None
-    problems: Sequence[str]
-    trials: int
-    studies: int
-    seed: int
-    threads: int
-    jobs: int
-    out: Path
-    resume: bool
-    as_json: bool
-
-
-def race_to_targets(options: TargetOptions) -> None:
+def race_to_targets(options: Options) -> None:
     """Run the remaining trials, print two tables or JSON, and save target.json and target.svg."""
     from thalweg._cli.race.target import picture
     from thalweg._cli.race.target.run_trials import run_all
@@ -51,12 +38,8 @@ def race_to_targets(options: TargetOptions) -> None:
     results = _begin(plan, output_paths[0], options.resume)
     try:
         with watch_shares("first trials") as tell:
-            run_all(
-                results,
-                output_paths[0],
-                options.jobs,
-                lambda share, text: tell(share, lambda: text),
-            )
+            jobs = options.jobs or max(1, usable_cores() // options.threads)
+            run_all(results, output_paths[0], jobs, lambda share, text: tell(share, lambda: text))
     except KeyboardInterrupt as error:
         if not results.outcomes:
             raise
@@ -73,13 +56,14 @@ def race_to_targets(options: TargetOptions) -> None:
         _print(make_console(), results, summary, output_paths)
 
 
-def _make_plan(options: TargetOptions) -> StudyPlan:
+def _make_plan(options: Options) -> StudyPlan:
     from thalweg._cli.race.errors import RaceError
     from thalweg._cli.race.target.results import StudyPlan
     from thalweg._cli.race.target.search_spaces import DEFAULT, find_spaces
 
     try:
-        spaces = find_spaces(DEFAULT if options.optimizers is None else options.optimizers)
+        names = DEFAULT if options.optimizers is None else split_at_commas(options.optimizers)
+        spaces = find_spaces(names)
     except RaceError as error:
         raise click.UsageError(str(error)) from error
     return StudyPlan(

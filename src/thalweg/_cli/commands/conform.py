@@ -54,7 +54,6 @@ class NothingToCompare(click.ClickException):
 @click.option(
     "--steps",
     default=20,
-    show_default=True,
     type=Whole(1, 1000),
     help="Number of steps to compare.",
 )

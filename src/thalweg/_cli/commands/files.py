@@ -144,7 +144,6 @@ def diff(first_path: str, second_path: str, rules: str | None, as_json: bool) ->
     "--to",
     type=click.Choice(["thalweg", "tf", "tf1"]),
     default="thalweg",
-    show_default=True,
     help="The reader of OUT: tf.train.Checkpoint or tf.train.Saver.",
 )
 @click.option("--rules", metavar="FILE", help="Lines `pattern -> name [axes]`, one per variable.")
