@@ -12,7 +12,7 @@ import click
 
 from thalweg._base.literals import split_at_commas
 from thalweg._cli.console import make_console
-from thalweg._cli.options import Stopped, usable_cores
+from thalweg._cli.options import RaceOptions, Stopped, usable_cores
 from thalweg._cli.output_paths import check_writable
 from thalweg._cli.progress import watch_shares
 
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from thalweg._cli.commands.race import Options
     from thalweg._cli.race.target.profile import RankedRun
     from thalweg._cli.race.target.results import Results, StudyPlan
     from thalweg._cli.race.target.summary import Summary
 
 
-def race_to_targets(options: Options) -> None:
+def race_to_targets(options: RaceOptions) -> None:
     """Run the remaining trials, print two tables or JSON, and save target.json and target.svg."""
     from thalweg._cli.race.target import picture
     from thalweg._cli.race.target.run_trials import run_all
@@ -56,7 +55,7 @@ def race_to_targets(options: Options) -> None:
         _print(make_console(), results, summary, output_paths)
 
 
-def _make_plan(options: Options) -> StudyPlan:
+def _make_plan(options: RaceOptions) -> StudyPlan:
     from thalweg._cli.race.errors import RaceError
     from thalweg._cli.race.target.results import StudyPlan
     from thalweg._cli.race.target.search_spaces import DEFAULT, find_spaces

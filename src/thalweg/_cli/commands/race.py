@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from thalweg._base.literals import split_at_commas
 from thalweg._cli.console import make_console
 from thalweg._cli.launch import launch_ranks
-from thalweg._cli.options import Stopped, Whole, clamp_threads
+from thalweg._cli.options import RaceOptions, Rates, Stopped, Whole, clamp_threads
 from thalweg._cli.output_paths import check_writable, refuse_folder
 
 if TYPE_CHECKING:
@@ -24,41 +24,11 @@ if TYPE_CHECKING:
 
 SWEEP = "sweep"
 PROBLEMS = ("digits", "lines", "stdlib", "lm")
-# Options that are valid only with --target, and options that are valid only without.
+# RaceOptions that are valid only with --target, and options that are valid only without.
 OF_TARGETS = ("trials", "studies", "resume", "jobs")
 OF_RACES = ("lr", "epochs", "seeds", "nproc", "logdir", "report")
 # Batch sizes below the maximum of --nproc.
 BATCHES = {"lm": 16}
-
-
-class Rates(NamedTuple):
-    """Value of --lr: a shared rate, rates by optimizer name, or a sweep over several rates."""
-
-    shared: float | None
-    by_name: dict[str, float]
-    sweep: bool = False
-
-
-class Options(NamedTuple):
-    """Values of the options of `thalweg race`; without --target there is one problem."""
-
-    optimizers: str | None
-    lr: Rates
-    epochs: int | None
-    seed: int
-    seeds: int
-    threads: int
-    nproc: int
-    problems: tuple[str, ...]
-    out: Path
-    logdir: Path | None
-    report: Path | None
-    as_json: bool
-    target: bool
-    trials: int
-    studies: int
-    jobs: int | None
-    resume: bool
 
 
 def _parse_rates(context: click.Context, parameter: click.Parameter, value: str | None) -> Rates:
@@ -240,7 +210,7 @@ def race(context: click.Context, **values: Any) -> None:
     """
     from thalweg._cli.race.errors import need_modules
 
-    options = Options(**values)
+    options = RaceOptions(**values)
     _check_options(context, options.target)
     problems = options.problems or (PROBLEMS if options.target else PROBLEMS[:1])
     options = options._replace(problems=problems)
@@ -256,7 +226,7 @@ def race(context: click.Context, **values: Any) -> None:
         _start_race(options)
 
 
-def _check_sizes(options: Options) -> None:
+def _check_sizes(options: RaceOptions) -> None:
     """Raise UsageError for several problems, too many processes for it, or too large seeds."""
     problem, *further_problems = options.problems
     nproc, seed, seeds = options.nproc, options.seed, options.seeds
@@ -270,7 +240,7 @@ def _check_sizes(options: Options) -> None:
         raise click.UsageError(f"--seeds {seeds} from --seed {seed} on go beyond {2**63 - 1}.")
 
 
-def _start_race(options: Options) -> None:
+def _start_race(options: RaceOptions) -> None:
     """Check the contestants and the output paths, then race in this process or in several."""
     out, report = options.out, options.report
     output_paths = [out / "race.json", out / "race.png"]
@@ -307,7 +277,7 @@ _REASONS = {
 }
 
 
-def _choose_contestants(options: Options) -> list[Contestant]:
+def _choose_contestants(options: RaceOptions) -> list[Contestant]:
     from thalweg._cli.race.contestants import line_up
     from thalweg._cli.race.errors import RaceError
     from thalweg._cli.race.problems import DEFAULT_OPTIMIZERS
@@ -343,7 +313,7 @@ def _check_page(page: Path, output_paths: list[Path], contestants: list[Contesta
         )
 
 
-def _run_race(options: Options, output_paths: list[Path]) -> None:
+def _run_race(options: RaceOptions, output_paths: list[Path]) -> None:
     """Run the race on this rank; rank 0 shows the progress and writes the files."""
     from thalweg._cli.race import events, outcome, plot, report
     from thalweg._cli.race.problems import PROBLEMS
