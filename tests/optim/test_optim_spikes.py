@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from thalweg import checkpoint, optim
-from thalweg.diagnostics.bands import NumberBand
+from thalweg.diagnostics.bands import UPDATE_ROWS, NumberBand
 from thalweg.errors import (
     CheckpointMismatchError,
     FailedPreconditionError,
@@ -270,27 +270,35 @@ def test_invalid_history_is_rejected_and_changes_nothing(history: Any) -> None:
     assert spikes.judge.history == former
 
 
-def test_step_that_allocates_state_keeps_a_logged_loss() -> None:
+@pytest.mark.parametrize("loss", [3.0, math.inf])
+def test_step_that_allocates_state_keeps_a_logged_loss(loss: float) -> None:
     """`torch.distributed.checkpoint` takes a step with zero gradients at a rate of 0."""
     params, spikes = make_params(), Spikes("rollback")
     optimizer = optim.AdamW(params, lr=0.0, spikes=spikes)
-    spikes.log_loss(3.0)
+    spikes.log_loss(loss)
     for factor in (0.0, 1.0):
         set_grads(params, 1, factor)
         optimizer.param_groups[0]["lr"] = 0.1 * factor
         optimizer.step()
+        assert len(optimizer.state) == len(params)
+        assert len(spikes.actions) == (factor == 1.0 and loss == math.inf)
     assert spikes.judge is not None
+    assert optimizer.param_groups[0]["spike_history"] == []
     step_count, losses, norms = spikes.judge.history
-    assert (step_count, losses, len(norms)) == (1, [3.0], 1)
+    expected_losses = [loss] if math.isfinite(loss) else []
+    assert (step_count, losses, len(norms)) == (1, expected_losses, 1)
 
 
 @pytest.mark.parametrize("is_log", [False, True])
 def test_safe_limit_of_a_band_is_within_the_band(is_log: bool) -> None:
     band, random = NumberBand(0.1, is_log), np.random.default_rng(0)
-    for number in np.exp(random.normal(0, 2, 400).cumsum() / 10 * (1 if is_log else 0.1)).tolist():
+    numbers = np.exp(random.normal(0, 2, 400).cumsum() / 10 * (1 if is_log else 0.1)).tolist()
+    for index, number in enumerate(numbers):
         limit = band.measure()[1]
         assert (number in band) == (number <= limit)
-        assert band.safe_limit() <= limit * (1 + 1e-15)
+        assert band.safe_limit <= limit * (1 + 1e-15)
+        if index % UPDATE_ROWS == 2:
+            band.update_limit()
         band.numbers.append(number)
     assert math.nan not in band
     assert -math.inf not in band

@@ -41,16 +41,13 @@ def _limits(dtype: torch.dtype) -> tuple[object, object]:
     if dtype == torch.bool:
         return False, True
     if dtype.is_floating_point:
-        info = torch.finfo(dtype)
-        return (info.min, info.max) if dtype == torch.bfloat16 else _of_numpy(dtype)
+        info: Any = torch.finfo(dtype)
+        if dtype != torch.bfloat16:
+            info = np.finfo(_numpy_type(dtype))
+        return info.min, info.max
     if dtype.is_complex:
         raise InvalidTypeError(f"Cannot find the limits of {dtype_name(dtype)}.")
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max
-
-
-def _of_numpy(dtype: torch.dtype) -> tuple[object, object]:
-    info = np.finfo(_numpy_type(dtype))
-    return info.min, info.max
 
 
 def _is_integer(dtype: torch.dtype) -> bool:
@@ -86,23 +83,12 @@ _DTYPE_NAMES = {
 _SHAPE_NAMES = {
     name: vars(Shape)[name]
     for name in (
-        "ndims",
-        "rank",
-        "dims",
-        "as_list",
-        "is_fully_defined",
-        "num_elements",
-        "is_compatible_with",
-        "assert_is_compatible_with",
-        "assert_has_rank",
-        "assert_is_fully_defined",
-        "with_rank",
-        "with_rank_at_least",
-        "with_rank_at_most",
-        "merge_with",
-        "concatenate",
+        "ndims", "rank", "dims", "as_list", "is_fully_defined", "num_elements",
+        "is_compatible_with", "assert_is_compatible_with", "assert_has_rank",
+        "assert_is_fully_defined", "with_rank", "with_rank_at_least", "with_rank_at_most",
+        "merge_with", "concatenate",
     )
-}
+}  # fmt: skip
 
 
 def _set_shape(tensor: torch.Tensor, shape: Any) -> None:

@@ -89,7 +89,7 @@ def _show_error(message: str, debug: bool) -> None:
 
 @click.group(
     cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog="New here? Run `thalweg race`: it compares eight optimizers in a minute.",
 )
 @click.version_option(__version__, prog_name="thalweg")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
@@ -40,6 +41,36 @@ class Whole(click.ParamType):
                 param, ctx,
             )  # fmt: skip
         return number
+
+
+class Rates(NamedTuple):
+    """Value of --lr: a shared rate, rates by optimizer name, or a sweep over several rates."""
+
+    shared: float | None
+    by_name: dict[str, float]
+    sweep: bool = False
+
+
+class RaceOptions(NamedTuple):
+    """Values of the options of `thalweg race`; without --target there is one problem."""
+
+    optimizers: str | None
+    lr: Rates
+    epochs: int | None
+    seed: int
+    seeds: int
+    threads: int
+    nproc: int
+    problems: tuple[str, ...]
+    out: Path
+    logdir: Path | None
+    report: Path | None
+    as_json: bool
+    target: bool
+    trials: int
+    studies: int
+    jobs: int | None
+    resume: bool
 
 
 def usable_cores() -> int:

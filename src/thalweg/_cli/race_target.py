@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
+from thalweg._base.literals import split_at_commas
 from thalweg._cli.console import make_console
-from thalweg._cli.options import Stopped
+from thalweg._cli.options import RaceOptions, Stopped, usable_cores
 from thalweg._cli.output_paths import check_writable
 from thalweg._cli.progress import watch_shares
 
@@ -24,22 +25,7 @@ if TYPE_CHECKING:
     from thalweg._cli.race.target.summary import Summary
 
 
-class TargetOptions(NamedTuple):
-    """Options of `thalweg race --target`."""
-
-    optimizers: Sequence[str] | None
-    problems: Sequence[str]
-    trials: int
-    studies: int
-    seed: int
-    threads: int
-    jobs: int
-    out: Path
-    resume: bool
-    as_json: bool
-
-
-def race_to_targets(options: TargetOptions) -> None:
+def race_to_targets(options: RaceOptions) -> None:
     """Run the remaining trials, print two tables or JSON, and save target.json and target.svg."""
     from thalweg._cli.race.target import picture
     from thalweg._cli.race.target.run_trials import run_all
@@ -51,12 +37,8 @@ def race_to_targets(options: TargetOptions) -> None:
     results = _begin(plan, output_paths[0], options.resume)
     try:
         with watch_shares("first trials") as tell:
-            run_all(
-                results,
-                output_paths[0],
-                options.jobs,
-                lambda share, text: tell(share, lambda: text),
-            )
+            jobs = options.jobs or max(1, usable_cores() // options.threads)
+            run_all(results, output_paths[0], jobs, lambda share, text: tell(share, lambda: text))
     except KeyboardInterrupt as error:
         if not results.outcomes:
             raise
@@ -73,13 +55,14 @@ def race_to_targets(options: TargetOptions) -> None:
         _print(make_console(), results, summary, output_paths)
 
 
-def _make_plan(options: TargetOptions) -> StudyPlan:
+def _make_plan(options: RaceOptions) -> StudyPlan:
     from thalweg._cli.race.errors import RaceError
     from thalweg._cli.race.target.results import StudyPlan
     from thalweg._cli.race.target.search_spaces import DEFAULT, find_spaces
 
     try:
-        spaces = find_spaces(DEFAULT if options.optimizers is None else options.optimizers)
+        names = DEFAULT if options.optimizers is None else split_at_commas(options.optimizers)
+        spaces = find_spaces(names)
     except RaceError as error:
         raise click.UsageError(str(error)) from error
     return StudyPlan(
@@ -110,62 +93,41 @@ def _print(console: Console, results: Results, summary: Summary, output_paths: l
 
     plan = results.plan
     console.print("[bold]Steps to the target[/bold]", highlight=False)
-    console.print(_table_of_steps(plan, summary, console.width))
+    extra_cells = [
+        {"hits": f"{tuning.hits}/{tuning.studies}", "tuning": f"{tuning.steps:,.0f}"}
+        for tuning in (summary.tuning[run.name] for run in summary.steps)
+    ]
+    console.print(_table(plan, summary.steps, ",.0f", extra_cells, console.width))
     console.print("[bold]Seconds to the target[/bold]", highlight=False)
-    console.print(_table(plan, summary.seconds, _tell_seconds, [], console.width))
+    console.print(_table(plan, summary.seconds, ".2f", [], console.width))
     for note in write_notes(results, summary):
         console.print(note, style="dim", highlight=False)
     saved_line = "Saved " + ", ".join(map(str, output_paths))
     console.print(saved_line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _table_of_steps(plan: StudyPlan, summary: Summary, width: int) -> Table:
-    extra_cells = [
-        {"hits": f"{tuning.hits}/{tuning.studies}", "tuning": f"{tuning.steps:,.0f}"}
-        for tuning in (summary.tuning[run.name] for run in summary.steps)
-    ]
-    return _table(plan, summary.steps, _tell_steps, extra_cells, width)
-
-
-def _tell_steps(cost: float) -> str:
-    return f"{cost:,.0f}" if math.isfinite(cost) else "-"
-
-
-def _tell_seconds(cost: float) -> str:
-    return f"{cost:.2f}" if math.isfinite(cost) else "-"
-
-
 def _table(
-    plan: StudyPlan, ranking: Sequence[RankedRun], tell: Callable[[float], str],
+    plan: StudyPlan, ranking: Sequence[RankedRun], number_format: str,
     extra_cells: Sequence[dict[str, str]], width: int,
 ) -> Table:  # fmt: skip
-    """Return a table of a ranking, with as many columns as fit into `width`."""
+    """Return a table of a ranking, with as many columns as fit into `width`.
+
+    Costs are formatted by `number_format`, or "-" if infinite. `extra_cells` has further cells by
+    heading for each row, or is empty.
+    """
     from thalweg._base.terminal_tables import fitted
+    from thalweg._cli.race.report import lay_out_table
 
     rows: list[dict[str, str]] = []
     for index, run in enumerate(ranking):
         ranks = str(run.first) if run.first == run.last else f"{run.first}-{run.last}"
-        costs = {name: tell(cost) for name, cost in run.costs.items()}
+        costs = {name: f"{cost:{number_format}}" if math.isfinite(cost) else "-"
+                 for name, cost in run.costs.items()}  # fmt: skip
         extra = extra_cells[index] if extra_cells else {}
         rows.append(
             {"#": ranks, "optimizer": run.name, "score": f"{run.score:.3f}", **costs, **extra}
         )
     headings = list(rows[0])
     optional = ["hits", "tuning", *reversed(plan.problems), "#"]
-    return fitted(partial(_lay_out, rows), headings, [x for x in optional if x in headings], width)
-
-
-def _lay_out(rows: Sequence[dict[str, str]], headings: list[str]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        is_name = heading == "optimizer"
-        table.add_column(
-            heading, justify="left" if is_name else "right", style="bold" if is_name else None,
-            overflow="fold",
-        )  # fmt: skip
-    for row in rows:
-        table.add_row(*(row[heading] for heading in headings))
-    return table
+    lay_out = partial(lay_out_table, rows, [None] * len(rows))
+    return fitted(lay_out, headings, [x for x in optional if x in headings], width)

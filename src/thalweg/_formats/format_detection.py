@@ -108,11 +108,9 @@ def refusal_error(path: str, stream: BinaryIO, expected: str) -> ThalwegError:
 def identify_file(stream: BinaryIO) -> FormatProbe | None:
     """Return the format of an open file; None if it is unknown."""
     size, first_bytes, last_bytes = _read_both_ends(stream)
-    return (
-        _identify_bytes(first_bytes, last_bytes)
-        if size
-        else FormatProbe("empty", "It was never written, or is cut off")
-    )
+    if not size:
+        return FormatProbe("empty", "It was never written, or is cut off")
+    return _identify_bytes(first_bytes, last_bytes)
 
 
 def _read_both_ends(stream: BinaryIO) -> tuple[int, bytes, bytes]:

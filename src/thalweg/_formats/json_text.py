@@ -140,8 +140,8 @@ def _check_value(content: object, path: tuple[str, ...]) -> None:
     elif isinstance(content, dict):
         _check_items(cast(dict[Any, Any], content), path)
     elif isinstance(content, list | tuple):
-        items = enumerate(cast(Iterable[Any], content))
-        _check_all(((str(number), entry) for number, entry in items), path)
+        for number, entry in enumerate(cast(Iterable[Any], content)):
+            _check_value(entry, (*path, str(number)))
     else:
         raise InvalidTypeError(
             f"{_path_text(path)} is a {type(content).__name__}, which JSON cannot hold."
@@ -156,12 +156,7 @@ def _check_items(mapping: Mapping[Any, Any], path: tuple[str, ...]) -> None:
                 f"{_path_text(path)} has a key that is a {type(key).__name__}, no string."
             )
         _check_text(key, path)
-    _check_all(mapping.items(), path)
-
-
-def _check_all(items: Iterable[tuple[str, object]], path: tuple[str, ...]) -> None:
-    """Raise unless all (key, value) items can be written."""
-    for name, entry in items:
+    for name, entry in mapping.items():
         _check_value(entry, (*path, name))
 
 

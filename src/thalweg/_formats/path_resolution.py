@@ -126,18 +126,16 @@ def locate_checkpoint(path: str | os.PathLike[str]) -> ResolvedPath:
     for candidate in dict.fromkeys((file_path, prefix)):
         if os.path.lexists(f"{candidate}.index"):
             return ResolvedPath(candidate, PathKind.BUNDLE)
-    if _is_first_bundle(file_path):
+    # Readers of other formats are imported at their first use.
+    from thalweg._formats import bundle
+
+    if bundle.is_bundle(file_path):
         return ResolvedPath(file_path, PathKind.FIRST_BUNDLE)
     if os.path.isdir(file_path):
         return ResolvedPath(file_path, PathKind.FOLDER)
     if os.path.exists(file_path) and prefix == file_path:
         return ResolvedPath(file_path, _by_content(file_path))
-    return _missing(prefix)
-
-
-def _missing(path: str) -> ResolvedPath:
-    """Return the result for a path that does not exist."""
-    return ResolvedPath(path, PathKind.MISSING)
+    return ResolvedPath(prefix, PathKind.MISSING)
 
 
 def _by_content(path: str) -> PathKind:
@@ -149,28 +147,12 @@ def _by_content(path: str) -> PathKind:
     if first_bytes.startswith(format_detection.HDF5):
         return PathKind.HDF5
     if first_bytes.startswith(format_detection.ZIP):
-        is_keras = (
-            path.endswith(".keras")
-            or format_detection.is_keras_archive(first_bytes)
-            or _is_keras(path)
-        )
+        from thalweg._formats import keras_files
+
+        is_keras = path.endswith(".keras") or format_detection.is_keras_archive(first_bytes)
+        is_keras = is_keras or keras_files.is_keras_file(path)
         return PathKind.KERAS if is_keras else PathKind.FOREIGN
     return PathKind.STATE if first_bytes.startswith(format_detection.STATE) else PathKind.FOREIGN
-
-
-# Readers of other formats are imported at their first use.
-def _is_first_bundle(path: str) -> bool:
-    """Return True if a path is the prefix of a first-format checkpoint."""
-    from thalweg._formats import bundle
-
-    return bundle.is_bundle(path)
-
-
-def _is_keras(path: str) -> bool:
-    """Return True if a path is a Keras file."""
-    from thalweg._formats import keras_files
-
-    return keras_files.is_keras_file(path)
 
 
 def _no_file(path: str) -> ThalwegError:

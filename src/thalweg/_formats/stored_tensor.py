@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import (
@@ -33,6 +32,7 @@ _TORCH = {
     "BF16": "bfloat16", "U32": "uint32", "I32": "int32", "F32": "float32", "U64": "uint64",
     "I64": "int64", "F64": "float64", "C64": "complex64", "C128": "complex128",
 }  # fmt: skip
+_NAMES = {torch_name: name for name, torch_name in _TORCH.items()}
 _ONLY_TORCH = ("BF16", "F8_E4M3", "F8_E5M2")
 
 
@@ -151,7 +151,7 @@ def of_tensor(tensor: Tensor) -> StoredTensor:
         ):
             kind = f"{type(detached).__name__} of layout {detached.layout}"
             raise InvalidTypeError(f"Cannot save a {kind}; only plain dense tensors can be.")
-        name = _names_of_dtypes().get(detached.dtype)
+        name = _NAMES.get(str(detached.dtype).removeprefix("torch."))
         if name is None:
             raise InvalidTypeError(f"Cannot save a tensor of {detached.dtype}.")
         detached = detached.cpu().resolve_conj().resolve_neg().contiguous()
@@ -160,12 +160,6 @@ def of_tensor(tensor: Tensor) -> StoredTensor:
         # `numpy()` would mark the storage as shared with NumPy for ever.
         raw = np.from_dlpack(detached.view(-1).view(torch.uint8))
     return StoredTensor(name, tuple(detached.shape), raw.data)
-
-
-@cache
-def _names_of_dtypes() -> dict[dtype, str]:
-    """Return the safetensors name of each torch dtype."""
-    return {dtype_of(name): name for name in _TORCH}
 
 
 def _check_order() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO
 
 from thalweg._formats.checksum import combine_checksums, crc32c
@@ -57,12 +58,8 @@ def iterate_checksums(
     remaining = {name: entry.bytes for name, entry in headers.items()}
     totals = dict.fromkeys(headers, 0)
 
-    def checksum_batch(batch: list[_Piece]) -> list[int]:
-        """Read one batch; return the checksum of each piece."""
-        return _checksum_pieces(path, stream, batch)
-
     batches = list(_batch_pieces(headers, buffers))
-    batch_checksums = _map_in_threads(checksum_batch, batches, total)
+    batch_checksums = _map_in_threads(partial(_checksum_pieces, path, stream), batches, total)
     for batch, checksums in zip(batches, batch_checksums, strict=True):
         for piece, checksum in zip(batch, checksums, strict=True):
             name, size = piece.name, piece.size

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from thalweg._base.lazy import offering
 from thalweg.checkpoint.async_save import Saving, save_async
 from thalweg.checkpoint.manager import CheckpointManager, Kept, latest
 from thalweg.checkpoint.save_restore import Restored, restore, save
@@ -30,15 +30,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("tensorflow", "torch_optim"):
-        return importlib.import_module(f"thalweg.checkpoint.{name}")
-    if name in ("from_torch", "to_torch"):
-        return getattr(importlib.import_module("thalweg.checkpoint.torch_optim"), name)
-    if name == "read_state":
-        return importlib.import_module("thalweg.checkpoint.optimizer_files").read_state
-    raise AttributeError(f"module 'thalweg.checkpoint' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_HOMES = {"from_torch": "torch_optim", "to_torch": "torch_optim", "read_state": "optimizer_files"}
+__getattr__, __dir__ = offering(__name__, _HOMES, {}, object)

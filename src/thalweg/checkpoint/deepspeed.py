@@ -1,4 +1,8 @@
-"""Reading of optimizer states of DeepSpeed ZeRO 1 to 3 for any number of ranks."""
+"""Reading of optimizer states of DeepSpeed ZeRO 1 to 3 for any number of ranks.
+
+ZeRO concatenates the parameters of a group to one flat row, and each rank saves a part: a slice of
+the row (stages 1 and 2), or one slice of every parameter (stage 3). Slots are cut likewise.
+"""
 
 # Contents of files have no types.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -47,7 +51,7 @@ class ZeroFiles:
         return InvalidArgumentError(f"{self.folder}: {problem}.")
 
     def base(self, rank: int) -> Mapping[str, Any]:
-        """Return the state dict of the wrapped optimizer on a rank; raise if malformed."""
+        """Return the state dict of the wrapped optimizer that a rank saved; raise if malformed."""
         state = self.ranks[rank]
         name = "base_optimizer_state" if self.stage < 3 else "optimizer_state_dict"
         base = state.get(name)
@@ -59,7 +63,7 @@ class ZeroFiles:
         return cast("Mapping[str, Any]", base)
 
     def row(self, candidate: object, title: str) -> Tensor:
-        """Return `candidate` if it is a one-dimensional floating-point tensor; raise otherwise."""
+        """Return a floating-point tensor flat and detached; raise if `candidate` is none."""
         problem = flaw(candidate)
         if problem or not isinstance(candidate, Tensor) or not candidate.is_floating_point():
             raise self.fail(f"{title} is {problem or show_value(candidate)}, not a row of numbers")
@@ -67,7 +71,10 @@ class ZeroFiles:
 
 
 def find_folder(path: Path) -> Path | None:
-    """Return the folder with the files of a checkpoint: the path, or the one of its tag."""
+    """Return the folder that has files of ranks, or None.
+
+    It is `path`, or else the folder in `path` that the text file "latest" names.
+    """
     if any(_OF_RANK.fullmatch(file.name) for file in path.glob("*_optim_states.pt")):
         return path
     latest = path / "latest"
@@ -81,34 +88,40 @@ def find_folder(path: Path) -> Path | None:
 def read_zero(folder: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
     """Return the state dict of an optimizer from the files of all ranks.
 
-    Parameters have the names of the model. `master` is the parameter in float32.
+    Groups have the model's names of parameters as "param_names", and the maximum norm of gradients
+    as "max_grad_norm". The state of a parameter has its slots, its "step", and its float32 value
+    as "master".
 
     Args:
         folder: The folder with the files.
-        load_file: Function that reads a file.
+        load_file: Called with a path; returns the unpickled contents.
 
     Raises:
         InvalidArgumentError: Files are missing or damaged, or of a layout that is not supported.
     """
     files = _read_files(folder, load_file)
-    groups = _groups(files)
-    join = _joined_flat if files.stage < 3 else _joined_parts
-    masters = join(files, _masters(files), "masters")
+    groups = _make_groups(files)
+    join = _join_flat if files.stage < 3 else _join_parts
+    masters = join(files, _read_masters(files), "masters")
     states: dict[int, dict[str, Any]] = {}
     params = [(name, shape) for shapes in files.shapes for name, shape in shapes.items()]
     for number, (name, _) in enumerate(params):
         states[number] = {"master": masters[name]} if name in masters else {}
-    for slot in _slot_names(files):
-        rows = [_rows(files, rank, slot) for rank in range(len(files.ranks))]
+    for slot in _list_slots(files):
+        rows = [_read_rows(files, rank, slot) for rank in range(len(files.ranks))]
         for number, tensor in enumerate(join(files, rows, slot).values()):
             states[number][slot] = tensor
-    for number, step in enumerate(_steps(files)):
+    for number, step in enumerate(_list_steps(files)):
         states[number]["step"] = step
     return {"state": states, "param_groups": groups}
 
 
 def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
-    """Return the contents of all files, with checked outlines."""
+    """Return the contents of the files of all ranks, and the parameters' shapes.
+
+    Raises InvalidArgumentError if a rank's file is missing or a stage is unknown. The optimizer
+    states themselves are not validated.
+    """
     paths: dict[int, Path] = {}
     for file in sorted(folder.glob("*_optim_states.pt")):
         match = _OF_RANK.fullmatch(file.name)
@@ -122,7 +135,7 @@ def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
             f"{folder}: has files of ranks {sorted(paths)}, not of all ranks from 0 on."
         )
     contents = [load_file(paths[rank]) for rank in range(count)]
-    ranks = [_item(content, "optimizer_state_dict", dict) for content in contents]
+    ranks = [_get_entry(content, "optimizer_state_dict", dict) for content in contents]
     # Stage 3 has the maximum in the configuration alone.
     config = contents[0].get("ds_config")
     default = config.get("gradient_clipping", 0.0) if isinstance(config, dict) else 0.0
@@ -142,11 +155,11 @@ def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
     path = folder / f"{prefix}mp_rank_00_model_states.pt"
     if not path.is_file():
         raise outline.fail(f"{path.name} is missing")
-    shapes = _item(load_file(path), "param_shapes", list)
-    return replace(outline, shapes=_checked_shapes(outline, shapes))
+    shapes = _get_entry(load_file(path), "param_shapes", list)
+    return replace(outline, shapes=_check_shapes(outline, shapes))
 
 
-def _item(contents: object, name: str, kind: type) -> Any:
+def _get_entry(contents: object, name: str, kind: type) -> Any:
     """Return the entry `name` of a file's dict; raise InvalidArgumentError unless it has a type."""
     entry = contents.get(name) if isinstance(contents, Mapping) else None
     if not isinstance(entry, kind):
@@ -156,13 +169,15 @@ def _item(contents: object, name: str, kind: type) -> Any:
     return entry
 
 
-def _checked_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
-    """Return {parameter name: shape} for each group; raise for impossible shapes."""
+def _check_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
+    """Return the groups with shapes as tuples; raise for impossible shapes and repeated names."""
     shapes: Shapes = []
     for group in groups:
         checked: dict[str, tuple[int, ...]] = {}
         for name, shape in group.items() if isinstance(group, Mapping) else [(None, None)]:
-            is_shape = isinstance(shape, tuple | list) and all(map(_is_size, shape))
+            is_shape = isinstance(shape, tuple | list) and all(
+                isinstance(size, int) and 0 <= size < 1 << 48 for size in shape
+            )
             if not isinstance(name, str) or not is_shape:
                 raise files.fail(f"'param_shapes' has {show_value(shape)} for {show_value(name)}")
             checked[name] = tuple(cast("list[int]", shape))
@@ -173,12 +188,8 @@ def _checked_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
     return shapes
 
 
-def _is_size(size: object) -> bool:
-    return isinstance(size, int) and 0 <= size < 1 << 48
-
-
-def _groups(files: ZeroFiles) -> list[dict[str, Any]]:
-    """Return the groups of the state dict, with names of parameters."""
+def _make_groups(files: ZeroFiles) -> list[dict[str, Any]]:
+    """Return the param groups that rank 0 saved, with the entries that `read_zero` describes."""
     saved_groups = files.base(0)["param_groups"]
     if not isinstance(saved_groups, list) or not all(
         isinstance(group, Mapping) for group in cast("list[Any]", saved_groups)
@@ -198,17 +209,17 @@ def _groups(files: ZeroFiles) -> list[dict[str, Any]]:
     return groups
 
 
-def _masters(files: ZeroFiles) -> list[list[Tensor]]:
+def _read_masters(files: ZeroFiles) -> list[list[Tensor]]:
     """Return the partitions of the float32 parameters, as a list of groups per rank."""
     name = "single_partition_of_fp32_groups" if files.stage < 3 else "fp32_flat_groups"
     rows: list[list[Tensor]] = []
     for rank, state in enumerate(files.ranks):
-        parts = _item(state, name, list)
+        parts = _get_entry(state, name, list)
         rows.append([files.row(part, f"{name!r} of rank {rank}") for part in parts])
     return rows
 
 
-def _slot_names(files: ZeroFiles) -> list[str]:
+def _list_slots(files: ZeroFiles) -> list[str]:
     """Return the names of the slots: state entries with more than one element."""
     states = files.base(0)["state"]
     if not isinstance(states, Mapping):
@@ -219,8 +230,8 @@ def _slot_names(files: ZeroFiles) -> list[str]:
     return [name for name, entry in first.items() if isinstance(entry, Tensor) and entry.dim()]
 
 
-def _rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
-    """Return the partitions of a slot on a rank, one tensor per group."""
+def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
+    """Return the flat rows of a slot that a rank saved, one per group in ascending order."""
     states = files.base(rank)["state"]
     if not isinstance(states, Mapping):
         raise files.fail(f"'state' of rank {rank} is {show_value(states)}, not a dict")
@@ -229,15 +240,16 @@ def _rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
     rows: list[Tensor] = []
     for key in sorted(states):
         title = f"{slot!r} of group {key} of rank {rank}"
-        rows.append(files.row(_item(states[key], slot, Tensor), title))
+        rows.append(files.row(_get_entry(states[key], slot, Tensor), title))
     return rows
 
 
-def _steps(files: ZeroFiles) -> list[Any]:
-    """Return one step count per parameter."""
-    states = files.base(0)["state"]
-    if not isinstance(states, Mapping):
-        raise files.fail(f"'state' is {show_value(states)}, not a dict")
+def _list_steps(files: ZeroFiles) -> list[Any]:
+    """Return one step count per parameter: that in the group's state, or else in its options.
+
+    In stage 3, the state of the first group counts for all. Raises if a count is missing.
+    """
+    states = files.base(0)["state"]  # is a dict: `_list_slots` has looked
     values = [entries.get("step") for entries in states.values() if isinstance(entries, Mapping)]
     groups = files.base(0)["param_groups"]
     steps: list[Any] = []
@@ -251,8 +263,14 @@ def _steps(files: ZeroFiles) -> list[Any]:
     return steps
 
 
-def _joined_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
-    """Return parameters by name for stages 1 and 2: each group is one row, cut into equal parts."""
+def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
+    """Return full tensors by parameter name, for stages 1 and 2.
+
+    Args:
+        files: The files.
+        ranks: For each rank its slice of the flat row of each group.
+        title: The name of these tensors in errors.
+    """
     values: dict[str, Tensor] = {}
     if any(len(rows) != len(files.shapes) for rows in ranks):
         counts = [len(rows) for rows in ranks]
@@ -271,8 +289,11 @@ def _joined_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) ->
     return values
 
 
-def _joined_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
-    """Return parameters by name for stage 3: each parameter is cut into equal parts."""
+def _join_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
+    """Return full tensors by parameter name, for stage 3; arguments are those of `_join_flat`.
+
+    A rank has an equal slice of each parameter; the last slice is padded.
+    """
     no_values = torch.zeros(0, dtype=torch.float32, device="cpu")
     rows = [torch.cat(parts) if parts else no_values for parts in ranks]
     values: dict[str, Tensor] = {}

@@ -23,10 +23,6 @@ Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
 
-def _report_nothing(_: Path) -> None:
-    """Return None, so that reading reports no progress."""
-
-
 @dataclass(frozen=True)
 class Listing:
     """Contents of a file.
@@ -131,7 +127,7 @@ def differences(
     path_a: Path,
     path_b: Path,
     rules: object = None,
-    progress: Callable[[Path], Progress | None] = _report_nothing,
+    progress: Callable[[Path], Progress | None] = lambda path: None,
 ) -> list[str]:
     """Return one line per difference between the tensors of two files; [] if all bits are equal.
 
@@ -218,13 +214,17 @@ def _compare_tensor(name: str, tensor_a: StoredTensor, tensor_b: StoredTensor) -
         kinds = [f"{tensor.dtype} {tensor.shape}" for tensor in (tensor_a, tensor_b)]
         return [f"{name!r} is {' and '.join(kinds)}"]
     # Comparing memoryviews would be slow: Python converts each element.
-    if np.array_equal(_bytes_of(tensor_a), _bytes_of(tensor_b)):
+    bytes_a, bytes_b = (np.frombuffer(tensor.data, np.uint8) for tensor in (tensor_a, tensor_b))
+    if np.array_equal(bytes_a, bytes_b):
         return []
     try:
         values_a, values_b = tensor_a.tensor(), tensor_b.tensor()
         is_different = values_a != values_b
     except (RuntimeError, TypeError, ValueError):
-        return [f"{name!r} has other bits: {_hash_of(tensor_a)} and {_hash_of(tensor_b)}"]
+        digests = (
+            hashlib.blake2b(row.data, digest_size=4).hexdigest() for row in (bytes_a, bytes_b)
+        )
+        return [f"{name!r} has other bits: {' and '.join(digests)}"]
     count = int(is_different.sum())
     if not count:
         return [f"{name!r} has other bits of equal values"]
@@ -242,13 +242,3 @@ def _max_difference(values_a: torch.Tensor, values_b: torch.Tensor) -> float:
     # Floats are inexact for large integers; modulo 2^64 every difference is exact.
     larger, smaller = np.maximum(array_a, array_b), np.minimum(array_a, array_b)
     return float((larger.astype(np.uint64) - smaller.astype(np.uint64)).max())
-
-
-def _bytes_of(stored_tensor: StoredTensor) -> np.ndarray:
-    """Return the tensor's bytes as a one-dimensional uint8 array."""
-    return np.frombuffer(stored_tensor.data, np.uint8)
-
-
-def _hash_of(stored_tensor: StoredTensor) -> str:
-    """Return a hash of the tensor's bytes as 8 hexadecimal digits."""
-    return hashlib.blake2b(stored_tensor.data, digest_size=4).hexdigest()

@@ -133,14 +133,7 @@ class JsonReader:
             return {key: self(entry) for key, entry in fields.items()}
         try:
             return self._read_marked(mark, fields[mark])
-        except (
-            TypeError,
-            ValueError,
-            KeyError,
-            IndexError,
-            OverflowError,
-            AttributeError,
-        ) as error:
+        except (TypeError, ValueError, LookupError, OverflowError, AttributeError) as error:
             if isinstance(error, InvalidConfigError | NotFoundError):
                 raise
             raise InvalidConfigError(f"{mark} of {str(fields[mark])[:80]} is nothing.") from error

@@ -352,17 +352,12 @@ class CheckpointManager:
         checkpoints = self.checkpoints()
         best = self._best_of(checkpoints) if self._best is not None else None
         dated = [(str(checkpoint.path), checkpoint.time) for checkpoint in checkpoints]
-        for old in Keeper(self._keep, self._keep_every, -math.inf, dated, _spaced_time).too_old():
+        for old in Keeper(self._keep, self._keep_every, -math.inf, dated).too_old():
             if best is None or old != str(best.path):
                 try:
                     Path(old).unlink(missing_ok=True)
                 except OSError as error:  # The save has succeeded, so this is not an error.
                     warn(f"{old} stays: {error}", CheckpointWarning)
-
-
-def _spaced_time(saved_time: float, mark: float, span: float) -> float | None:
-    """Return `saved_time` if it is at least `span` seconds after `mark`, else None."""
-    return saved_time if saved_time - mark >= span else None
 
 
 @dataclass(frozen=True)

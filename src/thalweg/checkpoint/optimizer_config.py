@@ -48,9 +48,8 @@ def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> di
     Raises:
         InvalidTypeError: An argument has a type that cannot be encoded.
     """
-    return _ConfigEncoder(
-        {id(variable): name for name, variable in variables.items()}
-    ).class_and_arguments(optimizer)
+    names = {id(variable): name for name, variable in variables.items()}
+    return _ConfigEncoder(names).class_and_arguments(optimizer)
 
 
 def _name_of_class(cls: type[object]) -> str:

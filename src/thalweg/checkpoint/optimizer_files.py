@@ -41,21 +41,14 @@ class SavedObject:
         self.value = value
 
 
-_STAND_INS = (
-    *(
-        (CodedTensor, f"torchao.optim.subclass_{bits}.OptimState{bits}")
-        for bits in ("8bit", "4bit")
-    ),
-    *(
-        (SavedObject, f"deepspeed.{name}")
-        for name in (
-            "runtime.fp16.loss_scaler.LossScaler",
-            "runtime.fp16.loss_scaler.DynamicLossScaler",
-            "runtime.zero.config.ZeroStageEnum",
-            "utils.tensor_fragment.fragment_address",
-        )
-    ),
-)
+_STAND_INS: list[Any] = [
+    (CodedTensor, "torchao.optim.subclass_8bit.OptimState8bit"),
+    (CodedTensor, "torchao.optim.subclass_4bit.OptimState4bit"),
+    (SavedObject, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
+    (SavedObject, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
+    (SavedObject, "deepspeed.runtime.zero.config.ZeroStageEnum"),
+    (SavedObject, "deepspeed.utils.tensor_fragment.fragment_address"),
+]
 
 
 def load_file(path: str | PathLike[str]) -> Any:
@@ -68,7 +61,7 @@ def load_file(path: str | PathLike[str]) -> Any:
     with open(path, "rb"):
         pass
     try:
-        with safe_globals([*_STAND_INS]):
+        with safe_globals(_STAND_INS):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         first = str(error).split("\n", 1)[0]

@@ -122,13 +122,20 @@ def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -
             return Steps(count, betas, _other_counters(count, counters))
     pairs = [(count, _betas_of(powers, count)) for count in _likely_steps(powers)]
     candidates = {count: betas for count, betas in pairs if betas}
-    usual = {n: betas for n, betas in candidates.items() if len(betas) > 1 and _are_usual(betas)}
+    usual = {
+        count: betas
+        for count, betas in candidates.items()
+        if len(betas) > 1
+        and all(beta in _USUAL_BETAS.get(name, ()) for name, beta in betas.items())
+    }
     candidates = usual if len(usual) == 1 else candidates
     if len(candidates) == 1:
         count, betas = next(iter(candidates.items()))
         return Steps(count, betas, _other_counters(count, counters))
     if not candidates:
-        return Steps(None, {}, _describe_unexplained(powers))
+        power_list = ", ".join(f"{name}_power={power}" for name, power in powers.items())
+        reason = "are no powers of usual betas after the same number of steps"
+        return Steps(None, {}, (f"{power_list} {reason}",))
     return Steps(None, {}, _describe_several(candidates), tuple(next(iter(candidates.values()))))
 
 
@@ -146,11 +153,6 @@ def _likely_steps(powers: Mapping[str, Any]) -> Iterable[int]:
         pairs = zip(betas[is_close], counts[is_close], strict=True)
         step_counts |= {int(n) for beta, n in pairs if power_after(beta, int(n)) == power}
     return sorted(step_counts)
-
-
-def _are_usual(betas: Mapping[str, object]) -> bool:
-    """Return True if all betas are common default values."""
-    return all(beta in _USUAL_BETAS.get(name, ()) for name, beta in betas.items())
 
 
 def _betas_of(powers: Mapping[str, object], count: int) -> dict[str, object] | None:
@@ -175,9 +177,3 @@ def _describe_several(candidates: Mapping[int, Mapping[str, object]]) -> tuple[s
         for count, betas in list(candidates.items())[:_MAX_EXPLANATIONS]
     ]
     return (f"the powers of beta are those of {', and of '.join(ways)}",)
-
-
-def _describe_unexplained(powers: Mapping[str, object]) -> tuple[str, ...]:
-    """Return a note about powers that no step count explains."""
-    power_list = ", ".join(f"{name}_power={power}" for name, power in powers.items())
-    return (f"{power_list} are no powers of usual betas after the same number of steps",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -105,7 +105,10 @@ class TorchOptimizerAdapter:
         return any_on_mesh(params_of(self.optimizer.param_groups))
 
     def _locked(self) -> AbstractContextManager[Any]:
-        """Return the lock that blocks steps; raise FailedPreconditionError within a step."""
+        """Return a context manager that blocks steps of a fused optimizer in other threads.
+
+        Raises FailedPreconditionError if a step is half done, or parameters are swapped.
+        """
         if not self._is_fused:
             return nullcontext()
         cache = self.optimizer.step_cache
@@ -119,7 +122,10 @@ class TorchOptimizerAdapter:
         return cache.lock
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the options of the groups except numbers, the rule, and the step options."""
+        """Return by name what must equal a file's: the options of groups, without numbers.
+
+        Added are the number of groups, the rule, and the arguments of a fused optimizer.
+        """
         groups = self.optimizer.param_groups
         arguments: dict[str, Any] = {"the number of groups": len(groups)}
         for index, group in enumerate(groups):
@@ -133,7 +139,10 @@ class TorchOptimizerAdapter:
         return arguments
 
     def _saved(self, names: Names = keys_of) -> dict[str, Any]:
-        """Return a copy of state and groups with parameters replaced by their names."""
+        """Return copies {"state": {name: entries}, "groups": groups with names as "params"}.
+
+        Raises InvalidTypeError if the state has a parameter that is in no group.
+        """
         param_names, groups = self._names_by_param(names), list[Group]()
         for group in self.optimizer.param_groups:
             options = {name: option for name, option in group.items() if name != "param_names"}
@@ -143,7 +152,7 @@ class TorchOptimizerAdapter:
                 raise InvalidTypeError(f"The optimizer's state has {param!r}, no parameter of it.")
         param_states = {param_names[p]: entries for p, entries in self.optimizer.state.items()}
         if self._is_fused:
-            self.optimizer.record_format(groups, {})
+            self.optimizer.describe_state(groups)
         states = {
             name: {key: _copy_value(entry, f"'{name}/{key}'") for key, entry in entries.items()}
             for name, entries in param_states.items()
@@ -154,7 +163,10 @@ class TorchOptimizerAdapter:
     def _loading(
         self, saved_state: Mapping[str, Any], variables: object = None, names: Names = keys_of
     ) -> Generator[state.Loading]:
-        """Validate saved state and groups; yield the `Loading` that sets them, under the lock."""
+        """Validate what `_saved` returned; yield the `Loading` that sets it, with steps blocked.
+
+        Raises CheckpointMismatchError with all differences. `variables` is ignored.
+        """
         with self._locked(), writable():
             errors, warnings, missing = list[str](), list[str](), list[str]()
             param_names = self._names_by_param(names)
@@ -166,6 +178,10 @@ class TorchOptimizerAdapter:
                 values = {p: self._file_values.get(name, p) for p, name in param_names.items()}
                 state_dict = fit_state(self.optimizer, state_dict, warnings, self._converts, values)
             states, groups = state_dict["state"], state_dict["param_groups"]
+            count = len(self.optimizer.param_groups)
+            if count != len(groups):
+                text = f"there are {count} groups of parameters, in the file {len(groups)}"
+                raise state.mismatch([text], type(self.optimizer).__name__)
             pairs, calls = self._prepare_updates(states, groups, param_names, errors, missing)
             if errors:
                 raise state.mismatch(errors, type(self.optimizer).__name__)
@@ -198,14 +214,13 @@ class TorchOptimizerAdapter:
         self, saved_states: Any, saved_groups: list[Group], param_names: Mapping[Tensor, str],
         errors: list[str], missing: list[str],
     ) -> tuple[list[tuple[Item, Any]], list[Call]]:  # fmt: skip
-        """Return state entries with their new values, and calls that set groups and state.
+        """Return (pairs of state entries and new values, calls that set groups and state).
 
-        Appends differences to `errors`, and keys of state that the file lacks to `missing`.
+        Nothing is set here. Differences are appended to `errors`; keys that the file lacks, and
+        that are initialized from the parameter, to `missing`.
         """
         groups: list[Group] = self.optimizer.param_groups
         pairs, calls = list[tuple[Item, Any]](), list[Call]()
-        if not _have_equal_counts(groups, saved_groups, errors):
-            return pairs, calls
         new_states: dict[Tensor, Any] = defaultdict(dict)
         merged, checked_values = list[Group](), set[object]()
         for index, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
@@ -232,19 +247,13 @@ class TorchOptimizerAdapter:
             merged.append(options)
             calls += [partial(group.clear), partial(group.update, options)]
         if self._is_fused:
-            self._record_format(merged, new_states, errors)
+            errors += self.optimizer._unfit_groups(merged)
+            if not errors:
+                self.optimizer.record_format(merged, new_states)
         if not self._has_rule:
             attributes: dict[str, Any] = self.optimizer.__dict__
             calls.append(partial(attributes.update, {"state": new_states}))
         return pairs, calls
-
-    def _record_format(
-        self, groups: list[Group], states: Mapping[Tensor, Any], errors: list[str]
-    ) -> None:
-        """Write the form of states to groups, or append reasons against it to `errors`."""
-        errors += self.optimizer._unfit_groups(groups)
-        if not errors:
-            self.optimizer.record_format(groups, states)
 
     def _unfit_state(
         self,
@@ -252,14 +261,20 @@ class TorchOptimizerAdapter:
         may_create_slots: bool,
         checked_values: set[object],
     ) -> list[str]:
-        """Return reasons why no step could be taken with a group, state, parameter and name."""
+        """Return why a step with a parameter's state would fail; [] if it would not.
+
+        Args:
+            arguments: The group, the parameter's saved state, the parameter, and its name.
+            may_create_slots: True if slots may be missing.
+            checked_values: The numbers of groups that were checked before; new ones are added.
+        """
         if self._checker is None:
             return []
         errors: list[str] = self._checker._unfit_state(*arguments, may_create_slots)
         return errors or self._checker._unfit_numbers(*arguments, checked_values)
 
     def _unfit_options(self, options: Group, index: int) -> list[str]:
-        """Return reasons why no step could be taken with the options of a group."""
+        """Return why a step with the options of group `index` would fail; [] if it would not."""
         if self._checker is None:
             return []
         errors: list[str] = self._checker._unfit_options(options, index)
@@ -281,7 +296,12 @@ class TorchOptimizerAdapter:
         errors: list[str],
         missing: list[str],
     ) -> list[str]:
-        """Return the keys of option state that the file lacks and that starts at the parameter."""
+        """Return the keys of state that loading initializes from the parameter.
+
+        These are keys of step options, such as averages, that the file lacks. With
+        `convert=True` they are appended to `missing`; otherwise to `errors`, and [] is returned. A
+        parameter that has taken no step lacks nothing.
+        """
         if not self._is_fused:
             return []
         keys = [key for key in self.optimizer.step_options.keys(param) if key not in saved_state]
@@ -295,7 +315,7 @@ class TorchOptimizerAdapter:
         return []
 
     def _prepare_state(self, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a parameter's validated state, with this optimizer's dtypes."""
+        """Return a copy of a parameter's validated state, on this optimizer's devices."""
         moves = group.get("capturable") or group.get("fused")
         storage = self.optimizer.step_options.kinds if self._is_fused else PLAIN
         devices = {
@@ -334,17 +354,6 @@ class TorchOptimizerAdapter:
         if self._has_rule:
             hypers_of(merged, self.optimizer.rule)
         return merged
-
-
-def _have_equal_counts(
-    groups: Sequence[Group], saved_groups: Sequence[Group], errors: list[str]
-) -> bool:
-    """Return True if a file has as many groups as an optimizer; append an error if it has not."""
-    if len(groups) == len(saved_groups):
-        return True
-    count = len(saved_groups)
-    errors.append(f"there are {len(groups)} groups of parameters, in the file {count}")
-    return False
 
 
 def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:

@@ -37,9 +37,9 @@ def load_class(name: str) -> tuple[Candidate, str]:
     module, note = _import_module(package)
     candidate: Any = getattr(module, class_name, None)
     if candidate is None:
+        classes = [key for key, attribute in vars(module).items() if inspect.isclass(attribute)]
         raise ConformError(
-            f"'{package}' has no '{class_name}'."
-            f" {did_you_mean(class_name, _list_classes(module))}".rstrip()
+            f"'{package}' has no '{class_name}'. {did_you_mean(class_name, classes)}".rstrip()
         )
     return _as_optimizer(candidate, name), note
 
@@ -121,8 +121,3 @@ def _as_optimizer(candidate: object, name: str) -> Candidate:
 def _with_article(word: str) -> str:
     """Return a word with "a" or "an"."""
     return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
-
-
-def _list_classes(module: ModuleType) -> list[str]:
-    """Return the names of optimizer classes in a module."""
-    return [name for name, attribute in vars(module).items() if inspect.isclass(attribute)]

@@ -68,13 +68,13 @@ class NumberBand:
     def __init__(self, share: float, is_log: bool = False, numbers: Iterable[float] = ()) -> None:
         self._share, self._is_log = share, is_log
         self.numbers = deque(numbers, maxlen=WINDOW)
-        self._safe_limit = 0.0
-        self._queries = UPDATE_ROWS
+        self.update_limit()
 
     def measure(self) -> tuple[float, float]:
-        """Return the median, NaN without numbers, and the largest number in the band.
+        """Return (median of `numbers`, largest number in the band).
 
-        Without a history of `WARM_UP` numbers, all finite numbers are in the band.
+        The median is NaN without numbers. With fewer than `WARM_UP` numbers, the other one is the
+        largest float.
         """
         numbers = list(self.numbers)
         if self._is_log:
@@ -87,22 +87,24 @@ class NumberBand:
             middle, limit = math.exp(middle), math.exp(min(limit, _LARGEST_EXPONENT))
         return middle, limit if len(numbers) >= WARM_UP else sys.float_info.max
 
-    def safe_limit(self) -> float:
-        """Return a number that is in the band, and may be smaller than its limit.
+    def update_limit(self) -> None:
+        """Compute `safe_limit` from the present numbers.
 
-        It is computed anew after `UPDATE_ROWS` calls. Add at most one number between two calls:
-        then the median is at least the order statistic that many places below.
+        Call this again after at most `UPDATE_ROWS` numbers: until then, the median cannot fall
+        below the number that is now `UPDATE_ROWS` places below it in sorted order.
         """
-        if len(self.numbers) < WARM_UP:
-            return sys.float_info.max
-        self._queries += 1
-        if self._queries > UPDATE_ROWS:
+        self._safe_limit = -math.inf
+        if len(self.numbers) >= WARM_UP - UPDATE_ROWS:
             low = sorted(self.numbers)[(len(self.numbers) - 1) // 2 - UPDATE_ROWS]
-            self._safe_limit, self._queries = low + self._share * abs(low), 1
-        return self._safe_limit
+            self._safe_limit = low + self._share * abs(low)
+
+    @property
+    def safe_limit(self) -> float:
+        """Number that is in the band, and may be smaller than its limit."""
+        return self._safe_limit if len(self.numbers) >= WARM_UP else sys.float_info.max
 
     def __contains__(self, number: float) -> bool:
-        is_safe = number <= self.safe_limit()
+        is_safe = number <= self.safe_limit
         return math.isfinite(number) and (is_safe or number <= self.measure()[1])
 
 
@@ -116,7 +118,11 @@ class RunningMedian:
         self._statistics: tuple[np.ndarray, np.ndarray] | None = None
 
     def add(self, values: np.ndarray) -> None:
-        """Add a row; the median replaces values that are not finite."""
+        """Append a row with one value per layer; the oldest of `WINDOW` rows is dropped.
+
+        The layer's median replaces a value that is not finite. The first finite value of a layer
+        also fills the layer's earlier rows.
+        """
         usable = np.isfinite(values)
         if not usable.all():
             values = np.where(usable, values, self.measure()[0])
@@ -129,9 +135,10 @@ class RunningMedian:
             self._statistics = None
 
     def measure(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the median and the deviation of each layer; NaN for a layer without history.
+        """Return arrays of the median and the deviation of each layer, NaN without finite values.
 
-        The deviation is the median absolute deviation, scaled to that of a normal distribution.
+        The deviation is the median absolute deviation times 1.4826, which estimates a standard
+        deviation. Once the window is full, both are computed every `UPDATE_ROWS` rows.
         """
         if self._statistics is None:
             ring = self._ring[: max(1, min(self.rows, WINDOW))]
@@ -152,7 +159,7 @@ class RunningMedian:
 
 
 class Duration:
-    """Duration of a condition per layer."""
+    """Rows and first step of a condition that has been true without a break, by layer."""
 
     def __init__(self, layers: int) -> None:
         self._rows = np.zeros(layers, np.int64)
@@ -160,7 +167,11 @@ class Duration:
         self._is_reported = np.zeros(layers, bool)
 
     def find_new(self, condition: np.ndarray, step: int) -> np.ndarray:
-        """Return the layers where the condition has lasted and was not reported before."""
+        """Add a row, and return the indices of layers whose condition has just become lasting.
+
+        A condition is lasting after `LASTING_ROWS` rows and `LASTING_STEPS` steps. The layer is
+        returned again only after its condition was false.
+        """
         self._start_steps[self._rows == 0] = step
         # A resumed training repeats earlier steps.
         self._start_steps = np.minimum(self._start_steps, step)
@@ -198,7 +209,11 @@ class Band:
         self._row = 0
 
     def judge(self, logs: np.ndarray, step: int) -> list[Departure]:
-        """Add a row of logarithms, and return the departures that last since `SPIKE_ROWS` rows."""
+        """Add a row of logarithms, one per layer; return departures that are now confirmed.
+
+        A departure begins in the first row above the band, and is confirmed if the layer is still
+        above it `SPIKE_ROWS` - 1 rows later. Sets `leaving` to the layers of new departures.
+        """
         median, deviation = self.running_median.measure()
         scale = np.maximum(deviation, FLOOR)
         with np.errstate(invalid="ignore"):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import ref
 
 from thalweg._base.showing import show_value
-from thalweg._core.atomic_section import Call
+from thalweg._core.atomic_section import Call, run
 from thalweg._core.gradient_transforms import Decision
 from thalweg._core.state import mismatch
-from thalweg.diagnostics.bands import LOSS_SHARE, NumberBand
+from thalweg.diagnostics.bands import LOSS_SHARE, UPDATE_ROWS, NumberBand
 from thalweg.diagnostics.config import as_loss
 from thalweg.diagnostics.warned import Warned
 from thalweg.errors import (
@@ -158,20 +159,32 @@ class SpikeJudge:
         """
         return [partial(vars(self).update, _new_history(*_check_history(history)))]
 
-    def restoring_calls(self) -> list[Call]:
-        """Return a call that restores the present history, logged loss and copies."""
-        state = _new_history(*_check_history(self.history))
-        return [partial(vars(self).update, {**state, "_loss": self._loss, "_copies": self._copies})]
+    @contextmanager
+    def suspend(self) -> Generator[None]:
+        """Remove the logged loss for a `with` block, after which all state is as before the block.
+
+        The block may take a step, which then counts neither in the history nor in the copies.
+        """
+        state = {**_new_history(*self.history), "_loss": self._loss, "_copies": self._copies}
+        self._loss = None
+        try:
+            yield
+        finally:
+            run([partial(vars(self).update, state)])
 
     def norm_limit(self) -> float:
-        """Return a gradient norm up to which the next step is usual; -1 if its loss is not."""
+        """Return a gradient norm up to which the next step needs no `decide`.
+
+        The result is -1, which no norm is, if the logged loss is outside of its band.
+        """
         has_usual_loss = self._loss is None or self._loss in self._losses
-        return self._norms.safe_limit() if has_usual_loss else -1.0
+        return self._norms.safe_limit if has_usual_loss else -1.0
 
     def decide(self, stats: GradientStats) -> Decision:
-        """Return the decision about a step; copy the state if that is due, and warn of a rollback.
+        """Return whether the step is taken, and the calls to run after it or instead of it.
 
-        The calls of the decision change the parameters, the state and the history.
+        A callable `action` is called with the warning. The history changes only when the calls run;
+        a copy of the state, if one is due, and the warning of a rollback are made at once.
         """
         norm = float(stats.global_norm)
         warning = self._find_departure(norm)
@@ -182,10 +195,13 @@ class SpikeJudge:
         return Decision(False, [*self._history_calls(norms), *self._action_calls(warning, action)])
 
     def taking_calls(self, norms: Iterable[float]) -> list[Call]:
-        """Return calls that record a step that is taken; copy the state if that is due.
+        """Return calls that record a step that is taken.
+
+        With `keep`, parameters and state are copied at once, unless the last copy is of fewer than
+        `keep / 2` steps ago; a call stores the copy.
 
         Args:
-            norms: The gradient norm; an iterator in C is read by the calls.
+            norms: The gradient norm, or nothing; read when the calls run.
         """
         step, interval = self.step + 1, (self.keep + 1) // 2
         calls = self._history_calls(norms)
@@ -195,23 +211,28 @@ class SpikeJudge:
         return calls
 
     def skip_calls(self) -> list[Call]:
-        """Return calls that count a step that was left out before it could be judged."""
+        """Return calls that count a step without numbers, such as one that a loss scale skipped.
+
+        In one of `UPDATE_ROWS` steps, the safe limits of the bands are updated at once.
+        """
+        if self.step % UPDATE_ROWS == 0:
+            self._losses.update_limit()
+            self._norms.update_limit()
         return [partial(vars(self).update, {"step": self.step + 1, "_loss": None})]
 
     def _history_calls(self, norms: Iterable[float]) -> list[Call]:
-        """Return calls that count a step, and add its numbers to the bands."""
+        """Return calls that count a step, and add `norms` and the logged loss to the bands."""
         calls: list[Call] = [*self.skip_calls(), partial(self._norms.numbers.extend, norms)]
         if self._loss is not None and math.isfinite(self._loss):
             calls.append(partial(self._losses.numbers.append, self._loss))
         return calls
 
     def _find_departure(self, norm: float) -> Warned | None:
-        """Return the reason why the next step leaves its band; None if it does not."""
+        """Return the warning about a loss, or else a norm, outside of its band; or None."""
         checks = (
             (self._loss, self._losses, "loss left its band", "loss"),
             (norm, self._norms, "gradients left their band", "norm"),
         )
-        # Both bands are queried before each step, as `NumberBand.safe_limit` requires.
         departures = [
             Warned("", self.step + 1, description, number, band.measure()[0], kind)
             for number, band, description, kind in checks
@@ -220,7 +241,10 @@ class SpikeJudge:
         return departures[0] if departures else None
 
     def _choose(self, warning: Warned) -> str | None:
-        """Return the action for an unusual step; None to take it."""
+        """Return "skip" or "rollback" for an unusual step, or None to take the step.
+
+        Raises InvalidTypeError or InvalidArgumentError for another result of a callable action.
+        """
         action = self.action if isinstance(self.action, str) else self.action(warning)
         if action is not None and action not in ACTIONS:
             raise InvalidTypeError(
@@ -235,8 +259,10 @@ class SpikeJudge:
         return action
 
     def _action_calls(self, warning: Warned, action: str) -> list[Call]:
-        """Return the calls that leave out a step and, with "rollback", restore the oldest copy
-        within `keep` steps; warn of the steps that are taken back.
+        """Return calls that leave out the step and add to `actions`; for "rollback" also restore.
+
+        Restored is the older of the copies that were made at most `keep` steps ago; without one,
+        the step is only left out. A rollback is warned of at once.
         """
         first = warning.step
         copies = [copy for copy in self._copies if warning.step - copy[0] <= self.keep]

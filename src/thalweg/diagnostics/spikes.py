@@ -236,7 +236,10 @@ def _make(keywords: dict[str, Any]) -> Spikes:
 
 
 def _check_action(action: object, keep: object) -> int:
-    """Return the number of steps to keep for an action."""
+    """Return how many steps a rollback may take back: `keep`, or a default if it is None.
+
+    Raises InvalidTypeError or InvalidArgumentError if the arguments of `Spikes` are invalid.
+    """
     if not (action in ACTIONS if isinstance(action, str) else callable(action)):
         raise InvalidTypeError(
             f"action must be 'skip', 'rollback' or a function, not {show_value(action)}."
@@ -253,7 +256,11 @@ def _check_action(action: object, keep: object) -> int:
 
 
 class _Layers:
-    """History of all layers and of their warnings."""
+    """History of all layers and of their warnings.
+
+    `rows` of a step are {column: one number per layer}, with the columns of diagnostics. A
+    departure is a layer whose number is unusual.
+    """
 
     def __init__(self, count: int) -> None:
         self._count, self._rows = count, 0
@@ -268,7 +275,10 @@ class _Layers:
         self._reported_batches: set[int] = set()
 
     def judge(self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray) -> list[Departure]:
-        """Add the row of a step, and return its departures, except unconfirmed spikes."""
+        """Add the rows of a step; return departures that began in it and spikes that it confirms.
+
+        A spike is confirmed by `Band.judge`, or by `take_recent`.
+        """
         departures = self._judge_first(rows, step, sizes) if self._rows == 0 else []
         not_finite = self._judge_nonfinite(rows, step)
         leaving = {departure.layer for departure in not_finite}
@@ -292,7 +302,7 @@ class _Layers:
         return [departure for band in self._bands.values() for departure in band.take_recent()]
 
     def warn(self, departures: Sequence[Departure], names: Sequence[str]) -> Iterable[Warned]:
-        """Yield a warning for each departure, or one for each batch with most layers."""
+        """Yield one warning per departure; one per step for spikes of most layers at once."""
         for step, layer, description, number, baseline, _, warning_kind in departures:
             crowd = self._crowds.get(step, []) if description in _BAND_DESCRIPTIONS else []
             if not crowd:
@@ -304,7 +314,7 @@ class _Layers:
                 yield Warned("", step, f"{text}: {description}", number, baseline, "batch", layers)
 
     def _keep_crowd(self, rows: dict[str, np.ndarray], step: int, leaving: set[int]) -> None:
-        """Store the layers that leave in this step, if they are most of the measured ones."""
+        """Store `leaving` in `_crowds` if it has most of the measured layers; forget old crowds."""
         # A resumed training repeats earlier steps.
         self._crowds.pop(step, None)
         self._reported_batches.discard(step)
@@ -318,7 +328,10 @@ class _Layers:
     def _judge_first(
         self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
     ) -> list[Departure]:
-        """Return departures of first weights that are far larger than all others."""
+        """Return departures of layers with far larger weights than any other, in the first row.
+
+        Empty unless `sizes`, the number of elements of each layer, is given.
+        """
         if "weight_norm" not in rows or len(sizes) != self._count:
             return []
         rms = rows["weight_norm"] / np.sqrt(np.maximum(sizes, 1))
@@ -333,7 +346,7 @@ class _Layers:
         return departures
 
     def _judge_nonfinite(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return departures of gradients that were finite in the previous row, but are not now."""
+        """Return departures of layers whose gradient has become NaN or infinite in this step."""
         norms = rows.get("gradient_norm", np.zeros(self._count))
         # Prefers counts to NaN norms: tables also have NaN for unmeasured numbers.
         counts = rows.get("nonfinite", np.isnan(norms).astype(np.float64))
@@ -347,7 +360,7 @@ class _Layers:
         ]
 
     def _judge_moments(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return one departure if most layers lost their momentum: its cosine is then NaN."""
+        """Return one departure if the cosine to the momentum is NaN in most layers, else none."""
         if "cosine" not in rows:
             return []
         cosine, running_median = rows["cosine"], self._cosine
@@ -365,7 +378,10 @@ class _Layers:
     def _judge_silent(
         self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
     ) -> list[Departure]:
-        """Return departures of layers that long have no gradients or updates."""
+        """Return departures of layers that have lacked a gradient or an update for long.
+
+        See `Duration` for how long; an update is also lacked if rounding loses most of it.
+        """
         if "gradient_norm" not in rows:
             return []
         gradient = rows["gradient_norm"]
@@ -394,7 +410,11 @@ class _Layers:
         return departures
 
     def _judge_growth(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return departures of weights that grew by `GROWTH`, and faster than before."""
+        """Return departures of layers whose weight norm grew by the factor `GROWTH`.
+
+        Compared are the last `LASTING_STEPS` steps, in which the norm must also have grown faster
+        than in the same number of steps before. A layer is returned once until its growth ends.
+        """
         if "weight_norm" not in rows:
             return []
         with np.errstate(divide="ignore", invalid="ignore"):

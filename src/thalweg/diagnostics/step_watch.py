@@ -188,12 +188,7 @@ def _combine_all(measurements: Sequence[VariableDiagnostics]) -> tuple[Any, Flag
 
 def _fetch(value: Any) -> Fetch:
     """Return a function that returns a value in host memory; start the copy of a tensor."""
-    return fetched(value) if isinstance(value, Tensor) else partial(_same, value)
-
-
-def _same(value: Any) -> Any:
-    """Return the value unchanged."""
-    return value
+    return fetched(value) if isinstance(value, Tensor) else lambda: value
 
 
 def fetched(tensor: Tensor) -> Callable[[], Any]:

@@ -33,6 +33,7 @@ from thalweg._core.options.accumulation import (
 from thalweg._core.options.diagnostics import Diagnosed
 from thalweg._core.options.flat_gradients import Flat
 from thalweg._core.options.loss_scale import Unscaling
+from thalweg._core.options.spikes import HISTORY
 from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.weight_averaging import Average
 from thalweg._core.param_groups import Group, params_of
@@ -236,7 +237,7 @@ class FusedOptimizer(GroupChecks):
             with importing:
                 from thalweg.optim.diagnostics.measuring import diagnose
             diagnose(self, diagnostics, is_copy)
-        if (judge := self.step_options.base_transforms.judge) is not None:
+        if (judge := self.step_options.judge) is not None:
             with importing:
                 from thalweg.optim.judged_steps import JudgedSteps
             judge.attach_to(JudgedSteps(self))
@@ -244,12 +245,19 @@ class FusedOptimizer(GroupChecks):
     def record_format(self, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
         """Write the entries that describe the form of a state to groups and states, in place."""
         options = self.step_options
-        has_entries = options.kinds.sums or options.base_transforms.judge is not None
+        has_entries = options.kinds.sums or options.judge is not None
         has_entries = has_entries or options.of(Rounding).round is not None
         if has_entries or any(map(self.encodes_group, groups)):
             with importing:
                 from thalweg.optim.state_format import record_format
             record_format(self, groups, state)
+
+    def describe_state(self, groups: Sequence[Group]) -> None:
+        """Write the form of the state and the history of judged steps to saved groups, in place."""
+        self.record_format(groups, {})
+        if (judge := self.step_options.judge) is not None:
+            for group in groups:
+                group[HISTORY] = judge.history
 
     def _listen(self) -> None:
         """Register hooks that update parameters in the backward pass, if `in_backward` is on."""
@@ -296,7 +304,7 @@ class FusedOptimizer(GroupChecks):
         )
         state_dict = without_dynamo(super().state_dict)()  # pyright: ignore
         # Options of a group may have changed since they were recorded.
-        self.record_format(state_dict["param_groups"], {})
+        self.describe_state(state_dict["param_groups"])
         if any("state_storage" in group for group in state_dict["param_groups"]):
             with importing:
                 from thalweg.optim.quantized_state import add_rows
@@ -378,7 +386,7 @@ class FusedOptimizer(GroupChecks):
         """Report the loss of a closure to the diagnostics and to the judge of steps."""
         if self.step_cache.diagnosing is not None:
             self.step_cache.diagnosing.note_loss(loss)
-        if (judge := self.step_options.base_transforms.judge) is not None:
+        if (judge := self.step_options.judge) is not None:
             with suppress(InvalidTypeError):
                 judge.log_loss(loss)
 
@@ -427,17 +435,16 @@ class FusedOptimizer(GroupChecks):
 
     @contextmanager
     def _restore_params(self) -> Generator[None]:
-        """Restore all parameters, and the history of judged steps, after the `with` block.
+        """Restore all parameters after the `with` block.
 
-        Some rules decay parameters at a rate of 0, too.
+        Some rules decay parameters at a rate of 0, too. The judge of steps is suspended.
         """
-        params, judge = params_of(self.param_groups), self.step_options.base_transforms.judge
+        params, judge = params_of(self.param_groups), self.step_options.judge
         values = [param.detach().clone() for param in params]
-        history_calls = [] if judge is None else judge.restoring_calls()
         try:
-            yield
+            with nullcontext() if judge is None else judge.suspend():
+                yield
         finally:
-            run(history_calls)
             with no_grad():
                 for param, value in zip(params, values, strict=True):
                     param.copy_(value)

@@ -81,7 +81,7 @@ class GradScalerMixin:
         if (counter := self.step_cache.counter) is not None:
             count += int(counter.item())
         self.step_cache.last_step = LastStep(False, FOUND_INF, count)
-        judge = self.step_options.base_transforms.judge
+        judge = self.step_options.judge
         run([] if judge is None else judge.skip_calls())
         return True
 

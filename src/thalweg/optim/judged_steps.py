@@ -116,7 +116,7 @@ def split_history(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str
     Raises:
         CheckpointMismatchError: The history is invalid.
     """
-    groups, judge = saved_state["param_groups"], optimizer.step_options.base_transforms.judge
+    groups, judge = saved_state["param_groups"], optimizer.step_options.judge
     history = next((group[HISTORY] for group in groups if HISTORY in group), None)
     if history is not None:
         groups = [{n: x for n, x in group.items() if n != HISTORY} for group in groups]

@@ -176,7 +176,7 @@ def drop_unused(
     steps.
     """
     groups, history_calls = saved_state["param_groups"], list[Call]()
-    has_judge = optimizer.step_options.base_transforms.judge is not None
+    has_judge = optimizer.step_options.judge is not None
     if has_judge or any(HISTORY in group for group in groups):
         with importing:
             from thalweg.optim.judged_steps import split_history

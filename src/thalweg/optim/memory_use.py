@@ -287,7 +287,7 @@ def _use_of(
         ):  # a step copies gradients to the CPU, and weights back
             counts["weights", dtype, "cpu"] += size * dtype.itemsize
             counts["gradients", sum_dtype, "cpu"] += size * sum_dtype.itemsize
-    if (judge := options.base_transforms.judge) is not None and judge.copies:
+    if (judge := options.judge) is not None and judge.copies:
         entries.update(_count_copies(judge.copies, entries, twins.originals))
     sorted_counts = [
         *counts.items(),

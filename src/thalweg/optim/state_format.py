@@ -30,8 +30,9 @@ def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, A
         state: The states of parameters, changed in place.
     """
     has_sums, entries = optimizer.step_options.kinds.sums, rounding_entries(optimizer)
-    if (judge := optimizer.step_options.base_transforms.judge) is not None:
-        entries[HISTORY] = judge.history
+    if optimizer.step_options.judge is not None:
+        # `describe_state` fills in the history, which changes with each step.
+        entries[HISTORY] = []
     for group in groups:
         group.update(entries)
         if has_sums:

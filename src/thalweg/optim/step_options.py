@@ -42,6 +42,7 @@ from thalweg.variable import check_held
 if TYPE_CHECKING:
     from thalweg._core.clip_factor import Factor
     from thalweg._core.gradient_stats import GradientStats
+    from thalweg.diagnostics.spike_judge import SpikeJudge
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
 EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
@@ -120,6 +121,7 @@ class StepOptions:
         kinds: The storage of the state of parameters.
         zero_warning: As `without` of a `Wrapper`, if there is one.
         base_transforms: The gradient transforms that do not depend on the step.
+        judge: The judge of steps; None without `spikes`.
 
     Raises:
         TypeError, ValueError: An option is invalid, or excludes another.
@@ -146,6 +148,8 @@ class StepOptions:
         self.base_transforms = GradientTransforms(
             **{n: x for option in active for n, x in option.gradient_transforms().items()}
         )
+        spikes = self.of(SpikeActions).spikes
+        self.judge: SpikeJudge | None = None if spikes is None else spikes.judge
         self.clips = bool(self.base_transforms)
         self.zero_warning = self.of(Sphere).without if self.of(Sphere) in active else ()
         self._begin = [option for option in active if option.begins]
@@ -327,6 +331,6 @@ def gradient_transforms(
         epsilon=EPSILON if is_torchs else None,
         clip_factor=factor,
         # With a known factor the judge has decided.
-        judge=None if factor is not None else options.base_transforms.judge,
+        judge=None if factor is not None else options.judge,
         watch=grad_report if by_norm and factor is None else None,
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from thalweg._base.lazy import offered
+from thalweg._base.lazy import offering
 from thalweg.schedules.base import LearningRateSchedule
 
 if TYPE_CHECKING:
@@ -44,9 +44,4 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    return offered(__name__, _HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = offering(__name__, _HOMES, {}, object)

@@ -99,7 +99,9 @@ def compare(
     doing("making the variables")
     problem, optimizer = workload.make_tensors(shapes), workload.make_optimizer(entry, options)
     own_contender = Contender(entry.label, workload.step_of(optimizer, problem))
-    contenders = [own_contender, *_make_peers(entry, problem, peer_names)]
+    contenders = [own_contender, *peers.make_contenders(entry, problem, tuple(peer_names))]
+    step = roofline.roofline(entry.slots, problem.variables, problem.gradients)
+    contenders.append(Contender(ROOFLINE, step))
     anchor = "torch-fused"
     if rule != "Adam" or anchor not in peer_names:
         anchor = ANCHOR
@@ -128,6 +130,7 @@ def _make_row(
     base_streams = roofline.count_streams(entry.slots)
     streams = base_streams if name == ROOFLINE else base_streams + entry.norms
     spread, median = timings.spread(name, anchor), timings.median(name)
+    verdict = timings.verdict
     return BenchmarkRow(
         rule=rule,
         contender=name,
@@ -138,20 +141,11 @@ def _make_row(
         extra_bytes=memory.extra_bytes(contender.step),
         state_bytes=_state_bytes(owner, shapes),
         disturbance=timings.disturbance,
-        verdict=_worse_verdict(timings.verdict, spread),
+        verdict="unsteady" if verdict == "quiet" and spread > SPREAD else verdict,
         rounds_ms=tuple(1e3 * seconds for seconds in timings.seconds[name]),
         quiet_rounds=len(timings.quiet()),
         spread=spread,
     )
-
-
-def _make_peers(entry: BenchmarkedRule, problem: Any, peer_names: Sequence[str]) -> list[Contender]:
-    """Return the peers of a rule and the roofline."""
-    step = roofline.roofline(entry.slots, problem.variables, problem.gradients)
-    return [
-        *peers.make_contenders(entry, problem, tuple(peer_names)),
-        Contender(ROOFLINE, step),
-    ]
 
 
 def _fused_adam(problem: Any) -> Contender:
@@ -179,7 +173,3 @@ def _state_bytes(owner: object, shapes: ShapeSet) -> float | None:
         sum(tensor.nbytes for tensor in state_tensors if isinstance(tensor, Tensor))
         / shapes.parameters
     )
-
-
-def _worse_verdict(verdict: Verdict, spread: float) -> Verdict:
-    return "unsteady" if verdict == "quiet" and spread > SPREAD else verdict

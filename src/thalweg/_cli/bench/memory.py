@@ -54,16 +54,3 @@ def available_bytes() -> int | None:
         return int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
-
-
-def measure_growth(step: Step, steps: int) -> int:
-    """Return the bytes by which `steps` steps increase the memory of Python and NumPy."""
-    tracemalloc.start()
-    try:
-        step()
-        base = tracemalloc.get_traced_memory()[0]
-        for _ in range(steps):
-            step()
-        return max(tracemalloc.get_traced_memory()[0] - base, 0)
-    finally:
-        tracemalloc.stop()

@@ -111,20 +111,14 @@ def tensorflow_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
     return tf.function(lambda: optimizer.apply_gradients(list(zip(grads, variables))))
 
 
-_LIBRARIES: dict[str, tuple[str, Callable[[BenchmarkedRule, Workload], Step | None]]] = {
-    "optax": ("optax", optax_step),
-    "keras": ("keras", keras_step),
-    "tensorflow": ("tensorflow", tensorflow_step),
-}
+_LIBRARIES: dict[str, Callable[[BenchmarkedRule, Workload], Step | None]] = {
+    "optax": optax_step, "keras": keras_step, "tensorflow": tensorflow_step,
+}  # fmt: skip
 
 
 def installed_peers() -> tuple[str, ...]:
     """Return the peers that can be imported here, without importing them."""
-    return tuple(
-        name
-        for name in PEERS
-        if name not in _LIBRARIES or find_spec(_LIBRARIES[name][0]) is not None
-    )
+    return tuple(name for name in PEERS if name not in _LIBRARIES or find_spec(name) is not None)
 
 
 def make_contenders(
@@ -135,6 +129,6 @@ def make_contenders(
         if name.startswith("torch-"):
             step = torch_step(entry, problem, name.removeprefix("torch-"))
         else:
-            step = _LIBRARIES[name][1](entry, problem)
+            step = _LIBRARIES[name](entry, problem)
         if step is not None:
             yield Contender(name, step)

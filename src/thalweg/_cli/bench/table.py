@@ -39,15 +39,8 @@ def title_of(shapes: ShapeSet) -> str:
 
 
 HEADINGS: tuple[str, ...] = (
-    "rule",
-    "step by",
-    "ms",
-    "ratio",
-    "GB/s",
-    "of roofline",
-    "extra memory",
-    "state bytes",
-)
+    "rule", "step by", "ms", "ratio", "GB/s", "of roofline", "extra memory", "state bytes",
+)  # fmt: skip
 # Columns that a narrow terminal omits, in this order; the others stay.
 OPTIONAL_COLUMNS = ("GB/s", "extra memory", "state bytes", "of roofline", "ms")
 

@@ -62,9 +62,9 @@ class Timings:
 
     def quiet(self) -> list[int]:
         """Return the indices of undisturbed rounds."""
-        limits = {
-            name: QUIET * _low_percentile(times) for name, times in self.seconds.items() if times
-        }
+        # The limit is relative to the 20th percentile.
+        limits = {name: QUIET * sorted(times)[len(times) // 5]
+                  for name, times in self.seconds.items() if times}  # fmt: skip
         return [
             index
             for index, cores_of_others in enumerate(self.cores_of_others)
@@ -128,11 +128,6 @@ def busy_elsewhere() -> float:
     used = (user + nice + system + sum(other_ticks)) / os.sysconf("SC_CLK_TCK")
     # The times of this process and its children are not those of others.
     return used - sum(os.times()[:4])
-
-
-def _low_percentile(times: Sequence[float]) -> float:
-    """Return the 20th percentile."""
-    return sorted(times)[len(times) // 5]
 
 
 @contextmanager

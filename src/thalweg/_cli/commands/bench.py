@@ -99,7 +99,6 @@ def _check_elements(name: str, rule: Rule) -> None:
 @click.option(
     "--rules",
     default="Adam",
-    show_default=True,
     metavar="A,B,...",
     help="Optimizers, separated by commas: a name, v1: before an optimizer of TensorFlow 1, optim: "
     "before one of thalweg.optim, torch: before one of torch.optim, or file.py:NAME for your "
@@ -114,7 +113,6 @@ def _check_elements(name: str, rule: Rule) -> None:
 @click.option(
     "--rounds",
     default=7,
-    show_default=True,
     type=Whole(1),
     help="Number of undisturbed rounds; each optimizer takes steps in each round.",
 )

@@ -54,7 +54,6 @@ class NothingToCompare(click.ClickException):
 @click.option(
     "--steps",
     default=20,
-    show_default=True,
     type=Whole(1, 1000),
     help="Number of steps to compare.",
 )
@@ -132,7 +131,7 @@ def _compare(
                 configured, own_optimizer.with_arguments(**own_arguments), steps=steps
             )
     except ConformError as error:
-        _fail(str(error))
+        raise NothingToCompare(str(error)) from error
     if as_json:
         report = {
             "theirs": name,
@@ -144,10 +143,6 @@ def _compare(
     else:
         _print(name, own_optimizer.name, outcome, note)
     sys.exit(0 if outcome.agrees else PARTS)
-
-
-def _fail(message: str) -> NoReturn:
-    raise NothingToCompare(message)
 
 
 def _as_json(value: object) -> object:
@@ -224,7 +219,7 @@ def _draw(path: Path, list_path: Path | None, steps: int, as_json: bool) -> None
         with watch_shares("importing") as progress:
             survey = atlas.survey(table, steps, progress)
     except ConformError as error:
-        _fail(str(error))
+        raise NothingToCompare(str(error)) from error
     options = [
         *(["--list", str(list_path)] if list_path else []),
         *(["--steps", str(steps)] * (steps != 20)),

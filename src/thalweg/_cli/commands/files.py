@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -143,7 +144,6 @@ def diff(first_path: str, second_path: str, rules: str | None, as_json: bool) ->
     "--to",
     type=click.Choice(["thalweg", "tf", "tf1"]),
     default="thalweg",
-    show_default=True,
     help="The reader of OUT: tf.train.Checkpoint or tf.train.Saver.",
 )
 @click.option("--rules", metavar="FILE", help="Lines `pattern -> name [axes]`, one per variable.")
@@ -305,15 +305,6 @@ def _bytes_of(path: str) -> int:
 
 
 def _as_json(listing: Listing) -> dict[str, object]:
-    tensors = [
-        {
-            "name": tensor.name,
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "bytes": tensor.bytes,
-        }
-        for tensor in listing.tensors
-    ]
     return {
         "path": listing.path,
         "kind": listing.kind,
@@ -321,7 +312,7 @@ def _as_json(listing: Listing) -> dict[str, object]:
         "optimizer": listing.document.get("optimizer"),
         "step": listing.document.get("step"),
         "metrics": listing.document.get("metrics", {}),
-        "tensors": tensors,
+        "tensors": [asdict(tensor) for tensor in listing.tensors],
     }
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from thalweg._base.literals import split_at_commas
 from thalweg._cli.console import make_console
 from thalweg._cli.launch import launch_ranks
-from thalweg._cli.options import Stopped, Whole, clamp_threads, usable_cores
+from thalweg._cli.options import RaceOptions, Rates, Stopped, Whole, clamp_threads
 from thalweg._cli.output_paths import check_writable, refuse_folder
 
 if TYPE_CHECKING:
@@ -24,19 +24,11 @@ if TYPE_CHECKING:
 
 SWEEP = "sweep"
 PROBLEMS = ("digits", "lines", "stdlib", "lm")
-# Options that are valid only with --target, and options that are valid only without.
+# RaceOptions that are valid only with --target, and options that are valid only without.
 OF_TARGETS = ("trials", "studies", "resume", "jobs")
 OF_RACES = ("lr", "epochs", "seeds", "nproc", "logdir", "report")
 # Batch sizes below the maximum of --nproc.
 BATCHES = {"lm": 16}
-
-
-class Rates(NamedTuple):
-    """Value of --lr: a shared rate, rates by optimizer name, or a sweep over several rates."""
-
-    shared: float | None
-    by_name: dict[str, float]
-    sweep: bool = False
 
 
 def _parse_rates(context: click.Context, parameter: click.Parameter, value: str | None) -> Rates:
@@ -111,14 +103,12 @@ def _parse_problems(
     "--seed",
     type=Whole(0, 2**63 - 1),
     default=0,
-    show_default=True,
     help="Seed of the initial weights and of the order of the examples.",
 )
 @click.option(
     "--seeds",
     type=Whole(1, 100),
     default=1,
-    show_default=True,
     help="Number of seeds, starting at --seed; the table then shows the spread and the possible "
     "ranks.",
 )
@@ -126,7 +116,6 @@ def _parse_problems(
     "--threads",
     type=Whole(1),
     default=1,
-    show_default=True,
     callback=clamp_threads,
     help="Number of threads; for models this small one is as fast as many.",
 )
@@ -134,7 +123,6 @@ def _parse_problems(
     "--nproc",
     type=Whole(1, 32),  # examples in the smallest batch
     default=1,
-    show_default=True,
     help="Number of processes that share each batch, started by torch's launcher.",
 )
 @click.option(
@@ -151,7 +139,6 @@ def _parse_problems(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=".",
-    show_default=True,
     help="Folder for race.png and race.json, with --target for target.svg and target.json. Asks "
     "before it creates a folder.",
 )
@@ -179,14 +166,12 @@ def _parse_problems(
     "--trials",
     type=Whole(1, 1000),
     default=5,
-    show_default=True,
     help="With --target: number of points per study.",
 )
 @click.option(
     "--studies",
     type=Whole(1, 100),
     default=3,
-    show_default=True,
     help="With --target: number of studies; the median counts.",
 )
 @click.option(
@@ -201,26 +186,7 @@ def _parse_problems(
     help="With --target: continue from target.json after Ctrl-C.",
 )
 @click.pass_context
-def race(
-    context: click.Context,
-    optimizers: str | None,
-    lr: Rates,
-    epochs: int | None,
-    seed: int,
-    seeds: int,
-    threads: int,
-    nproc: int,
-    problems: tuple[str, ...],
-    out: Path,
-    logdir: Path | None,
-    report: Path | None,
-    as_json: bool,
-    target: bool,
-    trials: int,
-    studies: int,
-    jobs: int | None,
-    resume: bool,
-) -> None:
+def race(context: click.Context, **values: Any) -> None:
     """Train one model with several optimizers, side by side, on real data.
 
     All optimizers start from the same weights and see the same batches; blocks of steps
@@ -244,39 +210,37 @@ def race(
     """
     from thalweg._cli.race.errors import need_modules
 
-    _check_options(context, target)
-    problems = problems or (PROBLEMS if target else PROBLEMS[:1])
+    options = RaceOptions(**values)
+    _check_options(context, options.target)
+    problems = options.problems or (PROBLEMS if options.target else PROBLEMS[:1])
+    options = options._replace(problems=problems)
     need_modules("matplotlib", *(["sklearn"] if {"digits", "lines"} & set(problems) else []))
-    if target:
-        from thalweg._cli.race_target import TargetOptions, race_to_targets
+    if options.target:
+        from thalweg._cli.race_target import race_to_targets
 
-        names = None if optimizers is None else split_at_commas(optimizers)
-        jobs = jobs or max(1, usable_cores() // threads)
-        sizes = trials, studies, seed, threads, jobs
-        race_to_targets(TargetOptions(names, problems, *sizes, out, resume, as_json))
-        return
-    problem = _single_problem(problems, nproc)
-    if logdir is not None:
-        need_modules("tensorboard")
-    if seed + seeds > 2**63:
-        raise click.UsageError(f"--seeds {seeds} from --seed {seed} on go beyond {2**63 - 1}.")
-    sizes = epochs, range(seed, seed + seeds), threads
-    _start_race(Chosen(optimizers, lr, *sizes, problem, out, logdir, report, as_json), nproc)
+        race_to_targets(options)
+    else:
+        _check_sizes(options)
+        if options.logdir is not None:
+            need_modules("tensorboard")
+        _start_race(options)
 
 
-def _single_problem(problems: tuple[str, ...], nproc: int) -> str:
-    """Return the only problem; raise UsageError if there are more, or too many processes for it."""
-    problem, *further_problems = problems
+def _check_sizes(options: RaceOptions) -> None:
+    """Raise UsageError for several problems, too many processes for it, or too large seeds."""
+    problem, *further_problems = options.problems
+    nproc, seed, seeds = options.nproc, options.seed, options.seeds
     if further_problems:
         raise click.UsageError("--problem: one at a time; with --target, several.")
     if nproc > BATCHES.get(problem, nproc):
         raise click.UsageError(
             f"--nproc {nproc} is more than the {BATCHES[problem]} examples in a batch of {problem}."
         )
-    return problem
+    if seed + seeds > 2**63:
+        raise click.UsageError(f"--seeds {seeds} from --seed {seed} on go beyond {2**63 - 1}.")
 
 
-def _start_race(options: Chosen, nproc: int) -> None:
+def _start_race(options: RaceOptions) -> None:
     """Check the contestants and the output paths, then race in this process or in several."""
     out, report = options.out, options.report
     output_paths = [out / "race.json", out / "race.png"]
@@ -285,25 +249,10 @@ def _start_race(options: Chosen, nproc: int) -> None:
     if report is not None:
         _check_page(report, output_paths, contestants)
         output_paths.append(report)
-    if nproc > 1:
-        launch_ranks(nproc, _run_race, options, output_paths)
+    if options.nproc > 1:
+        launch_ranks(options.nproc, _run_race, options, output_paths)
     else:
         _run_race(options, output_paths)
-
-
-class Chosen(NamedTuple):
-    """Options of `thalweg race` without --target."""
-
-    optimizers: str | None
-    lr: Rates
-    epochs: int | None
-    seeds: range
-    threads: int
-    problem: str
-    out: Path
-    logdir: Path | None
-    report: Path | None
-    as_json: bool
 
 
 def _check_options(context: click.Context, target: bool) -> None:
@@ -328,7 +277,7 @@ _REASONS = {
 }
 
 
-def _choose_contestants(options: Chosen) -> list[Contestant]:
+def _choose_contestants(options: RaceOptions) -> list[Contestant]:
     from thalweg._cli.race.contestants import line_up
     from thalweg._cli.race.errors import RaceError
     from thalweg._cli.race.problems import DEFAULT_OPTIMIZERS
@@ -337,8 +286,8 @@ def _choose_contestants(options: Chosen) -> list[Contestant]:
     try:
         contestants = line_up(
             split_at_commas(options.optimizers) if options.optimizers is not None
-            else DEFAULT_OPTIMIZERS[options.problem],
-            options.lr.by_name, options.problem, rate=options.lr.shared,
+            else DEFAULT_OPTIMIZERS[options.problems[0]],
+            options.lr.by_name, options.problems[0], rate=options.lr.shared,
         )  # fmt: skip
         if options.lr.sweep:
             enter_rates(contestants)  # a rate that cannot be set is found here
@@ -364,7 +313,7 @@ def _check_page(page: Path, output_paths: list[Path], contestants: list[Contesta
         )
 
 
-def _run_race(options: Chosen, output_paths: list[Path]) -> None:
+def _run_race(options: RaceOptions, output_paths: list[Path]) -> None:
     """Run the race on this rank; rank 0 shows the progress and writes the files."""
     from thalweg._cli.race import events, outcome, plot, report
     from thalweg._cli.race.problems import PROBLEMS
@@ -372,10 +321,11 @@ def _run_race(options: Chosen, output_paths: list[Path]) -> None:
     from thalweg.distribute import Strategy
 
     strategy, contestants = Strategy(), _choose_contestants(options)
+    problem, seeds = options.problems[0], range(options.seed, options.seed + options.seeds)
 
     def ran(progress: outcome.Progress | None) -> outcome.RaceOutcome:
         return outcome.race_seeds(
-            PROBLEMS[options.problem], contestants, seeds=options.seeds, sweeps=options.lr.sweep,
+            PROBLEMS[problem], contestants, seeds=seeds, sweeps=options.lr.sweep,
             epochs=options.epochs, threads=options.threads, progress=progress, strategy=strategy,
             measures=options.report is not None and strategy.ranks.rank == 0,
         )  # fmt: skip
@@ -384,8 +334,8 @@ def _run_race(options: Chosen, output_paths: list[Path]) -> None:
         ran(None)
         return
     console = make_console(stderr=options.as_json)
-    with _events_folder(options.logdir, options.problem) as events_folder:
-        with watch_race(make_console(stderr=True), options.problem) as progress:
+    with _events_folder(options.logdir, problem) as events_folder:
+        with watch_race(make_console(stderr=True), problem) as progress:
             result = ran(progress)
         report.save(result, output_paths[0])
         plot.save(result, output_paths[1])

@@ -92,11 +92,8 @@ def show(name: str, as_json: bool) -> None:
         description = {**_describe_rule(rule, cls), "formula": formula_source(rule)}
         if torchs is not None:
             _, its_class = _find_rule(torchs.name)
-            torch_description = {
-                **_describe_rule(torchs, its_class),
-                "formula": formula_source(torchs),
-            }
-            description["torch"] = torch_description
+            torch_description = _describe_rule(torchs, its_class)
+            description["torch"] = {**torch_description, "formula": formula_source(torchs)}
         click.echo(json.dumps(description, indent=2))
         return
     _print_rule(make_console(), rule, torchs, cls)
@@ -240,13 +237,7 @@ def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object
     return {
         "name": rule.name,
         "slots": [
-            {
-                "name": slot.name,
-                "initial": slot.initial,
-                "positive": slot.positive,
-                "exact": slot.exact,
-                "storage": slot.storage,
-            }
+            {key: getattr(slot, key) for key in ("name", "initial", "positive", "exact", "storage")}
             for slot in rule.slots
         ],
         "passes": [

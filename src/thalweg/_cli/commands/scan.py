@@ -120,21 +120,18 @@ def _count_states(script: Scanned) -> str:
 def _format_line(path: str, name: Name) -> object:
     from rich.text import Text
 
+    from thalweg.errors import listed
+
     first, *other_lines = name.lines
     line = Text(f"{path}:{first}: {name.name}: ")
     if name.uses:
-        line = Text(f"{path}:{first}: {name.name} ({_names_below(name)}): ")
+        uses = listed((use.removeprefix(f"{name.name}.") for use in name.uses), limit=5)
+        line = Text(f"{path}:{first}: {name.name} ({uses}): ")
     line.append(name.state, style=_COLORS[name.state])
     line.append(f"; {escape_text(name.words)}")
     if other_lines:
         line.append(f" (also {', '.join(map(str, other_lines))})", style="dim")
     return line
-
-
-def _names_below(name: Name) -> str:
-    from thalweg.errors import listed
-
-    return listed((use.removeprefix(f"{name.name}.") for use in name.uses), limit=5)
 
 
 def _print_names(markdown: bool, as_json: bool) -> None:

@@ -89,8 +89,11 @@ def _set_rates(
         shared = rate if entry.rate is None else entry.rate
         learning_rate = shared if key is None else by_key[key]
         if learning_rate is not None:
-            checked = _check_rate(learning_rate, contestant.name)
-            contestant = replace(contestant, learning_rate=checked)
+            if not (math.isfinite(learning_rate) and learning_rate > 0):
+                name = contestant.name
+                text = f"must be a positive number, not {learning_rate}."
+                raise RaceError(f"the learning rate of {name} {text}")
+            contestant = replace(contestant, learning_rate=learning_rate)
         _check_made(contestant)
         with_rates.append(contestant)
     for name in rates:
@@ -113,12 +116,6 @@ def _check_made(contestant: Contestant) -> None:
         raise RaceError(
             f"'{contestant.name}' cannot be made: {type(error).__name__}: {error}"
         ) from error
-
-
-def _check_rate(rate: float, name: str) -> float:
-    if not (math.isfinite(rate) and rate > 0):
-        raise RaceError(f"the learning rate of {name} must be a positive number, not {rate}.")
-    return rate
 
 
 def _find_optimizer(entry: RaceEntry, problem: str) -> Contestant:

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from thalweg._cli.race.outcome import RaceOutcome
-from thalweg._cli.race.run import Lane
 
 
 @contextmanager
@@ -49,13 +47,9 @@ def save(outcome: RaceOutcome, folder: Path) -> None:
         for lane in race.lanes:
             run = lane.name.replace("/", "_").replace(":", "_")
             with SummaryWriter(str(folder / f"{run}{seed}")) as writer:
-                _write_lane(lane, writer)
-
-
-def _write_lane(lane: Lane, writer: Any) -> None:
-    for step, loss in enumerate(lane.losses, 1):
-        writer.add_scalar("loss/batch", loss, step)
-    for step, scores in lane.evaluations:
-        for tag, value in zip(("loss/train", "loss/test", "accuracy/test"), scores, strict=True):
-            if math.isfinite(value):
-                writer.add_scalar(tag, value, step)
+                scalars = [("loss/batch", loss, step) for step, loss in enumerate(lane.losses, 1)]
+                for step, scores in lane.evaluations:
+                    pairs = zip(("loss/train", "loss/test", "accuracy/test"), scores, strict=True)
+                    scalars += [(tag, x, step) for tag, x in pairs if math.isfinite(x)]
+                for scalar in scalars:
+                    writer.add_scalar(*scalar)

@@ -75,7 +75,8 @@ def _draw_lane(
     loss_axes: Any, accuracy_axes: object, ranked: Standing, style: dict[str, Any]
 ) -> None:
     lanes, lane = ranked.lanes, ranked.lanes[0]
-    curves = [smooth_losses(_finite_losses(seed_lane.losses), SMOOTHING) for seed_lane in lanes]
+    curves = [smooth_losses(losses[np.isfinite(losses)], SMOOTHING)
+              for losses in (np.asarray(seed_lane.losses) for seed_lane in lanes)]  # fmt: skip
     length = min(map(len, curves))
     steps = np.arange(1, length + 1)
     smooth = _draw_curves(loss_axes, steps, [curve[:length] for curve in curves], style)
@@ -103,10 +104,6 @@ def _draw_curves(axes: Any, steps: Any, curves: Sequence[Any], style: dict[str, 
             steps, values.min(0), values.max(0), color=style["color"], alpha=0.12, linewidth=0
         )
     return mean
-
-
-def _finite_losses(losses: Sequence[float]) -> np.ndarray:
-    return np.asarray(losses)[np.isfinite(losses)]
 
 
 def smooth_losses(losses: np.ndarray, window: int) -> np.ndarray:

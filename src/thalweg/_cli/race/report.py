@@ -49,21 +49,21 @@ def table(races: Sequence[Race], width: int) -> Table:
             )
         )
     styles = ["green" if ranked.first == 1 and ranked.is_scored else None for ranked in standings]
-    return fitted(partial(_lay_out_table, rows, styles), HEADINGS, OPTIONAL_COLUMNS, width)
+    return fitted(partial(lay_out_table, rows, styles), HEADINGS, OPTIONAL_COLUMNS, width)
 
 
-def _lay_out_table(
+def lay_out_table(
     rows: Sequence[Mapping[str, Any]], styles: Sequence[str | None], headings: list[str]
 ) -> Table:
+    """Return a table of rows, which have a cell for each heading, with a style for each row."""
     from rich import box
     from rich.table import Table
 
     table_ = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
-        if heading == "optimizer":
-            table_.add_column(heading, style="bold", overflow="fold")
-        else:
-            table_.add_column(heading, justify="right")
+        is_name = heading == "optimizer"
+        justify, style = ("left", "bold") if is_name else ("right", None)
+        table_.add_column(heading, justify=justify, style=style, overflow="fold")
     for row, style in zip(rows, styles, strict=True):
         table_.add_row(*(row[heading] for heading in headings), style=style)
     return table_
@@ -145,7 +145,7 @@ def sweep_table(swept: Race, width: int) -> Table:
         rows.append(row)
     factors = [f"x {factor:g}" for factor in sweep.FACTORS]
     optional = [factors[index] for index in (0, 4, 1, 3, 2)]
-    lay_out = partial(_lay_out_table, rows, [None] * len(rows))
+    lay_out = partial(lay_out_table, rows, [None] * len(rows))
     return fitted(lay_out, ["optimizer", "lr", *factors], optional, width)
 
 
@@ -216,7 +216,7 @@ def report(outcome: RaceOutcome) -> dict[str, Any]:
         document["sweep"] = [_rates_of(lanes) for lanes in sweep.lanes_by_rate(outcome.swept)]
     standings = rank_contestants(outcome.races)
     if has_many_seeds:
-        document["results"] = [_mean_of(ranked) for ranked in standings]
+        document["results"] = [_describe_means(ranked) for ranked in standings]
         document["races"] = [
             {"seed": seed_race.seed, "results": _make_results(rank_contestants([seed_race]))}
             for seed_race in outcome.races
@@ -236,15 +236,12 @@ def _rates_of(lanes: Sequence[Lane]) -> dict[str, Any]:
     }
 
 
-def _mean_of(ranked: Standing) -> dict[str, Any]:
-    lane = ranked.lanes[0]
+def _describe_means(ranked: Standing) -> dict[str, Any]:
+    """Return the means of a contestant over all seeds as JSON values."""
     return {
         "rank": ranked.first,
         "last_rank": ranked.last,
-        "optimizer": lane.name,
-        "source": lane.contestant.source,
-        "learning_rate": lane.learning_rate,
-        "arguments": _plain_arguments(lane),
+        **_describe_contestant(ranked.lanes[0]),
         "train_loss": ranked.train_loss,
         "test_accuracy": ranked.accuracy,
         "test_accuracy_stdev": ranked.spread,
@@ -255,11 +252,16 @@ def _mean_of(ranked: Standing) -> dict[str, Any]:
     }
 
 
-def _plain_arguments(lane: Lane) -> dict[str, Any]:
-    """Return the arguments of a contestant as JSON values; other objects as their `repr`."""
+def _describe_contestant(lane: Lane) -> dict[str, Any]:
+    """Return name, source, learning rate and arguments as JSON values; other objects as `repr`."""
     return {
-        name: value if isinstance(value, bool | int | float | str | None) else repr(value)
-        for name, value in lane.contestant.arguments.items()
+        "optimizer": lane.name,
+        "source": lane.contestant.source,
+        "learning_rate": lane.learning_rate,
+        "arguments": {
+            name: value if isinstance(value, bool | int | float | str | None) else repr(value)
+            for name, value in lane.contestant.arguments.items()
+        },
     }
 
 
@@ -268,14 +270,10 @@ def _make_results(standings: Sequence[Standing]) -> list[dict[str, Any]]:
 
 
 def _make_result(rank: int, lane: Lane) -> dict[str, Any]:
-    scores = lane.scores
     return {
         "rank": rank,
-        "optimizer": lane.name,
-        "source": lane.contestant.source,
-        "learning_rate": lane.learning_rate,
-        "arguments": _plain_arguments(lane),
-        **scores._asdict(),
+        **_describe_contestant(lane),
+        **lane.scores._asdict(),
         "diverged_at": lane.diverged_at,
         "seconds": lane.seconds,
         "first_step_seconds": sum(lane.optimizer_times[:1]),

@@ -160,7 +160,8 @@ def run(
         torch.manual_seed(seed)
         start = problem.make_model()
         order = problem.order(epochs, seed)
-        _warm_up(problem, start, order[0])
+        for _ in range(3):  # else the first contestant would pay for torch's initialization
+            torch.autograd.grad(problem.loss(start, order[0]), list(start.parameters()))
         lanes = [_make_lane(contestant, problem, start) for contestant in contestants]
         ranks = strategy.num_replicas_in_sync
         race = Race(problem, lanes, epochs, seed, threads, len(order), ranks)
@@ -286,12 +287,6 @@ def _applier_of(optimizer: object, strategy: Strategy) -> Callable[[Any], Any]:
 
         return summed
     return lambda pairs: strategy.run(apply, (list(pairs),))
-
-
-def _warm_up(problem: Problem, model: nn.Module, rows: Tensor) -> None:
-    # Without these steps the first contestant would pay for torch's initialization.
-    for _ in range(3):
-        torch.autograd.grad(problem.loss(model, rows), list(model.parameters()))
 
 
 @contextmanager

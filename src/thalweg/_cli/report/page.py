@@ -86,11 +86,15 @@ def describe(trainings: Sequence[TrainingReport], title: str, facts: str = "") -
     """Return the data for the page's script as JSON values."""
     steps = [step for training in trainings for step in _span(training.history)]
     initial, final = min(steps, default=0), max(steps, default=0)
-    bins = make_bins(initial, final, min(_find_spacing(training.history) for training in trainings))
+    # Losses of steps without a table have a column of their own.
+    intervals = [history.interval if 1 < len(history.rows) >= len(history.losses) else 1
+                 for history, *_ in trainings]  # fmt: skip
+    bins = make_bins(initial, final, min(intervals))
+    bins_text = f"{bins.width:,} steps, and shows the largest number of them"
     return {
         "title": title,
         "facts": facts,
-        "foot": f"{_tell_bins(bins)} thalweg {__version__}.",
+        "foot": f"A column is {'a step' if bins.width == 1 else bins_text}. thalweg {__version__}.",
         "bins": {**bins._asdict(), "last": final},
         "trainings": [_describe_training(training, bins) for training in trainings],
     }
@@ -100,12 +104,6 @@ def _span(history: History) -> list[int]:
     """Return the first and the last step; empty without steps."""
     steps = history.losses.keys() | history.rows.keys()
     return [min(steps), max(steps)] if steps else []
-
-
-def _find_spacing(history: History) -> int:
-    if len(history.losses) > len(history.rows) or len(history.rows) <= 1:
-        return 1
-    return history.interval
 
 
 def _describe_training(training: TrainingReport, bins: Bins) -> dict[str, Any]:
@@ -148,12 +146,6 @@ def _tell_facts(history: History) -> Iterable[str]:
 def tell_damaged(count: int) -> str:
     """Return a sentence with the number of skipped lines."""
     return f"{count:,} damaged {'line was' if count == 1 else 'lines were'} skipped."
-
-
-def _tell_bins(bins: Bins) -> str:
-    if bins.width == 1:
-        return "A column is a step."
-    return f"A column is {bins.width:,} steps, and shows the largest number of them."
 
 
 def _bin_losses(history: History, bins: Bins) -> dict[str, list[float | str | None]]:

@@ -229,18 +229,6 @@ def _importable(module: Path) -> bool:
         return False
 
 
-# Calls
-
-
-def _positional_names(function: object) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD)
-    return [
-        parameter.name
-        for parameter in _signature(function).parameters.values()
-        if parameter.kind in kinds
-    ]
-
-
 def _wrong(function: object, call: CallArguments) -> str:
     """Describe arguments of the call that the function does not accept; "" if all are valid."""
     try:
@@ -257,9 +245,10 @@ def _wrong(function: object, call: CallArguments) -> str:
         unknown = [name for name in call.keywords if name not in keyword_names]
         if unknown:
             return f"takes no argument {', '.join(map(repr, unknown))}"
-    positional_names = _positional_names(function)
-    if inspect.Parameter.VAR_POSITIONAL not in kinds and call.positional > len(positional_names):
-        return f"takes {len(positional_names)} arguments by position, not {call.positional}"
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    count = sum(parameter.kind in by_position for parameter in parameters)
+    if inspect.Parameter.VAR_POSITIONAL not in kinds and call.positional > count:
+        return f"takes {count} arguments by position, not {call.positional}"
     return ""
 
 
@@ -273,18 +262,12 @@ def _signature(function: Any) -> inspect.Signature:
     return _signature(wrapped) if has_var_keyword and wrapped is not None else signature
 
 
-_POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
-
-
 def _ignored(function: object, call: CallArguments) -> str:
     """Describe arguments of the call that the function ignores by its docstring, or return ""."""
-    document = " ".join(filter(None, (inspect.getdoc(function), _of_constructor(function))))
+    documented = (function, *((function.__init__,) if isinstance(function, type) else ()))
+    document = " ".join(filter(None, map(inspect.getdoc, documented)))
     ignored = set(re.findall(r"(\w+): (?:Optional\. )?Ignored\b", document))
     for names in re.findall(r": (?:Optional\. )?Ignored,? as (?:is|are) ([^:.]*)", document):
         ignored |= set(re.findall(r"`(\w+)`", names))
     ignored_names = [name for name in call.keywords if name in ignored]
     return f"ignores {', '.join(map(repr, ignored_names))}" if ignored_names else ""
-
-
-def _of_constructor(function: object) -> str | None:
-    return inspect.getdoc(function.__init__) if isinstance(function, type) else None

@@ -43,7 +43,8 @@ def names() -> NameCoverage:
             }
         if members:
             available[title(path)] = sorted(members, key=str.lower)
-    missing = {title(path): words for path, words in sorted(_missing().items(), key=_by_module)}
+    by_module = sorted(_missing().items(), key=lambda item: (item[0][:-1], item[0][-1].lower()))
+    missing = {title(path): words for path, words in by_module}
     return NameCoverage(available, dict(_changed()), missing)
 
 
@@ -129,7 +130,3 @@ def _missing() -> dict[Path, str]:
         if lookup.missing == path:
             advice[path] = lookup.words
     return advice
-
-
-def _by_module(item: tuple[Path, str]) -> tuple[Path, str]:
-    return item[0][:-1], item[0][-1].lower()

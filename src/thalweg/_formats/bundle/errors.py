@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from thalweg._formats.checksum import unmask_checksum
 from thalweg.errors import DataLossError, ThalwegError
 
 _MAX_SHOWN = 200  # characters of a name that an error shows
@@ -47,9 +48,9 @@ def quote_name(name: str | bytes) -> str:
     return text if len(name) <= _MAX_SHOWN else f"{text}... ({len(name)} long)"
 
 
-def checksum_flaw(stored_checksum: int, calculated: int) -> CorruptFileError:
-    """Return the error for a wrong CRC32C, in TensorFlow's words."""
-    return CorruptFileError(
-        f"Checksum does not match: stored {stored_checksum} vs. calculated on the restored bytes"
-        f" {calculated}"
-    )
+def check_checksum(masked: int, calculated: int) -> None:
+    """Raise CorruptFileError, in TensorFlow's words, if a checksum is not the stored one."""
+    stored = unmask_checksum(masked)
+    if stored != calculated:
+        text = f"stored {stored} vs. calculated on the restored bytes {calculated}"
+        raise CorruptFileError(f"Checksum does not match: {text}")

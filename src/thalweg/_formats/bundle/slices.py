@@ -25,21 +25,14 @@ def key_of(name: str, extents: Slice) -> bytes:
     the begin and the length of the slice, -1 for the whole axis
     (tensorflow/core/util/saved_tensor_slice_util.cc).
     """
-    key = b"\0" + _encode_text(name.encode()) + _encode_count(len(extents))
+    # An end mark, so that no encoded name is the beginning of another.
+    text = name.encode().replace(b"\0", b"\0\xff") + b"\0\1"
+    # The number of axes: a byte with the length of the number, and then its bytes.
+    size = (len(extents).bit_length() + 7) // 8
+    key = b"\0" + text + bytes([size]) + len(extents).to_bytes(size, "big")
     for begin, length in extents:
         key += _encode_signed(begin) + _encode_signed(-1 if length is None else length)
     return key
-
-
-def _encode_text(encoded: bytes) -> bytes:
-    """Return UTF-8 bytes with an end mark, so that no encoded text is the beginning of another."""
-    return encoded.replace(b"\0", b"\0\xff") + b"\0\1"
-
-
-def _encode_count(count: int) -> bytes:
-    """Return an unsigned number as a byte with its length, and then its bytes, big-endian."""
-    size = (count.bit_length() + 7) // 8
-    return bytes([size]) + count.to_bytes(size, "big")
 
 
 def _encode_signed(number: int) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg._formats.bundle.errors import CorruptFileError, checksum_flaw
+from thalweg._formats.bundle.errors import CorruptFileError, check_checksum
 from thalweg._formats.bundle.proto import encode_varint, read_varint
-from thalweg._formats.checksum import crc32c, mask_checksum, unmask_checksum
+from thalweg._formats.checksum import crc32c, mask_checksum
 
 _MAX_SHORT = 1 << 32
 
@@ -31,10 +31,8 @@ def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
         raise CorruptFileError(
             f"{count} strings with {sum(lengths)} bytes do not fit into its {end} bytes"
         )
-    stored_checksum = unmask_checksum(int.from_bytes(content[offset:begin], "little"))
     calculated = _checksum_of_lengths(lengths)
-    if stored_checksum != calculated:
-        raise checksum_flaw(stored_checksum, calculated)
+    check_checksum(int.from_bytes(content[offset:begin], "little"), calculated)
     strings: list[bytes] = []
     position = begin
     for length in lengths:

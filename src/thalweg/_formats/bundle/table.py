@@ -14,9 +14,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator
 
-from thalweg._formats.bundle.errors import CorruptFileError, checksum_flaw, locate_flaws, quote_name
+from thalweg._formats.bundle.errors import (
+    CorruptFileError,
+    check_checksum,
+    locate_flaws,
+    quote_name,
+)
 from thalweg._formats.bundle.proto import encode_varint, read_varint
-from thalweg._formats.checksum import crc32c, mask_checksum, unmask_checksum
+from thalweg._formats.checksum import crc32c, mask_checksum
 from thalweg.errors import UnsupportedCheckpointError
 
 Read = Callable[[int, int], bytes]  # offset and size to bytes
@@ -100,10 +105,7 @@ def _read_block(read: Read, body_size: int, offset: int, length: int) -> bytes:
             f"it goes from {offset} to {offset + length + _TRAILER}, the file to {body_size}"
         )
     block = memoryview(read(offset, length + _TRAILER))
-    stored_checksum = unmask_checksum(int.from_bytes(block[length + 1 :], "little"))
-    calculated = crc32c(block[: length + 1])
-    if stored_checksum != calculated:
-        raise checksum_flaw(stored_checksum, calculated)
+    check_checksum(int.from_bytes(block[length + 1 :], "little"), crc32c(block[: length + 1]))
     if block[length] == _SNAPPY:
         raise CorruptFileError(
             "it is compressed with snappy, which TensorFlow does not do to checkpoints and which is"

@@ -21,22 +21,11 @@ if TYPE_CHECKING:
 
 # Field number, and kind of its numbers. Complex numbers are pairs.
 _FIELDS = {
-    "F32": (5, FIXED32),
-    "F64": (6, FIXED64),
-    "I32": (7, VARINT),
-    "I16": (7, VARINT),
-    "I8": (7, VARINT),
-    "U8": (7, VARINT),
-    "U16": (7, VARINT),
-    "C64": (9, FIXED32),
-    "I64": (10, VARINT),
-    "BOOL": (11, VARINT),
-    "C128": (12, FIXED64),
-    "F16": (13, VARINT),
-    "BF16": (13, VARINT),
-    "U32": (16, VARINT),
+    "F32": (5, FIXED32), "F64": (6, FIXED64), "C64": (9, FIXED32), "C128": (12, FIXED64),
+    **dict.fromkeys(("I32", "I16", "I8", "U8", "U16"), (7, VARINT)), "I64": (10, VARINT),
+    "BOOL": (11, VARINT), "F16": (13, VARINT), "BF16": (13, VARINT), "U32": (16, VARINT),
     "U64": (17, VARINT),
-}
+}  # fmt: skip
 _STRINGS = 8
 _SIGNED = ("I8", "I16", "I32", "I64")
 _WORD = 1 << 64

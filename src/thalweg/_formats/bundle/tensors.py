@@ -9,10 +9,15 @@ from thalweg._formats.bundle import object_graph, slices, strings
 from thalweg._formats.bundle.checkpoint_directory import File, Folder
 from thalweg._formats.bundle.contents import Bundle, Progress
 from thalweg._formats.bundle.dtypes import NAMES, STRING
-from thalweg._formats.bundle.errors import CorruptFileError, checksum_flaw, locate_flaws, quote_name
+from thalweg._formats.bundle.errors import (
+    CorruptFileError,
+    check_checksum,
+    locate_flaws,
+    quote_name,
+)
 from thalweg._formats.bundle.index import Index, IndexedTensor, TensorSlice
 from thalweg._formats.bundle.object_graph import ObjectGraph
-from thalweg._formats.checksum import crc32c, unmask_checksum
+from thalweg._formats.checksum import crc32c
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 
 if TYPE_CHECKING:
@@ -92,9 +97,7 @@ class BundleReader:
         entry = tensor_slice.entry
         content = np.empty(entry.size, np.uint8)
         self._open_shard_of(tensor_slice).read_into(entry.offset, content.data)
-        stored_checksum, calculated = unmask_checksum(entry.checksum), crc32c(content.data)
-        if stored_checksum != calculated:
-            raise checksum_flaw(stored_checksum, calculated)
+        check_checksum(entry.checksum, crc32c(content.data))
         self._report_progress(entry.size)
         return content
 
@@ -103,9 +106,7 @@ class BundleReader:
         part = tensor.parts[0]
         content = self._open_shard_of(part).read(part.entry.offset, part.entry.size)
         texts, calculated = strings.decode_strings(content, prod(tensor.shape))
-        stored_checksum = unmask_checksum(part.entry.checksum)
-        if stored_checksum != calculated:
-            raise checksum_flaw(stored_checksum, calculated)
+        check_checksum(part.entry.checksum, calculated)
         self._report_progress(len(content))
         return texts
 

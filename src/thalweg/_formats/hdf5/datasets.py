@@ -54,7 +54,9 @@ class ArrayDataset:
             payload = payloads[headers.EXTERNAL_FILES]
             raise self._unsafe_error(payload, "elements are in other files")
         self._layout = payloads[headers.LAYOUT]
-        self._check_virtual()
+        prefix = bytes(self._layout.data[:2])
+        if prefix[:1] >= b"\4" and prefix[1:] == bytes([_VIRTUAL]):
+            raise self._unsafe_error(self._layout, "a virtual dataset, elements are in other files")
         begin = self._layout.offset
         if headers.DATATYPE not in payloads or headers.DATASPACE not in payloads:
             raise source.data_loss_error(begin, f"{name!r} has no type or no shape")
@@ -71,12 +73,6 @@ class ArrayDataset:
     def _unsafe_error(self, payload: FilePart, text: str) -> UnsafeCheckpointError:
         """Return the error about elements outside of the file."""
         return self._source.unsafe_error(payload.offset, f"{self.name!r}: {text}")
-
-    def _check_virtual(self) -> None:
-        """Raise UnsafeCheckpointError if the array is a view of other datasets."""
-        prefix = bytes(self._layout.data[:2])
-        if prefix[:1] >= b"\4" and prefix[1:] == bytes([_VIRTUAL]):
-            raise self._unsafe_error(self._layout, "a virtual dataset, elements are in other files")
 
     def read(self, dtype: str | None = None) -> StoredTensor:
         """Return the array, little-endian.
@@ -112,7 +108,10 @@ class ArrayDataset:
         version = payload.take_version((3, 4, 5), "layouts")
         kind = payload.take_number(1)
         if kind == _COMPACT:
-            return self._check_size(payload.take_part(payload.take_number(2)), size)
+            elements = payload.take_part(payload.take_number(2)).data
+            if len(elements) != size:
+                raise self._size_error(size, len(elements))
+            return elements
         if kind == _CONTIGUOUS:
             address, stored_size = payload.take_address(), payload.take_number(8)
             if not size:
@@ -127,12 +126,6 @@ class ArrayDataset:
             return self._read_chunked(payload, size)
         text = f"{self.name!r} has chunks as HDF5 1.10 stores them"
         raise source.unsupported_error(begin, f"{text}; copy the file with `h5repack -l CONTI`")
-
-    def _check_size(self, part: FilePart, size: int) -> memoryview:
-        """Return the bytes of a part; raise DataLossError unless there are `size`."""
-        if len(part.data) != size:
-            raise self._size_error(size, len(part.data))
-        return part.data
 
     def _size_error(self, size: int, stored_size: int) -> Exception:
         """Return the error about missing bytes."""

@@ -9,12 +9,9 @@ from thalweg._formats.source import FilePart
 _FIXED, _FLOAT, _TIME, _STRING, _BITS, _OPAQUE, _COMPOUND, _REFERENCE = range(8)
 _ENUM, _VARIABLE, _ARRAY = 8, 9, 10
 _TITLES = {
-    _TIME: "times",
-    _BITS: "bit fields",
-    _COMPOUND: "records",
-    _VARIABLE: "lists of any length",
+    _TIME: "times", _BITS: "bit fields", _COMPOUND: "records", _VARIABLE: "lists of any length",
     _ARRAY: "arrays in arrays",
-}
+}  # fmt: skip
 # Precision, sign, exponent position and size, mantissa position and size, and exponent bias.
 _IEEE = {
     (16, 15, 10, 5, 0, 10, 15): "F16",

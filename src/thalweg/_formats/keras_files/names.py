@@ -14,26 +14,15 @@ _KERNEL, _SCALE = ("kernel", "bias"), ("gamma", "beta")
 _SEPARABLE = ("depthwise_kernel", "pointwise_kernel", "bias")
 _CELL = ("kernel", "recurrent_kernel", "bias")
 _NAMES: dict[str, tuple[str, ...]] = {
-    "dense": _KERNEL,
-    "einsum_dense": _KERNEL,
-    "conv1d": _KERNEL,
-    "conv2d": _KERNEL,
-    "conv3d": _KERNEL,
-    "conv1d_transpose": _KERNEL,
-    "conv2d_transpose": _KERNEL,
-    "conv3d_transpose": _KERNEL,
-    "depthwise_conv1d": _KERNEL,
-    "depthwise_conv2d": _KERNEL,
+    **dict.fromkeys(("dense", "einsum_dense", "depthwise_conv1d", "depthwise_conv2d"), _KERNEL),
+    **{f"conv{rank}d{suffix}": _KERNEL for suffix in ("", "_transpose") for rank in (1, 2, 3)},
     "separable_conv1d": _SEPARABLE,
     "separable_conv2d": _SEPARABLE,
     "embedding": ("embeddings",),
     "batch_normalization": (*_SCALE, "moving_mean", "moving_variance"),
     "layer_normalization": _SCALE,
     "group_normalization": _SCALE,
-    "cell": _CELL,
-    "lstm_cell": _CELL,
-    "gru_cell": _CELL,
-    "simple_rnn_cell": _CELL,
+    **dict.fromkeys(("cell", "lstm_cell", "gru_cell", "simple_rnn_cell"), _CELL),
 }
 
 

@@ -90,8 +90,6 @@ def _sort_tensors(
     path: str, stored_tensors: Mapping[str, StoredTensor], graph: ObjectGraph | None
 ) -> TensorFlowCheckpoint:
     """Return the sorted checkpoint: by the object graph if there is one, else by names."""
-    return (
-        sorted_names(path, stored_tensors)
-        if graph is None
-        else sorted_objects(path, stored_tensors, graph)
-    )
+    if graph is None:
+        return sorted_names(path, stored_tensors)
+    return sorted_objects(path, stored_tensors, graph)

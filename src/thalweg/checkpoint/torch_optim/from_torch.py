@@ -78,8 +78,8 @@ def from_torch(
         )
         raise state.mismatch([problem], title)
     pairs = match_parameters(saved_state, state_dict, variables)
-    owners = into._owners()
-    keys = dict(zip(map(id, (var for _, var in pairs)), _keys_of_variables(pairs), strict=True))
+    owners, matched = into._owners(), [var for _, var in pairs]
+    keys = dict(zip(map(id, matched), state.keys_of(matched), strict=True))
     trained = [(parameter, var) for parameter, var in pairs if _has_state(parameter)]
     steps = (
         _counted_steps(saved_state.family, trained, keys, title)
@@ -89,31 +89,21 @@ def from_torch(
     products = _momentum_products(trained, keys, title) if saved_state.family == "NAdam" else []
     slots = {id(var): _slot_values(counterpart, parameter, var) for parameter, var in trained}
     _check_surplus(counterpart, trained, keys, title)
-    notes = _collect_notes(counterpart, saved_state.groups, into)
+    epsilons = [number_option(group, "eps") for group in saved_state.groups]
+    notes = difference_notes.formula_notes(counterpart, epsilons)
+    notes += difference_notes.option_notes(counterpart, saved_state.groups, into)
     untrained = [keys[id(var)] for parameter, var in pairs if not _has_state(parameter)]
     if untrained and trained and counterpart.powers:
         notes.append(
             f"{', '.join(map(repr, untrained[:4]))} had no gradient yet, and will be corrected as"
             f" one that had {steps}"
         )
-    targets = [var for _, var in pairs if id(var) in slots or any(var is owner for owner in owners)]
+    targets = [var for var in matched if id(var) in slots or any(var is owner for owner in owners)]
     if is_classic(into):
         load_v1(into, targets, slots, steps)
     else:
         load_keras(into, targets, slots, steps, *products[:1])
     difference_notes.warn_of(title, notes)
-
-
-def _collect_notes(counterpart: Counterpart, groups: Any, optimizer: object) -> list[str]:
-    """Return notes on differences of formulas and options."""
-    epsilons = [number_option(group, "eps") for group in groups]
-    notes = difference_notes.formula_notes(counterpart, epsilons)
-    return notes + difference_notes.option_notes(counterpart, groups, optimizer)
-
-
-def _keys_of_variables(pairs: Pairs) -> list[str]:
-    """Return one name per variable of the pairs, for errors."""
-    return state.keys_of([var for _, var in pairs])
 
 
 def _has_state(parameter: Parameter) -> bool:

@@ -227,13 +227,9 @@ def _match_by_identity(
 
 def _parameter_indices(state_or_optimizer: object) -> dict[int, int]:
     """Return the index of each parameter of an optimizer by `id`."""
-    groups = (
-        state_or_optimizer.param_groups
-        if isinstance(state_or_optimizer, torch.optim.Optimizer)
-        else []
-    )
-    ids = [id(param) for group in groups for param in group["params"]]
-    return {key: index for index, key in enumerate(ids)}
+    if not isinstance(state_or_optimizer, torch.optim.Optimizer):
+        return {}
+    return {id(param): index for index, param in enumerate(_parameters_of(state_or_optimizer))}
 
 
 def as_number(number: Any) -> float | None:

@@ -36,15 +36,11 @@ def deserialize(written: dict[str, Any], custom_objects: dict[str, Any] | None =
             schedule = keras.saving.deserialize_keras_object(value["keras"], custom_objects)
             config[name] = KerasSchedule(schedule)
     names = [written["class_name"], config.get("rule")]
-    names += [value["class_name"] for value in config.values() if _is_schedule(value)]
+    schedules = [value for value in config.values() if isinstance(value, dict)]
+    names += [schedule["class_name"] for schedule in schedules if "class_name" in schedule]
     registered = {
         name: keras.saving.get_registered_object(name, custom_objects) for name in names if name
     }
     classes = {"RuleOptimizer": RuleOptimizer}
     classes |= {name: entry for name, entry in registered.items() if entry is not None}
     return optimizers.deserialize({**written, "config": config}, classes)
-
-
-def _is_schedule(value: object) -> bool:
-    """Return True for a schedule of Keras."""
-    return isinstance(value, dict) and "class_name" in value

@@ -79,12 +79,9 @@ def wrapped(
             {n: x if x in _STEP_FREE else StepMeasure(rule.update, x) for n, x in named_measures},
             per_variable,
         )
-        used_names = [
-            measure_name
-            for mapping in (rule.measures, *_measures_of(rule))
-            for measure_name in mapping
-        ]
-        used_names += [slot.name for slot in rule.slots]
+        used_names = [*rule.measures, *(slot.name for slot in rule.slots)]
+        for wrapper in rule.levels:
+            used_names += wrapper.measures
         if not {*level.measures, *(slot.name for slot in slots)}.isdisjoint(used_names):
             raise RuleError(f"Rule {rule.name!r} is {name} already.")
         if rule.per_variable is not None or rule.per_optimizer is not None:
@@ -93,10 +90,6 @@ def wrapped(
             fields = {"measures": level.measures, "per_variable": per_variable}
         fields["slots"] = (*slots, *rule.slots)
     return around(rule, name, formula, source, decays, **fields)
-
-
-def _measures_of(rule: Rule) -> list[Mapping[str, Formula]]:
-    return [level.measures for level in rule.levels]
 
 
 def around(

@@ -48,7 +48,7 @@ class DigitLines(Problem):
 
     def test_loss(self, model: nn.Module) -> float:
         """Return the mean loss per label on the test lines, without decoding."""
-        return mean_loss(model, self.test)
+        return measured(model, self.test, decodes=False)[0]
 
 
 def load(seed: int, train_lines: int = TRAIN_LINES, test_lines: int = TEST_LINES) -> DigitLines:
@@ -171,21 +171,8 @@ def distance(labels: list[int], target: list[int]) -> int:
 
 
 @torch.no_grad()
-def mean_loss(model: nn.Module, examples: Examples) -> float:
-    """Return the mean loss per label."""
-    loss = 0.0
-    model.eval()
-    for inputs, targets in zip(
-        examples.inputs.split(CHUNK), examples.targets.split(CHUNK), strict=True
-    ):
-        loss += line_loss(model(inputs), targets).item() * len(targets)
-    model.train()
-    return loss / len(examples.targets)
-
-
-@torch.no_grad()
-def measured(model: nn.Module, examples: Examples) -> tuple[float, float]:
-    """Return the mean loss per label, and the label error rate: edits over labels."""
+def measured(model: nn.Module, examples: Examples, decodes: bool = True) -> tuple[float, float]:
+    """Return (mean loss per label, label error rate: edits over labels, 0 unless `decodes`)."""
     loss, edits, labels = 0.0, 0, 0
     model.eval()
     for inputs, targets in zip(
@@ -193,21 +180,9 @@ def measured(model: nn.Module, examples: Examples) -> tuple[float, float]:
     ):
         scores = model(inputs)
         loss += line_loss(scores, targets).item() * len(targets)
-        for predicted, line in zip(read(scores), targets.tolist(), strict=True):
+        pairs = zip(read(scores), targets.tolist(), strict=True) if decodes else ()
+        for predicted, line in pairs:
             target = [label for label in line if label != BLANK]
             edits, labels = edits + distance(predicted, target), labels + len(target)
     model.train()
-    return loss / len(examples.targets), edits / labels
-
-
-__all__: list[Any] = [
-    "DigitLines",
-    "LineReader",
-    "distance",
-    "line_loss",
-    "lines",
-    "load",
-    "mean_loss",
-    "measured",
-    "read",
-]
+    return loss / len(examples.targets), edits / max(labels, 1)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,14 +65,8 @@ class Problem:
         """Return the example indices of each step, a row per step, shuffled per epoch."""
         generator = torch.Generator(device="cpu").manual_seed(seed)
         count = self.steps_per_epoch * self.batch_size
-        shuffle = partial(
-            torch.randperm,
-            len(self.train.targets),
-            generator=generator,
-            dtype=torch.int64,
-            device="cpu",
-        )
-        passes = [shuffle()[:count] for _ in range(epochs)]
+        options: Any = {"generator": generator, "dtype": torch.int64, "device": "cpu"}
+        passes = [torch.randperm(len(self.train.targets), **options)[:count] for _ in range(epochs)]
         return torch.cat(passes).reshape(-1, self.batch_size)
 
     def loss(self, model: nn.Module, rows: Tensor) -> Tensor:

@@ -65,7 +65,9 @@ def place_all(results: Results, measure_run: Callable[[Results, Key], float]) ->
         for problem in plan.problems
     }
     scores = scores_of(medians)
-    names = sorted(scores, key=lambda name: (-scores[name], _tie_of(medians, name)))
+    # Ties of scores are broken by costs.
+    costs_of = {name: sorted(costs[name] for costs in medians.values()) for name in scores}
+    names = sorted(scores, key=lambda name: (-scores[name], costs_of[name]))
     of_studies = [scores_of(costs) for costs in studies]
     ranks = open_ranks([[study_scores[name] for study_scores in of_studies] for name in names])
     return [
@@ -75,10 +77,6 @@ def place_all(results: Results, measure_run: Callable[[Results, Key], float]) ->
         )
         for rank, (name, (best, worst)) in enumerate(zip(names, ranks, strict=True), start=1)
     ]  # fmt: skip
-
-
-def _tie_of(costs: Costs, name: str) -> list[float]:
-    return sorted(costs_by_name[name] for costs_by_name in costs.values())
 
 
 def _costs_of(results: Results, study: int, measure_run: Callable[[Results, Key], float]) -> Costs:

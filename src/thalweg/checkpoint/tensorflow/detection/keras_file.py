@@ -130,7 +130,7 @@ def _sort_by_name(file: KerasFile) -> FoundOptimizer | None:
     class_name = file.class_name or scope.split("/")[0]
     matching = [family for family in families if family.cls == class_name]
     unknown_scalars = sorted(scalars.keys() - {"iter", "momentum_cache"})
-    return _found_optimizer(
+    return _describe_optimizer(
         file, (matching or families) if not unknown_scalars else [], slots, scalars, scope or "Adam"
     )
 
@@ -156,28 +156,31 @@ def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
     families = [family for family in with_slots(slot_kinds, KERAS) if family.cls == file.class_name]
     if not families:
         return None
-    return _found_optimizer(file, families, slots, scalars, scope.removesuffix("/"))
+    return _describe_optimizer(file, families, slots, scalars, scope.removesuffix("/"))
 
 
 def _sort_by_number(file: KerasFile) -> FoundOptimizer:
-    """Return the optimizer of numbered arrays, in the order iterations, learning rate, slots."""
+    """Return the optimizer of numbered arrays, in the order iterations, learning rate, slots.
+
+    If no family or several fit, the result has no slots, and `lost` has the reason.
+    """
     scalars, arrays = _split_scalars(file)
     rate, values, fitting = arrays[:0], arrays, list[tuple[Family, Slots]]()
-    for rate, values in _possible_splits(file, arrays):  # noqa: B007
-        fitting = _fitting_families(file, values)
+    for rate, values in _list_splits(file, arrays):  # noqa: B007
+        fitting = _fit_families(file, values)
         if fitting:
             break
     if rate:
         scalars["learning_rate"] = rate[0]
     slots = fitting[0][1] if len(fitting) == 1 else {}
     name = str((file.config or {}).get("name") or file.class_name or "optimizer")
-    optimizer = _found_optimizer(file, [family for family, _ in fitting], slots, scalars, name)
+    optimizer = _describe_optimizer(file, [family for family, _ in fitting], slots, scalars, name)
     problems = _describe_lost(file, len(values)) if values and not slots else ()
     return replace(optimizer, lost=problems) if problems else optimizer
 
 
 def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[StoredTensor]]:
-    """Split an optimizer's arrays into "iter" and "momentum_cache" by name, and all others."""
+    """Return ({"iter" and "momentum_cache", as far as there are}, all other arrays in order)."""
     values = list(file.optimizer.values())
     scalars: dict[str, StoredTensor] = {}
     if values and values[0].dtype in INTEGERS and not values[0].shape:
@@ -189,18 +192,16 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[Store
     return scalars, values
 
 
-def _fitting_families(
-    file: KerasFile, values: Sequence[StoredTensor]
-) -> list[tuple[Family, Slots]]:
-    """Return (family, slots) for each family whose slots the arrays may be.
+def _fit_families(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple[Family, Slots]]:
+    """Return (family, slots by variable and kind) for each family whose slots `values` may be.
 
-    Slots of options around the update, such as averages, are left out.
+    Slots of options that Keras adds to any class, such as moving averages, are left out.
     """
     families = [family for family in KERAS if _is_possible(family, file, has_arrays=bool(values))]
     config = file.config or {}
     option_kinds = tuple(kind for kind, option in _OPTION_SLOTS.items() if config.get(option))
     for extra_kinds in dict.fromkeys((option_kinds, ())):
-        slots = [_slots_of(family, values, file, extra_kinds) for family in families]
+        slots = [_assign_arrays(family, values, file, extra_kinds) for family in families]
         pairs = zip(families, slots, strict=True)
         fitting = [(family, slots) for family, slots in pairs if slots is not None]
         if fitting:
@@ -208,13 +209,13 @@ def _fitting_families(
     return []
 
 
-def _possible_splits(
+def _list_splits(
     file: KerasFile, arrays: list[StoredTensor]
 ) -> list[tuple[list[StoredTensor], list[StoredTensor]]]:
-    """Return the possible splits of arrays into learning rate and slots, the likeliest first.
+    """Return pairs ([learning rate] or [], slots) that the arrays may be, the likeliest first.
 
-    Each split is a list with the learning rate, empty if the file has none, and a list of the
-    remaining arrays.
+    There are two pairs only for a `.weights.h5` file whose first array is a scalar: the file does
+    not say if the learning rate was a schedule, which is not saved.
     """
     rate, values = arrays[:1], arrays[1:]
     if any(array.shape for array in rate):  # With a schedule, the file has no learning rate.
@@ -239,7 +240,7 @@ def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
 
 
 def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
-    """Return True if the file's description allows an optimizer of this family."""
+    """Return True unless class and options in the file rule out an optimizer of this family."""
     if file.class_name is None:
         return True
     if family.cls != file.class_name:
@@ -256,16 +257,23 @@ def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
     return "amsgrad" not in config or bool(config["amsgrad"]) == ("vhat" in family.slots)
 
 
-def _slots_of(
+def _assign_arrays(
     family: Family, values: Sequence[StoredTensor], file: KerasFile, extra_kinds: Sequence[str]
 ) -> Slots | None:
-    """Return the slots by variable and kind if arrays fit a family; else None.
+    """Assign the arrays of an optimizer to variables as Keras lists the slots of a family.
+
+    Keras lists one kind of slot for all variables, then the next; some classes list two kinds
+    variable by variable.
 
     Args:
         family: The family.
         values: The arrays of the optimizer, without its scalars.
         file: The file.
-        extra_kinds: Kinds of slots before those of the family, which are not returned.
+        extra_kinds: Kinds of slots that are listed before those of the family and not returned.
+
+    Returns:
+        The slots by variable and kind; None if the number of arrays or their shapes do not fit, or
+        if several variables could have them.
     """
     interleaved = _GROUPS[-1:] if file.package == "thalweg" else _GROUPS
     groups: list[tuple[str, ...]] = [
@@ -299,14 +307,14 @@ def _slots_of(
     return {name: {kind: by_kind[kind] for kind in family.slots} for name, by_kind in slots.items()}
 
 
-def _found_optimizer(
+def _describe_optimizer(
     file: KerasFile,
     families: Sequence[Family],
     slots: Slots,
     scalars: Mapping[str, StoredTensor],
     name: str,
 ) -> FoundOptimizer:
-    """Return the detected optimizer; family and hyperparameters are set if just one family fits.
+    """Describe the optimizer in a file; `family` and hyperparameters are set if just one fits.
 
     Args:
         file: The file.

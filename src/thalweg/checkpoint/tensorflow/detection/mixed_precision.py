@@ -19,17 +19,22 @@ _HALVES = ("F16", "BF16")
 _NUMBERED = re.compile(r"(.*/)?Variable(?:_([1-9][0-9]{0,3}))?", re.DOTALL)
 _AVERAGE = re.compile(r"(?:.*/)?nvgrad2_ema([0-9]{1,6})", re.DOTALL)
 
+# Dtypes of the variables of each algorithm, in order of creation.
 _SCALERS = {
     "Backoff": {"iteration": "I64", "last_overflow_iteration": "I64", "scale": "F32"},
-    "LogMax": {
-        "iteration": "I64",
-        "scale": "F32",
-        "x_hat": "F32",
-        "slow_x_hat": "F32",
-        "xsquared_hat": "F32",
-        "b1_correction": "F32",
-        "b2_correction": "F32",
-    },
+    "LogMax": dict.fromkeys(
+        (
+            "iteration",
+            "scale",
+            "x_hat",
+            "slow_x_hat",
+            "xsquared_hat",
+            "b1_correction",
+            "b2_correction",
+        ),
+        "F32",
+    )
+    | {"iteration": "I64"},
 }
 
 

@@ -168,11 +168,13 @@ class _GraphView:
 
     def optimizer_nodes(self) -> list[int]:
         """Return the nodes with slots or attributes of an optimizer, except loss-scale wrappers."""
+        marks = ({"beta1_power"}, {"iter", "learning_rate"}, set(MARKS))
+        nodes = [(index, self._nodes[index]) for index in self._places]
         return [
             index
-            for index in self._places
-            if self._nodes[index].slots or _is_optimizer(self._nodes[index].children)
-            if INNER not in self._nodes[index].children
+            for index, node in nodes
+            if node.slots or any(names <= node.children.keys() for names in marks)
+            if INNER not in node.children
         ]
 
     def loss_scales(self, optimizers: Collection[int]) -> dict[int, dict[str, StoredTensor]]:
@@ -290,12 +292,6 @@ def _numbered_name(name: str) -> tuple[str, int]:
     return (stem, int(name[len(stem) :])) if 0 < len(name) - len(stem) < 19 else (name, -1)
 
 
-def _is_optimizer(children: Mapping[str, int]) -> bool:
-    """Return True if the attributes of a node are those of an optimizer."""
-    marks = ({"beta1_power"}, {"iter", "learning_rate"}, set(MARKS))
-    return any(names <= children.keys() for names in marks)
-
-
 def _identify_optimizer(
     place: str,
     kinds: list[str],
@@ -310,10 +306,12 @@ def _identify_optimizer(
     candidates = matching if len(matching) == 1 else families
     family = candidates[0] if len(candidates) == 1 else None
     evidence = [f"slots {', '.join(kinds)}"] if kinds else ["no slots"]
+    hypers: dict[str, float] = {}
     if is_keras:
         numbers = {name: scalars[name].array().item() for name in sorted(scalars)}
         evidence += [f"{name}={number:.6g}" for name, number in numbers.items()]
-    hypers = _keras_hypers(scalars) if is_keras else {}
+        names = [*sorted(scalars.keys() - set(_KERAS_SCALARS)), "learning_rate", "decay"]
+        hypers = {name: as_number(scalars[name]) for name in names if name in scalars}
     return FoundOptimizer(
         name=place,
         face="keras" if is_keras else "v1",
@@ -337,13 +335,6 @@ def _keras_families(kinds: list[str], scalars: dict[str, StoredTensor]) -> list[
         for family in with_slots(kinds, KERAS)
         if names <= set(family.hypers) and has_product == bool(family.powers)
     ]
-
-
-def _keras_hypers(scalars: dict[str, StoredTensor]) -> dict[str, float]:
-    """Return the hyperparameters among Keras scalars as numbers by name."""
-    hyper_names = sorted(scalars.keys() - set(_KERAS_SCALARS))
-    all_names = [*hyper_names, *(name for name in ("learning_rate", "decay") if name in scalars)]
-    return {name: as_number(scalars[name]) for name in all_names}
 
 
 def _has_default_name(family: Family, titles: set[str], is_keras: bool) -> bool:

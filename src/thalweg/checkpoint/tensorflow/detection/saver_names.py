@@ -53,12 +53,12 @@ def sorted_names(
     stems = frozenset(part for family in families for _, part in family.parts)
     masters = mixed.names if mixed else {}
     candidates = {**other_tensors, **{name: stored_tensors[name] for name in masters}}
-    owners = _owners_of_slots(candidates, _KNOWN_STEMS | stems)
+    owners = _find_owners(candidates, _KNOWN_STEMS | stems)
     variables = {name: masters.get(owner, owner) for name, owner in owners.items()}
-    slots_by_part = _slots_beside(variables, other_tensors, path)
-    groups = _by_stem(slots_by_part)
+    slots_by_part = _group_by_owner(variables, other_tensors, path)
+    groups = _group_by_stem(slots_by_part)
     averages = groups.pop(AVERAGE, {})
-    optimizers = _optimizers_in(groups, families, slots_by_part, path)
+    optimizers = _find_optimizers(groups, families, slots_by_part, path)
     optimizers = with_powers(optimizers, powers, counters)
     optimizers, scale = _with_loss_scale(optimizers, families, other_tensors)
     return TensorFlowCheckpoint(
@@ -93,35 +93,42 @@ def _with_loss_scale(
     if scale and not optimizers:
         # An optimizer without slots shows only by the scale of its loss, if its class is known.
         slotless = [family for family in families if not family.slots]
-        optimizers = [_found_optimizer(family, (), {}) for family in slotless[:1]]
+        optimizers = [_describe_optimizer(family, (), {}) for family in slotless[:1]]
     if not scale or len(optimizers) != 1:
         return optimizers, {}
     notes = (*optimizers[0].notes, *scaled_by(scale))
     return [replace(optimizers[0], loss_scale=scale, notes=notes)], scale
 
 
-def _optimizers_in(
+def _find_optimizers(
     groups: Mapping[str, Slots], families: Sequence[Family], slots_by_part: Slots, path: str
 ) -> list[FoundOptimizer]:
-    """Return the optimizers of all slots: first those of given families, then by slot names."""
+    """Return the optimizers that the slots in a file are of.
+
+    Args:
+        groups: The slots by stem, from `_group_by_stem`.
+        families: The families that the user has named; they are tried before TensorFlow's.
+        slots_by_part: The same slots by variable and last part.
+        path: The file, for errors.
+    """
     optimizers: list[FoundOptimizer] = []
     for family in families:
         if len(set(family.names.values())) > 1 and not optimizers:
-            optimizers += _optimizers_of_family(family, slots_by_part, path)
+            optimizers += _split_by_optimizer(family, slots_by_part, path)
     parts = {part for family in families for _, part in family.parts}
     for stem in sorted(groups.keys() - (parts if optimizers else set())):
         matching = families_titled(stem, families) or families_titled(stem)
-        optimizers += _optimizers_named(stem, groups[stem], matching, path)
+        optimizers += _identify_by_stem(stem, groups[stem], matching, path)
     return optimizers
 
 
-def _slots_beside(
+def _group_by_owner(
     owners: Mapping[str, str], stored_tensors: Mapping[str, StoredTensor], path: str
 ) -> Slots:
-    """Return the slots of each variable, by the last part of the slots' names, such as "Adam_1".
+    """Return {variable name: {last part of the slot name, such as "Adam_1": slot}}.
 
     Args:
-        owners: The variable of each slot, by the slot's name.
+        owners: The name of the variable by the name of its slot.
         stored_tensors: The tensors by name.
         path: The file, for errors.
 
@@ -142,8 +149,8 @@ def _slots_beside(
     return slots_by_part
 
 
-def _by_stem(slots_by_part: Slots) -> dict[str, Slots]:
-    """Group slots by the last part of their names without its number: "Adam_1" is under "Adam"."""
+def _group_by_stem(slots_by_part: Slots) -> dict[str, Slots]:
+    """Return {stem: slots}: the stem of a last part is without its number, "Adam" of "Adam_1"."""
     groups: dict[str, Slots] = defaultdict(dict)
     for owner, parts in slots_by_part.items():
         for part, tensor in parts.items():
@@ -168,12 +175,13 @@ def _is_counter(name: str, tensor: StoredTensor) -> bool:
     return is_scalar and _last_part(name) == GLOBAL_STEP
 
 
-def _owners_of_slots(
+def _find_owners(
     stored_tensors: Mapping[str, StoredTensor], known_stems: frozenset[str]
 ) -> dict[str, str]:
-    """Return the variable of each slot, by the slot's name.
+    """Return {slot name: variable name}; tensors that are not in it are no slots.
 
-    Names that are no optimizer's default count if dtype and shape are those of the variable.
+    A slot is named as its variable, "/", and a part. The part has one of `known_stems`, or the slot
+    has the dtype and shape of the variable. The variable's name may lack the slot's first scopes.
     """
     owners: dict[str, str] = {}
     scoped: dict[str, list[str]] = defaultdict(list)
@@ -181,7 +189,8 @@ def _owners_of_slots(
         owner, _, part = name.rpartition("/")
         stem = _split_number(part)[0]
         has_known_stem = stem in known_stems or part in known_stems
-        if owner in stored_tensors and (has_known_stem or _is_alike(tensor, stored_tensors[owner])):
+        var = stored_tensors.get(owner)
+        if var and (has_known_stem or (tensor.dtype, tensor.shape) == (var.dtype, var.shape)):
             owners[name] = owner
         elif has_known_stem and owner:
             scoped[stem].append(name)
@@ -190,22 +199,23 @@ def _owners_of_slots(
         unscoped_owners = [
             owner for name, owner in owners.items() if _split_number(_last_part(name))[0] == stem
         ]
-        owners |= _without_scopes(stored_tensors, names, unscoped_owners)
+        owners |= _find_scoped_owners(stored_tensors, names, unscoped_owners)
     return owners
 
 
-def _without_scopes(
+def _find_scoped_owners(
     stored_tensors: Mapping[str, StoredTensor], names: Sequence[str], unscoped_owners: Sequence[str]
 ) -> dict[str, str]:
-    """Return {slot name: variable name} for slots with names that begin with a scope.
+    """Return {slot name: variable name} for slots whose names have a scope before the variable's.
 
-    An optimizer prepends its scope to all its slots. If some of them match no variable, or others
-    are beside variables in this scope, they are slots of variables that the file does not have.
+    An optimizer made in a scope prepends the scope to the names of all its slots. So none of the
+    slots in a scope is returned if one of them matches no variable with an equal shape, or if one
+    of `unscoped_owners` is in that scope.
 
     Args:
         stored_tensors: All tensors.
-        names: The slots of optimizers with one name.
-        unscoped_owners: The variables that have such slots without a scope.
+        names: The names of slots with the same stem that are not beside their variable.
+        unscoped_owners: The variables beside which there are slots with this stem.
     """
     owners: dict[str, tuple[str, str]] = {}
     for name in names:
@@ -225,18 +235,13 @@ def _without_scopes(
     return {name: owner for name, (scope, owner) in owners.items() if scope in scopes}
 
 
-def _is_alike(tensor: StoredTensor, variable: StoredTensor) -> bool:
-    """Return True if dtype and shape are equal."""
-    return tensor.dtype == variable.dtype and tensor.shape == variable.shape
-
-
-def _optimizers_named(
+def _identify_by_stem(
     stem: str, slots: Slots, families: Sequence[Family], path: str
 ) -> list[FoundOptimizer]:
-    """Return the optimizers whose slots are named after `stem`.
+    """Return the optimizers whose slots have this stem.
 
-    If none or several of `families` fit the number of slots, the result is one optimizer without
-    a family.
+    The family is the only one of `families` with as many slots as a variable has, or else the only
+    one whose number of slots divides it. Otherwise, one optimizer without a family has all slots.
     """
     slot_count = max(len(parts) for parts in slots.values())
     exact = [family for family in families if len(family.slots) == slot_count]
@@ -244,7 +249,7 @@ def _optimizers_named(
     multiples = [family for family in nonempty if slot_count % len(family.slots) == 0]
     for matching in (exact, multiples):
         if len(matching) == 1:
-            return _optimizers_of_family(matching[0], slots, path)
+            return _split_by_optimizer(matching[0], slots, path)
     parts = sorted({part for parts in slots.values() for part in parts}, key=_split_number)
     candidates = families or [family for family in V1 if len(family.slots) == len(parts)]
     return [
@@ -261,17 +266,18 @@ def _optimizers_named(
     ]
 
 
-def _optimizers_of_family(family: Family, slots_by_part: Slots, path: str) -> list[FoundOptimizer]:
-    """Return the optimizers of a family, in order of creation.
+def _split_by_optimizer(family: Family, slots_by_part: Slots, path: str) -> list[FoundOptimizer]:
+    """Divide the slots of equal optimizers of a family; return these in order of creation.
 
-    A variable numbers its slots, whichever optimizer they belong to. So a variable that only some
-    of the optimizers trained does not show which; if only one did, each of them has its slots.
+    TensorFlow numbers the slots of each variable alone: "Adam_2" begins the second optimizer that
+    trained this variable, maybe the third of the program. If just one of several optimizers trained
+    a variable, each one returned has its slots, and `notes` say so.
 
     Raises:
         UnsupportedCheckpointError: Several optimizers trained a variable, but not all, so that
             their order does not show which.
     """
-    sets = list(_numbered_slots(family, slots_by_part))
+    sets = list(_split_by_number(family, slots_by_part))
     counts = Counter(variable for _, slots in sets for variable in slots)
     shared = {variable for variable, count in counts.items() if count == 1 < len(sets)}
     shared &= sets[0][1].keys() if sets else set()
@@ -287,13 +293,18 @@ def _optimizers_of_family(family: Family, slots_by_part: Slots, path: str) -> li
         f" {listed(first)}, it is not known which; each has these slots: give its variables"
     )
     return [
-        replace(_found_optimizer(family, names, {**first, **slots}), notes=(note,) if first else ())
+        replace(
+            _describe_optimizer(family, names, {**first, **slots}), notes=(note,) if first else ()
+        )
         for names, slots in sets
     ]
 
 
-def _numbered_slots(family: Family, slots_by_part: Slots) -> Iterator[tuple[list[str], Slots]]:
-    """Yield the names and slots of the first optimizer of a family, of the second, and so on."""
+def _split_by_number(family: Family, slots_by_part: Slots) -> Iterator[tuple[list[str], Slots]]:
+    """Yield (slot names, slots by variable and kind) for the first, second, ... optimizer.
+
+    Ends before the first optimizer for which no variable has slots.
+    """
     width = Counter(part for _, part in family.parts)
     for place in itertools.count():
         used = Counter({part: place * count for part, count in width.items()})
@@ -311,8 +322,8 @@ def _numbered_slots(family: Family, slots_by_part: Slots) -> Iterator[tuple[list
         yield list(names.values()), slots
 
 
-def _found_optimizer(family: Family, names: Iterable[str], slots: Slots) -> FoundOptimizer:
-    """Return a detected optimizer with slots and without scalars; `names` are its slot names."""
+def _describe_optimizer(family: Family, names: Iterable[str], slots: Slots) -> FoundOptimizer:
+    """Return the description of an optimizer without scalars; `names` are its slot names."""
     return FoundOptimizer(
         name=family.title,
         face="openseq2seq" if family.cls == "NovoGrad" else "v1",

@@ -62,7 +62,8 @@ V1 = (
     Family("RMSPropOptimizer", "RMSProp", ("rms", "mg", "momentum"), options={"centered": True}),
 )
 
-_BETAS = ("beta_1", "beta_2")
+_BETAS, _RHO, _CENTERED = ("beta_1", "beta_2"), ("momentum", "rho"), {"centered": True}
+_FTRL = ("beta", "l1_regularization_strength", "l2_regularization_strength", "learning_rate_power")
 KERAS = (
     Family("SGD", "SGD", (), hypers=("momentum",)),
     Family("SGD", "SGD", ("momentum",), hypers=("momentum",)),
@@ -72,29 +73,11 @@ KERAS = (
     Family("Nadam", "Nadam", ("m", "v"), ("momentum_cache",), hypers=_BETAS),
     Family("Adagrad", "Adagrad", ("accumulator",)),
     Family("Adadelta", "Adadelta", ("accum_grad", "accum_var"), hypers=("rho",)),
-    Family("RMSprop", "RMSprop", ("rms",), hypers=("momentum", "rho")),
-    Family("RMSprop", "RMSprop", ("rms", "momentum"), hypers=("momentum", "rho")),
-    Family(
-        "RMSprop", "RMSprop", ("rms", "mg"), hypers=("momentum", "rho"), options={"centered": True}
-    ),
-    Family(
-        "RMSprop",
-        "RMSprop",
-        ("rms", "momentum", "mg"),
-        hypers=("momentum", "rho"),
-        options={"centered": True},
-    ),
-    Family(
-        "Ftrl",
-        "Ftrl",
-        ("accumulator", "linear"),
-        hypers=(
-            "beta",
-            "l1_regularization_strength",
-            "l2_regularization_strength",
-            "learning_rate_power",
-        ),
-    ),
+    Family("RMSprop", "RMSprop", ("rms",), hypers=_RHO),
+    Family("RMSprop", "RMSprop", ("rms", "momentum"), hypers=_RHO),
+    Family("RMSprop", "RMSprop", ("rms", "mg"), hypers=_RHO, options=_CENTERED),
+    Family("RMSprop", "RMSprop", ("rms", "momentum", "mg"), hypers=_RHO, options=_CENTERED),
+    Family("Ftrl", "Ftrl", ("accumulator", "linear"), hypers=_FTRL),
 )
 
 

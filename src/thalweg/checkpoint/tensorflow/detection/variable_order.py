@@ -22,12 +22,12 @@ Shape = tuple[int, ...]
 
 
 def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
-    """Return the variables with slots of these shapes, in this order; None if that is ambiguous.
+    """Return the names of the variables that slots belong to, one per slot; None if ambiguous.
 
-    A `.h5` file lists the model's variables in its order, and a `.keras` file its layers. The
-    contents of a layer, and the layers of a class of your own, have the names of attributes there,
-    in alphabetical order; a `.weights.h5` file has its layers by class. Each class is in order:
-    which class comes when must follow from the shapes.
+    The slots are in the order of the model's variables. A `.h5` file lists the variables in this
+    order, and a `.keras` file the layers. But attributes of a layer, and layers in a
+    `.weights.h5` file, are sorted by name, so that only layers of one class ("dense", "dense_1")
+    are in order. There the shapes must leave just one possible order.
     """
     names = [
         name
@@ -41,7 +41,7 @@ def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
         return _order_by_blocks(variable_shapes, list(shapes), places)
     if list(shapes) == list(variable_shapes.values()):
         return names
-    order = _unique_order(list(variable_shapes.values()), list(shapes))
+    order = _find_unique_order(list(variable_shapes.values()), list(shapes))
     return None if order is None else [names[index] for index in order]
 
 
@@ -70,11 +70,11 @@ def _layer_class(group: str) -> str:
 def _order_by_blocks(
     variable_shapes: Mapping[str, Shape], slot_shapes: Sequence[Shape], places: Mapping[str, Place]
 ) -> list[str] | None:
-    """Return the variables in an order in which their shapes equal `slot_shapes`, or None.
+    """Return all variables in the order in which their shapes equal `slot_shapes`, or None.
 
-    If all variables have a layer number, the variables of each number stay together, and these
-    blocks stay in their given order. Within a block, variables keep their order if it is certain;
-    else just one order of whole layers must fit. All variables must have a slot.
+    Variables of one layer of the model are a block, and blocks keep their order; without layer
+    numbers there is just one block. The order in a block is that of the file if `_is_ordered`, else
+    that of `_order_by_layers`. Returns None if shapes differ, or a variable has no slot.
 
     Args:
         variable_shapes: The shapes of the variables by name, in the order of the file.
@@ -100,9 +100,10 @@ def _order_by_blocks(
 def _order_by_layers(
     variable_shapes: Mapping[str, Shape], slot_shapes: Sequence[Shape], places: Mapping[str, Place]
 ) -> list[str] | None:
-    """Return the variables in the one order of whole layers whose shapes equal `slot_shapes`.
+    """Return the variables in the only order whose shapes equal `slot_shapes`.
 
-    Layers of one class keep their order. Returns None if no order fits, or several do.
+    Tried are the orders of whole layers in which layers of one class keep their order. Returns None
+    if none or several of these fit, or if there are too many to try.
     """
     layers: dict[str, list[str]] = {}
     for name in variable_shapes:
@@ -114,7 +115,10 @@ def _order_by_layers(
     ways: dict[tuple[int, ...], list[list[str]]] = {}
 
     def find_orders(positions: tuple[int, ...], offset: int) -> list[list[str]]:
-        """Return up to two orders of the layers from `positions` on, from slot `offset` on."""
+        """Return up to two ways to order the remaining layers, each as names of variables.
+
+        Taken are the first `positions[i]` layers of class `i`, whose slots end before `offset`.
+        """
         if positions not in ways and len(ways) < _MAX_PREFIXES:
             ways[positions] = [[]] * (offset == len(slot_shapes))
             for index, queue in enumerate(queues):
@@ -135,20 +139,20 @@ def _order_by_layers(
     return complete[0] if len(orders) == 1 and complete and len(ways) < _MAX_PREFIXES else None
 
 
-def _unique_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) -> list[int] | None:
-    """Return the indices of `slot_shapes` in `shapes`, in order, if there is just one way."""
+def _find_unique_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) -> list[int] | None:
+    """Return increasing indices at which `shapes` has `slot_shapes`; None for none or several."""
     if len(slot_shapes) > len(shapes):
         return None
-    leftmost = _leftmost_order(shapes, slot_shapes)
-    rightmost = _leftmost_order(shapes[::-1], slot_shapes[::-1])
+    leftmost = _find_leftmost_order(shapes, slot_shapes)
+    rightmost = _find_leftmost_order(shapes[::-1], slot_shapes[::-1])
     if leftmost is None or rightmost is None:
         return None
     mirrored = [len(shapes) - 1 - index for index in reversed(rightmost)]
     return leftmost if leftmost == mirrored else None
 
 
-def _leftmost_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) -> list[int] | None:
-    """Return the smallest increasing indices of `slot_shapes` in `shapes`, or None."""
+def _find_leftmost_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) -> list[int] | None:
+    """Return the first increasing indices at which `shapes` has `slot_shapes`; None for none."""
     indices: list[int] = []
     index = 0
     for shape in slot_shapes:
@@ -182,9 +186,10 @@ class Owner:
 def owners_of(
     slot_owners: Sequence[tuple[str, Shape]], owners: Sequence[Owner]
 ) -> tuple[list[Owner | None], list[str]]:
-    """Return the variables that slots belong to, or None where ambiguous; and the reasons.
+    """Return (the variable of each slot or None, why variables are None).
 
-    Names decide, then shapes, then the order of layers that are numbered.
+    A slot belongs to the only variable with its full name and shape. If several have them, their
+    order decides, provided that the layers are numbered and all slots are in this order.
 
     Args:
         slot_owners: The full name and shape of each slot's variable, in the optimizer's order.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +68,7 @@ def _copy_averages(
 
 
 def copy_contents(
-    optimizer: object,
+    optimizer: Any,
     targets: TargetTensors,
     rules: Rules | None,
     kind: str,
@@ -85,7 +86,7 @@ def copy_contents(
     _check_kind(optimizer, kind)
     scope = "model/" if kind == "tf2" and rules is None else ""
     exported = _names_of_targets(targets, rules, scope)
-    with _hold_steps(optimizer), no_grad():
+    with nullcontext() if optimizer is None else optimizer._locked(), no_grad():
         by_id = {id(targets.tensors[target]): named for target, named in exported.items()}
         variables = {
             name: _stored_copy(targets.tensors[target], axes, f"'{target}'")
@@ -177,13 +178,6 @@ def _slots_by_variable(optimizer: Any) -> list[tuple[Tensor, dict[str, Any]]]:
     if store is not None:
         store.check_whole("written as a checkpoint of TensorFlow's")
     return [] if store is None else [(var, store.all_of(var)) for var in store.owners()]
-
-
-def _hold_steps(optimizer: Any) -> Any:
-    """Return a context manager that blocks steps of the optimizer in other threads."""
-    if optimizer is None:
-        return no_grad()
-    return optimizer._locked()
 
 
 def _stored_scalars(optimizer: Any) -> dict[str, StoredTensor]:

@@ -101,7 +101,7 @@ def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Fami
     return [
         replace(family, title=title or family.title)
         for name in class_names[:1]
-        + [class_name for class_name in class_names[1:] if _has_family(class_name)][:1]
+        + [name for name in class_names[1:] if any(family.cls == name for family in V1)][:1]
         for family in V1
         if family.cls == name
     ]
@@ -270,8 +270,3 @@ def _default_arguments(cls: type[object]) -> dict[str, object]:
         for parameter in _parameters_of(cls)
         if parameter.default is not inspect.Parameter.empty
     }
-
-
-def _has_family(name: str) -> bool:
-    """Return True if the slots of this `thalweg.v1` class are known."""
-    return any(family.cls == name for family in V1)

@@ -57,33 +57,22 @@ def map_variables(
             continue
         problem = _describe_problem(names[name], stored_tensor, place, targets)
         if problem:
-            hints = len(problems) < LISTED
-            problems.append(problem + (_hint(names[name], place, targets, free) if hints else ""))
+            # The target that may be meant, unless the rule's target exists.
+            meant = names[name] if place is None else [place.target or ""]
+            has_hint = len(problems) < LISTED and (place is None or place.target not in targets)
+            problems.append(problem + (hint_at_target(meant, free) if has_hint else ""))
     counts = {name: assigned[name] for name in targets if assigned[name] > 1}
     problems += [f"{name!r} is given {count} variables" for name, count in counts.items()]
     unmapped = {name: aliases for name, aliases in names.items() if name not in places}
     free = [name for name in free if name not in reported]
-    problems += _describe_free(free, unmapped, LISTED - len(problems))
+    hints = LISTED - len(problems)
+    problems += [
+        f"{name!r} is given nothing{hint_at_variable(name, unmapped) if index < hints else ''}"
+        for index, name in enumerate(free)
+    ]
     if problems and len(problems) < LISTED:
         problems += _unused_rules(rules, names)
     return ({}, problems) if problems else (places, [])
-
-
-def _describe_free(targets: Sequence[str], variables: Names, hints: int) -> list[str]:
-    """Return a line for each target without a variable; the first `hints` have a hint."""
-    return [
-        f"{name!r} is given nothing{hint_at_variable(name, variables) if index < hints else ''}"
-        for index, name in enumerate(targets)
-    ]
-
-
-def _hint(
-    names: Sequence[str], place: Place | None, targets: Mapping[str, Tensor], free: Sequence[str]
-) -> str:
-    """Return a hint about the target that may be meant for a variable; "" if the target exists."""
-    if place is None:
-        return hint_at_target(names, free)
-    return hint_at_target([place.target or ""], free) if place.target not in targets else ""
 
 
 def _map_by_rules(names: Names, rules: Rules) -> dict[str, Place]:
