@@ -84,16 +84,16 @@ def optimizer_cls_and_kwargs(name: str, args: Any) -> tuple[Any, dict[str, Any]]
     return lambda: make, {**_shared_options(cls, args), **read_options}
 
 
-def _shared_options(cls: Any, args: Any, left_out: str = "") -> dict[str, Any]:
-    """Return the options of a class that `TrainingArguments` have, without `left_out`."""
+def _shared_options(cls: Any, args: Any, excluded_name: str = "") -> dict[str, Any]:
+    """Return the options of a class that `TrainingArguments` have, without `excluded_name`."""
     options = {
         "lr": args.learning_rate,
         "betas": (args.adam_beta1, args.adam_beta2),
         "eps": args.adam_epsilon,
         "weight_decay": args.weight_decay,
     }
-    accepted = cls.constructor_signature.parameters.keys() - {left_out}
-    return {name: setting for name, setting in options.items() if name in accepted}
+    option_names = cls.constructor_signature.parameters.keys() - {excluded_name}
+    return {name: setting for name, setting in options.items() if name in option_names}
 
 
 def _class_in_context(name: str, context: Any) -> tuple[Any, dict[str, Any]]:

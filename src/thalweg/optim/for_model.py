@@ -71,10 +71,10 @@ def _check_names(
         options: The options.
         more_names: Other names that the message may suggest.
     """
-    accepted = {*class_named(rule).constructor_signature.parameters, *KEYWORDS}
+    option_names = {*class_named(rule).constructor_signature.parameters, *KEYWORDS}
     for name in options:
-        if name not in accepted:
-            hint = did_you_mean(name, accepted.union(more_names))
+        if name not in option_names:
+            hint = did_you_mean(name, option_names.union(more_names))
             raise InvalidArgumentError(f"{title} takes no option {name!r}. {hint}".rstrip())
 
 
