@@ -196,6 +196,12 @@ def test_factors_have_the_numbers_of_transformers(shape: str) -> None:
         ("thalweg_lion", None, optim.Lion, {"lr": 0.02, "weight_decay": 0.1}),
         ("thalweg_sgd", "momentum=0.5,nesterov=true", optim.SGD, {"momentum": 0.5}),
         ("thalweg_muon", "ns_steps=3", optim.Mixed, {"rule": "Muon", "ns_steps": 3}),
+        (
+            "thalweg_muon",
+            "adamw={'eps': 1e-6},ns_steps=3",
+            optim.Mixed,
+            {"rule": "AdamW", "lr": 0.02, "eps": 1e-6, "betas": (0.8, 0.999), "weight_decay": 0.1},
+        ),
     ],
 )
 def test_registered_names_choose_classes(
@@ -231,6 +237,7 @@ def test_names_give_the_arguments_of_a_trainer(tmp_path: Path) -> None:
     assert optimizer.last_step.count == 8
     entries = {"rule": "Muon", "ns_steps": 3, "lr": 5e-5, "weight_decay": 0.1}
     assert any(entries.items() <= group.items() for group in optimizer.param_groups)
+    assert {group["lr"] for group in optimizer.param_groups} == {5e-5}
     arguments.optim_args = "ns_steps"
     for name, message in (("thalweg_muon", "has 'ns_steps'; an entry"), ("muon", "known are")):
         with pytest.raises(ValueError, match=message):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thalweg import optim
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 D = 12
 HEADS, HEAD = 3, 4
@@ -176,6 +176,14 @@ def flat_experts_transposed(w: Tensor, x: Tensor) -> Tensor:
     return x.matmul(w.view(4, D, D)[1]).tanh()
 
 
+def maximum_over_time(w: Tensor, x: Tensor) -> Tensor:
+    return x + F.linear(x, w).max(1, keepdim=True)[0]
+
+
+def maximum_of_pieces(w: Tensor, x: Tensor) -> Tensor:
+    return F.linear(x, w).unflatten(-1, (D, 2)).max(-1).values
+
+
 def with_adapter(w: Tensor, x: Tensor) -> Tensor:
     y = F.linear(x, w)
     gate, up = (y + F.linear(x, torch.ones(2 * D, D))).chunk(2, -1)
@@ -204,6 +212,8 @@ CASES: dict[Callable[[Tensor, Tensor], Tensor], tuple[tuple[int, ...], str]] = {
     flat_experts: ((4 * D, D), "rows=4"),
     flat_experts_transposed: ((4 * D, D), "rows=4 transposed"),
     with_adapter: ((2 * D, D), "rows=2"),
+    maximum_over_time: ((D, D), "rows=1"),
+    maximum_of_pieces: ((2 * D, D), "rows=1"),
 }
 
 
@@ -231,8 +241,14 @@ def router(w: Tensor, x: Tensor) -> Tensor:
     return x * weights.sum(-1, keepdim=True)
 
 
+def switch_router(w: Tensor, x: Tensor) -> Tensor:
+    weights, _ = F.linear(x, w).softmax(-1).max(dim=-1, keepdim=True)
+    return x * weights
+
+
 NOT_MATRICES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
     "router, whose largest outputs are selected": ((4, D), router),
+    "router, whose largest outputs are selected ": ((4, D), switch_router),
     "no product uses it": ((1, 1, D), lambda w, x: x + w),
     "rows are looked up": ((9, D), lambda w, x: x + w[torch.arange(x.shape[1])]),
     "a vector": ((1, D), lambda w, x: x * F.linear(x, w).sigmoid()),
@@ -246,7 +262,10 @@ NOT_MATRICES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor
 @pytest.mark.parametrize("reason", NOT_MATRICES)
 def test_adamw_updates_what_multiplies_nothing_with_the_reason(reason: str) -> None:
     choices = optim.matrix_layouts(Model(Layer(*NOT_MATRICES[reason])))
-    assert (choices["layer.w"].kind, choices["layer.w"].reason) == ("AdamW", f"Layer: {reason}")
+    assert (choices["layer.w"].kind, choices["layer.w"].reason) == (
+        "AdamW",
+        f"Layer: {reason.rstrip()}",
+    )
 
 
 def overlapping(w: Tensor, x: Tensor) -> Tensor:
@@ -264,6 +283,10 @@ UNDECIDED: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]]
     "used in parts that overlap": ((2 * D, D), overlapping),
     "blocks that do not repeat evenly": ((21, D), uneven),
     "did not multiply with it": ((D, D), lambda w, x: x),
+    "neither its rows nor its columns": (
+        (2, D, D),
+        lambda w, x: torch.einsum("btd,edh->bteh", x, w).relu().sum(2),
+    ),
     "could not be followed": (
         (2 * D, D),
         lambda w, x: F.linear(x, w)[..., :D].tanh() * 2 @ torch.ones(D, D),
@@ -278,8 +301,9 @@ def test_an_undecided_weight_raises_with_the_line_that_decides_it(reason: str) -
         decided(layer)
     assert "'layer.w'" in str(error.value)
     assert "of a Layer" in str(error.value)
-    assert "layouts={'layer.w': 'rows=1'}" in str(error.value)
-    assert decided(layer, layouts={"layer.w": "rows=1"})["layer.w"] == "rows=1"
+    layout = "rows=1" if layer.w.dim() == 2 else "batch=1"
+    assert f"layouts={{'layer.w': {layout!r}}}" in str(error.value)
+    assert decided(layer, layouts={"layer.w": layout})["layer.w"] == layout
     assert decided(layer, layouts={"layer.*": "AdamW"})["layer.w"] == "AdamW"
 
 
@@ -287,7 +311,7 @@ def test_an_undecided_weight_raises_with_the_line_that_decides_it(reason: str) -
     ("layouts", "message"),
     [
         ({"nothing.*": "rows=1"}, "selects no parameter"),
-        ({"layer.w": "rows=5"}, "does not fit"),
+        ({"layer.w": "rows=5"}, "'layer.w': The matrix layout 'rows=5' does not fit"),
         ({"layer.*": "rows=1", "*.w": "AdamW"}, "two entries"),
         ({"layer.w": "row=1"}, "not a matrix layout"),
         ({"layer.w": None}, "not None"),
@@ -485,6 +509,19 @@ def test_steps_of_a_fused_weight_are_those_of_its_parts() -> None:
     assert torch.equal(fused.layer.w, torch.cat(parts))  # pyright: ignore
 
 
-def test_for_model_raises_for_options_that_layouts_replace() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"Muon.for_model\(\) takes no 'heads'"):
-        optim.Muon.for_model(Model(nn.Identity()), heads=3)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 3}, r"Muon.for_model\(\) takes no 'heads'"),
+        (
+            {"adam": {"lr": 1e-3}},
+            r"Muon.for_model\(\) takes no option 'adam'. Did you mean 'adamw'",
+        ),
+        ({"verbose": 2}, r"Muon.for_model\(\) takes no option 'verbose'.$"),
+        ({"adamw": {"momentum": 0.9}}, "adamw takes no option 'momentum'"),
+        ({"adamw": 3e-4}, "adamw must be a dictionary of options of AdamW"),
+    ],
+)
+def test_for_model_raises_for_options_that_it_does_not_have(options: Any, message: str) -> None:
+    with pytest.raises((InvalidArgumentError, InvalidTypeError), match=message):
+        optim.Muon.for_model(Model(nn.Identity()), **options)

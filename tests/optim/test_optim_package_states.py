@@ -153,6 +153,10 @@ def _group(state: Any) -> None:
     state["param_groups"][0]["params"] = [0, 1]
 
 
+def _choice(state: Any) -> None:
+    state["param_groups"][0]["mars_type"] = 0
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "words"),
     [
@@ -163,6 +167,7 @@ def _group(state: Any) -> None:
         ("bitsandbytes_adamw8bit", _scales, "scales"),
         ("prodigyopt_prodigy", _pair, "beta3|betas"),
         ("soap", _matrix, "'0/Q' is .* not a list of 2"),
+        ("timm_mars", _choice, "mars_type must be 'adamw' or .*, not 0"),
         ("muon", _group, r"groups have \[2, 1\] parameters, those here \[1, 1\]"),
     ],
 )  # fmt: skip

@@ -304,12 +304,16 @@ def test_safe_limit_of_a_band_is_within_the_band(is_log: bool) -> None:
     assert -math.inf not in band
 
 
-def test_copies_have_detectors_of_their_own() -> None:
-    optimizer, spikes, _ = train("plain", "rollback", range(1, 4), keep=3)
+def test_copies_have_detectors_of_their_own_with_the_history() -> None:
+    optimizer, spikes, _ = train("plain", "rollback", range(1, BAD), keep=3)
     for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        judge = twin.step_options.spikes.judge
-        assert judge is not spikes.judge
-        assert (judge.action, judge.keep) == ("rollback", 3)
+        detector = twin.step_options.spikes
+        assert (detector.judge.action, detector.judge.keep) == ("rollback", 3)
+        assert detector.state_dict() == spikes.state_dict()
+        set_grads(list(twin.state), BAD, 1e4)
+        twin.step()
+        assert [action.steps for action in detector.actions] == [range(BAD, BAD + 1)]
+        assert not spikes.actions
     with pytest.raises(FailedPreconditionError, match="another optimizer"):
         optim.AdamW(make_params(), spikes=spikes)
 

@@ -122,7 +122,7 @@ class SpikeJudge:
         vars(self).update(_new_history())
 
     def attach_to(self, source: StepSource) -> None:
-        """Attach to an optimizer, with an empty history unless it is attached already.
+        """Attach to an optimizer; empty the history if it is of a former optimizer.
 
         Raises:
             FailedPreconditionError: Another optimizer that is still alive is judged.
@@ -133,7 +133,9 @@ class SpikeJudge:
             raise FailedPreconditionError(
                 "These Spikes judge another optimizer's steps: give each optimizer its own."
             )
-        vars(self).update(_new_history(), _source=source)
+        if self._source is not None:
+            vars(self).update(_new_history())
+        self._source = source
 
     @property
     def source(self) -> StepSource:

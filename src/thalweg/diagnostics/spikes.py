@@ -104,9 +104,9 @@ class Spikes:
 
     def __reduce__(self) -> Any:
         # A copy belongs to another optimizer.
-        judge = self.judge
-        keywords = {} if judge is None else {"action": judge.action, "keep": judge.keep or None}
-        return _make, (keywords,)
+        if (judge := self.judge) is None:
+            return Spikes, ()
+        return _make, (judge.action, judge.keep or None, self.state_dict())
 
     def attach(self, optimizer: Any) -> None:
         """Start to judge the steps of an optimizer of Keras or TensorFlow 1.
@@ -230,9 +230,11 @@ class Spikes:
         return [Warned("", step, "loss left its band", loss, usual_loss, "loss")] if is_new else []
 
 
-def _make(keywords: dict[str, Any]) -> Spikes:
-    """Return a `Spikes` from keywords, for copies and pickles."""
-    return Spikes(**keywords)
+def _make(action: Action, keep: int | None, state_dict: dict[str, Any]) -> Spikes:
+    """Return a `Spikes` with an action and a history, for copies and pickles."""
+    spikes = Spikes(action, keep=keep)
+    spikes.load_state_dict(state_dict)
+    return spikes
 
 
 def _check_action(action: object, keep: object) -> int:

@@ -35,8 +35,8 @@ def register() -> tuple[str, ...]:
     "thalweg_muon" or "thalweg_ademamix"; "_8bit" at its end stores its state in 8 bits.
     `optim_args` are further options of the class, such as "ema_decay=0.999". Learning rate, betas,
     epsilon and weight decay are those of the arguments, where the class has them. Rules for
-    matrices get the groups of their `for_model`. Call this before the arguments are parsed; a
-    second call does nothing.
+    matrices get the groups of their `for_model`; "adamw={'lr': 1e-4}" in `optim_args` has an option
+    of its AdamW. Call this before the arguments are parsed; a second call does nothing.
 
     Returns:
         The names.
@@ -73,20 +73,27 @@ def optimizer_cls_and_kwargs(name: str, args: Any) -> tuple[Any, dict[str, Any]]
         )
     kind, codecs = _SETTINGS[name]
     cls: Any = class_named(kind)
-    accepted = cls.constructor_signature.parameters
-    adam_options = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    read_options = {**codecs, **_read_options(args.optim_args)}
+    if not cls._of_matrices:
+        # The Trainer gives the decay by groups.
+        return cls, {**_shared_options(cls, args, "weight_decay"), **read_options}
+    adamw = read_options.get("adamw", {})
+    if isinstance(adamw, dict):
+        read_options["adamw"] = {**_shared_options(class_named("AdamW"), args), **adamw}
+    make: Callable[..., Any] = cls.for_model
+    return lambda: make, {**_shared_options(cls, args), **read_options}
+
+
+def _shared_options(cls: Any, args: Any, excluded_name: str = "") -> dict[str, Any]:
+    """Return the options of a class that `TrainingArguments` have, without `excluded_name`."""
     options = {
         "lr": args.learning_rate,
-        **{option: setting for option, setting in adam_options.items() if option in accepted},
-        **codecs,
-        **_read_options(args.optim_args),
+        "betas": (args.adam_beta1, args.adam_beta2),
+        "eps": args.adam_epsilon,
+        "weight_decay": args.weight_decay,
     }
-    if not cls._of_matrices:
-        return cls, options
-    if "weight_decay" in accepted:
-        options.setdefault("weight_decay", args.weight_decay)
-    make: Callable[..., Any] = cls.for_model
-    return lambda: make, options
+    option_names = cls.constructor_signature.parameters.keys() - {excluded_name}
+    return {name: setting for name, setting in options.items() if name in option_names}
 
 
 def _class_in_context(name: str, context: Any) -> tuple[Any, dict[str, Any]]:

@@ -8,8 +8,10 @@ from typing import Any
 from torch import nn
 
 from thalweg._base.matrix_layout import MatrixLayout
+from thalweg._base.showing import show_value
 from thalweg._core.param_groups import Group
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
+from thalweg.optim.class_lookup import class_named
 from thalweg.optim.layout_decisions import Layouts, MatrixLayouts, matrix_layouts
 from thalweg.optim.mixed import Mixed
 from thalweg.optim.step_options import KEYWORDS
@@ -36,12 +38,20 @@ def mixed_for_model(
     Raises:
         InvalidArgumentError: The layout of a parameter is undecided, or the rule has no such
             option.
+        InvalidTypeError: `adamw` is not a dictionary.
     """
     if names := sorted({"params", "heads", "layout"}.intersection(options)):
         raise InvalidArgumentError(
             f"{rule}.for_model() takes no {names[0]!r}: layouts= has the matrices of parameters by"
             " name."
         )
+    if not isinstance(adamw, Mapping | None):
+        raise InvalidTypeError(
+            "adamw must be a dictionary of options of AdamW, such as {'lr': 3e-4}, not"
+            f" {show_value(adamw)}."
+        )
+    _check_names(rule, f"{rule}.for_model()", options, ("adamw", "layouts", "output", "inputs"))
+    _check_names("AdamW", "adamw", adamw or {})
     decisions = matrix_layouts(module, layouts=layouts, output=output, inputs=inputs)
     rule_options = {name: options[name] for name in options if name not in KEYWORDS}
     step_options = {name: options[name] for name in options if name in KEYWORDS}
@@ -49,6 +59,24 @@ def mixed_for_model(
     optimizer = Mixed(groups, **step_options)
     optimizer.layouts = decisions
     return optimizer
+
+
+def _check_names(
+    rule: str, title: str, options: Mapping[str, Any], more_names: tuple[str, ...] = ()
+) -> None:
+    """Raise InvalidArgumentError for the first option that neither a rule nor a step has.
+
+    Args:
+        rule: The name of a class.
+        title: The name of the argument or function that took the options, for the message.
+        options: The options.
+        more_names: Other names that the message may suggest.
+    """
+    option_names = {*class_named(rule).constructor_signature.parameters, *KEYWORDS}
+    for name in options:
+        if name not in option_names:
+            hint = did_you_mean(name, option_names.union(more_names))
+            raise InvalidArgumentError(f"{title} takes no option {name!r}. {hint}".rstrip())
 
 
 def _groups(

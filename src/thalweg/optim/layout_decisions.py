@@ -263,12 +263,14 @@ class _Decisions(Iterable[ParamLayout]):
     def _undecided_error(self, undecided: Sequence[tuple[str, Tensor, str]]) -> Exception:
         """Return the error about undecided parameters, (name, parameter, reason) each."""
         name, param, reason = undecided[0]
-        owner = type(self._params.owners[id(param)][0]).__name__
+        owner = self._params.owners[id(param)][0]
         tail = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""
         pattern = re.sub(r"\.\d+\.", ".*.", name)
+        is_stack = param.dim() == 3 and not isinstance(owner, nn.Conv1d)
         return InvalidArgumentError(
-            f"The matrices of {name!r} of shape {tuple(param.shape)}, of a {owner}, are undecided:"
-            f" {reason}.{tail} Name its layout, such as layouts={{{pattern!r}: 'rows=1'}}, or say"
+            f"The matrices of {name!r} of shape {tuple(param.shape)}, of a {type(owner).__name__},"
+            f" are undecided: {reason}.{tail} Name its layout, such as"
+            f" layouts={{{pattern!r}: '{'batch' if is_stack else 'rows'}=1'}}, or say"
             f" layouts={{{pattern!r}: 'AdamW'}}; or pass inputs= of a forward pass that uses it."
             f"{self._failure()}"
         )
@@ -280,6 +282,14 @@ def _describe_blocks(layout: MatrixLayout, block_count: int) -> str:
     if block_count == 1:
         return f"{stack}outputs are used as a whole"
     return f"{stack}{block_count} blocks are used apart"
+
+
+def _check_fits(layout: MatrixLayout, name: str, param: Tensor) -> None:
+    """Raise InvalidArgumentError with the parameter's name if a layout does not fit its shape."""
+    try:
+        layout.blocks(param.shape)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"layouts= of {name!r}: {error}") from error
 
 
 def _layouts_by_name(
@@ -306,7 +316,7 @@ def _layouts_by_name(
         module_params.check_selects(selected_params, pattern, "layouts")
         for name, param in selected_params:
             if layout is not None:
-                layout.blocks(param.shape)
+                _check_fits(layout, name, param)
             exact = pattern in module_params.names[id(param)]
             if name in entries and entries[name][0] == exact:
                 raise InvalidArgumentError(

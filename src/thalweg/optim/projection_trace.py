@@ -268,7 +268,8 @@ class ProjectionTrace(TorchFunctionMode):
                 labelled[0], args[1] if len(args) > 1 else kwargs.get("dim", -1), output
             )
         elif name in SELECTIONS or name in REDUCTIONS:
-            self._mark_uses(name, labelled)
+            dims = [x for x in (*args[1:], *kwargs.values()) if type(x) is int]
+            self._mark_uses(name, labelled, dims[0] if dims and name == "max" else None)
         elif name.startswith("conv") and args[0] is labelled[0] and args[1].shape[1] == 1:
             self._pass_channels(args[0], output)
         elif name.strip("_") in CONTRACTIONS:
@@ -302,14 +303,22 @@ class ProjectionTrace(TorchFunctionMode):
             self._record(half, WeightUse.consume)
         self._set_labels(output, halves[0])
 
-    def _mark_uses(self, name: str, labelled: Sequence[Tensor]) -> None:
-        """Record that a function selects by the outputs of weights, or reduces them."""
+    def _mark_uses(self, name: str, labelled: Sequence[Tensor], max_dim: int | None) -> None:
+        """Record that a function selects by the outputs of weights, or reduces them.
+
+        A maximum along `max_dim` selects if this dimension has all outputs of a weight.
+        """
         for tensor in labelled:
-            if name in SELECTIONS:
-                for use, _ in self._outputs_in(tensor):
+            labels, uses = self._labels[id(tensor)][1], self._outputs_in(tensor)
+            selects = name in SELECTIONS
+            if max_dim is not None:
+                ends, size = [labels.select(max_dim, i) for i in (0, -1)], labels.shape[max_dim]
+                selects = not torch.equal(*ends) and all(x.output_count == size for x, _ in uses)
+            if selects:
+                for use, _ in uses:
                     use.selects = True
             else:
-                self._record(self._labels[id(tensor)][1], WeightUse.reduce)
+                self._record(labels, WeightUse.reduce)
 
     def _follow_elementwise(
         self, name: str, args: Any, labelled: list[Tensor], results: list[Tensor]
