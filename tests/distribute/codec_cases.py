@@ -50,8 +50,8 @@ from mesh_cases import (  # noqa: E402
     SPACE,
     STRIPES,
     mesh_of,
-    share,
     sharded,
+    share,
     values,
 )
 from thalweg import optim  # noqa: E402

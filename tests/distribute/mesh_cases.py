@@ -292,7 +292,8 @@ def run_rank(rank: int, count: int, folder: Path, names: Sequence[str]) -> dict[
 
 def main() -> None:
     """Run cases on ranks that are forks of this process; print their reports."""
-    count, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or cases_of(int(sys.argv[1]))
+    count, folder = int(sys.argv[1]), Path(sys.argv[2])
+    names = sys.argv[3:] or cases_of(count)
     torch.set_num_threads(1)
     results = [folder / f"rank-{rank}.json" for rank in range(count)]
     children: list[int] = []
