@@ -123,6 +123,14 @@ def eager_mode() -> None:
 
 
 @pytest.fixture(scope="module")
+def without_collector() -> Iterator[None]:
+    """Run the tests of a module without the garbage collector, which visits each syntax tree."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture(scope="module")
 def with_keras() -> None:
     """Import Keras 3 before the tests of a module, so that collecting need not wait for it."""
     pytest.importorskip("keras", reason="Keras 3 is not installed")

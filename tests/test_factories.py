@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("without_collector")
 LINT: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "factories.py"))
 
 

@@ -21,6 +21,8 @@ CLOSURE = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "closure.py")
 SOURCE = Path(thalweg.__file__).parent
 TESTS = Path(__file__).parent
 
+pytestmark = pytest.mark.usefixtures("without_collector")
+
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = (
     ("errors", "variable", "indexed_slices", "autodiff", "version", "_base"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("without_collector")
 STRUCTURE = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "structure.py"))
 
 

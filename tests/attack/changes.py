@@ -24,7 +24,7 @@ from thalweg._core.plan_cache import PlanCache
 SUMMARY = (
     "trainings of keras, v1, optimize_loss, sessions and optim with 12 random changes between steps"
 )
-CASES = {False: 500, True: 20_000}
+CASES = {False: 200, True: 20_000}
 CHANGES = 12
 GOOD = ("same", "spoilt")
 BATCH = 25

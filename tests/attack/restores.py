@@ -34,7 +34,7 @@ from thalweg.v1 import train
 from thalweg.v1.contrib.opt import MovingAverageOptimizer
 
 SUMMARY = "hostile files of all kinds, restored by all that reads them"
-CASES = {False: 2000, True: 20_000}
+CASES = {False: 1000, True: 20_000}
 GOOD = ("refused", "taken")
 BATCH = 100
 

@@ -30,7 +30,7 @@ from thalweg.v1.train import AdamOptimizer, MomentumOptimizer
 from thalweg.variable import to_tensor
 
 SUMMARY = "states of keras, v1, mixed precision, optimize_loss and sessions with one damage each"
-CASES = {False: 3000, True: 100_000}
+CASES = {False: 1000, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 250
 DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError)

@@ -94,7 +94,7 @@ def _tried(file: tensorflow.TensorFlowCheckpoint) -> None:
 
 
 # As many cases as a day has time for; THALWEG_CASES=20000 with `-m slow` is for a night.
-CASE_COUNT = int(os.environ.get("THALWEG_CASES", "2000"))
+CASE_COUNT = int(os.environ.get("THALWEG_CASES", "800"))
 case_counts = pytest.mark.parametrize(
     "count",
     [50, pytest.param(CASE_COUNT, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],

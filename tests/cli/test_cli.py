@@ -15,8 +15,10 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from small_digits import load_few_digits
 from thalweg._cli import options
 from thalweg._cli.main import main
+from thalweg._cli.race.problems import PROBLEMS, digits
 
 RULE = """
 from thalweg import Hyper, Rule, sign
@@ -89,6 +91,7 @@ SMALL = ("--epochs", "1", "--seed", "3")
 @pytest.fixture(autouse=True)
 def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(PROBLEMS, "digits", load_few_digits)
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "sign.py").write_text(RULE)
@@ -133,7 +136,8 @@ def check_report(report: dict[str, Any]) -> None:
         assert row["microseconds_per_step"] > 0
 
 
-def test_race_on_digits_writes_everything() -> None:
+def test_race_on_digits_writes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROBLEMS, "digits", digits.load)
     Path("new/out").mkdir(parents=True)
     result = invoke("race", *SMALL, "--optimizers", "adam,Ftrl", "--out", "new/out")
     assert result.exit_code == 0, result.output
@@ -228,7 +232,8 @@ def test_races_optimizers_of_tensorflow_1_beside_all_others() -> None:
 
 
 def test_races_novograd_by_both_names() -> None:
-    rows = by_name(race("--optimizers", "NovoGrad,openseq2seq:NovoGrad", "--lr", "NovoGrad=0.01"))
+    names = "NovoGrad,openseq2seq:NovoGrad"
+    rows = by_name(race("--epochs", "4", "--optimizers", names, "--lr", "NovoGrad=0.01"))
     rule, full_row = rows["NovoGrad"], rows["openseq2seq:NovoGrad"]
     assert rule["learning_rate"] == 0.01
     assert full_row["source"] == "thalweg.openseq2seq.optimizers.novograd"
@@ -351,6 +356,7 @@ class Interrupting:
     def after(cls, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
         from thalweg._cli.race import run
 
+        monkeypatch.setitem(PROBLEMS, "digits", digits.load)
         cls.steps, advance = steps, run.applied
 
         def applied(optimizer: Any) -> Any:

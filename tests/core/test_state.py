@@ -120,7 +120,7 @@ FRESH: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("stride", [13, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [13, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["trained", "fresh"])
 @pytest.mark.parametrize("face", OF_VARIABLES)
 def test_interrupted_load_is_atomic(face: str, is_fresh: bool, stride: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 import torch
 
@@ -28,8 +30,11 @@ def trained(engine, case, params, gradients, **options):
     return [tensor.detach() for tensor in (*copies, *slots) if isinstance(tensor, torch.Tensor)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", modern_inputs.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [*zip(modern_inputs.CASES, cycle((torch.float32, torch.bfloat16)))],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_modern_rules_equal_the_reference(case, dtype):
     params = modern_inputs.params_of(dtype)[1:4]  # which an interpreter has done in time
 
@@ -40,8 +45,11 @@ def test_modern_rules_equal_the_reference(case, dtype):
     assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"clip_grad_norm": 0.5}, {"ema_decay": 0.9}], ids=str)
-@pytest.mark.parametrize("case", MATRIX_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [*zip(MATRIX_CASES, cycle(({}, {"clip_grad_norm": 0.5}, {"ema_decay": 0.9})))],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_matrix_rules_equal_the_reference(case, options):
     params = case.params_of(torch.float32)[:2]
 

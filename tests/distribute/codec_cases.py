@@ -13,7 +13,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from datetime import timedelta
 from functools import partial
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ from mesh_cases import (  # noqa: E402
     STRIPES,
     mesh_of,
     sharded,
+    share,
     values,
 )
 from thalweg import optim  # noqa: E402
@@ -159,8 +160,8 @@ def case_of(rule: str, place: str, count: int) -> list[str]:
 
 
 def trained(count: int, folder: Path) -> Any:
-    """Train all rules on all meshes."""
-    cases = product(TRAINED, PLACES)
+    """Train all rules on all meshes, on one of the numbers of ranks each."""
+    cases = share(product(TRAINED, PLACES), count)
     return {f"{rule} on {place}": case_of(rule, place, count) for rule, place in cases}
 
 
@@ -216,7 +217,7 @@ def is_continued(
 def resharded(count: int, folder: Path) -> Any:
     """Train modules that torch shards; continue on other meshes and in one process."""
     report: dict[str, Any] = {}
-    for rule, kind in product(MODULE_RULES, KINDS):
+    for kind, rule in share(product(KINDS, MODULE_RULES), count, (2, 4)):
         trained, alone = of_module(rule, kind, count), of_module(rule, "alone", count)
         for seed in range(2):
             turn(*alone, seed, turn(*trained, seed))
@@ -246,9 +247,7 @@ def converted(count: int, folder: Path) -> Any:
     """Load states in other storage with `convert=True`, on a mesh and in one process."""
     report: dict[str, Any] = {}
     makers = ("split 8bit", "split", "bf16 8bit noisy", "dynamic8", "float32", "masters")
-    for first, second in product(makers, makers):
-        if first == second:
-            continue
+    for first, second in share(permutations(makers, 2), count, (2, 4)):
         trainings = [of_module(first, kind, count) for kind in ("FSDP", "alone")]
         grads = turn(*trainings[0], 0)
         turn(*trainings[1], 0, grads)

@@ -9,12 +9,12 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import cache, partial
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -44,6 +44,7 @@ from busy import scale_to_load  # noqa: E402
 from thalweg import optim  # noqa: E402
 from thalweg.distribute.sharding.shard_index import local_index  # noqa: E402
 
+Row = TypeVar("Row")
 ROWS, COLUMNS, COPY = Shard(0), Shard(1), Replicate()
 STRIPES = _StridedShard(0, split_factor=2)
 SHAPES = (
@@ -252,9 +253,19 @@ def module_case(rule: str, kind: str, count: int, folder: Path) -> list[str]:
     return differing
 
 
-ALL_CASES = [f"{rule} on {mesh}" for mesh in MESHES for rule in RULES] + [
-    f"module, {rule} on {kind}" for kind in MODULES for rule in MODULE_RULES
-]
+def share(rows: Iterable[Row], count: int, counts: tuple[int, ...] = (1, 2, 4)) -> list[Row]:
+    """Return the rows of a table that a number of ranks takes, if `counts` take turns.
+
+    The length of the last column must be no multiple of the number of counts.
+    """
+    return [row for row, ranks in zip(rows, cycle(counts)) if ranks == count]
+
+
+def cases_of(count: int) -> list[str]:
+    """Return the cases of a number of ranks."""
+    cases = [f"{rule} on {mesh}" for mesh, rule in share(product(MESHES, RULES), count)]
+    rows = share(product(MODULES, MODULE_RULES), count)
+    return cases + [f"module, {rule} on {kind}" for kind, rule in rows]
 
 
 def run_rank(rank: int, count: int, folder: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -281,7 +292,8 @@ def run_rank(rank: int, count: int, folder: Path, names: Sequence[str]) -> dict[
 
 def main() -> None:
     """Run cases on ranks that are forks of this process; print their reports."""
-    count, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or ALL_CASES
+    count, folder = int(sys.argv[1]), Path(sys.argv[2])
+    names = sys.argv[3:] or cases_of(count)
     torch.set_num_threads(1)
     results = [folder / f"rank-{rank}.json" for rank in range(count)]
     children: list[int] = []

@@ -220,7 +220,7 @@ def assert_same_steps(base: Case, problem: Problem, selection: Any = KEEP, steps
 
 @pytest.mark.parametrize(
     ("base", "name", "dtype"),
-    cover_values(product(CASES, OF_SLOTS, (torch.float32, torch.bfloat16)), 3),
+    cover_values(product(CASES, OF_SLOTS, (torch.float32, torch.bfloat16)), 2),
     ids=label,
 )
 def test_the_cpu_engine_has_the_bits_of_the_reference(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import thalweg.v1 as tf
 from bit_comparison import assert_same
-from pairwise import cover_values
+from pairwise import cover_pairs, cover_values
 from thalweg import Variable, optim, schedules
 from thalweg._core.replay_pairs import ReplayedPairs
 from thalweg._engines import torch_layout_probe
@@ -275,7 +275,7 @@ def _move_step(run: Training, k: int) -> None:
         run.global_step.assign(10)
 
 
-@pytest.mark.parametrize(("optimizer", "name"), cover_values(product(V1, DECAYS), 3))
+@pytest.mark.parametrize(("optimizer", "name"), cover_values(product(V1, DECAYS), 1))
 def test_replay_follows_v1_decays(
     optimizer: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,9 +305,10 @@ RATES: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("change", [_scale_rate, _lose_rate, _move_rate])
-@pytest.mark.parametrize("name", RATES)
-@pytest.mark.parametrize("optimizer", V1)
+@pytest.mark.parametrize(
+    ("optimizer", "name", "change"),
+    cover_pairs(product(V1, RATES, (_scale_rate, _lose_rate, _move_rate))),
+)
 def test_replay_follows_tensor_rates(
     optimizer: str, name: str, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ def tensors_of_steps(tensors: Any, seed: int, special: float) -> list[list[Tenso
 
 # Pairs of special values, and the formulas of rules, are for `test_engines.py`.
 @pytest.mark.parametrize(
-    "budget", [6, pytest.param(40, marks=pytest.mark.slow)], ids=["replay", "long"]
+    "budget", [6, pytest.param(20, marks=pytest.mark.slow)], ids=["replay", "long"]
 )
 @each_rule
 def test_optimizers_take_the_steps_of_the_reference(name: str, budget: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import thalweg.tf as tf
+from pairwise import cover_pairs
 from test_graph_one_update import check_put_back, checked
 from thalweg import Variable
 from thalweg.keras import optimizers
@@ -245,9 +247,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", CLASS_NAMES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype"),
+    cover_pairs(product(CLASS_NAMES, KINDS, (torch.float32, torch.float16, torch.float64))),
+)
 def test_recorded_super_hooks_equal_hooks_of_each_run(
     name: str, kind: str, dtype: torch.dtype
 ) -> None:

@@ -211,13 +211,12 @@ def test_overflow_patterns_give_the_algorithms_scales(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(2))
 @as_shipped_or_meant
 @each_algorithm
-def test_1000_overflow_patterns_give_the_algorithms_scales(
-    algorithm: str, as_shipped: bool, part: int
+def test_many_overflow_patterns_give_the_algorithms_scales(
+    algorithm: str, as_shipped: bool
 ) -> None:
-    follow_patterns(algorithm, by_formula, as_shipped, range(part * 500, (part + 1) * 500))
+    follow_patterns(algorithm, by_formula, as_shipped, range(300))
 
 
 # Defects of OpenSeq2Seq, and what is done instead

@@ -38,6 +38,7 @@ OPTIONS: dict[str, tuple[Make, torch.dtype]] = {
     "masters": (lambda p: optim.Adam(p, lr=0.1, masters=True, ema_decay=0.9), torch.bfloat16),
     "clipped": (lambda p: tensorflow.Nadam(p, lr=0.1, clip_grad_norm=0.1), torch.float32),
     "flat": (lambda p: optim.RMSprop(p, lr=0.1, gradients="flat"), torch.float32),
+    "wrapped": (lambda p: optim.AdamW(p, lr=0.1, cautious=True, sphere=True), torch.float32),
     "rate in a tensor": (lambda p: optim.Adam(p, lr=torch.tensor(0.1)), torch.float32),
 }
 
@@ -134,8 +135,15 @@ def test_options_have_the_bits_of_eager_mode(name: str) -> None:
     _assert_same(_trained(make, "aot_eager", dtype), _trained(make, dtype=dtype))
 
 
+# The first and the last arguments of each class.
+ENDS = [
+    (name, end) for name in dict.fromkeys(case.name for case in INPUTS) for end in (0, -1)
+    if name != "SparseAdam"
+]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in INPUTS if case.name != "SparseAdam"], ids=str)
+@pytest.mark.parametrize("case", [[x for x in INPUTS if x.name == n][end] for n, end in ENDS])
 def test_every_torch_class_compiles(case: Any) -> None:
     def make(params: Any) -> Any:
         return case.make(optim, params)

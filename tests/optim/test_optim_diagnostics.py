@@ -10,6 +10,7 @@ import math
 import pickle
 import warnings
 import weakref
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 
 import thalweg
 from case_batches import many
+from pairwise import cover_pairs
 from rulebook import assert_same
 from thalweg import optim
 from thalweg._engines import diagnostics
@@ -139,9 +141,7 @@ def assert_row(row: Any, expected: dict[str, float]) -> None:
 
 
 @pytest.mark.slow
-@many("engine", ["cpu", "reference"])
-@many("dtype", TYPES)
-@many("case", CLASSES)
+@many("case,dtype,engine", cover_pairs(product(CLASSES, TYPES, ("cpu", "reference"))))
 def test_columns_of_all_classes_match_torch(case: Any, dtype: torch.dtype, engine: str) -> None:
     _compare(case, dtype, engine)
 
@@ -179,8 +179,9 @@ def _compare(case: Any, dtype: torch.dtype, engine: str) -> None:
 
 
 @pytest.mark.slow
-@many("case", [case for case in CLASSES if case[1] not in WITHOUT_FLOAT16])
-@many("dtype", TYPES)
+@many(
+    "case,dtype", [case for case in zip(CLASSES, cycle(TYPES)) if case[0][1] not in WITHOUT_FLOAT16]
+)
 def test_engines_agree_on_all_classes(case: Any, dtype: torch.dtype) -> None:
     _compare_engines(case, dtype)
 
@@ -212,11 +213,11 @@ def _run_with_options(dtype: torch.dtype, options: dict[str, Any], diagnostics: 
     return opt
 
 
-@many("options", [{}, *OTHER_OPTIONS])
-@many("dtype", (torch.float32, torch.bfloat16))
+@many("options,dtype", [({}, torch.float32), ({}, torch.bfloat16), *(
+    (options, torch.bfloat16 if "weights" in options or place % 2 else torch.float32)
+    for place, options in enumerate(OTHER_OPTIONS)
+)])  # fmt: skip
 def test_diagnostics_do_not_change_training(options: dict[str, Any], dtype: torch.dtype) -> None:
-    if "weights" in options and dtype != torch.bfloat16:
-        return
     with_table, ref = (_run_with_options(dtype, options, interval) for interval in (2, None))
     assert ref.diagnostics is None
     for slots, ref_slots in zip(with_table.state.values(), ref.state.values(), strict=True):

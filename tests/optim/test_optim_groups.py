@@ -137,5 +137,5 @@ def test_failed_step_of_several_rules_is_atomic(is_trained: bool) -> None:
         is_old = len(actual) == len(previous) and all(map(torch.equal, actual, previous))
         assert is_new or is_old, number
         outcomes.add(is_new)
-        number += 7
+        number += 13
     assert outcomes == {True, False}

@@ -59,7 +59,7 @@ def test_matches_formula_in_float64_and_package(name: str) -> None:
         assert (actual - package).norm() <= bound * movement
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if "SOAP" not in name])
+@pytest.mark.parametrize("name", [name for name in TABLE if "SOAP" not in name][::2])
 def test_bfloat16_products_are_as_close_as_packages(name: str) -> None:
     case, decay = TABLE[name]
     flats: list[torch.Tensor] = []
@@ -119,7 +119,7 @@ def slots_of(opt: Any, params: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("case", "options", "dtype"),
-    cover_values(product(CASES, BESIDE, (torch.float32, torch.bfloat16)), 3),
+    cover_values(product(CASES, BESIDE, (torch.float32, torch.bfloat16)), 1),
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_engines_agree_with_other_options(

@@ -32,12 +32,13 @@ MEASURING = [optim.LAMB, optim.MARS, optim.Prodigy, optim.StableAdamW, optim.Cau
 MATRIX = [optim.Muon, optim.NorMuon, optim.AdaMuon, optim.MuonH, optim.SOAP, optim.KLSOAP]
 BYTES = {"state_storage": "8bit"}
 CASES = [
-    *((cls, {**BYTES, **options}) for cls in (optim.AdamW, optim.Muon) for options in WRAPPERS),
+    *((optim.AdamW, {**BYTES, **options}) for options in (WRAPPERS[0], *WRAPPERS[1::2])),
+    *((optim.Muon, {**BYTES, **options}) for options in WRAPPERS[::2]),
     *((cls, BYTES) for cls in (*MEASURING, *MATRIX[1:])),
     (optim.LAMB, {"state_storage": "dynamic8"}),
     (optim.SGD, {"state_storage": "linear8", "momentum": 0.9, "trust_ratio": True}),
     *((cls, {"weights": "split"}) for cls in MATRIX),
-    *((optim.Muon, {"weights": "split", **options}) for options in WRAPPERS[1:]),
+    *((optim.Muon, {"weights": "split", **options}) for options in WRAPPERS[1::2]),
     (optim.SOAP, {"weights": "split", "round": "stochastic", **BYTES}),
     (optim.NorMuon, {"masters": True, **BYTES}),
     (optim.LAMB, {"weights": "split", **BYTES}),
@@ -232,7 +233,7 @@ PAIRS = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "option_pairs.p
 @pytest.mark.slow
 def test_sampled_pairs_of_options_equal_the_reference_or_are_listed(tmp_path: Path) -> None:
     tool = Path(__file__).parents[2] / "tools" / "option_pairs.py"
-    command = [sys.executable, str(tool), "--out", str(tmp_path / "pairs.tsv"), "--sample", "60"]
+    command = [sys.executable, str(tool), "--out", str(tmp_path / "pairs.tsv"), "--sample", "15"]
     check = subprocess.run(command, capture_output=True, text=True, check=False)
     assert check.returncode == 0, check.stdout + check.stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch.nn import Parameter
 from torch.optim import lr_scheduler
 
+from pairwise import cover_pairs, cover_values
 from replay_twins import (
     SHAPES,
     are_same,
@@ -80,15 +82,15 @@ def assert_same(sides: list[Any], step: int) -> None:
         assert getattr(actual, "_version", 0) == getattr(expected, "_version", 0), (key, step)
 
 
-@pytest.mark.parametrize("sets", SETS)
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [*((name, kwargs) for name, kwargs in CLASSES), *(("AdamW", kwargs) for kwargs in OPTIONS)],
+    ("case", "sets"),
+    cover_values(product([*CLASSES, *(("AdamW", kwargs) for kwargs in OPTIONS)], SETS), 2),
     ids=str,
 )
 def test_alternating_gradient_sets_share_one_plan(
-    name: str, options: dict[str, Any], sets: str
+    case: tuple[str, dict[str, Any]], sets: str
 ) -> None:
+    name, options = case
     dtype = torch.bfloat16 if "masters" in options else torch.float32
     sides = [make(name, options, dtype) for _ in range(2)]
     for step in range(STEPS):
@@ -137,24 +139,25 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("extras", OPTIONS[:4], ids=str)
+SCHEDULED: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9, "weight_decay": 0.1},
+    "AdamW": {},
+    "RAdam": {},
+    "Lion": {"weight_decay": 0.1},
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
-        ("AdamW", {}),
-        ("RAdam", {}),
-        ("Lion", {"weight_decay": 0.1}),
-    ],
+    ("name", "extras", "schedule"),
+    cover_pairs(product(SCHEDULED, OPTIONS[:4], SCHEDULES)),
     ids=str,
 )
 def test_options_changed_at_every_step_are_read_in_replay(
-    name: str, options: dict[str, Any], extras: dict[str, Any], schedule: str
+    name: str, extras: dict[str, Any], schedule: str
 ) -> None:
     if schedule == "OneCycleLR" and name == "Lion":
         pytest.skip("torch's OneCycleLR takes momentum or Adam's betas alone")
-    sides = [make(name, {**options, **extras}) for _ in range(2)]
+    sides = [make(name, {**SCHEDULED[name], **extras}) for _ in range(2)]
     schedules = [SCHEDULES[schedule](opt) for opt, _ in sides]
     for step in range(STEPS):
         for is_twin, (opt, weights) in enumerate(sides):
@@ -299,9 +302,13 @@ def test_changes_of_parameters_without_gradients_are_detected(
             assert are_same(actual, expected), (key, step)
 
 
-@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
-@pytest.mark.parametrize("name", ["AdamW", "NAdam", "SGD"])
-@pytest.mark.parametrize("key", ["differentiable", "capturable", "foreach"])
+@pytest.mark.parametrize(
+    ("key", "name", "options"),
+    cover_pairs(
+        product(("differentiable", "capturable", "foreach"), ("AdamW", "NAdam", "SGD"), OPTIONS[:4])
+    ),
+    ids=str,
+)
 def test_options_that_need_the_torch_fallback_are_detected(
     key: str, name: str, options: dict[str, Any]
 ) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import Parameter
 
+from pairwise import cover_values
 from replay_twins import are_same, count_replays, diff, look_carefully, params, set_grads, snapshot
 from thalweg import optim
 from thalweg._engines import torch_layout_probe
@@ -39,8 +41,7 @@ def make_optimizer(rule: str, **options: Any) -> tuple[Any, list[Parameter]]:
     return optim.Mixed(groups, **options), weights
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "options"), cover_values(product(RULES, OPTIONS), 2), ids=str)
 def test_passes_are_replayed(rule: str, options: dict[str, Any]) -> None:
     sides = [make_optimizer(rule, **options) for _ in range(2)]
     for step in range(6 * options.get("accumulate", 1)):

@@ -12,7 +12,7 @@ import torch
 import thalweg
 from pairwise import cover_values
 from rulebook import assert_same
-from thalweg import optim
+from thalweg import Rule, optim
 from thalweg.optim import tensorflow
 from thalweg.rules import ADAM
 from torch_inputs import params_of, set_grads
@@ -157,13 +157,28 @@ def is_unsupported(extras: str, dtype: torch.dtype, option: str) -> bool:
             if not ("masters" in extras and name in ("torch's Adagrad", "Nadam"))
             if not is_unsupported(extras, dtype, option)
         ),
-        6,
+        3,
     ),
     ids=str,
 )
 def test_clipping_uses_summed_rows(name: str, extras: str, dtype: torch.dtype, option: str) -> None:
     options = {option: LIMITS[option], **OPTION_SETS[extras]}
     assert_same_steps(*train_both(MAKERS[name], dtype, options, 2 if dtype == torch.float16 else 4))
+
+
+def subtract(var: Any, grad: Any) -> Any:
+    return (var - grad,)
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_grad_value": 0.7}], ids=str)
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_sums_of_rows_begin_at_zero(engine: Any, options: dict[str, Any]) -> None:
+    """The sum of a row of negative zeros is zero, as in TensorFlow."""
+    param = (-torch.zeros(3, 2)).requires_grad_()
+    param.grad = sparse(torch.tensor([2, 0]), -torch.zeros(2, 2), param)
+    with thalweg.engine(engine):
+        optim.RuleOptimizer([param], Rule(name="Difference", update=subtract), **options).step()
+    assert param.signbit().all()
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -101,9 +101,10 @@ CLASSES: list[tuple[Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("cls", "options"), CLASSES, ids=lambda argument: getattr(argument, "__name__", None)
+    ("cls", "options", "round_"),
+    [(*case, (None, "stochastic")[place % 2]) for place, case in enumerate(CLASSES)],
+    ids=str,
 )
-@pytest.mark.parametrize("round_", [None, "stochastic"])
 def test_replay_equals_reference(cls: Any, options: dict[str, Any], round_: str | None) -> None:
     trainings: list[Run] = []
     for name, prepare in (("auto", bool), ("auto", forget), ("reference", bool)):

@@ -92,8 +92,11 @@ by_class = pytest.mark.parametrize(
 )
 
 
-@by_class
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("cls", "options", "dtype"),
+    [(*case, (torch.float32, torch.bfloat16)[place % 2]) for place, case in enumerate(CLASSES)],
+    ids=str,
+)
 def test_replay_equals_reference(cls: Any, options: dict[str, Any], dtype: torch.dtype) -> None:
     trainings: list[Run] = []
     for name, prepare in (("auto", bool), ("auto", forget), ("reference", bool)):

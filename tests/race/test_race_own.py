@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from small_digits import load_few_digits
 from thalweg._cli.main import main
 from thalweg._cli.race.contestants import line_up
 from thalweg._cli.race.entry import parse_entry
 from thalweg._cli.race.errors import EntryError, RaceError
-from thalweg._cli.race.problems import DEFAULT_OPTIMIZERS, PROBLEMS, digits
-from thalweg._cli.race.problems.problem import Examples, Problem
+from thalweg._cli.race.problems import DEFAULT_OPTIMIZERS, PROBLEMS
 from thalweg._cli.race.run import run
 
 OPTIMIZERS = """
@@ -102,6 +101,7 @@ def of_keras(momentum=0.0, learning_rate=0.1):
 
 @pytest.fixture(autouse=True)
 def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROBLEMS, "digits", load_few_digits)
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(OPTIMIZERS)
     package = Path("site/some_optimizers")
@@ -113,17 +113,6 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend("site")
     for name in [name for name in sys.modules if name.startswith("some_optimizers")]:
         monkeypatch.delitem(sys.modules, name)
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(seed: int) -> Problem:
-        problem = digits.load(seed)
-        train, test = (Examples(*(tensor[:count] for tensor in examples)) for examples, count in (
-            (problem.train, 320), (problem.test, 100)))  # fmt: skip
-        return replace(problem, train=train, train_sample=test, test=test)
-
-    monkeypatch.setitem(PROBLEMS, "digits", load)
 
 
 def race(*arguments: str) -> Result:

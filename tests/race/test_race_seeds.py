@@ -14,6 +14,7 @@ import torch
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from small_digits import load_few_digits
 from thalweg._cli.main import main
 from thalweg._cli.race import outcome as outcomes
 from thalweg._cli.race import plot, report, run, standings, sweep
@@ -141,6 +142,7 @@ def test_sweep_tries_equal_numbers_of_rates() -> None:
 
 @pytest.fixture(autouse=True)
 def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROBLEMS, "digits", load_few_digits)
     monkeypatch.chdir(tmp_path)
 
 

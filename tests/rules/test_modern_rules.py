@@ -10,7 +10,7 @@ import torch
 
 import thalweg
 from modern_inputs import gradients_of, params_of
-from pairwise import cover_pairs
+from pairwise import cover_values
 from rule_trainings import KINDS, train_rule
 from rulebook import DTYPES, assert_same, label
 from thalweg import Variable
@@ -25,7 +25,7 @@ OF_MATRICES = [rule for rule in MODERN_RULES if rule.passes]
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize(
     ("rule", "dtype", "kind"),
-    cover_pairs(product(OF_ELEMENTS, DTYPES, KINDS)),
+    cover_values(product(OF_ELEMENTS, DTYPES, KINDS), 1),
     ids=lambda value: getattr(value, "name", label(value)),
 )
 def test_engines_agree_on_modern_rules(rule: Any, dtype: torch.dtype, kind: str) -> None:
@@ -40,8 +40,8 @@ def test_engines_agree_on_modern_rules(rule: Any, dtype: torch.dtype, kind: str)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize(
     ("rule", "dtype", "kind"),
-    cover_pairs(
-        product(OF_MATRICES, (torch.float32, torch.float64, torch.bfloat16), ("dense", "none"))
+    cover_values(
+        product(OF_MATRICES, (torch.float32, torch.float64, torch.bfloat16), ("dense", "none")), 2
     ),
     ids=lambda value: getattr(value, "name", label(value)),
 )

@@ -67,7 +67,7 @@ def in_two_passes(case: Case, problem: Problem, selection: Any) -> Problem:
 @pytest.mark.parametrize(
     ("engine", "case", "dtype", "kind"),
     # Each rule meets each engine, dtype and kind of gradient.
-    cover_values(itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS), 4),
+    cover_values(itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS), 2),
     ids=label,
 )
 def test_fused_weight_decay_equals_two_passes(

@@ -61,8 +61,8 @@ OF_ROWS = [
 @pytest.mark.parametrize(
     ("rule", "dtype", "kind"),
     [
-        *cover_values(product(WRAPPED, DTYPES, KINDS), 2),
-        *cover_values(product(OF_ROWS, (torch.float32, torch.float64, torch.bfloat16), KINDS), 2),
+        *cover_values(product(WRAPPED, DTYPES, KINDS), 1),
+        *cover_values(product(OF_ROWS, (torch.float32, torch.float64, torch.bfloat16), KINDS), 1),
     ],
     ids=lambda value: getattr(value, "name", label(value)),
 )
@@ -91,21 +91,17 @@ def test_sparse_rows_equal_a_dense_gradient(rule: Any) -> None:
     assert_same(variables, train_rule(rule, torch.float32, "sparse")[: len(variables)])
 
 
-@pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [*WRAPPED, *OF_ROWS], ids=lambda rule: rule.name)
 def test_a_wrapped_rule_is_a_rule(rule: Rule) -> None:
     thalweg.check_rule(rule)
     copied = pickle.loads(pickle.dumps(rule))
     thalweg.check_rule(copied)
     assert repr((copied.name, copied.slots)) == repr((rule.name, rule.slots))  # some begin at NaN
-    assert_same(*(train_rule(any_rule, torch.float32, "dense") for any_rule in (rule, copied)))
+    with thalweg.engine("reference"):
+        assert_same(*(train_rule(each, torch.float32, "dense") for each in (rule, copied)))
     custom_objects = {rule.name: rule}
     config = RuleOptimizer(rule).get_config()
     assert RuleOptimizer.from_config(config, custom_objects=custom_objects).rule is rule
-
-
-@pytest.mark.parametrize("rule", OF_ROWS, ids=lambda rule: rule.name)
-def test_a_wrapped_rule_of_rows_is_a_rule(rule: Rule) -> None:
-    test_a_wrapped_rule_is_a_rule(rule)
 
 
 @pytest.mark.parametrize("rule", MEASURING, ids=lambda rule: rule.name)
