@@ -14,5 +14,6 @@ def as_divisor(value: Any, tensor: Any) -> Any:
 
     On a GPU torch multiplies by the inverse of a Python number instead of dividing by it.
     """
-    is_number = isinstance(tensor, Tensor) and not isinstance(value, Tensor)
-    return tensor.new_full((), value) if is_number else value
+    if isinstance(value, Tensor) or not isinstance(tensor, Tensor):
+        return value
+    return tensor.new_full((), value)

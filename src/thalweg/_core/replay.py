@@ -38,7 +38,6 @@ from thalweg._engines.protocol import Stages, StepPlan
 from thalweg.formula import gradient_squares
 
 if TYPE_CHECKING:
-    from thalweg._core.replay_lines import ReplayedLines
     from thalweg._core.replay_reductions import ReplayedReductions
     from thalweg._core.scalar_tracing import Program
     from thalweg._engines.staged_step import StagedStep
@@ -97,7 +96,7 @@ class Launch:
         self._own_rows: Array | None = None
         self._argument.use_rows(self._rows, self._row_of)
         self._programs = make_program_records(0)
-        self.measures: ReplayedReductions | ReplayedLines | None = None
+        self.measures: ReplayedReductions | None = None
 
     def separate_members(self) -> None:
         """Give each variable its own row of scalars and copy of chunks, for a replay to set."""
@@ -278,7 +277,7 @@ class Launches:
 
     def rule_measures(self) -> tuple[list[tuple[int, int, int, int]], Int64]:
         """Return the reductions of rules, as `records`, and the records of their scalars."""
-        records = [measures.record for measures in self._measures if measures.record is not None]
+        records = [x.scalars.record for x in self._measures if x.scalars is not None]
         launches = [(sweep.kernel.address, sweep.address, 0, 1) for sweep in self._sweeps]
         return launches, np.array(records, np.int64)
 
@@ -311,15 +310,19 @@ def _add_reductions(launch: Launch, cached_plan: CachedPlan, first: int) -> None
     plan, rule = plan_of(cached_plan), cached_plan.request.rule
     if not plan.measures_in_place:
         raise TypeError("Copies of variables are measured.")
+    members = [member - first for member in launch.members]
+    scalar_slots, shaped_slots = (
+        [slots[member] for member in members] if slots else [()] * len(members)
+        for slots in (cached_plan.scalar_slots, cached_plan.shaped_slots)
+    )
     with importing:
-        from thalweg._core.replay_lines import ReplayedLines
-        from thalweg._core.replay_reductions import ReplayedReductions
-    if rule.is_of_lines:
-        launch.measures = ReplayedLines(cached_plan, launch, first, plan.stages)
-        return
-    slots = cached_plan.scalar_slots or [()] * len(cached_plan.request.variables)
-    member_slots = [slots[member - first] for member in launch.members]
-    launch.measures = ReplayedReductions(rule, launch, plan.stages, member_slots)
+        from thalweg._core.replay_lines import replay_lines
+        from thalweg._core.replay_reductions import replay_sums
+    launch.measures = (
+        replay_lines(rule, launch, plan.stages, scalar_slots, shaped_slots)
+        if rule.is_of_lines
+        else replay_sums(rule, launch, plan.stages, scalar_slots)
+    )
 
 
 def is_repeatable(
@@ -431,8 +434,8 @@ def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
         slots += chain.from_iterable(cached_plan.scalar_slots)
     if rule.is_of_lines:
         names = {name for entry in rule.passes for name in getattr(entry, "makes", ())}
-        for var_slots in cached_plan.shaped_slots:
-            pairs = zip(rule.shaped_slots, var_slots, strict=True)
+        for var, var_slots in zip(cached_plan.request.variables, cached_plan.shaped_slots):
+            pairs = zip(rule.shaped_slots, var_slots if var.numel() else ())
             slots += [slot for shaped_slot, slot in pairs if shaped_slot.name in names]
     return slots
 

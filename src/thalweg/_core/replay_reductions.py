@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg._core.scalar_tracing import Program
-from thalweg._engines.array_types import Int64
+from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.cpu.replay_records import make_program_records, rule_scalars_record
 from thalweg._engines.cpu.replay_routines import measures_routine
 
@@ -68,69 +68,77 @@ class VariableScalars:
             len(slot_names),
         )
 
-    def set_scalars(self, scalars: Sequence[Mapping[str, Any]]) -> None:
+    def set(self, scalars: Sequence[Mapping[str, Any]]) -> None:
         """Set the inputs of the programs from the scalars by name, for each place of the launch."""
         for values, program in zip(scalars, self._programs, strict=True):
-            program.give(round_to(self._layout, [values[name] for name in program.names]))
+            program.give(_rounded(self._layout, [values[name] for name in program.names]))
 
 
 class ReplayedReductions:
-    """Reductions and their scalars for the variables of one kernel, each with a row of scalars.
+    """Launches that reduce the variables of a kernel before it.
 
     Args:
-        rule: The rule.
         launch: The kernel, a `Launch`.
-        stages: The transforms of gradients before the reductions.
-        slots: The slots of shape () of each variable, in the rule's order.
-
-    Attributes:
-        sweeps: The launches that compute the reductions, in order.
-        record: The block of `VariableScalars`, or None if no scalar depends on reductions.
-
-    Raises:
-        TypeError: Native code cannot compute the scalars of the rule, or as of `VariableScalars`.
+        sweeps: The launches, in order. Each has the attributes `kernel`, `address`, `rows` (one for
+            each variable), `is_serial` and `threads` of a `Sweep`.
+        scalars: Computes scalars of the kernel from the reductions; None if none depends on these.
+        letter: The type of `struct` to which scalars of launches are rounded.
     """
 
     def __init__(
-        self, rule: Rule, launch: Any, stages: Stages, slots: Sequence[Sequence[Tensor]]
+        self, launch: Any, sweeps: Sequence[Any], scalars: VariableScalars | None, letter: str
     ) -> None:
         self._places, _ = launch.use_member_rows()
-        formulas = tuple(rule.measures.values())
-        self._sweep = launch.group.sweep(formulas, stages, launch.base, len(self._places))
-        self.sweeps: Sequence[Any] = [self._sweep]
-        self._names = self._sweep.kernel.scalars
-        self._rows = np.zeros((len(launch.places), len(self._names)), np.float64)
-        # Updates read scalars in the compute dtype, so reductions use the rounded values.
-        letter = "f" if launch.dtype is np.float32 else "d"
-        self._scalar_layout = Struct(f"={len(self._names)}{letter}")
-        slot_names = [slot.name for slot in rule.measured_slots]
-        program = program_of(rule, launch.dtype)
-        sums = self._sweep.record()
-        self._scalars = VariableScalars(launch, program, sums, slots, slot_names)
-        self.record: list[int] | None = self._scalars.record
+        self.sweeps, self.scalars = sweeps, scalars
+        self._tables: list[tuple[Any, Float64, Struct]] = []
+        for sweep in sweeps:
+            if count := len(sweep.kernel.scalars):
+                rows = np.zeros((len(launch.places), count), np.float64)
+                self._tables.append((sweep, rows, Struct(f"={count}{letter}")))
 
     def columns(self, name: str) -> list[tuple[int, int, int]]:
         """Return address, row count and byte stride of a float64 scalar in each sweep with it."""
-        return columns_of(self.sweeps, name)
+        return [
+            (rows.ctypes.data + 8 * sweep.kernel.scalars.index(name), len(rows), rows.strides[0])
+            for sweep, rows in ((sweep, sweep.rows) for sweep, *_ in self._tables)
+            if name in sweep.kernel.scalars
+        ]
 
     def set_scalars(self, scalars: Sequence[Mapping[str, Any]]) -> None:
-        """Set the scalars that the reductions and the programs use.
+        """Set the scalars that the launches and the programs use.
 
         Args:
             scalars: The scalars by name, for each place of the launch.
         """
-        self._scalars.set_scalars(scalars)
-        for index, values in enumerate(scalars):
-            numbers = [values[name] for name in self._names]
-            self._rows[index] = round_to(self._scalar_layout, numbers)
-        np.take(self._rows, self._places, 0, self._sweep.rows, "clip")
+        if self.scalars is not None:
+            self.scalars.set(scalars)
+        for sweep, rows, layout in self._tables:
+            for index, values in enumerate(scalars):
+                rows[index] = _rounded(layout, [values[name] for name in sweep.kernel.scalars])
+            np.take(rows, self._places, 0, sweep.rows, "clip")
 
 
-def columns_of(sweeps: Sequence[Any], name: str) -> list[tuple[int, int, int]]:
-    """Return address, row count and byte stride of a float64 scalar in each sweep with it."""
-    sweeps = [sweep for sweep in sweeps if name in sweep.kernel.scalars]
-    rows = [(sweep.rows, sweep.kernel.scalars.index(name)) for sweep in sweeps]
-    return [(x.ctypes.data + 8 * place, len(x), x.strides[0]) for x, place in rows]
+def replay_sums(
+    rule: Rule, launch: Any, stages: Stages, slots: Sequence[Sequence[Tensor]]
+) -> ReplayedReductions:
+    """Return the sums of a rule with `per_variable` over the variables of a kernel.
+
+    Args:
+        rule: The rule.
+        launch: The kernel, a `Launch`.
+        stages: The transforms of gradients before the sums.
+        slots: The slots of shape () of each variable, in the rule's order.
+
+    Raises:
+        TypeError: Native code cannot compute the scalars of the rule, or as of `VariableScalars`.
+    """
+    formulas = tuple(rule.measures.values())
+    sweep = launch.group.sweep(formulas, stages, launch.base, len(launch.members))
+    slot_names = [slot.name for slot in rule.measured_slots]
+    program = program_of(rule, launch.dtype)
+    scalars = VariableScalars(launch, program, sweep.record(), slots, slot_names)
+    # Updates read scalars in the compute dtype, so reductions use the rounded values.
+    return ReplayedReductions(launch, [sweep], scalars, "f" if program.is_narrow else "d")
 
 
 def _addresses_of(slots: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Int64:
@@ -144,8 +152,7 @@ def _addresses_of(slots: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Int6
     return np.array(addresses, np.int64)
 
 
-def round_to(layout: Struct, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return numbers rounded to the types of a layout."""
+def _rounded(layout: Struct, values: Sequence[Any]) -> tuple[Any, ...]:
     return layout.unpack(layout.pack(*values))
 
 

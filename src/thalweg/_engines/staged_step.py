@@ -457,8 +457,10 @@ class StagedStep:
         `_core/replay_lines.py` then runs those that native code can run.
         """
         is_whole = type(self._matrices) is WholeMatrices
-        return is_whole and self._rule.is_of_lines and not (
-            self._short_groups or self._variable_numbers
+        return (
+            is_whole
+            and self._rule.is_of_lines
+            and not (self._short_groups or self._variable_numbers)
         )
 
     def replay_passes(
