@@ -37,7 +37,7 @@ def KERNEL_NAME(argument):
 # The order of `join_pairs`, for `outer` groups of `count` tiles with `inner` results each.
 _COMBINE = """
 def kept(number):
-    return {kept}
+    return {number}
 
 def combine_{reduce}(partial, result, outer, count, inner):
     step = 1
@@ -47,7 +47,7 @@ def combine_{reduce}(partial, result, outer, count, inner):
                 lower = (line * count + tile) * inner
                 upper = lower + step * inner
                 for i in each(inner):
-                    partial[lower + i] = kept({joined})
+                    partial[lower + i] = kept({pair})
         step += step
     for line in range(outer):
         for i in each(inner):
@@ -102,11 +102,10 @@ class LineStage:
         and of its memory.
         """
         measures = [x for x in (*self.rule.passes, *self.measures) if isinstance(x, Measure)]
-        measure_names = [measure.makes for measure in measures]
         return [
             *SIZE_WORDS,
             *(f"tiles{number}" for number in range(len(self.measures))),
-            *(f"result_{name}" for name in dict.fromkeys(measure_names)),
+            *dict.fromkeys(f"result_{measure.makes}" for measure in measures),
             *(f"vector_{name}" for name in self.rule.vectors),
             *(f"slot_{slot.name}" for slot in self.rule.shaped_slots),
         ]
@@ -120,10 +119,11 @@ class LineStageKernel:
         self._words = {name: place for place, name in enumerate(line_stage.words)}
         slots = zip(self._rule.shaped_slots, line_stage.slot_types, strict=True)
         self._slot_types = {slot.name: kind for slot, kind in slots}
-        names = [name for x in line_stage.stages for name in read_stage(self._rule, x).scalars]
-        self._scalars = {name: f"s{k}" for k, name in enumerate(
-            dict.fromkeys(name for name in names if name not in SIZES)
-        )}  # fmt: skip
+        formulas = (read_stage(self._rule, stage) for stage in line_stage.stages)
+        names = dict.fromkeys(
+            name for formula in formulas for name in formula.scalars if name not in SIZES
+        )
+        self._scalars = {name: f"s{k}" for k, name in enumerate(names)}
 
     def write(self) -> Kernel:
         """Return the kernel."""
@@ -148,22 +148,19 @@ class LineStageKernel:
 
     def _define_combine(self, reduce: str) -> list[str]:
         tiny = f"0.0 if {FUNCTION_PREFIX}absolute(number) < 2.2250738585072014e-308 else number"
-        joined = ReductionText(reduce).join("partial[lower + i]", "partial[upper + i]")
-        kept = tiny if self._stage.flush else "number"
-        return fill(_COMBINE, kept=kept, reduce=reduce, joined=joined)
+        pair_text = ReductionText(reduce).join("partial[lower + i]", "partial[upper + i]")
+        number_text = tiny if self._stage.flush else "number"
+        return fill(_COMBINE, number=number_text, reduce=reduce, pair=pair_text)
 
-    def _point_at(self, kind: str, name: str, offset: str = "") -> str:
-        """Return a line that points at a vector by the name of its word, for one matrix or all."""
-        address = f"place[{self._words[name]}]" + (f" + {offset} * {STORAGE[kind].size}") * bool(
-            offset
-        )
-        return f"{name} = {STORAGE[kind].pointer}({address})"
+    def _point_at(self, kind: str, name: str, offset: str = "0") -> str:
+        """Return a line that points at a vector by the name of its word, from an offset on."""
+        fmt = STORAGE[kind]
+        return f"{name} = {fmt.pointer}(place[{self._words[name]}] + {offset} * {fmt.size})"
 
     def _load_slot(self, name: str) -> str:
         """Return the number i of a slot in the type of the update."""
-        return f"{self._stage.compute}({STORAGE[self._slot_types[name]].load})".format(
-            f"slot_{name}[i]"
-        )
+        load = STORAGE[self._slot_types[name]].load
+        return f"{self._stage.compute}({load.format(f'slot_{name}[i]')})"
 
     def _copy_slot(self, name: str) -> list[str]:
         """Return lines that copy a slot to the vector that formulas of elements read."""
@@ -175,7 +172,7 @@ class LineStageKernel:
         ]
 
     def _combine(self, number: int, measure: Measure) -> list[str]:
-        """Return lines that combine the tiles of a measure, and copy it for formulas of elements."""
+        """Return lines that combine the tiles of a measure; vectors are copied for formulas."""
         *arguments, count = _COMBINED[measure.over]
         result = f"result_{measure.makes}"
         lines = [
@@ -192,8 +189,8 @@ class LineStageKernel:
     def _run_stage(self, number: int, stage: FusedStage) -> list[str]:
         """Return lines that compute a fused stage for one matrix."""
         formula = read_stage(self._rule, stage)
-        inputs = {**self._scalars, "row_count": "rows", "column_count": "columns"}
-        inputs["element_count"] = "matrices * rows * columns"
+        sizes = "rows", "columns", "matrices * rows * columns"
+        inputs = {**self._scalars, **dict(zip(SIZES, sizes, strict=True))}
         lines: list[str] = []
         for name in formula.graph.scalars:
             if name in self._rule.vectors:
@@ -202,7 +199,7 @@ class LineStageKernel:
                 inputs[name] = self._load_slot(name) if is_slot else f"result_{name}[i]"
         stores = {"row": list[tuple[Node, str]](), "column": list[tuple[Node, str]]()}
         for name, result in zip(stage.makes, formula.graph.results, strict=True):
-            stores[self._rule.vectors[name]] += [(result, x) for x in self._store(name)]
+            stores[self._rule.vectors[name]] += [(result, store) for store in self._store(name)]
         types = LITERAL, "float64"
         if is_like_update(stage.function):
             types = STAGE_LITERAL, self._stage.compute
@@ -261,7 +258,9 @@ class _StageLoops(FormulaWriter):
                 fields = {"count": _COUNTS[axis], "values": scratch, "literal": self.literal}
                 lines += fill(_MEAN, name=name, **fields)
                 self._texts[node] = name
-        return [*lines, *(line for axis, x in stores.items() if x for line in self._loop(axis, x))]
+        for axis, pairs in stores.items():
+            lines += self._loop(axis, pairs) if pairs else []
+        return lines
 
     def _loop(self, axis: str, pairs: Sequence[tuple[Node, str]]) -> list[str]:
         """Return a loop over rows or columns that stores values, after what it needs of the matrix.
@@ -270,8 +269,8 @@ class _StageLoops(FormulaWriter):
             axis: "row" or "column".
             pairs: The nodes of these values, with the templates of their stores.
         """
-        before, body, texts = list[str](), list[str](), dict[Node, str]()
-        for node in self._missing(node for node, _ in pairs):
+        outer_lines, body, texts = list[str](), list[str](), dict[Node, str]()
+        for node in self._order_nodes(node for node, _ in pairs):
             is_of_line = self._kinds[node] == axis
             if node.op == "scalar":
                 text = f"{self.literal}({self._inputs[node.args[0]]})"
@@ -281,17 +280,17 @@ class _StageLoops(FormulaWriter):
                 operands = [texts.get(arg) or self._texts[arg] for arg in node.inputs]
                 text = self._names[node]
                 operation = f"{text} = {self.write_operation(node.op, operands)}"
-                (body if is_of_line else before).append(operation)
+                (body if is_of_line else outer_lines).append(operation)
             (texts if is_of_line else self._texts)[node] = text
-        stored = [store.format(texts.get(node) or self._texts[node]) for node, store in pairs]
-        return [*before, *nest(f"for i in each({_COUNTS[axis]}):", [*body, *stored])]
+        store_lines = [store.format(texts.get(node) or self._texts[node]) for node, store in pairs]
+        return [*outer_lines, *nest(f"for i in each({_COUNTS[axis]}):", [*body, *store_lines])]
 
-    def _missing(self, roots: Iterable[Node]) -> list[Node]:
+    def _order_nodes(self, roots: Iterable[Node]) -> list[Node]:
         """Return roots and nodes that they depend on, up to those in `_texts`, in order."""
-        missing, stack = dict[Node, None](), [*roots]
+        needed_nodes, stack = set[Node](), [*roots]
         while stack:
             node = stack.pop()
-            if node not in missing and node not in self._texts:
-                missing[node] = None
+            if node not in needed_nodes and node not in self._texts:
+                needed_nodes.add(node)
                 stack += node.inputs
-        return [node for node in self._kinds if node in missing]
+        return [node for node in self._kinds if node in needed_nodes]

@@ -129,7 +129,7 @@ class Group:
         return launch.lines_kernel(measures, measurement)
 
     def line_sweep(self, measures: Any, stages: Stages, base: Int64) -> LineSweep:
-        """Return a sweep over rows and columns for repeated calls, with a row of scalars per member.
+        """Return a sweep over rows and columns for repeated calls; each member has scalars.
 
         Args:
             measures, stages: As in `Reduction`.
