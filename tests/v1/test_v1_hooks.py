@@ -14,7 +14,7 @@ from thalweg import IndexedSlices, Variable, _graph
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1 import contrib, train
-from thalweg.v1.train.apply_gradients import StepRequest
+from thalweg.v1.train.apply_gradients import StepArguments
 
 with_and_without_hook = pytest.mark.parametrize("hooked", [False, True], ids=["rule", "hook"])
 
@@ -164,7 +164,7 @@ def test_hooked_steps_process_gradients_and_write_copies(hooked: bool) -> None:
     transforms = GradientTransforms(unscaling=np.array([0.5, 0.25], np.float32), clipvalue=0.75)
     step = Variable(np.int64(0))
     outcome = opt._take(
-        [(torch.tensor([1.0, 4.0]), w), (rows, v)], StepRequest(step, "s"), transforms, copies
+        [(torch.tensor([1.0, 4.0]), w), (rows, v)], StepArguments(step, "s"), transforms, copies
     )
     assert outcome == (True, [])
     assert (w.tolist(), v.tolist(), step.item()) == ([2.5, 3.25], [[1.0], [1.75]], 1)
@@ -182,7 +182,7 @@ def test_skipped_step_changes_only_the_decided_state(hooked: bool) -> None:
 
     transforms = GradientTransforms(decide=decide)
     for value, is_committed in ((1.0, True), (float("inf"), False), (1.0, True)):
-        outcome = opt._take([(torch.tensor([value]), w)], StepRequest(step, "s"), transforms)
+        outcome = opt._take([(torch.tensor([value]), w)], StepArguments(step, "s"), transforms)
         assert outcome == (is_committed, [])
     assert (w.item(), step.item(), skipped.item()) == (1.0, 2, 1.0)
 

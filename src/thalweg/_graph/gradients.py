@@ -246,9 +246,7 @@ def _find_uses(
     return uses
 
 
-def _find_conditional(
-    uses: dict[SymbolicTensor, list[Operation | None]],
-) -> set[SymbolicTensor]:
+def _find_conditional(uses: dict[SymbolicTensor, list[Operation | None]]) -> set[SymbolicTensor]:
     """Return tensors below branches and loops, whose gradient is not computed in every run."""
     pending = [x for x, users in uses.items() if any(op and op.subgraphs for op in users)]
     reachable: set[SymbolicTensor] = set()

@@ -19,51 +19,25 @@ if TYPE_CHECKING:
     from thalweg._graph.sparse_rows import deduplicated
 
 # Imported when they are first asked for: `thalweg.v1` needs nothing of Keras.
-_HOMES = {
-    "aggregate": "replicas",
-    "all_reduce": "replicas",
-    "apply_gradients": "keras.steps",
-    "as_one_update": "atomic_update",
-    "assign": "keras.sessions",
-    "check_graph": "keras.variables",
-    "clip": "keras.traced_hooks",
-    "config_value": "keras.sessions",
-    "deduplicated": "sparse_rows",
-    "gradients": "keras.steps",
-    "group": "control",
-    "learning_rate": "keras.steps",
-    "session": "keras.sessions",
-    "slices": "eager_or_graph:IndexedSlices",
-    "slot": "keras.variables",
-    "update": "keras.traced_hooks",
-    "use_session": "keras.sessions",
-    "values": "keras.sessions",
-    "variable": "keras.variables",
-    "variable_of": "default_graph:graph_variable_of",
+_MODULES = {
+    "atomic_update": "as_one_update",
+    "control": "group",
+    "keras.sessions": "assign config_value session use_session values",
+    "keras.steps": "apply_gradients gradients learning_rate",
+    "keras.traced_hooks": "clip update",
+    "keras.variables": "check_graph slot variable",
+    "replicas": "aggregate all_reduce",
+    "sparse_rows": "deduplicated",
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()} | {
+    "slices": "eager_or_graph:IndexedSlices", "variable_of": "default_graph:graph_variable_of"
+}  # fmt: skip
 
 __all__ = [
-    "aggregate",
-    "all_reduce",
-    "apply_gradients",
-    "as_one_update",
-    "assign",
-    "check_graph",
-    "clip",
-    "config_value",
-    "deduplicated",
-    "gradients",
-    "group",
-    "learning_rate",
-    "session",
-    "slices",
-    "slot",
-    "update",
-    "use_session",
-    "values",
-    "variable",
-    "variable_of",
-]
+    "aggregate", "all_reduce", "apply_gradients", "as_one_update", "assign", "check_graph", "clip",
+    "config_value", "deduplicated", "gradients", "group", "learning_rate", "session", "slices",
+    "slot", "update", "use_session", "values", "variable", "variable_of",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

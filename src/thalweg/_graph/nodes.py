@@ -50,10 +50,7 @@ class Operation:
         control_inputs: tuple[Operation, ...],
         device: torch.device,
     ) -> None:
-        self.graph = graph
-        self.name = name
-        self.kind = kind
-        self.type = type
+        self.graph, self.name, self.kind, self.type = graph, name, kind, type
         self.inputs = inputs
         self.control_inputs = list(control_inputs)
         self.device = device
@@ -155,9 +152,7 @@ class SymbolicTensor(Operators):
         dtype: torch.dtype | None = None,
         shape: Sequence[int | None] | None = None,
     ) -> None:
-        self.op = op
-        self.value_index = value_index
-        self.dtype = dtype
+        self.op, self.value_index, self.dtype = op, value_index, dtype
         self.shape = Shape(shape)
 
     @property

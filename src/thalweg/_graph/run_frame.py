@@ -62,8 +62,7 @@ class Frame(dict[SymbolicTensor, Any]):
 
     def __init__(self, session: RunFrame, feeds: Mapping[SymbolicTensor, object]) -> None:
         super().__init__(feeds)
-        self.session = session
-        self.feeds = feeds
+        self.session, self.feeds = session, feeds
         self.lock: str | None = None  # how this thread holds the session's; its `Holder`
         self.failed: Step | None = None
         self.read: list[GraphVariable] = []  # since a step that may give them other memory

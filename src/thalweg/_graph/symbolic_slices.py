@@ -37,9 +37,7 @@ class SymbolicSlices(SymbolicRows):
         graph = next((x.graph for x in parts if isinstance(x, SymbolicTensor)), None)
         if graph is None:
             raise InvalidTypeError("Neither values nor indices are symbolic; use IndexedSlices.")
-        self.values = values
-        self.indices = indices
-        self.dense_shape = dense_shape
+        self.values, self.indices, self.dense_shape = values, indices, dense_shape
         dtype = getattr(values, "dtype", None)
         shape = None if isinstance(dense_shape, SymbolicTensor) else dense_shape
         op = add(graph, "IndexedSlices", IndexedSlices, parts, outputs=[Output(dtype, shape)])

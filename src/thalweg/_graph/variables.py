@@ -163,11 +163,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return self.graph.call(_gather_rows, arguments, name=name or "Gather")
 
     def _scatter_slices(
-        self,
-        update: str,
-        sparse_delta: Any,
-        use_locking: object = None,
-        name: str | None = None,
+        self, update: str, sparse_delta: Any, use_locking: object = None, name: str | None = None
     ) -> SymbolicTensor:
         """Return the operation that changes rows by `update`, such as "add"."""
         title = name or f"Scatter{update.capitalize()}"

@@ -4,6 +4,4 @@ from thalweg.keras import optimizers as optimizers
 
 __all__ = ["optimizers"]
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = __all__.copy

@@ -5,14 +5,8 @@ from thalweg.openseq2seq.config import TrainingConfig, from_config
 from thalweg.openseq2seq.training_length import TrainingLength, policy_params, training_length
 
 __all__ = [
-    "TrainingConfig",
-    "TrainingLength",
-    "from_config",
-    "optimizers",
-    "policy_params",
+    "TrainingConfig", "TrainingLength", "from_config", "optimizers", "policy_params",
     "training_length",
-]
+]  # fmt: skip
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = __all__.copy

@@ -15,13 +15,13 @@ _KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEY
 def check_call(
     function: Callable[..., object], arguments: Mapping[str, object], supplied: str, title: str
 ) -> None:
-    """Raise for unknown or missing arguments of a function; ignore unreadable signatures.
+    """Raise unless a function accepts the given arguments; functions without a signature pass.
 
     Args:
-        function: Called with keyword arguments alone.
-        arguments: The arguments that a config has.
-        supplied: The one argument that the library adds.
-        title: What the function is called in the message.
+        function: The function, which will be called with keyword arguments.
+        arguments: The arguments of the config.
+        supplied: The name of the argument that the library adds.
+        title: The name of the function in messages.
 
     Raises:
         TypeError: An argument is unknown or missing; the message names it.

@@ -214,11 +214,7 @@ def from_config(
     with of_key("regularizer_params"):
         regularizer = made_regularizer(params["regularizer"], params["regularizer_params"])
     return TrainingConfig(
-        MappingProxyType(params),
-        MappingProxyType(all_params),
-        length,
-        regularizer,
-        as_shipped,
+        MappingProxyType(params), MappingProxyType(all_params), length, regularizer, as_shipped
     )
 
 
@@ -228,6 +224,11 @@ def _workers(use_horovod: bool) -> int:
 
 
 def _pattern(regex: Any) -> re.Pattern[str] | None:
+    """Return the compiled regular expression, or None for None.
+
+    Raises:
+        InvalidArgumentError: `regex` is not a regular expression.
+    """
     if regex is None:
         return None
     try:

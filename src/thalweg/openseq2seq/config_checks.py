@@ -107,6 +107,12 @@ def check_policy(
 
 
 def _rate(policy: Callable[..., object], params: Mapping[str, object], step: int) -> torch.Tensor:
+    """Return the learning rate of a policy at a step as a tensor of shape ().
+
+    Raises:
+        InvalidTypeError: An argument is None or a string, with which the policy fails.
+        InvalidArgumentError: The rate is not a scalar.
+    """
     try:
         global_step = torch.tensor(step, dtype=torch.int64, device="cpu")
         rate = to_tensor(called(policy(global_step=global_step, **params)))

@@ -44,27 +44,26 @@ class MicroBatches:
 
 
 class MicroBatchStep(Configurable):
-    """A `TrainingStep` that takes one of several batches each time it is called.
+    """`TrainingStep` of which every `iter_size`-th call makes an update; other calls add gradients.
 
-    It has the attributes of the `TrainingStep`, too.
+    Other attributes are those of the `TrainingStep`.
 
     Attributes:
         step: The `TrainingStep`.
     """
 
     def __init__(self, step: TrainingStep, batches: MicroBatches) -> None:
-        self.step = step
-        self._batches = batches
+        self.step, self._batches = step, batches
         step._counts = batches.counting  # with all that a run writes
 
     @untraced
     def __call__(self) -> Tensor:
-        """See `TrainingStep.__call__`. A batch that changes nothing, as errors say, counts not."""
+        """Take a step with one batch as `TrainingStep` does; a failed batch is not counted."""
         return self.step()
 
     @untraced
     def apply_gradients(self, gradients: Iterable[object]) -> bool | Tensor:
-        """See `TrainingStep.apply_gradients`. They count as one batch."""
+        """Apply gradients as `TrainingStep.apply_gradients` does; they count as one batch."""
         return self.step.apply_gradients(gradients)
 
     def __getattr__(self, name: str) -> Any:

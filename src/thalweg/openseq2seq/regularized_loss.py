@@ -42,16 +42,19 @@ def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regul
 def with_penalties(
     loss: Any, regularizer: Regularizer | None, weights: Sequence[object], is_mixed: bool
 ) -> Any:
-    """Return a loss in float32, with the penalties of weights added to it.
+    """Return a loss in float32 plus the penalties of weights.
 
     In mixed precision the penalties of float16 and bfloat16 weights are left to the optimizer. A
-    symbolic loss gets those of its graph's collection, too.
+    symbolic loss also gets the penalties of its graph's collection.
 
     Args:
         loss: A callable without arguments, or a symbolic tensor.
-        regularizer: Takes weights, returns their penalty or None.
+        regularizer: Called with a weight; returns its penalty or None.
         weights: The weights to penalize.
-        is_mixed: Whether training is in mixed precision.
+        is_mixed: True in mixed precision.
+
+    Returns:
+        A callable without arguments, or a symbolic tensor, like `loss`.
     """
     penalize = regularizer
     if penalize is not None and is_mixed:

@@ -137,6 +137,11 @@ def policy_params(
 
 
 def _parameters(policy: object) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a policy's signature by name.
+
+    Raises:
+        InvalidTypeError: The policy is not callable, or has no signature.
+    """
     if not callable(policy):
         raise InvalidTypeError(
             f"lr_policy must be a function of the global step, not {show_value(policy)}."

@@ -19,24 +19,13 @@ from thalweg.errors import InvalidTypeError
 from thalweg.variable import divide_tensors, operand_like
 
 _OPERATORS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
-    np.add: torch.add,
-    np.subtract: torch.sub,
-    np.multiply: torch.mul,
-    np.divide: divide_tensors,
-    np.floor_divide: torch.floor_divide,
-    np.remainder: torch.remainder,
-    np.power: torch.pow,
-    np.matmul: torch.matmul,
-    np.less: torch.lt,
-    np.less_equal: torch.le,
-    np.greater: torch.gt,
-    np.greater_equal: torch.ge,
-    np.equal: torch.eq,
-    np.not_equal: torch.ne,
-    np.bitwise_and: torch.bitwise_and,
-    np.bitwise_or: torch.bitwise_or,
+    np.add: torch.add, np.subtract: torch.sub, np.multiply: torch.mul, np.divide: divide_tensors,
+    np.floor_divide: torch.floor_divide, np.remainder: torch.remainder, np.power: torch.pow,
+    np.matmul: torch.matmul, np.less: torch.lt, np.less_equal: torch.le, np.greater: torch.gt,
+    np.greater_equal: torch.ge, np.equal: torch.eq, np.not_equal: torch.ne,
+    np.bitwise_and: torch.bitwise_and, np.bitwise_or: torch.bitwise_or,
     np.bitwise_xor: torch.bitwise_xor,
-}
+}  # fmt: skip
 _torch_equal: Callable[[Tensor, Any], Any] = torch.Tensor.__eq__
 
 

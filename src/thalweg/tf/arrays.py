@@ -25,31 +25,11 @@ from thalweg.tf.matrix_products import *
 from thalweg.variable import Variable, as_asked, as_dtype, dtype_name, to_tensor
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
-    *concat_split.__all__,
-    *matrix_products.__all__,
-    "broadcast_to",
-    "constant",
-    "convert_to_tensor",
-    "expand_dims",
-    "eye",
-    "fill",
-    "gather",
-    "identity",
-    "linspace",
-    "one_hot",
-    "ones",
-    "ones_like",
-    "range",
-    "rank",
-    "reshape",
-    "shape",
-    "size",
-    "squeeze",
-    "tile",
-    "transpose",
-    "zeros",
-    "zeros_like",
-]
+    *concat_split.__all__, *matrix_products.__all__, "broadcast_to", "constant",
+    "convert_to_tensor", "expand_dims", "eye", "fill", "gather", "identity", "linspace", "one_hot",
+    "ones", "ones_like", "range", "rank", "reshape", "shape", "size", "squeeze", "tile",
+    "transpose", "zeros", "zeros_like",
+]  # fmt: skip
 
 
 def constant(

@@ -21,28 +21,12 @@ from thalweg.tf.convert import call, pair, tensor
 from thalweg.variable import as_dtype, dtype_name
 
 __all__ = [
-    "Assert",
-    "add_check_numerics_ops",
-    "assert_equal",
-    "assert_greater",
-    "assert_greater_equal",
-    "assert_integer",
-    "assert_less",
-    "assert_less_equal",
-    "assert_near",
-    "assert_negative",
-    "assert_non_negative",
-    "assert_non_positive",
-    "assert_none_equal",
-    "assert_positive",
-    "assert_rank",
-    "assert_rank_at_least",
-    "assert_rank_in",
-    "assert_scalar",
-    "assert_type",
-    "check_numerics",
-    "ensure_shape",
-]
+    "Assert", "add_check_numerics_ops", "assert_equal", "assert_greater", "assert_greater_equal",
+    "assert_integer", "assert_less", "assert_less_equal", "assert_near", "assert_negative",
+    "assert_non_negative", "assert_non_positive", "assert_none_equal", "assert_positive",
+    "assert_rank", "assert_rank_at_least", "assert_rank_in", "assert_scalar", "assert_type",
+    "check_numerics", "ensure_shape",
+]  # fmt: skip
 
 
 def Assert(

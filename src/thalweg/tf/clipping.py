@@ -16,11 +16,7 @@ from thalweg.tf.convert import call, tensor
 from thalweg.tf.elementwise import as_shaped
 from thalweg.variable import dtype_name
 
-__all__ = [
-    "clip_by_global_norm",
-    "clip_by_norm",
-    "global_norm",
-]
+__all__ = ["clip_by_global_norm", "clip_by_norm", "global_norm"]
 
 _SLICES = (IndexedSlices, _graph.SymbolicSlices)
 

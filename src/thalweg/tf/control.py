@@ -17,22 +17,9 @@ from thalweg._graph.unique_names import node_name_from
 from thalweg.tf.convert import call, tensor
 
 __all__ = [
-    "case",
-    "colocate_with",
-    "cond",
-    "control_dependencies",
-    "custom_gradient",
-    "foldl",
-    "foldr",
-    "function",
-    "group",
-    "init_scope",
-    "map_fn",
-    "name_scope",
-    "no_op",
-    "scan",
-    "while_loop",
-]
+    "case", "colocate_with", "cond", "control_dependencies", "custom_gradient", "foldl", "foldr",
+    "function", "group", "init_scope", "map_fn", "name_scope", "no_op", "scan", "while_loop",
+]  # fmt: skip
 
 
 def function(

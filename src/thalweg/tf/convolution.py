@@ -16,20 +16,9 @@ from thalweg.tf.conv_windows import Windows
 from thalweg.tf.convert import call, named_in_graphs, pair, tensor
 
 __all__ = [
-    "atrous_conv2d",
-    "avg_pool",
-    "avg_pool1d",
-    "avg_pool2d",
-    "conv1d",
-    "conv2d",
-    "conv2d_transpose",
-    "conv3d",
-    "depthwise_conv2d",
-    "max_pool",
-    "max_pool1d",
-    "max_pool2d",
-    "separable_conv2d",
-]
+    "atrous_conv2d", "avg_pool", "avg_pool1d", "avg_pool2d", "conv1d", "conv2d", "conv2d_transpose",
+    "conv3d", "depthwise_conv2d", "max_pool", "max_pool1d", "max_pool2d", "separable_conv2d",
+]  # fmt: skip
 
 
 def convolution(

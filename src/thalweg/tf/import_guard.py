@@ -15,21 +15,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 _PACKAGES = {
-    "accelerate",
-    "datasets",
-    "einops",
-    "huggingface_hub",
-    "jax",
-    "keras",
-    "lightning",
-    "pytorch_lightning",
-    "sklearn",
-    "tensorboard",
-    "torch",
-    "torchmetrics",
-    "transformers",
-    "wandb",
-}
+    "accelerate", "datasets", "einops", "huggingface_hub", "jax", "keras", "lightning",
+    "pytorch_lightning", "sklearn", "tensorboard", "torch", "torchmetrics", "transformers", "wandb",
+}  # fmt: skip
 OPENSEQ2SEQ = "open_seq2seq"
 _ASKS_TENSORBOARD = "tensorboard.compat.notf"  # whether it has to do without TensorFlow
 _ASKS_KERAS = "keras.src.utils.module_utils"

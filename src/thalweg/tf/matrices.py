@@ -11,18 +11,9 @@ from torch import Tensor
 from thalweg.tf.convert import call, pair, tensor
 
 __all__ = [
-    "band_part",
-    "cholesky",
-    "det",
-    "diag",
-    "diag_part",
-    "eigh",
-    "inv",
-    "matrix_transpose",
-    "solve",
-    "svd",
-    "trace",
-]
+    "band_part", "cholesky", "det", "diag", "diag_part", "eigh", "inv", "matrix_transpose", "solve",
+    "svd", "trace",
+]  # fmt: skip
 
 
 def _of_one(

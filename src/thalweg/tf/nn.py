@@ -25,39 +25,14 @@ from thalweg.tf.sampled_losses import *
 from thalweg.variable import dtype_name
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
-    *sampled_losses.__all__,
-    *convolution.__all__,
-    *normalization.__all__,
-    *ranking.__all__,
-    "bias_add",
-    "crelu",
-    "dropout",
-    "elu",
-    "embedding_lookup",
-    "gelu",
-    "global_norm",
-    "l2_loss",
-    "l2_normalize",
-    "leaky_relu",
-    "log_softmax",
-    "relu",
-    "relu6",
-    "selu",
-    "sigmoid",
-    "sigmoid_cross_entropy_with_logits",
-    "silu",
-    "softmax",
-    "softmax_cross_entropy_with_logits",
-    "softmax_cross_entropy_with_logits_v2",
-    "softplus",
-    "softsign",
-    "sparse_softmax_cross_entropy_with_logits",
-    "swish",
-    "tanh",
-    "weighted_cross_entropy_with_logits",
-    "xw_plus_b",
-    "zero_fraction",
-]
+    *sampled_losses.__all__, *convolution.__all__, *normalization.__all__, *ranking.__all__,
+    "bias_add", "crelu", "dropout", "elu", "embedding_lookup", "gelu", "global_norm", "l2_loss",
+    "l2_normalize", "leaky_relu", "log_softmax", "relu", "relu6", "selu", "sigmoid",
+    "sigmoid_cross_entropy_with_logits", "silu", "softmax", "softmax_cross_entropy_with_logits",
+    "softmax_cross_entropy_with_logits_v2", "softplus", "softsign",
+    "sparse_softmax_cross_entropy_with_logits", "swish", "tanh",
+    "weighted_cross_entropy_with_logits", "xw_plus_b", "zero_fraction",
+]  # fmt: skip
 
 relu = unary(torch.relu, "relu")
 relu6 = unary(functional.relu6, "relu6")

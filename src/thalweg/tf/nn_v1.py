@@ -12,24 +12,11 @@ from thalweg.tf.convert import call, tensor
 from thalweg.tf.normalization import batch_moments, normalized
 
 __all__ = [
-    "conv1d",
-    "conv2d",
-    "conv2d_transpose",
-    "crelu",
-    "depthwise_conv2d",
-    "depthwise_conv2d_native",
-    "fused_batch_norm",
-    "in_top_k",
-    "l2_normalize",
-    "log_softmax",
-    "moments",
-    "nce_loss",
-    "relu_layer",
-    "sampled_softmax_loss",
-    "separable_conv2d",
-    "softmax",
+    "conv1d", "conv2d", "conv2d_transpose", "crelu", "depthwise_conv2d", "depthwise_conv2d_native",
+    "fused_batch_norm", "in_top_k", "l2_normalize", "log_softmax", "moments", "nce_loss",
+    "relu_layer", "sampled_softmax_loss", "separable_conv2d", "softmax",
     "weighted_cross_entropy_with_logits",
-]
+]  # fmt: skip
 
 
 def softmax(
@@ -255,11 +242,7 @@ def sampled_softmax_loss(
     """Compute `tf.nn.sampled_softmax_loss` with TensorFlow 1's order of arguments."""
     args = (weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values)
     return newer.sampled_softmax_loss(
-        *args,
-        remove_accidental_hits,
-        seed=seed,
-        name=name,
-        partition_strategy=partition_strategy,
+        *args, remove_accidental_hits, seed=seed, name=name, partition_strategy=partition_strategy
     )
 
 

@@ -10,12 +10,9 @@ from torch import Tensor
 from thalweg.tf.convert import call, named_in_graphs, pair, sizes, tensor
 
 __all__ = [
-    "batch_norm_with_global_normalization",
-    "batch_normalization",
-    "local_response_normalization",
-    "lrn",
-    "moments",
-]
+    "batch_norm_with_global_normalization", "batch_normalization", "local_response_normalization",
+    "lrn", "moments",
+]  # fmt: skip
 
 
 @named_in_graphs(3, "name")

@@ -292,11 +292,7 @@ def _of_resources() -> dict[str, Any]:
     scatters = {
         f"resource_scatter_{update}": getattr(old, f"scatter_{update}") for update in UPDATES
     }
-    return {
-        "ResourceVariable": ResourceVariable,
-        "is_resource_variable": _is_resource,
-        **scatters,
-    }
+    return {"ResourceVariable": ResourceVariable, "is_resource_variable": _is_resource, **scatters}
 
 
 def _candidates_for(name: str) -> Iterator[object]:

@@ -14,14 +14,7 @@ from thalweg.tf.elementwise import cast
 from thalweg.tf.missing import attribute_of
 from thalweg.variable import as_dtype
 
-__all__ = [
-    "categorical",
-    "normal",
-    "set_seed",
-    "shuffle",
-    "truncated_normal",
-    "uniform",
-]
+__all__ = ["categorical", "normal", "set_seed", "shuffle", "truncated_normal", "uniform"]
 
 
 def set_seed(seed: int) -> None:

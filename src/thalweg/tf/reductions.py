@@ -16,21 +16,10 @@ from thalweg.tf.convert import call, named_in_graphs, tensor
 from thalweg.variable import as_dtype, dtype_name
 
 __all__ = [
-    "argmax",
-    "argmin",
-    "count_nonzero",
-    "norm",
-    "reduce_all",
-    "reduce_any",
-    "reduce_logsumexp",
-    "reduce_max",
-    "reduce_mean",
-    "reduce_min",
-    "reduce_prod",
-    "reduce_std",
-    "reduce_sum",
+    "argmax", "argmin", "count_nonzero", "norm", "reduce_all", "reduce_any", "reduce_logsumexp",
+    "reduce_max", "reduce_mean", "reduce_min", "reduce_prod", "reduce_std", "reduce_sum",
     "reduce_variance",
-]
+]  # fmt: skip
 
 Axis = int | list[int] | tuple[int, ...] | None
 

@@ -18,11 +18,9 @@ from thalweg.tf.elementwise import cast, stop_gradient
 from thalweg.tf.partitioned_lookup import look_up
 
 __all__ = [
-    "log_uniform_candidate_sampler",
-    "nce_loss",
-    "sampled_softmax_loss",
+    "log_uniform_candidate_sampler", "nce_loss", "sampled_softmax_loss",
     "uniform_candidate_sampler",
-]
+]  # fmt: skip
 
 _LOWEST = float(np.finfo(np.float32).min)
 

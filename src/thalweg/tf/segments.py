@@ -14,17 +14,10 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.tf.convert import call, tensor, told
 
 __all__ = [
-    "segment_max",
-    "segment_mean",
-    "segment_min",
-    "segment_prod",
-    "segment_sum",
-    "unsorted_segment_max",
-    "unsorted_segment_mean",
-    "unsorted_segment_min",
-    "unsorted_segment_prod",
-    "unsorted_segment_sum",
-]
+    "segment_max", "segment_mean", "segment_min", "segment_prod", "segment_sum",
+    "unsorted_segment_max", "unsorted_segment_mean", "unsorted_segment_min",
+    "unsorted_segment_prod", "unsorted_segment_sum",
+]  # fmt: skip
 
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "prod": "prod"}
 

@@ -22,22 +22,10 @@ from thalweg.tf.random import uniform
 from thalweg.variable import as_dtype
 
 __all__ = [
-    "boolean_mask",
-    "dynamic_partition",
-    "gather_nd",
-    "invert_permutation",
-    "meshgrid",
-    "pad",
-    "random_crop",
-    "repeat",
-    "reverse",
-    "scatter_nd",
-    "sequence_mask",
-    "slice",
-    "strided_slice",
-    "unique",
-    "unique_with_counts",
-]
+    "boolean_mask", "dynamic_partition", "gather_nd", "invert_permutation", "meshgrid", "pad",
+    "random_crop", "repeat", "reverse", "scatter_nd", "sequence_mask", "slice", "strided_slice",
+    "unique", "unique_with_counts",
+]  # fmt: skip
 
 
 def slice(input_: object, begin: object, size: object, name: str | None = None) -> Tensor:

@@ -12,12 +12,7 @@ from thalweg._graph.eager_or_graph import EagerOrGraphMeta, IndexedSlices
 from thalweg.tf.convert import named_in_graphs
 from thalweg.variable import VariableAggregation, VariableSynchronization
 
-__all__ = [
-    "IndexedSlices",
-    "SparseTensor",
-    "Tensor",
-    "Variable",
-]
+__all__ = ["IndexedSlices", "SparseTensor", "Tensor", "Variable"]
 
 
 class Variable(metaclass=EagerOrGraphMeta):

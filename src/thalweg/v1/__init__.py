@@ -12,20 +12,10 @@ from thalweg.v1.missing import attribute_of
 from thalweg.v1.variables import *  # noqa: F403
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
-    *_graph.__all__,
-    *dtypes.__all__,
-    *variables.__all__,
-    "CancelledError",
-    "FailedPreconditionError",
-    "GradientTape",
-    "IndexedSlices",
-    "InvalidArgumentError",
-    "contrib",
-    "summary",
-    "train",
-    "training_ops",
-    "tuple",
-]
+    *_graph.__all__, *dtypes.__all__, *variables.__all__, "CancelledError",
+    "FailedPreconditionError", "GradientTape", "IndexedSlices", "InvalidArgumentError", "contrib",
+    "summary", "train", "training_ops", "tuple",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

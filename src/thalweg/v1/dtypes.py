@@ -5,23 +5,9 @@ import torch
 from thalweg.variable import as_dtype as as_dtype
 
 __all__ = [
-    "DType",
-    "as_dtype",
-    "bfloat16",
-    "bool",
-    "complex64",
-    "complex128",
-    "double",
-    "float16",
-    "float32",
-    "float64",
-    "half",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-]
+    "DType", "as_dtype", "bfloat16", "bool", "complex64", "complex128", "double", "float16",
+    "float32", "float64", "half", "int8", "int16", "int32", "int64", "uint8",
+]  # fmt: skip
 
 bool = torch.bool
 uint8 = torch.uint8

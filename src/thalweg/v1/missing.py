@@ -25,20 +25,25 @@ _FACADE = "thalweg.tf.compat.v1 has it"
 
 # Names that are not TensorFlow's, which `thalweg scan --names` does not list.
 _OF_OTHER_FACES = {
-    "train.RuleOptimizer": "use thalweg.keras.optimizers.RuleOptimizer, in graphs too",
+    "train.RuleOptimizer": "use thalweg.keras.optimizers.RuleOptimizer, in graphs too"
 }
 INSTEAD = {
-    "ConfigProto": _FACADE,
-    "GPUOptions": _FACADE,
-    "RunOptions": _FACADE,
-    "RunMetadata": _FACADE,
-    "FixedLenFeature": _READER,
-    "FIFOQueue": _FACADE,
+    **dict.fromkeys((
+        "ConfigProto", "GPUOptions", "RunOptions", "RunMetadata", "FIFOQueue", "app", "device",
+        "disable_resource_variables", "enable_resource_variables", "flags", "gfile", "logging",
+        "make_template", "print", "Print", "py_func", "py_function", "to_float", "to_int32",
+    ), _FACADE),
+    **dict.fromkeys((
+        "FixedLenFeature", "TFRecordReader", "data", "python_io", "train.Example", "train.batch",
+        "train.match_filenames_once", "train.shuffle_batch", "train.string_input_producer",
+        "contrib.data", "contrib.training",
+    ), _READER),
+    **dict.fromkeys((
+        "estimator", "contrib.estimator", "contrib.learn",
+    ), "call Session.run in a loop"),
     "Module": "use torch.nn.Module",
     "SparseTensor": "use IndexedSlices, or torch.sparse",
-    "TFRecordReader": _READER,
     "TensorArray": "use a Python list and torch.stack",
-    "app": _FACADE,
     "argmax": "use torch.argmax, with dim for axis",
     "clip_by_global_norm": "use thalweg.tf.clip_by_global_norm",
     "clip_by_norm": "use thalweg.tf.clip_by_norm",
@@ -46,37 +51,23 @@ INSTEAD = {
     "concat": "use torch.cat(values, dim)",
     "config": "use torch.cuda and torch.set_num_threads",
     "contrib": "thalweg.v1.contrib has framework, layers and opt",
-    "data": _READER,
-    "device": _FACADE,
     "distribute": "use thalweg.distribute",
-    "disable_resource_variables": _FACADE,
-    "enable_resource_variables": _FACADE,
-    "estimator": "call Session.run in a loop",
     "expand_dims": "use torch.unsqueeze(x, dim)",
     "feature_column": "use torch.nn.Embedding",
-    "flags": _FACADE,
-    "gfile": _FACADE,
     "image": "use torchvision.transforms",
     "initializers": "use thalweg.tf.compat.v1.initializers",
     "io": "use Python's open",
     "keras": "use thalweg.keras for the optimizers, and thalweg.tf.keras for all of it",
     "layers": _LAYER,
-    "logging": _FACADE,
     "losses": "use thalweg.tf.compat.v1.losses, or torch.nn.functional",
     "lookup": "use a dict",
-    "make_template": _FACADE,
     "math": "use torch's functions",
     "matmul": "use torch.matmul, or @",
     "metrics": "use thalweg.tf.compat.v1.metrics",
     "nn": "use thalweg.tf.nn, or torch.nn.functional",
     "nn.softmax_cross_entropy_with_logits": "use thalweg.tf.nn",
     "placeholder_v2": "use placeholder",
-    "print": _FACADE,
-    "Print": _FACADE,
-    "py_func": _FACADE,
-    "py_function": _FACADE,
     "python": "it was never public; look for the name in thalweg.v1",
-    "python_io": _READER,
     "random": "use random_normal and random_uniform",
     "reduce_max": "use torch.amax, with dim for axis",
     "reduce_mean": "use torch.mean, with dim for axis",
@@ -92,31 +83,21 @@ INSTEAD = {
     "strings": "use str",
     "test": "use pytest",
     "tile": "use torch.tile",
-    "to_float": _FACADE,
-    "to_int32": _FACADE,
     "transpose": "use torch.permute",
-    "train.Example": _READER,
     "train.ProfilerHook": "use torch.profiler",
     "train.Server": "use torch.distributed",
     "train.Supervisor": "use MonitoredTrainingSession",
     "train.WorkerSessionCreator": "workers are threads in the session of the chief",
-    "train.batch": _READER,
     "train.experimental.enable_mixed_precision_graph_rewrite": _NO_REWRITE,
     "train.experimental.disable_mixed_precision_graph_rewrite": _NO_REWRITE,
     "train.export_meta_graph": _REBUILD_HINT,
     "train.import_meta_graph": _REBUILD_HINT,
-    "train.match_filenames_once": _READER,
     "train.replica_device_setter": "use torch.distributed",
-    "train.shuffle_batch": _READER,
-    "train.string_input_producer": _READER,
     "train.warm_start": "use init_from_checkpoint",
     "train.write_graph": "nothing reads it: leave it out",
     "contrib.cudnn_rnn": "call torch.nn.LSTM or torch.nn.GRU on the symbolic tensor",
-    "contrib.data": _READER,
     "contrib.distribute": "use thalweg.distribute",
-    "contrib.estimator": "call Session.run in a loop",
     "contrib.framework": "thalweg.v1 has get_variable and variable_scope",
-    "contrib.learn": "call Session.run in a loop",
     "contrib.lookup": "use a dict",
     "contrib.losses": "use thalweg.tf.compat.v1.losses",
     "contrib.metrics": "use thalweg.tf.compat.v1.metrics",
@@ -127,15 +108,15 @@ INSTEAD = {
     "contrib.slim": "use thalweg.tf.layers",
     "contrib.summary": "use thalweg.tf.summary",
     "contrib.tpu": "there are no TPUs in torch without torch_xla",
-    "contrib.training": _READER,
-}
+}  # fmt: skip
 
 
 def attribute_of(module: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module: an AttributeError that says what to use instead.
+    """Return the `__getattr__` of a module, which raises an AttributeError that names a
+    replacement.
 
     Args:
-        module: The name of the module below `thalweg.v1`, "" for that itself.
+        module: The name of the module below `thalweg.v1`; "" for `thalweg.v1`.
     """
 
     def missing(name: str) -> object:
@@ -152,14 +133,17 @@ def attribute_of(module: str) -> Callable[[str], Any]:
 def not_provided(
     facade: str, path: str, replacements: Mapping[str, str], names: Iterable[str], default_hint: str
 ) -> AttributeError:
-    """Return the error for a name that is not there.
+    """Return the AttributeError for a name that a package lacks; the caller raises the error.
+
+    The message has the replacement of the name; otherwise a similar existing name; otherwise
+    `default_hint`.
 
     Args:
-        facade: The module that people import.
-        path: The name below it.
-        replacements: What to use for which path.
-        names: The names that are there, of which a near one is named if nothing else is known.
-        default_hint: What to do for all the rest.
+        facade: The module that users import.
+        path: The missing name, relative to `facade`.
+        replacements: Advice for each missing path.
+        names: The existing names.
+        default_hint: Advice if there is neither a replacement nor a similar name.
     """
     name = path.rpartition(".")[-1]
     if name.startswith("_"):

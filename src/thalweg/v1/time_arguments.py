@@ -1,4 +1,4 @@
-"""Numbers of seconds that others give, and what Python can wait for."""
+"""Checks of arguments that are numbers of seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,5 @@ def check_seconds(name: str, seconds: object, *, non_negative: bool = False) -> 
 
 
 def wait_seconds(seconds: float) -> float:
-    """Return a time as Python can wait for it, in seconds: at least 0, and not so long that it
-    overflows.
-    """
+    """Return a number of seconds clipped to [0, `LONGEST`], which Python's waits accept."""
     return float(min(max(seconds, 0.0), LONGEST))

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg import _graph
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.locks import Lock
 from thalweg._base.showing import show_value
@@ -24,14 +25,6 @@ from thalweg._core.grads_and_vars import as_gradient
 from thalweg._core.plan_cache import PlanCache
 from thalweg._core.single_rule_step import OneRule
 from thalweg._core.step import run_step
-from thalweg._graph import (
-    GraphVariable,
-    Output,
-    by_reference,
-    graph_variable_of,
-    operation,
-    resolve,
-)
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
@@ -46,18 +39,18 @@ _SCALARS = {"lr": "learning_rate", "lr_power": "learning_rate_power", "global_st
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel, for dense and for sparse gradients.
+    """Kernel of TensorFlow, for dense and for sparse gradients.
 
     Attributes:
-        inputs: The arguments in TensorFlow's order: the variable first, then among others its
-            slots, scalars, and the gradient.
-        slots: The slots, in the order of the rule.
-        choose: Gives the rule for the arguments of a call.
+        inputs: The names of the arguments in TensorFlow's order, separated by spaces: the variable
+            first, then slots, scalars and the gradient.
+        slots: The names of the slots, in the order of the rule.
+        choose: Called with the arguments; returns the rule.
         options: Further arguments with their defaults.
-        constants: Scalars of the rule that are no arguments.
-        rule_names: Scalars that this kernel alone calls otherwise than the rule does.
-        check: Refuses scalars that the kernel cannot use; gets the arguments, and whether the
-            gradient is sparse.
+        constants: Scalars of the rule that are not arguments.
+        rule_names: {argument: scalar of the rule} if the names differ for this kernel only.
+        check: Called with the arguments and whether the gradient is sparse; raises for invalid
+            scalars.
     """
 
     inputs: str
@@ -83,6 +76,7 @@ class Kernel:
 
 
 def _kernel_function(kernel: Kernel, name: str) -> Callable[..., object]:
+    """Return the public function `name` of a kernel, with TensorFlow's signature."""
     required_names = kernel.names(_is_sparse(name))
     optional = {"use_locking": False, **kernel.options, "name": None}
     kind = Parameter.POSITIONAL_OR_KEYWORD
@@ -100,7 +94,7 @@ def _kernel_function(kernel: Kernel, name: str) -> Callable[..., object]:
         arguments = dict(bound.arguments)
         if is_deferred(*arguments.values()):
             return _add_operation(kernel, name, arguments)
-        arguments = {key: resolve(operand) for key, operand in arguments.items()}
+        arguments = {key: _graph.resolve(operand) for key, operand in arguments.items()}
         with _LOCK if arguments["use_locking"] else contextlib.nullcontext():
             _apply_kernel(kernel, name, arguments)
         if _is_resource(name):
@@ -124,6 +118,7 @@ def _is_resource(name: str) -> bool:
 
 
 def _describe_kernel(kernel: Kernel, name: str) -> str:
+    """Return the docstring of the public function `name`."""
     resource = _is_resource(name)
     arguments = {"use_locking": False, **kernel.options}
     rule = kernel.choose({**dict.fromkeys(kernel.inputs.split()), **arguments})
@@ -143,13 +138,13 @@ def _describe_kernel(kernel: Kernel, name: str) -> str:
 def _add_operation(kernel: Kernel, name: str, arguments: Arguments) -> object:
     """Return the kernel as an operation of a graph."""
     updated_names = ["var", *kernel.slots.split()]
-    variables = {key: graph_variable_of(arguments[key]) for key in updated_names}
+    variables = {key: _graph.graph_variable_of(arguments[key]) for key in updated_names}
     for key, variable in variables.items():
-        if not isinstance(variable, GraphVariable):
+        if not isinstance(variable, _graph.GraphVariable):
             raise InvalidTypeError(
                 f"{name}(): {key} must be a variable of the graph, not {show_value(variable)}."
             )
-    inputs = {**arguments, **{key: by_reference(var) for key, var in variables.items()}}
+    inputs = {**arguments, **{key: _graph.by_reference(var) for key, var in variables.items()}}
 
     def run_kernel(values: Arguments) -> object:
         with _LOCK if values["use_locking"] else contextlib.nullcontext():
@@ -157,12 +152,19 @@ def _add_operation(kernel: Kernel, name: str, arguments: Arguments) -> object:
         return None if _is_resource(name) else values["var"].detach()
 
     var = variables["var"]
-    outputs = None if _is_resource(name) else Output(var.dtype, var.shape)
+    outputs = None if _is_resource(name) else _graph.Output(var.dtype, var.shape)
     title = arguments["name"] or "".join(part.capitalize() for part in name.split("_"))
-    return operation(run_kernel, [inputs], title, kind="update", outputs=outputs)
+    return _graph.operation(run_kernel, [inputs], title, kind="update", outputs=outputs)
 
 
 def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:
+    """Update `arguments["var"]` and its slots in place, in one commit.
+
+    Raises:
+        InvalidTypeError: A tensor is missing or of another dtype, or the gradient is
+            `IndexedSlices`.
+        InvalidArgumentError: A scalar is invalid.
+    """
     sparse = _is_sparse(name)
     var, slots = arguments["var"], [arguments[slot_name] for slot_name in kernel.slots.split()]
     _check_tensors(name, var, slots)
@@ -184,6 +186,7 @@ def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:
 
 
 def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
+    """Raise InvalidTypeError unless the variable and its slots are tensors of one dtype."""
     for tensor in (var, *slots):
         if not isinstance(tensor, Tensor):
             raise InvalidTypeError(f"{name}() updates tensors in place, not {show_value(tensor)}.")
@@ -195,7 +198,11 @@ def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
 
 
 def _scalars_of(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
-    """Return the scalars by their names in the rule; raise for tensors that are not scalars."""
+    """Return {scalar of the rule: value} from the arguments of a call.
+
+    Raises:
+        InvalidArgumentError: A scalar has dimensions.
+    """
     tensors = {"var", "grad", "delta", "indices", "use_locking", "name", *kernel.slots.split()}
     names = {**_SCALARS, **kernel.rule_names}
     scalars: Arguments = dict(kernel.constants)

@@ -19,25 +19,10 @@ from thalweg.keras.optimizers.serialization import (
 )
 
 __all__ = [
-    "SGD",
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "Adamax",
-    "Ftrl",
-    "Nadam",
-    "Optimizer",
-    "RMSprop",
-    "RuleOptimizer",
-    "deserialize",
-    "get",
-    "schedules",
-    "serialize",
-]
+    "SGD", "Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "Optimizer", "RMSprop",
+    "RuleOptimizer", "deserialize", "get", "schedules", "serialize",
+]  # fmt: skip
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
+__dir__ = __all__.copy
 
 OPTIMIZERS.tell_all("", (SGD, Adam, Adamax, Nadam, Adagrad, Adadelta, RMSprop, Ftrl, RuleOptimizer))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.rules.adadelta import ADADELTA
 
@@ -32,6 +30,8 @@ class Adadelta(BuiltIn):
     """
 
     EXACT = {"epsilon": "epsilon"}
+    CONFIG_HYPERS = ("learning_rate", "rho")
+    CONFIG_FIELDS = ("epsilon",)
 
     def __init__(
         self,
@@ -54,12 +54,3 @@ class Adadelta(BuiltIn):
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         return self._hyper_tensors(dtype, "epsilon", "rho")
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the configuration."""
-        return {
-            **super().get_config(),
-            **self._hyper_config("learning_rate", "rho"),
-            "decay": self._initial_decay,
-            "epsilon": self.epsilon,
-        }

@@ -36,6 +36,8 @@ class Adagrad(BuiltIn):
     """
 
     EXACT = {"epsilon": "epsilon"}
+    CONFIG_HYPERS = ("learning_rate",)
+    CONFIG_FIELDS = ("initial_accumulator_value", "epsilon")
 
     def __init__(
         self,
@@ -67,12 +69,3 @@ class Adagrad(BuiltIn):
         zero = torch.zeros((), dtype=torch.int64, device="cpu")
         hypers = self._hyper_tensors(dtype, "epsilon")
         return {**hypers, "neg_lr_t": -state["lr_t"], "zero": zero}
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            **self._hyper_config("learning_rate"),
-            "decay": self._initial_decay,
-            "initial_accumulator_value": self._initial_accumulator_value,
-            "epsilon": self.epsilon,
-        }

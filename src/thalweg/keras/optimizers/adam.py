@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from thalweg.errors import NumericsWarning, warn
@@ -48,6 +46,8 @@ class Adam(BuiltIn):
     """
 
     EXACT = {"epsilon": "epsilon"}
+    CONFIG_HYPERS = ("learning_rate", "beta_1", "beta_2")
+    CONFIG_FIELDS = ("epsilon", "amsgrad")
 
     def __init__(
         self,
@@ -94,12 +94,3 @@ class Adam(BuiltIn):
         hypers = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         unbiased = torch.sqrt(1 - hypers["beta_2_power"]) / (1 - hypers["beta_1_power"])
         return {**hypers, "lr": state["lr_t"] * unbiased}
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            **self._hyper_config("learning_rate", "beta_1", "beta_2"),
-            "decay": self._initial_decay,
-            "epsilon": self.epsilon,
-            "amsgrad": self.amsgrad,
-        }

@@ -33,6 +33,8 @@ class Adamax(BuiltIn):
     """
 
     EXACT = {"epsilon": "epsilon"}
+    CONFIG_HYPERS = ("learning_rate", "beta_1", "beta_2")
+    CONFIG_FIELDS = ("epsilon",)
 
     def __init__(
         self,
@@ -56,11 +58,3 @@ class Adamax(BuiltIn):
         hypers = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         rate = -state["lr_t"] / (1 - hypers["beta_1_power"])
         return {**hypers, "neg_scaled_lr": rate, "zero": zero}
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            **self._hyper_config("learning_rate", "beta_1", "beta_2"),
-            "decay": self._initial_decay,
-            "epsilon": self.epsilon,
-        }

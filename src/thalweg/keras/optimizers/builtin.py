@@ -29,9 +29,13 @@ class BuiltIn(RuleOptimizer):
 
     Attributes:
         EXACT: Attributes that formulas read without rounding to float32, by the rule's names.
+        CONFIG_HYPERS: Hyperparameters in the configuration, followed by "decay".
+        CONFIG_FIELDS: Other arguments in the configuration, which are attributes.
     """
 
     EXACT: dict[str, str] = {}
+    CONFIG_HYPERS: tuple[str, ...] = ()
+    CONFIG_FIELDS: tuple[str, ...] = ()
     epsilon: float
     NAMES = {"beta1": "beta_1", "beta2": "beta_2"}
 
@@ -80,17 +84,19 @@ class BuiltIn(RuleOptimizer):
         return tensors
 
     def get_config(self) -> dict[str, Any]:
-        return Optimizer.get_config(self)
+        """Return the constructor's arguments, from which `from_config` makes an equal optimizer."""
+        hypers = {name: self._serialize_hyperparameter(name) for name in self.CONFIG_HYPERS}
+        fields = {
+            name: getattr(self, name if hasattr(self, name) else f"_{name}")
+            for name in self.CONFIG_FIELDS
+        }
+        return {**Optimizer.get_config(self), **hypers, "decay": self._initial_decay, **fields}
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Self:
         return super(RuleOptimizer, cls).from_config(config, custom_objects)
-
-    def _hyper_config(self, *names: str) -> dict[str, object]:
-        """Return {name: value} of hyperparameters for `get_config`."""
-        return {name: self._serialize_hyperparameter(name) for name in names}
 
     def _with_iterations(self, weights: list[object]) -> list[object]:
         """Return weights with 0 iterations prepended if an old checkpoint lacks them."""

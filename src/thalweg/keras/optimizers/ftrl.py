@@ -50,6 +50,11 @@ class Ftrl(BuiltIn):
     """
 
     NAMES = {"l1": "l1_regularization_strength", "l2": "l2_regularization_strength"}
+    CONFIG_HYPERS = (
+        "learning_rate", "learning_rate_power", "l1_regularization_strength",
+        "l2_regularization_strength", "beta",
+    )  # fmt: skip
+    CONFIG_FIELDS = ("initial_accumulator_value", "l2_shrinkage_regularization_strength")
 
     def __init__(
         self,
@@ -130,19 +135,3 @@ class Ftrl(BuiltIn):
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, np.float64)
         shrinkage = torch.full_like(hypers["beta"], shrinkage)
         return {**hypers, "l2_shrinkage_regularization_strength": shrinkage}
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the configuration."""
-        return {
-            **super().get_config(),
-            **self._hyper_config(
-                "learning_rate",
-                "learning_rate_power",
-                "l1_regularization_strength",
-                "l2_regularization_strength",
-                "beta",
-            ),
-            "decay": self._initial_decay,
-            "initial_accumulator_value": self._initial_accumulator_value,
-            "l2_shrinkage_regularization_strength": self._l2_shrinkage_regularization_strength,
-        }

@@ -50,6 +50,8 @@ class Nadam(BuiltIn):
     """
 
     EXACT = {"epsilon": "epsilon", "decay": "_initial_decay"}
+    CONFIG_HYPERS = ("learning_rate", "beta_1", "beta_2")
+    CONFIG_FIELDS = ("epsilon",)
     EXTRA = ("momentum_cache",)
 
     def __init__(
@@ -148,14 +150,6 @@ class Nadam(BuiltIn):
             "one_minus_m_schedule_new": 1.0 - cache * momentum,
             "one_minus_m_schedule_next": 1.0 - cache * momentum * next_momentum,
             "v_t_prime_denominator": 1.0 - hypers["beta_2_power"],
-        }
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            **self._hyper_config("learning_rate", "beta_1", "beta_2"),
-            "decay": self._initial_decay,
-            "epsilon": self.epsilon,
         }
 
     def _arguments(self) -> dict[str, object]:

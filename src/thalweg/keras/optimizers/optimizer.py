@@ -506,11 +506,7 @@ _var_key = variable_key
 Optimizer._DEFAULT_HOOKS = {
     name: getattr(Optimizer, name)
     for name in (
-        *UPDATES,
-        "_transform_unaggregated_gradients",
-        "_aggregate_gradients",
-        "_transform_gradients",
-        "_prepare",
-        "_prepare_local",
+        *UPDATES, "_transform_unaggregated_gradients", "_aggregate_gradients",
+        "_transform_gradients", "_prepare", "_prepare_local",
     )
-}
+}  # fmt: skip

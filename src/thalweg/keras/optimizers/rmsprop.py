@@ -42,6 +42,8 @@ class RMSprop(BuiltIn):
     """
 
     EXACT = {"epsilon": "epsilon"}
+    CONFIG_HYPERS = ("learning_rate", "rho", "momentum")
+    CONFIG_FIELDS = ("epsilon", "centered")
 
     def __init__(
         self,
@@ -76,12 +78,3 @@ class RMSprop(BuiltIn):
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         hypers = self._hyper_tensors(dtype, "epsilon", "rho", "momentum")
         return {**hypers, "neg_lr_t": -state["lr_t"], "one_minus_rho": 1.0 - hypers["rho"]}
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            **self._hyper_config("learning_rate", "rho", "momentum"),
-            "decay": self._initial_decay,
-            "epsilon": self.epsilon,
-            "centered": self.centered,
-        }

@@ -67,11 +67,7 @@ class RuleOptimizer(Optimizer):
     NAMES: dict[str, str] = {}
 
     def __init__(
-        self,
-        rule: Rule,
-        learning_rate: object = None,
-        name: str | None = None,
-        **kwargs: Any,
+        self, rule: Rule, learning_rate: object = None, name: str | None = None, **kwargs: Any
     ) -> None:
         defaults = defaults_of(rule)
         reserved = [key for key in defaults if key in _RESERVED or hasattr(Optimizer, key)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg._core.hyperparameters import check_fraction, is_on
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.builtin import BuiltIn
@@ -45,6 +43,9 @@ class SGD(BuiltIn):
     Reference: tf.keras.optimizers.SGD (OptimizerV2)
     """
 
+    CONFIG_HYPERS = ("learning_rate", "momentum")
+    CONFIG_FIELDS = ("nesterov",)
+
     def __init__(
         self,
         learning_rate: object = 0.01,
@@ -69,11 +70,3 @@ class SGD(BuiltIn):
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         return self._hyper_tensors(dtype, "momentum")
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            **self._hyper_config("learning_rate", "momentum"),
-            "decay": self._initial_decay,
-            "nesterov": self.nesterov,
-        }

@@ -79,8 +79,7 @@ class KerasStepAdapter(StepAdapter):
 
     def __init__(self, optimizer: Any, aggregates: bool) -> None:
         super().__init__()
-        self._optimizer = optimizer
-        self._aggregates = aggregates
+        self._optimizer, self._aggregates = optimizer, aggregates
         self._names: dict[int, str] = {}
         self._state = ApplyState()
         self.selection = optimizer._selection()
@@ -367,7 +366,6 @@ def with_gradients(pairs: Sequence[tuple[object, object]], titles: Sequence[str]
     ]
     if missing:
         warn(
-            f"Gradients do not exist for variables {missing} when minimizing the loss.",
-            UserWarning,
+            f"Gradients do not exist for variables {missing} when minimizing the loss.", UserWarning
         )
     return [(grad, var) for grad, var in pairs if grad is not None]

@@ -29,7 +29,10 @@ class Accumulators(Staged):
         self._cache: tuple[list[object], list[Tensor], SlotStore] | None = None
 
     def of_step(self, targets: Sequence[object]) -> list[Tensor]:
-        """Return the sums of an eager step, created if missing, cached for equal targets."""
+        """Return the sums of an eager step in a new list; create missing sums.
+
+        The sums are cached while the targets stay the same.
+        """
         if self._cache is not None:
             cached_targets, sums, store = self._cache
             has_same_targets = len(cached_targets) == len(targets) and all(
@@ -60,9 +63,10 @@ class Accumulators(Staged):
 def are_addable(
     gradients: Sequence[object], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> bool:
-    """Return True if gradients, targets and sums are plain, whole and apart from each other.
+    """Return True if gradients, targets and sums are contiguous tensors on the host without
+    overlaps.
 
-    The check is cheap, and False means only that the full check of a step has to decide.
+    False means only that the full check (`check_addable`) is needed.
     """
     places: list[tuple[int, int]] = []
     for grad, var, total in zip(gradients, targets, sums, strict=True):

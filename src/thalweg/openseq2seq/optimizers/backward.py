@@ -25,9 +25,10 @@ class BackwardResult(NamedTuple):
     Attributes:
         gradients: A tensor, slices or None for each variable, in the variable's dtype, multiplied
             by `scale`.
-        variables: What the loss was differentiated by.
-        targets: What is updated in their place: the float32 master of each, or itself.
-        penalties: For each target the gradient of its penalty, not multiplied, or None.
+        variables: The variables by which the loss was differentiated.
+        targets: The tensors to update, one for each variable: its float32 master, or the variable
+            itself.
+        penalties: For each target the unscaled gradient of its penalty, or None.
         scale: The factor of the loss: a number, a float32 tensor, or None for no factor.
     """
 
@@ -45,7 +46,7 @@ class BackwardResult(NamedTuple):
         return cls(gradients, variables, variables, [None] * len(pairs))
 
     def done(self, gradients: Sequence[object]) -> BackwardResult:
-        """Return a copy with other, unscaled gradients, one for each target."""
+        """Return a copy with new gradients that are unscaled and include the penalties."""
         return BackwardResult(
             list(gradients), self.variables, self.targets, [None] * len(self.targets)
         )
@@ -111,6 +112,10 @@ def unscaled(backward: BackwardResult) -> list[Gradient]:
 def _unscaled(
     grad: Any, target: Tensor, penalty: Tensor | None, scale: Any, inverse: Any
 ) -> Tensor | Any:
+    """Return (cast(grad) + penalty * scale) * inverse in the dtype of `target`.
+
+    A gradient without a penalty stays sparse if it is; with a penalty the result is dense.
+    """
     values = values_of(grad).to(target.dtype)
     if penalty is not None:
         # Rows that repeat are added up in the wider dtype.
@@ -135,10 +140,10 @@ def unscaling(scale: Any, targets: Sequence[Tensor]) -> Any:
 
 
 def raw(backward: BackwardResult) -> tuple[BackwardResult, Any]:
-    """Return concrete gradients by the targets, and the factors that still unscale them.
+    """Return (results with concrete gradients, factors that unscale these gradients).
 
-    The factors belong to the gradients that are not None, or are None without a loss scale. A
-    gradient with a penalty is a new, unscaled tensor with factor 1.
+    The factors are one per gradient that is not None, as a tensor or an array; None without a loss
+    scale. A gradient with a penalty is replaced by a new, unscaled tensor with factor 1.
     """
     gradients = concretes(backward.gradients)
     if backward.scale is None:

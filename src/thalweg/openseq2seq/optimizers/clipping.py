@@ -61,22 +61,22 @@ def _clip_by_global_norm(
     *,
     as_shipped: bool = False,
 ) -> tuple[list[object], object]:
-    """Return tensors scaled so that their common norm is `clip_norm` at most.
+    """Return tensors scaled so that their common norm is at most `clip_norm`, and the norm.
 
     Args:
         t_list: A list of tensors, `IndexedSlices` and None, which stays None.
         clip_norm: The largest norm. 0 gives zeros.
-        use_norm: Optional. Their norm, if it is known; otherwise it is computed.
+        use_norm: Optional. The norm of the tensors; by default it is computed.
         name: Name of the operation in graph mode.
-        as_shipped: Whether large norms are infinite, see `_global_norm_with_cast`, and a negative
+        as_shipped: True if large norms are infinite, see `_global_norm_with_cast`, and a negative
             `clip_norm` changes nothing.
 
     Returns:
-        The list in float32, and the norm. Where the norm is infinite, infinities become NaN and
-        all else 0; where it is NaN all become NaN.
+        (tensors in float32, norm). If the norm is infinite, infinities become NaN and all other
+        elements 0; if it is NaN, all elements become NaN.
 
     Raises:
-        TypeError: `t_list` is no sequence, or a string.
+        TypeError: `t_list` is not a sequence, or a string.
         ValueError: `clip_norm` is below 0 or NaN.
 
     Reference: OpenSeq2Seq, optimizers.optimizers

@@ -147,9 +147,17 @@ class StepPipeline:
         return BackwardResult.plain(self.optimizer.compute_gradients(loss, var_list))
 
     def make_ready(self, step_inputs: StepInputs, report: list[object]) -> Ready:
-        """Accumulate and reduce gradients; return the run with the transforms of its update.
+        """Accumulate and reduce gradients, and return them with the transforms for the update.
 
-        If this method raises an error, nothing has changed. See `apply` for the arguments.
+        Writes only the accumulators, and only in a run that skips the update. An error changes
+        nothing.
+
+        Args:
+            step_inputs: The inputs of the run.
+            report: See `apply`.
+
+        Returns:
+            A `Ready`; its `gradient_transforms` are None if the run only accumulated gradients.
         """
         treatment = self.treatment
         if treatment.reduces or thread.strategies:
@@ -187,18 +195,19 @@ class StepPipeline:
         return Ready(backward, transforms, journal, step)
 
     def apply(self, step_inputs: StepInputs, report: list[Any]) -> StepResult:
-        """Run a step: accumulate, reduce, unscale, clip, check and update; write summaries.
+        """Run a step: accumulate, reduce, unscale, clip, check and update; then send the summaries.
 
-        If this method raises an error, nothing has changed, and a note on the error says so.
+        An error that this method raises came before the commit: nothing has changed, and a note
+        says so.
 
         Args:
             step_inputs: The inputs of the run.
-            report: An empty list; as soon as something has been written it is given a sentence, and
-                whether the step was taken: a bool, or a tensor where a device decides.
+            report: An empty list; the commit extends it by a sentence, and by whether the step was
+                taken: a bool, or a tensor if a device decides.
 
         Returns:
-            Whether there was an update, see `StepResult`, and what was raised after it by
-            constraints, the optimizer's `_finish` and the writer.
+            A `StepResult`: whether there was an update, and the errors of constraints, `_finish`
+            and the writer after the commit.
         """
         if self._replay(step_inputs, report):
             return StepResult(True, [])
@@ -223,7 +232,9 @@ class StepPipeline:
             return StepResult(has_update, errors + self.send_summaries(ready, outcome))
 
     def _replay(self, step_inputs: StepInputs, report: list[Any]) -> bool:
-        """Return True if the step was taken in one call, as the one before."""
+        """Take the step by a replay of the last one in one call, if possible; return whether it was
+        taken.
+        """
         optimizer, post, backward = self.inner, self.treatment.post, step_inputs.backward
         if not (self._is_plain(step_inputs) and optimizer.takes_transforms()):
             return False
@@ -254,13 +265,14 @@ class StepPipeline:
         )
 
     def preview_summaries(self, step_inputs: StepInputs, scope: str) -> Letter:
-        """Return the summaries of a run's gradients and variables, without its update.
+        """Return the summaries of a run's gradients and variables without taking a step.
 
-        A run that only accumulates gradients has none. Gradients are those of this worker alone.
+        The result is empty for a run that only accumulates gradients. Gradients are not averaged
+        over workers.
 
         Args:
-            step_inputs: The gradients of the run.
-            scope: What tags begin with.
+            step_inputs: The inputs of the run.
+            scope: The prefix of the tags.
         """
         treatment, backward = self.treatment, step_inputs.backward
         journal = Journal(treatment.post.summaries, scope)

@@ -20,15 +20,17 @@ _DECAY = "weight_decay"
 
 
 class LiveRate:
-    """Scalar tensors for an optimizer, set before each eager step.
+    """Learning rate of an eager training, as tensors that are set before each step.
 
     Args:
-        policy: Takes the global step; returns a number, a tensor, or a callable that returns one.
+        policy: Called with the global step; returns a number, a tensor, or a callable that returns
+            one.
         global_step: The variable that counts updates.
 
     Attributes:
-        value: The learning rate.
-        source: What tells how it is computed: a `CallableRate`, or else the policy.
+        value: The learning rate, a tensor of shape ().
+        source: The `CallableRate` that the policy returned last; the policy itself if it returned
+            something else.
     """
 
     def __init__(self, policy: Callable[[Any], object], global_step: Any) -> None:
@@ -50,7 +52,7 @@ class LiveRate:
         self._set_to: object = None
 
     def _shown(self) -> Any:
-        """Return the step on the host, for the policy's arithmetic."""
+        """Return the global step on the host: the variable itself, or an updated copy."""
         step = self._step
         if is_host(step):
             return step
@@ -64,14 +66,14 @@ class LiveRate:
         return _floating(self._asked())
 
     def _asked(self) -> object:
-        """Call the policy; return and store its present value."""
+        """Call the policy and return the present rate; also store the rate and its source."""
         rate = self._policy(self._shown())
         self.source = rate if isinstance(rate, CallableRate) else self._policy
         self._policy_value = called(rate)
         return self._policy_value
 
     def times(self, factor: object) -> Tensor:
-        """Return a tensor that is `factor` times the learning rate in every step.
+        """Return a new tensor that `set` keeps equal to `factor` times the learning rate.
 
         Two numbers are multiplied in Python and rounded once, as in a graph.
         """
@@ -89,7 +91,10 @@ class LiveRate:
         return [self.value, *(tensor for tensor, _ in self._products)]
 
     def ask(self) -> bool:
-        """Call the policy for the present step; return whether `set` has new values."""
+        """Call the policy for the present step; return True if the tensors need new values.
+
+        The new values are stored, and written by `set`.
+        """
         old_value = self._policy_value
         with no_grad():
             new_value = self._asked()

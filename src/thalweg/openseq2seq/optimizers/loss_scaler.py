@@ -10,19 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg import _graph
 from thalweg._base.showing import show_value
 from thalweg._core.atomic_section import run
 from thalweg._core.gradient_transforms import Decision
 from thalweg._core.options.loss_scale_policies import Policy, State, answer
 from thalweg._core.state import Entry, check_eager, fitting, restore, snapshot
-from thalweg._graph import (
-    Output,
-    by_reference,
-    executing_eagerly,
-    make_variable,
-    operation,
-    resolve,
-)
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.openseq2seq.params import Kind, check_params
 from thalweg.v1.train.state_dict import tensors_of
@@ -55,8 +48,8 @@ class LossScaler:
         check_params(options, {}, kinds)
         self._params: dict[str, Any] = {**self.DEFAULTS, **options}
         self._as_shipped = as_shipped
-        self._in_graph = not executing_eagerly()
-        make: Any = make_variable if self._in_graph else partial(Variable, trainable=False)
+        self._in_graph = not _graph.executing_eagerly()
+        make: Any = _graph.make_variable if self._in_graph else partial(Variable, trainable=False)
         self._variables: dict[str, Any] = {
             name: make(value, name=f"{type(self).__name__}/{name}")
             for name, value in self._initial().items()
@@ -76,12 +69,12 @@ class LossScaler:
     @property
     def loss_scale(self) -> Any:
         """The variable that holds the factor, float32 of shape ()."""
-        return resolve(self._variables["scale"])
+        return _graph.resolve(self._variables["scale"])
 
     @property
     def variables(self) -> dict[str, Any]:
         """The variables of the state by name."""
-        return {name: resolve(variable) for name, variable in self._variables.items()}
+        return {name: _graph.resolve(variable) for name, variable in self._variables.items()}
 
     def update_op(self, has_nan: object, amax: object) -> Any:
         """Update the scale by the gradients of a step; call this once for each step.
@@ -97,12 +90,14 @@ class LossScaler:
         """
         if not self._in_graph:
             return self._update(self.variables, has_nan, amax)
-        references = {name: by_reference(variable) for name, variable in self._variables.items()}
-        return operation(
+        references = {
+            name: _graph.by_reference(variable) for name, variable in self._variables.items()
+        }
+        return _graph.operation(
             self._update,
             [references, has_nan, amax],
             f"{type(self).__name__}/update",
-            outputs=Output(torch.int64, ()),
+            outputs=_graph.Output(torch.int64, ()),
         )
 
     def decide(self, has_nan: object, amax: object) -> Decision:

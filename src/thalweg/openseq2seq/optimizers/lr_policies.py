@@ -29,19 +29,11 @@ from thalweg.v1.train.decay import follow_rate
 from thalweg.variable import as_dtype, check_held, dtype_name
 
 __all__ = [
-    "cosine_decay",
-    "exp_decay",
-    "fixed_lr",
-    "inv_poly_decay",
-    "piecewise_constant",
-    "poly_decay",
+    "cosine_decay", "exp_decay", "fixed_lr", "inv_poly_decay", "piecewise_constant", "poly_decay",
     "transformer_policy",
-]
+]  # fmt: skip
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
+__dir__ = __all__.copy
 
 _DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 
@@ -357,6 +349,14 @@ def _warmed_up(
 def _followed(
     name: str, global_step: object, formula: Callable[[Any], object], dtype: type[np.floating[Any]]
 ) -> object:
+    """Return the learning rate of a policy, as `follow_rate` does.
+
+    Args:
+        name: The name of the policy.
+        global_step: The counter of steps.
+        formula: Called with the step; returns the rate as a NumPy scalar.
+        dtype: The NumPy type of the rate.
+    """
     rate_dtype = as_dtype(dtype)
 
     def rate(step: object) -> Tensor:

@@ -113,6 +113,7 @@ class Masters(Staged):
         return [variables_by_master.get(id(target), target) for target in targets]
 
     def _made(self, var: Any) -> object:
+        """Create and return the float32 master of a variable, in the variable's graph."""
         title = f"{_SCOPE}/{base_name(var)}"
         if not is_symbolic(var):
             check_memories([var])

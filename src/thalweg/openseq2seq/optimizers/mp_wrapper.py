@@ -18,14 +18,7 @@ from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import as_pairs, distinct
 from thalweg._core.hyperparameters import check_size, hint
 from thalweg._core.state import Loading, Names, check_eager, keys_of, restore
-from thalweg._graph import (
-    GraphKeys,
-    by_reference,
-    executing_eagerly,
-    group,
-    is_symbolic,
-    operation,
-)
+from thalweg._graph import GraphKeys, by_reference, executing_eagerly, group, is_symbolic, operation
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult, unscaled
@@ -170,7 +163,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         graph_masters = [master for master in masters if getattr(master, "graph", None) is graph]
         return [*graph_masters, *self._opt.variables()]
 
-    def differentiate(self, loss: Any, var_list: Any = None, **options: Any) -> BackwardResult:
+    def differentiate(self, loss: object, var_list: Any = None, **options: Any) -> BackwardResult:
         """Return the gradients of the scaled loss, with the data that unscale them.
 
         Args:
@@ -187,11 +180,13 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return self.received(pairs, scale)
 
     def received(self, pairs: Iterable[tuple[Any, Any]], scale: object) -> BackwardResult:
-        """Return gradients of the scaled loss with masters, penalties and scale.
+        """Return gradients of the scaled loss with their targets, penalties and scale.
+
+        Creates missing masters.
 
         Args:
-            pairs: A gradient in its variable's dtype, or None, and the variable.
-            scale: What the loss was multiplied by.
+            pairs: (gradient in its variable's dtype or None, variable).
+            scale: The factor of the loss.
 
         Raises:
             ValueError: A float16 or bfloat16 variable has no gradient.
@@ -333,7 +328,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     def _update_in_graph(
         self, present: BackwardResult, global_step: object, name: str | None
     ) -> object:
-        """Return the operation of an update whose optimizer hooks are called while building."""
+        """Return the operation of an update by an optimizer whose hooks are called now."""
         scaler = self.loss_scaler
 
         def process(backward: BackwardResult) -> list[object] | None:
@@ -423,7 +418,11 @@ def check_inner(optimizer: Optimizer) -> None:
 
 
 def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLossScaler | None:
-    """Return the loss scale to store; with `as_shipped` None for an ignored type.
+    """Return a loss scale in the form in which it is stored.
+
+    Returns:
+        A float, or the `AutomaticLossScaler` itself; 1.0 for None. With `as_shipped` None for
+        anything that is not a float.
 
     Raises:
         TypeError: `loss_scale` is not a number.

@@ -11,25 +11,15 @@ from thalweg.v1 import train
 from thalweg.v1.contrib.opt import AdamWOptimizer
 
 OPTIMIZER_CLS_NAMES: dict[str, Callable[..., Any]] = {
-    "Adagrad": train.AdagradOptimizer,
-    "Adam": train.AdamOptimizer,
-    "Ftrl": train.FtrlOptimizer,
-    "Momentum": train.MomentumOptimizer,
-    "RMSProp": train.RMSPropOptimizer,
-    "SGD": train.GradientDescentOptimizer,
-    "AdamW": AdamWOptimizer,
-}
+    "Adagrad": train.AdagradOptimizer, "Adam": train.AdamOptimizer, "Ftrl": train.FtrlOptimizer,
+    "Momentum": train.MomentumOptimizer, "RMSProp": train.RMSPropOptimizer,
+    "SGD": train.GradientDescentOptimizer, "AdamW": AdamWOptimizer,
+}  # fmt: skip
 
 OPTIMIZER_SUMMARIES = [
-    "learning_rate",
-    "gradients",
-    "gradient_norm",
-    "global_gradient_norm",
-    "variables",
-    "variable_norm",
-    "larc_summaries",
-    "loss_scale",
-]
+    "learning_rate", "gradients", "gradient_norm", "global_gradient_norm", "variables",
+    "variable_norm", "larc_summaries", "loss_scale",
+]  # fmt: skip
 
 DEFAULT_SUMMARIES = ("learning_rate", "global_gradient_norm", "loss_scale")
 

@@ -54,12 +54,9 @@ class NovoGrad(RuleOptimizer):
     """
 
     HYPERS = {
-        "learning_rate": "_learning_rate",
-        "beta1": "_beta1",
-        "beta2": "_beta2",
-        "epsilon": "_epsilon",
-        "weight_decay": "_wd",
-    }
+        "learning_rate": "_learning_rate", "beta1": "_beta1", "beta2": "_beta2",
+        "epsilon": "_epsilon", "weight_decay": "_wd",
+    }  # fmt: skip
     TENSORS = {"_learning_rate_tensor": "learning_rate", "_momentum_tensor": "beta1"}
 
     def __init__(
@@ -77,12 +74,9 @@ class NovoGrad(RuleOptimizer):
     ) -> None:
         super().__init__(use_locking, name)
         self._learning_rate = check_hyper("learning_rate", learning_rate)
-        self._beta1 = beta1
-        self._beta2 = beta2
-        self._epsilon = epsilon
+        self._beta1, self._beta2, self._epsilon = beta1, beta2, epsilon
         self._wd = weight_decay
-        self._grad_averaging = grad_averaging
-        self._as_shipped = as_shipped
+        self._grad_averaging, self._as_shipped = grad_averaging, as_shipped
 
     def _choose_rule(self) -> Rule:
         return NOVOGRAD_AS_SHIPPED if self._as_shipped else NOVOGRAD
@@ -93,6 +87,7 @@ class NovoGrad(RuleOptimizer):
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
+        """Return the scalars of the rule as numbers of type `dtype`."""
         # 1 - beta, which a Python float leaves in its own precision.
         scalars = super()._hyper_scalars(values, dtype, group)
         scalars["fresh"] = as_scalar(1.0 - values["beta2"], dtype)

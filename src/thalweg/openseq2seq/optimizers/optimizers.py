@@ -1,9 +1,6 @@
 """OpenSeq2Seq's module `optimizers.optimizers`."""
 
-from thalweg.openseq2seq.optimizers.clipping import (
-    _clip_by_global_norm,
-    _clip_gradients_by_norm,
-)
+from thalweg.openseq2seq.optimizers.clipping import _clip_by_global_norm, _clip_gradients_by_norm
 from thalweg.openseq2seq.optimizers.name_tables import OPTIMIZER_CLS_NAMES, OPTIMIZER_SUMMARIES
 from thalweg.openseq2seq.optimizers.norms import _global_norm_with_cast
 from thalweg.openseq2seq.optimizers.post_process import post_process_gradients
@@ -13,18 +10,9 @@ from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.training import optimize_loss
 
 __all__ = [
-    "OPTIMIZER_CLS_NAMES",
-    "OPTIMIZER_SUMMARIES",
-    "TrainingStep",
-    "_clip_by_global_norm",
-    "_clip_gradients_by_norm",
-    "_global_norm_with_cast",
-    "get_regularization_loss",
-    "optimize_loss",
-    "post_process_gradients",
-    "reduce_gradients",
-]
+    "OPTIMIZER_CLS_NAMES", "OPTIMIZER_SUMMARIES", "TrainingStep", "_clip_by_global_norm",
+    "_clip_gradients_by_norm", "_global_norm_with_cast", "get_regularization_loss", "optimize_loss",
+    "post_process_gradients", "reduce_gradients",
+]  # fmt: skip
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = __all__.copy

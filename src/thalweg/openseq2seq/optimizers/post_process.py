@@ -145,6 +145,15 @@ class PostProcessing(NamedTuple):
     def _trust(
         self, larc: Larc, pairs: Sequence[Pair], rate: object, sizes: object, lengths: object
     ) -> object:
+        """Return LARC's factors of the gradients.
+
+        Args:
+            larc: The settings of LARC.
+            pairs: Gradients and the tensors to update, whose dtypes the factors get.
+            rate: The learning rate.
+            sizes: The norms of the tensors.
+            lengths: The norms of the gradients.
+        """
         dtypes = [var.dtype for _, var in pairs]
         return larc.factors(self._ratios(larc, rate, sizes, lengths), dtypes)
 
@@ -192,6 +201,7 @@ class PostProcessing(NamedTuple):
     def _note_larc(
         self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, stats: GradientStats
     ) -> None:
+        """Add the summaries of LARC, one set for each tag, to the journal."""
         ratios = self._ratios(larc, rate, stats.variable_norms, stats.clipped_norms)
         for tag, ratio, factor in zip(tags, ratios, stats.trust_ratios, strict=True):
             if larc.clips:
@@ -267,7 +277,7 @@ def post_process_gradients(
         journal.sent(global_step).write(summary_writer)
         return new_gradients
 
-    def tell(gradients: Any, variables: Any, rate: Any, scope: str) -> Callable[[Any], None]:
+    def tell(gradients: Any, variables: Any, rate: object, scope: str) -> Callable[[Any], None]:
         journal = Journal(settings.summaries, scope)
         with no_grad():
             settings.process(concretes(gradients), variables, rate, journal)

@@ -31,18 +31,18 @@ def reduced(
 ) -> list[Gradient]:
     """Return the mean of each gradient over the workers.
 
-    None counts as zero where another worker has a gradient, and stays None where none has or
-    `all_reduce` is given.
+    None counts as zeros if another worker has a gradient, and stays None otherwise, or with
+    `all_reduce`.
 
     Args:
-        gradients: Those of this worker.
-        variables: Theirs.
-        all_reduce: Called with each gradient in order, returns the mean. None stands for the
-            ranks of the strategy that the call is in, or of the default group of torch.distributed,
-            or for one worker where there is neither.
-        model: See `shares_embedding`: whether sparse gradients are made dense first.
-        as_shipped: Whether sparse gradients need a model.
-        owner: Optional. The optimizer whose step it is, which the workers compare first.
+        gradients: The gradients of this worker.
+        variables: The variables of the gradients.
+        all_reduce: Called with each gradient in order; returns the mean. If None, the workers are
+            the ranks of the current strategy, or of the default group of torch.distributed, or this
+            process alone.
+        model: See `shares_embedding`: if that is True, sparse gradients become dense first.
+        as_shipped: True if sparse gradients need a model.
+        owner: Optional. The optimizer of the step, which the workers compare first.
     """
     strategy = current_strategy()
     if all_reduce is None and strategy.ranks.is_alone:

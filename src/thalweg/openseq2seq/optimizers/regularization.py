@@ -10,21 +10,10 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from thalweg import _graph
 from thalweg._base.context_managers import enable_grad
 from thalweg._core.hyperparameters import is_function
 from thalweg._core.validation import check_memories
-from thalweg._graph import (
-    GraphKeys,
-    Output,
-    add_to_collection,
-    constant,
-    executing_eagerly,
-    get_collection,
-    gradients,
-    graph_variable_of,
-    is_symbolic,
-    operation,
-)
 from thalweg.variable import REDUCED, Variable, to_tensor
 
 Regularizer = Callable[[Any], Any]
@@ -62,13 +51,13 @@ def get_regularization_loss(
 
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
-    losses = get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
-    if executing_eagerly():
+    losses = _graph.get_collection(_graph.GraphKeys.REGULARIZATION_LOSSES, scope)
+    if _graph.executing_eagerly():
         return _sum([loss() if is_function(loss) else to_tensor(loss) for loss in losses])
     if not losses:
-        return constant(0.0, dtype=torch.float32, name=name)
-    output = Output(torch.float32, losses[0].shape)
-    return operation(_sum, [losses], name, kind="pure", outputs=output)
+        return _graph.constant(0.0, dtype=torch.float32, name=name)
+    output = _graph.Output(torch.float32, losses[0].shape)
+    return _graph.operation(_sum, [losses], name, kind="pure", outputs=output)
 
 
 def _sum(losses: Sequence[Tensor]) -> Tensor:
@@ -97,13 +86,13 @@ def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
     """
 
     def wrapped(weights: Any) -> object:
-        if not executing_eagerly() and isinstance(weights, torch.nn.Parameter):
-            weights = graph_variable_of(weights)
+        if not _graph.executing_eagerly() and isinstance(weights, torch.nn.Parameter):
+            weights = _graph.graph_variable_of(weights)
         if weights.dtype not in REDUCED:
             return regularizer(weights)
-        if is_symbolic(weights):
+        if _graph.is_symbolic(weights):
             with weights.graph.as_default():
-                add_to_collection(REGULARIZATION_FUNCTIONS, (weights, regularizer))
+                _graph.add_to_collection(REGULARIZATION_FUNCTIONS, (weights, regularizer))
         else:
             _eager[weights] = regularizer
         return None
@@ -116,18 +105,18 @@ def may_have_penalties(variables: Sequence[object]) -> bool:
     if len(_eager) > 0:
         return True
     variable_types = set(map(type, variables)) - {Variable, Parameter, Tensor}
-    return bool(variable_types) and any(map(is_symbolic, variables))
+    return bool(variable_types) and any(map(_graph.is_symbolic, variables))
 
 
 def penalty_gradient(var: Any, master: Tensor) -> Any:
     """Return the gradient of a variable's penalty by its master, symbolic if they are, or None."""
-    if not is_symbolic(var):
+    if not _graph.is_symbolic(var):
         regularizer = _eager.get(var)
         return None if regularizer is None else _gradient(regularizer, master)
     with var.graph.as_default():
         regularizers = [
             regularizer
-            for weights, regularizer in get_collection(REGULARIZATION_FUNCTIONS)
+            for weights, regularizer in _graph.get_collection(REGULARIZATION_FUNCTIONS)
             if weights is var
         ]
         if not regularizers:
@@ -135,7 +124,7 @@ def penalty_gradient(var: Any, master: Tensor) -> Any:
         penalty = sum(
             (regularizer(master) for regularizer in regularizers[1:]), regularizers[0](master)
         )
-        return gradients(penalty, [master])[0]
+        return _graph.gradients(penalty, [master])[0]
 
 
 def _gradient(regularizer: Regularizer, master: Tensor) -> Tensor | None:

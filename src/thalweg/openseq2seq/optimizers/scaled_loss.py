@@ -43,6 +43,11 @@ def scaled(loss: object, scale: object) -> Any:
 
 
 def _product(value: Any, scale: Any) -> object:
+    """Return a loss times the scale; the loss itself for scale 1.
+
+    Raises:
+        InvalidTypeError: The scale is a tensor and the loss is not float32.
+    """
     dtype = getattr(value, "dtype", None)
     if not isinstance(scale, float) and dtype not in (torch.float32, None):
         raise InvalidTypeError(

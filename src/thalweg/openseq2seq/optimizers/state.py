@@ -63,6 +63,7 @@ class TrainingState(V1StateDict):
     extra_entries: Sequence[Entry] = ()
 
     def _saved(self, names: Names = state.keys_of, chosen: object = None) -> dict[str, Tensor]:
+        """Return copies of all tensors of the state, by name."""
         self._check_has_state()
         with self._locked():
             snapshot = super()._saved(names)

@@ -145,17 +145,17 @@ class TrainingStep(Configurable):
         """Update the variables by gradients that were computed elsewhere.
 
         Args:
-            gradients: Those of the loss times `loss_scale`, for each variable of `var_list` in its
-                dtype: a tensor, `IndexedSlices`, or None. They are not written to.
+            gradients: Gradients of the loss times `loss_scale`, one for each variable of `var_list`
+                in its dtype: a tensor, `IndexedSlices`, or None. They are not written to.
 
         Returns:
-            Whether there was an update: a bool, or a tensor of one where a GPU decides.
+            True if the variables were updated: a bool, or a bool tensor if a GPU decides.
 
         Raises:
             FailedPreconditionError: Neither `var_list` was given nor a step taken, or a graph is
                 being built.
-            ValueError: There are more or fewer gradients than variables, none at all, one that
-                does not fit, or None where its norm is needed.
+            ValueError: The number of gradients differs, all are None, one does not fit its
+                variable, or one is None whose norm is needed.
 
         Nothing has changed then; for errors of callbacks see `__call__`.
         """
@@ -165,9 +165,10 @@ class TrainingStep(Configurable):
             return has_update.clone() if isinstance(has_update, Tensor) else has_update
 
     def flush(self) -> None:
-        """Hand `summary_writer` the summaries of the last step, if a GPU had yet to compute them.
+        """Pass the summaries of the last step to `summary_writer` if a GPU had not computed them
+        then.
 
-        The next step does, and so does the end of the program.
+        The next step, and the end of the program, do the same.
         """
         with self._lock:
             outbox = self._pipeline.treatment.outbox
@@ -183,7 +184,16 @@ class TrainingStep(Configurable):
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
     def _taken(self, differentiate: Callable[[], tuple[Tensor | None, BackwardResult]]) -> Any:
-        """Take a step; return the loss, the first result of `differentiate`."""
+        """Take a step in eager mode, and return the loss (the first result of `differentiate`).
+
+        Sets `_has_update`. An error before the commit gets a note, and leaves everything unchanged.
+
+        Args:
+            differentiate: Returns (loss or None, results of the backward pass).
+
+        Raises:
+            FailedPreconditionError: A graph is being built.
+        """
         if not executing_eagerly():
             raise FailedPreconditionError(
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
@@ -210,6 +220,16 @@ class TrainingStep(Configurable):
         differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
         report: ReplayResult,
     ) -> tuple[object, StepResult]:
+        """Set the learning rate of the step, and run it by `_carry_out`; return (loss,
+        `StepResult`).
+
+        The rate and new masters are put back if an error comes before the commit. If the global
+        step is on a GPU, the rate is set after the loss was computed.
+
+        Args:
+            differentiate: See `_taken`.
+            report: Receives a sentence and whether the step was taken, as soon as it is written.
+        """
         rate, mixed = self._rate, self._mixed
         # The host waits for the last step while a GPU computes the loss.
         is_late = not is_host(self.global_step)
@@ -228,6 +248,12 @@ class TrainingStep(Configurable):
         report: ReplayResult,
         is_late: bool,
     ) -> tuple[object, StepResult]:
+        """Compute the gradients, and run the pipeline; return (loss, `StepResult`).
+
+        Args:
+            differentiate, report: See `_run`.
+            is_late: True if the learning rate is still to be set, after the loss was computed.
+        """
         treatment = self._pipeline.treatment
         scaler = None if treatment.outbox is None else self.loss_scaler
         skip = treatment.iter_size > 1 and as_skip(self._skip_update)
@@ -251,6 +277,13 @@ class TrainingStep(Configurable):
             return value, self._pipeline.apply(step_inputs, report)
 
     def _received(self, gradients: list[Any]) -> BackwardResult:
+        """Return gradients that the user computed as the results of a backward pass.
+
+        Raises:
+            FailedPreconditionError: The variables are not known yet.
+            InvalidArgumentError: The number of gradients differs from that of the variables.
+            InvalidTypeError: A gradient has another dtype than its variable.
+        """
         variables = self._owners()
         if not variables:
             raise FailedPreconditionError(_UNKNOWN)
@@ -266,6 +299,11 @@ class TrainingStep(Configurable):
         return self._mixed.received(pairs, self.loss_scale)
 
     def _differentiated(self) -> tuple[Tensor, BackwardResult]:
+        """Compute the loss and its gradients; return (copy of the loss, results of the backward
+        pass).
+
+        Stores the variables of the loss if `var_list` was not given.
+        """
         losses: list[Any] = []
 
         def loss() -> Any:
@@ -281,10 +319,10 @@ class TrainingStep(Configurable):
 
     @untraced
     def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of all state by name, without the variables.
+        """Return copies of all state by name, without the trained variables.
 
-        The state has the global step, masters, slots, powers, accumulators and the loss scaler.
-        Loading it sets variables with masters; the others belong to the model's state.
+        The state is the global step, masters, slots, powers, accumulators and the loss scaler.
+        Loading it also sets the variables that have masters.
         """
         return self._saved()
 

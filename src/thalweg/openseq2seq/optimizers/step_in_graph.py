@@ -8,21 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg import distribute
+from thalweg import _graph, distribute
 from thalweg._base.execution_context import thread
 from thalweg._base.showing import show_value
 from thalweg._core.commit import note_not_applied, raise_first
-from thalweg._graph import (
-    GraphKeys,
-    GraphVariable,
-    Output,
-    by_reference,
-    get_collection,
-    get_default_graph,
-    is_symbolic,
-    operation,
-    variable_scope,
-)
 from thalweg.distribute import current_strategy, fill_missing
 from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
@@ -69,24 +58,23 @@ def step_in_graph(
     treatment: Treatment,
     skip_update: Any,
 ) -> Any:
-    """Return the tensor that takes a step when a session runs it; its value is the loss before
-    that.
+    """Return a symbolic tensor that takes a training step when a session evaluates it.
 
-    Operations of the collection UPDATE_OPS run with it, also where there is no update. The
-    summaries of `treatment` go to the collection SUMMARIES.
+    Its value is the loss before the step. The operations of the collection UPDATE_OPS run before
+    it, also in runs without an update. The summaries of `treatment` are added to the collection
+    SUMMARIES.
 
     Raises:
-        InvalidTypeError: The loss is not symbolic, a variable is none of the graph, or the
-            optimizer wraps another one.
-        ValueError: No variable has a gradient, or one has none that needs it; the loss is no
-            scalar.
+        InvalidTypeError: The loss is not symbolic, a variable is not of the graph, or the optimizer
+            wraps another one.
+        ValueError: The loss is not a scalar, or a variable has no gradient that is needed.
     """
     loss = _symbolic_loss(loss)
     collected = (*(["loss"] if treatment.shows_loss else []), *treatment.post.summaries)
     _collect_scalars(collected, learning_rate=rate)
-    update_ops = get_collection(GraphKeys.UPDATE_OPS)
+    update_ops = _graph.get_collection(_graph.GraphKeys.UPDATE_OPS)
     pipeline = StepPipeline(optimizer, treatment)
-    with variable_scope(SCOPE.rstrip("/")):
+    with _graph.variable_scope(SCOPE.rstrip("/")):
         backward = _check_backward(pipeline.differentiate(loss, var_list), treatment)
         check_inner(pipeline.inner)
         sums = _accumulators(backward) if treatment.iter_size > 1 else []
@@ -96,7 +84,7 @@ def step_in_graph(
         skip = skip_update if treatment.iter_size > 1 else False
         step_inputs = StepInputs(by_references(backward), sums, rate, skip)
         run_inputs = step_inputs._replace(
-            loss=loss, loss_scale=loss_scale, global_step=by_reference(global_step)
+            loss=loss, loss_scale=loss_scale, global_step=_graph.by_reference(global_step)
         )
         step_run = _StepRun(pipeline, averaged)
         if calls_hooks_at_build(pipeline.inner):
@@ -104,7 +92,7 @@ def step_in_graph(
         else:
             train_op = _train_op(step_run, backward, run_inputs, update_ops)
         train_op.op.optimizer = pipeline.inner
-        get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, train_op.op)
+        _graph.get_default_graph().add_to_collection(_graph.GraphKeys.TRAIN_OP, train_op.op)
         if averaged is not None:
             averaged.collect()
         elif OF_GRADIENTS.intersection(collected):
@@ -114,9 +102,9 @@ def step_in_graph(
 
 def _symbolic_loss(loss: Any) -> Any:
     """Return a scalar loss of the graph, or what a function returns; raise if it is not one."""
-    if callable(loss) and not is_symbolic(loss):
+    if callable(loss) and not _graph.is_symbolic(loss):
         loss = loss()
-    if not is_symbolic(loss):
+    if not _graph.is_symbolic(loss):
         raise InvalidTypeError(f"loss must be a tensor of the graph, not {show_value(loss)}.")
     check_scalar(loss)
     return loss
@@ -138,7 +126,7 @@ def _accumulators(backward: BackwardResult) -> list[Any]:
     """Return references to new sums of the targets, for an operation that writes them."""
     accumulators = Accumulators()
     accumulators.make(backward.targets)
-    return [by_reference(total) for total in accumulators.of(backward.targets)]
+    return [_graph.by_reference(total) for total in accumulators.of(backward.targets)]
 
 
 class _StepRun:
@@ -178,7 +166,11 @@ class _StepRun:
         return old_loss
 
     def process(self, values: StepInputs) -> list[object] | None:
-        """Return the gradients of an update that follows in the same run, or None without one."""
+        """Return the processed gradients of an update that follows in the same run; None without
+        one.
+
+        Stores the pipeline and the prepared run in the frame of the run, for `finish`.
+        """
         pipeline, step_inputs = self._begin(values)
         report: list[Any] = []
         with note_not_applied(report):
@@ -189,7 +181,7 @@ class _StepRun:
             return process_gradients(ready.backward, ready.gradient_transforms)
 
     def finish(self, loss: Tensor, has_update: Tensor) -> Tensor:
-        """Write the summaries of a run after its update, if any; return the loss."""
+        """Send the summaries of a run after its update, and return a copy of the loss."""
         pipeline, ready = thread.frames[-1].pop(self)
         if has_update:
             distribute.commit_sums(pipeline.inner)
@@ -214,12 +206,12 @@ def _train_op(
     """Return the train operation of an optimizer whose hooks are called in each run."""
     loss: Any = step_inputs.loss
     inner = step_run.pipeline.inner
-    train_op = operation(
+    train_op = _graph.operation(
         step_run.run,
         [step_inputs._replace(captured=capture_inputs(inner, backward.targets))],
         "train",
         kind="update",
-        outputs=Output(loss.dtype, loss.shape, ()),
+        outputs=_graph.Output(loss.dtype, loss.shape, ()),
         control_inputs=update_ops,
     )
     train_op.op.written += variables_written_by(inner, backward.targets, step_run.pipeline.scaler)
@@ -255,11 +247,11 @@ def _train_op_of_hooks(
         dense=treatment.post.larc is not None or treatment.iter_size > 1,
         always=scaler is None and treatment.iter_size == 1,
     )
-    return operation(
+    return _graph.operation(
         step_run.finish,
         [loss, update.has_update],
         "train",
-        outputs=Output(loss.dtype, loss.shape, ()),
+        outputs=_graph.Output(loss.dtype, loss.shape, ()),
         control_inputs=[update.op, *update_ops],
     )
 
@@ -272,7 +264,7 @@ def _check_backward(backward: BackwardResult, treatment: Treatment) -> BackwardR
         ValueError: One has no gradient but needs it, or none has.
     """
     for var in backward.variables:
-        if not isinstance(var, GraphVariable):
+        if not isinstance(var, _graph.GraphVariable):
             raise InvalidTypeError(
                 f"var_list holds {show_value(var)}, which is not a variable of the graph."
             )

@@ -54,7 +54,7 @@ class Journal:
         self._histograms[self._scope + tag] = elements
 
     def sent(self, step: int) -> Letter:
-        """Return the summaries of a step; their copy to the host has begun."""
+        """Return the summaries as a `Letter` for a step; start their copy to the host."""
         values = {tag: value for tag, (value, _) in self._scalars.items()}
         tensors = {tag: value for tag, value in values.items() if isinstance(value, Tensor)}
         places = list(dict.fromkeys(value.device for value in tensors.values()))
@@ -88,21 +88,20 @@ class Letter(NamedTuple):
 
 
 class Outbox:
-    """Queue that sends the summaries of steps to a writer, in order.
+    """Queue of `Letter`s for a writer, written in order.
 
-    Summaries that a device has not computed yet are sent with the next step, or by `flush`.
+    Summaries that a device has not computed yet are written with the next step, or by `flush`.
 
     Args:
         writer: The writer.
-        waits: Whether it is handed over at once, too.
+        waits: True to wait for the device and write each letter at once.
 
     Attributes:
         writer: The writer.
     """
 
     def __init__(self, writer: object, waits: bool = False) -> None:
-        self.writer = writer
-        self._waits = waits
+        self.writer, self._waits = writer, waits
         self._letters: list[Letter] = []
 
     def send(self, letter: Letter) -> None:
@@ -151,12 +150,12 @@ def collect_scalar(name: str, value: object) -> None:
 
 
 def collect_summaries(run: Callable[..., Any], inputs: Sequence[object]) -> None:
-    """Add a summary of several values.
+    """Add an operation to the collection SUMMARIES that computes several summaries in each run.
 
     Args:
-        run: Gets the values of `inputs`, and the prefix of the tags as `scope`; returns a function
-            that writes to a writer.
-        inputs: See `operation`.
+        run: Called with the values of `inputs` and with `scope`, the prefix of the tags; returns a
+            function that writes to a writer.
+        inputs: Inputs of the operation, see `operation`.
     """
 
     def summarize(*given: Any) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg import distribute
+from thalweg import _graph, distribute
 from thalweg._base.context_managers import writable
 from thalweg._core.atomic_section import Call, run, unless_resized
 from thalweg._core.commit import (
@@ -29,23 +29,12 @@ from thalweg._core.commit import (
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._core.grads_and_vars import distinct
 from thalweg._core.validation import check_memories
-from thalweg._graph import (
-    GraphKeys,
-    Output,
-    SymbolicSlices,
-    by_reference,
-    cond,
-    get_default_graph,
-    group,
-    no_op,
-    operation,
-    resolve,
-)
+from thalweg._graph import GraphKeys, Output, SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult
 from thalweg.openseq2seq.optimizers.gradients import transform_present
-from thalweg.v1.train.apply_gradients import StepRequest
+from thalweg.v1.train.apply_gradients import StepArguments
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import REDUCED
 
@@ -64,13 +53,15 @@ def decide_by_scaler(
     calls: Sequence[Call] = (),
     decides_there: bool = True,
 ) -> dict[str, Any]:
-    """Return the parts of a `GradientTransforms` by which a scaler, if there is one, decides.
+    """Return arguments of `GradientTransforms` by which a loss scaler decides whether to update.
+
+    Without a scaler the arguments only report the step as taken.
 
     Args:
-        scaler: The scaler, which answers to the gradients as the step is written.
-        report: Is given a sentence then, what has become of the step, and whether it was taken.
-        calls: Functions in C that are called then, too.
-        decides_there: Whether a device may decide.
+        scaler: The scaler, whose state changes in the commit of the step; or None.
+        report: A list that the commit extends by a sentence and by whether the step was taken.
+        calls: Further calls of C functions for the commit.
+        decides_there: True if a device may decide without the host.
     """
     if scaler is None:
         return {"calls": [*calls, partial(report.extend, (f"{TAKEN}.", True))]}
@@ -96,24 +87,26 @@ def update(
     global_step: Any,
     captured: Any = None,
 ) -> StepResult:
-    """Update the targets, and set the variables that they are masters of; all of it or nothing.
+    """Update the targets, and set the variables that have masters to the new masters, or change
+    nothing.
 
     Args:
-        optimizer: What takes the step.
-        backward: Gradients by the targets, as `transforms` takes them.
-        transforms: What happens to the gradients.
+        optimizer: The optimizer of the targets.
+        backward: Gradients by the targets, in the form that `transforms` expects.
+        transforms: Transforms of the gradients before the update.
         global_step: The variable that counts updates, or None.
-        captured: In a graph the values that the optimizer captured when the graph was built.
+        captured: In a run of a graph the values that the optimizer captured when the graph was
+            built.
 
     Returns:
-        Whether there was an update, see `StepResult`, and what was raised after it.
+        A `StepResult`: whether there was an update, and the errors of callbacks after the commit.
     """
     present, uses_transforms = backward.present(), optimizer.takes_transforms()
-    request = StepRequest(global_step, optimizer.get_name(), captured)
+    arguments = StepArguments(global_step, optimizer.get_name(), captured)
     copies = present.copies if present.has_masters else None
     # Variables of 16 bits get gradients that are rounded to their dtype, as in OpenSeq2Seq.
     if uses_transforms and {target.dtype for target in present.targets}.isdisjoint(REDUCED):
-        return optimizer._take(present.pairs, request, transforms, copies)
+        return optimizer._take(present.pairs, arguments, transforms, copies)
     with optimizer._turn_lock(), optimizer._locked():
         gradients, decision = transform_present(backward.gradients, backward.targets, transforms)
         if not decision.apply_flag:
@@ -123,12 +116,12 @@ def update(
         if uses_transforms:
             transforms = GradientTransforms(calls=decision.calls)
             pairs = backward.present().pairs
-            return optimizer._take(pairs, request, transforms, copies)
+            return optimizer._take(pairs, arguments, transforms, copies)
         # Not an ExitStack, which is written in Python: an interruption at its end would leave the
         # step under way.
         block: Any = contextlib.nullcontext()
         if captured is not None:
-            hooks = optimizer._make_hooks(global_step, request.name, captured[0])
+            hooks = optimizer._make_hooks(global_step, arguments.name, captured[0])
             block = optimizer._while_taking(hooks)
         with block:
             return _update_by_override(optimizer, backward, decision.calls, global_step)
@@ -137,9 +130,11 @@ def update(
 def _update_by_override(
     optimizer: Optimizer, backward: BackwardResult, calls: Sequence[Call], global_step: Any
 ) -> StepResult:
-    """Take a step by an optimizer that overrides `apply_gradients`.
+    """Call the overridden `apply_gradients` of an optimizer, then set variables to their masters.
 
-    If an error comes after the counter has changed, the step counts as taken.
+    Returns:
+        A `StepResult`. An error after `global_step` has changed is in the result: the step was
+        taken. An earlier error is raised.
     """
     step = global_step
     if step is None:
@@ -183,9 +178,9 @@ def calls_hooks_at_build(optimizer: Optimizer) -> bool:
 
 
 def process_gradients(backward: BackwardResult, transforms: GradientTransforms) -> list[Any] | None:
-    """Return the transformed gradients; None for no update.
+    """Return the transformed gradients; None if the loss scaler decides against an update.
 
-    The state of the loss scaler is updated, and the other calls of the decision are made.
+    Writes the next state of the loss scaler, and makes the other calls of the decision.
     """
     gradients, decision = transform_present(backward.gradients, backward.targets, transforms)
     run(decision.calls)
@@ -206,9 +201,18 @@ def _run_process(
     slices: Sequence[bool],
     *values: object,
 ) -> list[object]:
-    """Return True if a run has an update, and the gradients, in a form that the graph knows."""
+    """Return [bool tensor: whether this run has an update, *gradients], as the graph declares them.
+
+    Without an update the gradients are zeros without memory, or slices without rows.
+
+    Args:
+        process: Called with `values`; returns the gradients, or None without an update.
+        targets: The variables of the gradients.
+        slices: For each gradient True if it stays sparse.
+        *values: The values of the inputs in this run.
+    """
     with writable():
-        run_gradients, leaves = process(*values), list(map(resolve, targets))
+        run_gradients, leaves = process(*values), list(map(_graph.resolve, targets))
         is_update = torch.tensor(run_gradients is not None, dtype=torch.bool, device="cpu")
         if run_gradients is None:
             return [is_update, *map(_no_gradient, slices, leaves)]
@@ -226,28 +230,34 @@ def record_update(
     dense: bool = False,
     always: bool = False,
 ) -> RecordedUpdate:
-    """Build the update of variables by an optimizer that is called now; all of it is one update.
+    """Build the update by an optimizer whose `apply_gradients` is called once, now.
+
+    One operation processes the gradients in each run; its outputs are passed to `apply_gradients`.
+    All operations form one update of the graph.
 
     Args:
         optimizer: The optimizer.
-        backward: Symbolic gradients, none of them None, and what they belong to.
-        process: Gets the values of `inputs` in a run; gives a gradient or None for each target, or
-            None for a run without an update.
-        inputs: See `operation`; what is written of them is by reference.
+        backward: Symbolic gradients, none of them None, with their variables and targets.
+        process: Called in each run with the values of `inputs`; returns a gradient or None for each
+            target, or None for a run without an update.
+        inputs: Inputs of the operation, see `operation`; written variables are passed by reference.
         global_step: The variable that counts updates, or None.
-        scaler: What answers to the gradients in `process`, or None.
-        name: The name that the optimizer is given.
-        dense: Whether all gradients become whole tensors.
-        always: Whether there is an update in each run.
+        scaler: The loss scaler that `process` updates, or None.
+        name: The `name` argument of `apply_gradients`.
+        dense: True if all gradients become dense.
+        always: True if every run has an update.
+
+    Returns:
+        The operation that ends after the update, and the bool tensor that is True if there was one.
     """
-    graph, targets = get_default_graph(), backward.targets
+    graph, targets = _graph.get_default_graph(), backward.targets
     slices = _sparse_flags(backward, dense)
     outputs = [Output(torch.bool, (), ()), *(Output(x.dtype, x.shape, ()) for x in targets)]
     run_process = partial(_run_process, process, targets, slices)
     collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
     old_ops = list(collection)
     with graph.as_one():
-        has_step, *process_outputs = operation(
+        has_step, *process_outputs = _graph.operation(
             run_process, inputs, "process_gradients", outputs=outputs
         )
         has_step.op.written += _scale_of(scaler)
@@ -258,7 +268,7 @@ def record_update(
         name_argument = {} if name is None else {"name": name}
         args = optimizer, backward._replace(gradients=gradients), global_step, name_argument
         apply = partial(_apply_recorded, *args)
-        end_op = apply() if always else cond(has_step, apply, no_op)
+        end_op = apply() if always else _graph.cond(has_step, apply, _graph.no_op)
     # Operations of a branch cannot be run alone.
     collection[:] = old_ops
     return RecordedUpdate(end_op, has_step)
@@ -270,11 +280,11 @@ def _apply_recorded(
     """Call `apply_gradients` of an optimizer, then set the variables to their masters."""
     # Gradients are means over the replicas.
     with distribute.enter_single_replica():
-        applied_op = group(optimizer.apply_gradients(backward.pairs, global_step, **options))
+        applied_op = _graph.group(optimizer.apply_gradients(backward.pairs, global_step, **options))
     if all(copy is None for copy in backward.copies):
         return applied_op
     references = by_references(backward._replace(gradients=[], penalties=[], scale=None))
-    return operation(_set_to_masters, [references], "copy", control_inputs=[applied_op])
+    return _graph.operation(_set_to_masters, [references], "copy", control_inputs=[applied_op])
 
 
 def _as_known(grad: Any, is_sparse: bool, target: Tensor) -> object:
@@ -294,9 +304,10 @@ def _no_gradient(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
 
 
 def by_references(backward: BackwardResult) -> BackwardResult:
-    """Return a backward pass for an operation that writes to its variables and targets."""
+    """Return a copy with references to variables and targets, for a writing operation."""
     variables, targets = (
-        [by_reference(var) for var in part] for part in (backward.variables, backward.targets)
+        [_graph.by_reference(var) for var in part]
+        for part in (backward.variables, backward.targets)
     )
     return backward._replace(variables=variables, targets=targets)
 
@@ -304,7 +315,7 @@ def by_references(backward: BackwardResult) -> BackwardResult:
 def variables_written_by(
     optimizer: Optimizer, targets: Sequence[object], scaler: AutomaticLossScaler | None
 ) -> tuple[Any, ...]:
-    """Return the variables that an operation that takes a step writes, other than the targets."""
+    """Return the variables other than targets that a step writes: slots, counters, scaler."""
     return (*optimizer._kept_in_graph(targets), *_scale_of(scaler))
 
 

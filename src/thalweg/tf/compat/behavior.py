@@ -18,19 +18,11 @@ from thalweg._graph.default_graph import (
 )
 
 __all__ = [
-    "control_flow_v2_enabled",
-    "disable_control_flow_v2",
-    "disable_resource_variables",
-    "disable_tensor_equality",
-    "disable_v2_behavior",
-    "disable_v2_tensorshape",
-    "enable_control_flow_v2",
-    "enable_resource_variables",
-    "enable_tensor_equality",
-    "enable_v2_behavior",
-    "enable_v2_tensorshape",
-    "resource_variables_enabled",
-]
+    "control_flow_v2_enabled", "disable_control_flow_v2", "disable_resource_variables",
+    "disable_tensor_equality", "disable_v2_behavior", "disable_v2_tensorshape",
+    "enable_control_flow_v2", "enable_resource_variables", "enable_tensor_equality",
+    "enable_v2_behavior", "enable_v2_tensorshape", "resource_variables_enabled",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,15 +8,9 @@ from typing import Any
 from thalweg._graph.device_names import device
 
 __all__ = [
-    "AggregationMethod",
-    "ConfigProto",
-    "GPUOptions",
-    "GraphOptions",
-    "OptimizerOptions",
-    "RunMetadata",
-    "RunOptions",
-    "device",
-]
+    "AggregationMethod", "ConfigProto", "GPUOptions", "GraphOptions", "OptimizerOptions",
+    "RunMetadata", "RunOptions", "device",
+]  # fmt: skip
 
 
 class _Settings(SimpleNamespace):

@@ -20,29 +20,11 @@ from thalweg.variable import Variable as EagerVariable
 from thalweg.variable import as_dtype
 
 __all__ = [
-    "Variable",
-    "argmax",
-    "argmin",
-    "constant",
-    "convert_to_tensor",
-    "convert_to_tensor_or_indexed_slices",
-    "gather",
-    "norm",
-    "ones_like",
-    "reduce_all",
-    "reduce_any",
-    "reduce_logsumexp",
-    "reduce_max",
-    "reduce_mean",
-    "reduce_min",
-    "reduce_prod",
-    "reduce_sum",
-    "shape",
-    "size",
-    "transpose",
-    "where",
-    "zeros_like",
-]
+    "Variable", "argmax", "argmin", "constant", "convert_to_tensor",
+    "convert_to_tensor_or_indexed_slices", "gather", "norm", "ones_like", "reduce_all",
+    "reduce_any", "reduce_logsumexp", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod",
+    "reduce_sum", "shape", "size", "transpose", "where", "zeros_like",
+]  # fmt: skip
 
 
 class Variable(metaclass=EagerOrGraphMeta):

@@ -15,21 +15,9 @@ from thalweg.errors import MissingFileError
 from thalweg.tf.errors import AlreadyExistsError
 
 __all__ = [
-    "GFile",
-    "copy",
-    "exists",
-    "glob",
-    "isdir",
-    "join",
-    "listdir",
-    "makedirs",
-    "mkdir",
-    "remove",
-    "rename",
-    "rmtree",
-    "stat",
-    "walk",
-]
+    "GFile", "copy", "exists", "glob", "isdir", "join", "listdir", "makedirs", "mkdir", "remove",
+    "rename", "rmtree", "stat", "walk",
+]  # fmt: skip
 
 Path = str | os.PathLike[str]
 
@@ -69,10 +57,7 @@ def GFile(name: Path, mode: str = "r") -> IO[Any]:
     is_text = "b" not in mode
     with _raise_tensorflow_errors():
         return open(
-            name,
-            mode,
-            encoding="utf-8" if is_text else None,
-            newline="" if is_text else None,
+            name, mode, encoding="utf-8" if is_text else None, newline="" if is_text else None
         )
 
 

@@ -18,26 +18,14 @@ from thalweg.tf.elementwise import cast
 from thalweg.tf.missing import not_provided
 
 __all__ = [
-    "batch_get_value",
-    "batch_set_value",
-    "clear_session",
-    "get_session",
-    "get_value",
-    "moving_average_update",
-    "name_scope",
-    "set_session",
-    "set_value",
-]
+    "batch_get_value", "batch_set_value", "clear_session", "get_session", "get_value",
+    "moving_average_update", "name_scope", "set_session", "set_value",
+]  # fmt: skip
 
 _SETTINGS = (
-    "epsilon",
-    "floatx",
-    "get_uid",
-    "image_data_format",
-    "set_epsilon",
-    "set_floatx",
+    "epsilon", "floatx", "get_uid", "image_data_format", "set_epsilon", "set_floatx",
     "set_image_data_format",
-)
+)  # fmt: skip
 
 
 def clear_session() -> None:

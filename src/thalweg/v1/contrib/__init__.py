@@ -7,9 +7,6 @@ from thalweg.v1.missing import attribute_of
 
 __all__ = ["framework", "layers", "opt"]
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
+__dir__ = __all__.copy
 
 __getattr__ = attribute_of("contrib")

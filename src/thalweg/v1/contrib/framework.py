@@ -20,29 +20,22 @@ from thalweg.v1.train.saving.checkpoint_utils import (
 )
 
 __all__ = [
-    "assert_global_step",
-    "create_global_step",
-    "get_global_step",
-    "get_local_variables",
-    "get_or_create_global_step",
-    "get_trainable_variables",
-    "get_variables",
-    "init_from_checkpoint",
-    "list_variables",
-    "load_checkpoint",
-    "load_variable",
-]
+    "assert_global_step", "create_global_step", "get_global_step", "get_local_variables",
+    "get_or_create_global_step", "get_trainable_variables", "get_variables", "init_from_checkpoint",
+    "list_variables", "load_checkpoint", "load_variable",
+]  # fmt: skip
 
 
 def get_variables(
     scope: Any = None, suffix: str | None = None, collection: str = GraphKeys.GLOBAL_VARIABLES
 ) -> list[Any]:
-    """Return the variables of a collection, in order.
+    """Return the variables of a collection of the default graph, in order of creation.
 
     Args:
-        scope: Optional. What names begin with, a regular expression; or a variable scope.
-        suffix: Optional. What names end with.
-        collection: The collection.
+        scope: Optional. A regular expression that the beginnings of the names match, or a variable
+            scope.
+        suffix: Optional. The end of the names.
+        collection: The key of the collection.
     """
     scope = getattr(scope, "name", scope)
     if suffix is not None:

@@ -1,28 +1,12 @@
 """TensorBoard's files: `FileWriter`, and operations of a graph that give summaries for it."""
 
-from thalweg.v1.summary.operations import (
-    histogram,
-    image,
-    merge,
-    merge_all,
-    scalar,
-    text,
-)
+from thalweg.v1.summary.operations import histogram, image, merge, merge_all, scalar, text
 from thalweg.v1.summary.protos import message
 from thalweg.v1.summary.writer import FileWriter, FileWriterCache
 
 __all__ = [
-    "FileWriter",
-    "FileWriterCache",
-    "histogram",
-    "image",
-    "merge",
-    "merge_all",
-    "message",
-    "scalar",
-    "text",
-]
+    "FileWriter", "FileWriterCache", "histogram", "image", "merge", "merge_all", "message",
+    "scalar", "text",
+]  # fmt: skip
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = __all__.copy

@@ -9,20 +9,20 @@ from typing import Any
 
 from thalweg import _graph
 from thalweg._base.showing import show_value
-from thalweg._graph import GraphKeys
+from thalweg._graph import GraphKeys, Output, SymbolicTensor
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.v1.summary import values
 from thalweg.v1.summary.protos import message
 
 
 def scalar(name: str, tensor: object, collections: object = None, family: str | None = None) -> Any:
-    """Return a summary of one number.
+    """Return a symbolic tensor whose value in a run is a serialized `Summary` of one number.
 
     Args:
-        name: Its tag, below the name scope and made unique.
-        tensor: The number.
-        collections: Where the operation goes; by default to SUMMARIES.
-        family: Optional. What the tag begins with.
+        name: The tag; the name scope goes before it, and it is made unique.
+        tensor: The number, a tensor of one element.
+        collections: The collections that get the returned tensor; SUMMARIES by default.
+        family: Optional. A prefix of the tag.
 
     Raises:
         RuntimeError: In eager mode.
@@ -35,7 +35,7 @@ def scalar(name: str, tensor: object, collections: object = None, family: str | 
 def histogram(
     name: str, values: object, collections: object = None, family: str | None = None
 ) -> Any:
-    """Return a summary of how the elements of a tensor are distributed; otherwise as `scalar`."""
+    """Return a summary of the distribution of a tensor's elements; see `scalar` for the rest."""
     return _summary_operation(
         name, _symbol(values), collections, family, lambda *given: [_values.histogram(*given)]
     )
@@ -71,16 +71,22 @@ def image(
 
 
 def text(name: str, tensor: object, collections: object = None) -> Any:
-    """Return a summary of strings, in a list, an array or alone; otherwise as `scalar`."""
+    """Return a summary of a string, or of an array of strings; see `scalar` for the rest."""
     _check_mode()
     return _summary_operation(name, tensor, collections, None, lambda *given: [values.text(*given)])
 
 
 def merge(inputs: Sequence[object], collections: object = None, name: str | None = None) -> Any:
-    """Merge several summaries into one serialized summary.
+    """Return a symbolic tensor whose value in a run is one `Summary` with the values of all inputs.
+
+    Args:
+        inputs: Results of `scalar` and the other functions of this module.
+        collections: Optional. The collections that get the returned tensor.
+        name: Optional. The name of the operation.
 
     Raises:
-        InvalidArgumentError: In a run, if two have one tag.
+        InvalidArgumentError: In a run, if two values have the same tag.
+        InvalidTypeError: An input is not symbolic.
         RuntimeError: In eager mode.
     """
     _check_mode()
@@ -97,7 +103,7 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
 
     inputs = list(inputs)
     for node in inputs:
-        if not isinstance(node, _graph.SymbolicTensor):
+        if not isinstance(node, SymbolicTensor):
             raise InvalidTypeError(f"merge takes summaries of the graph, not {show_value(node)}.")
     return _add_to_collections(
         join_summaries, inputs, name or "Merge/MergeSummary", collections or ()
@@ -107,8 +113,9 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
 def merge_all(
     key: str = GraphKeys.SUMMARIES, scope: str | None = None, name: str | None = None
 ) -> Any:
-    """Merge all summaries of a collection, or of a name scope in it; return None if there are
-    none.
+    """Return `merge` of the summaries in a collection of the default graph; None if there are none.
+
+    `scope` is a regular expression; only names that begin with a match are merged.
     """
     _check_mode()
     summaries = _graph.get_collection(key, scope)
@@ -122,7 +129,14 @@ def _summary_operation(
     family: str | None,
     describe: Callable[[Any, str], Sequence[object]],
 ) -> object:
-    """Return an operation that serializes the summary values of `describe(tensor, tag)`."""
+    """Add an operation that serializes summary values, and return its output.
+
+    Args:
+        name, collections, family: As in `scalar`.
+        tensor: The input of the operation.
+        describe: Called in a run with the value of `tensor` and the tag; returns the summary
+            values.
+    """
 
     def summarize_value(tensor_value: object) -> bytes:
         return message("Summary")(value=describe(tensor_value, tag)).SerializeToString()
@@ -141,7 +155,7 @@ def _symbol(tensor: object) -> object:
 def _add_to_collections(
     function: Callable[..., bytes], inputs: Sequence[object], name: str, collections: object
 ) -> object:
-    output = _graph.Output(None, (), ())
+    output = Output(None, (), ())
     summary_op = _graph.operation(function, inputs, name, kind="pure", outputs=output)
     summary_op.graph.add_to_collections(collections, summary_op)
     return summary_op

@@ -12,16 +12,11 @@ from thalweg.v1.summary.stand_ins import EventFileWriter, StandInMessage
 
 PUBLIC = ("Event", "GraphDef", "HistogramProto", "SessionLog", "Summary")  # names of TensorFlow 1
 _MESSAGES = {
-    "AttrValue": "attr_value_pb2",
-    "Event": "event_pb2",
-    "GraphDef": "graph_pb2",
-    "HistogramProto": "summary_pb2",
-    "SessionLog": "event_pb2",
-    "Summary": "summary_pb2",
-    "SummaryMetadata": "summary_pb2",
-    "TensorProto": "tensor_pb2",
+    "AttrValue": "attr_value_pb2", "Event": "event_pb2", "GraphDef": "graph_pb2",
+    "HistogramProto": "summary_pb2", "SessionLog": "event_pb2", "Summary": "summary_pb2",
+    "SummaryMetadata": "summary_pb2", "TensorProto": "tensor_pb2",
     "TensorShapeProto": "tensor_shape_pb2",
-}
+}  # fmt: skip
 
 
 def is_installed() -> bool:

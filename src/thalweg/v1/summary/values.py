@@ -61,10 +61,16 @@ def histogram(values: torch.Tensor, tag: str) -> Any:
 
 
 def images(batch: torch.Tensor, tag: str, count: int) -> list[Any]:
-    """Return the first images of a batch (batch, height, width, channels of 1, 3 or 4), as PNG.
+    """Return summary values with the first `count` images of a batch, encoded as PNG.
 
-    Those of floats are scaled to [0, 255], so that 0 stays, or is 128 where there are negative
-    ones.
+    Args:
+        batch: A tensor (batch, height, width, channels) of 1, 3 or 4 channels. Floats are scaled as
+            in `_scale_to_bytes`; uint8 is unchanged.
+        tag: The tag; "/image" is appended, with a number if `count` is not 1.
+        count: The largest number of images.
+
+    Raises:
+        InvalidArgumentError: The shape is another.
     """
     if batch.dim() != 4 or batch.shape[-1] not in (1, 3, 4):
         raise InvalidArgumentError(
@@ -94,6 +100,11 @@ def _encode_png(image: torch.Tensor) -> bytes:
 
 
 def _scale_to_bytes(image: torch.Tensor) -> torch.Tensor:
+    """Return a uint8 image from a float image (height, width, channels).
+
+    Pixels that are not finite become red. Without negative values [0, maximum] becomes [0, 255];
+    otherwise 0 becomes 128.
+    """
     is_finite = image.isfinite()
     finite = image[is_finite]
     low, high = (finite.min(), finite.max()) if finite.numel() else (image.new_zeros(()),) * 2

@@ -68,7 +68,16 @@ class FileWriter:
         self.add_event(message("Event")(summary=summary), global_step)
 
     def add_graph(self, graph: Any, global_step: Any = None, graph_def: Any = None) -> None:
-        """Write the operations of a graph, with the tensors between them."""
+        """Write the names, types and inputs of a graph's operations.
+
+        Args:
+            graph: A `Graph`, or a `GraphDef`.
+            global_step: Optional. The step of the event.
+            graph_def: A `GraphDef`, used if `graph` is None.
+
+        Raises:
+            TypeError: There is no graph among the arguments.
+        """
         if isinstance(graph, graphs.Graph):
             graph = graph_def_of(graph)
         graph_proto = graph_def if graph is None else graph
@@ -81,7 +90,11 @@ class FileWriter:
         self.add_event(message("Event")(session_log=session_log), global_step)
 
     def add_event(self, event: Any, global_step: Any = None) -> None:
-        """Write an `Event`; the time is now, unless it has one. Nothing if the file is closed."""
+        """Write an `Event` to the file; do nothing if the file is closed.
+
+        Sets `event.wall_time` to the present if it is 0, and `event.step` to `global_step` if
+        given.
+        """
         if self._events is None:
             return
         event.wall_time = event.wall_time or time.time()
@@ -101,7 +114,11 @@ class FileWriter:
             self._events = None
 
     def reopen(self) -> None:
-        """Open a new file if the present one is closed."""
+        """Open a new file of events if the file is closed; do nothing if it is open.
+
+        Raises:
+            CheckpointWriteError: No file can be written in the folder.
+        """
         if self._events is None:
             try:
                 self._events = event_file_writer(self._logdir, *self._writer_args)
@@ -148,8 +165,8 @@ def add_scalar(writer: Any, tag: str, value: float, step: int) -> None:
 
 
 def graph_def_of(graph: graphs.Graph) -> Any:
-    """Return the `GraphDef` of a graph: names, kinds and inputs of its operations; not what they
-    do.
+    """Return the `GraphDef` of a graph, with a node for each operation: name, type, names of
+    inputs.
     """
     graph_def = message("GraphDef")()
     for op in graph.get_operations():

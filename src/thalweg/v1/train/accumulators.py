@@ -47,7 +47,10 @@ class SparseAccumulator:
         self._shape: torch.Size | None = None
 
     def add(self, gradient: IndexedSlices | None) -> None:
-        """Add a gradient; it is copied. None is one without rows."""
+        """Add the rows of a gradient to the sums, and count the rows; None counts nothing.
+
+        The values are copied. Repeated rows of the gradient are summed first and count once.
+        """
         if gradient is None:
             return
         if len(torch.unique(gradient.indices)) < len(gradient.indices):

@@ -20,8 +20,7 @@ class AdadeltaOptimizer(RuleOptimizer):
         learning_rate: A float, 0-d tensor, or callable without arguments.
         rho: Share of the running averages that is kept. A float, tensor or callable.
         epsilon: Added inside the roots. A float, tensor or callable.
-        use_locking: See `Optimizer`.
-        name: Name of the optimizer.
+        use_locking, name: See `Optimizer`.
 
     Differs from:
         torch.optim.Adadelta has learning rate 1.0, rho 0.9 and epsilon 1e-6 by default.
@@ -42,8 +41,7 @@ class AdadeltaOptimizer(RuleOptimizer):
     ) -> None:
         super().__init__(use_locking, name)
         self._lr = check_hyper("learning_rate", learning_rate)
-        self._rho = rho
-        self._epsilon = epsilon
+        self._rho, self._epsilon = rho, epsilon
 
     def _choose_rule(self) -> Rule:
         return ADADELTA_V1

@@ -21,8 +21,7 @@ class AdagradOptimizer(RuleOptimizer):
     Args:
         learning_rate: A float, 0-d tensor, or callable without arguments.
         initial_accumulator_value: What the accumulator starts from; above 0.
-        use_locking: See `Optimizer`.
-        name: Name of the optimizer.
+        use_locking, name: See `Optimizer`.
 
     Raises:
         ValueError: `initial_accumulator_value` is not above 0.

@@ -37,8 +37,7 @@ class AdagradDAOptimizer(RuleOptimizer):
         initial_gradient_squared_accumulator_value: What GG starts from; above 0.
         l1_regularization_strength: 0 or more.
         l2_regularization_strength: 0 or more.
-        use_locking: See `Optimizer`.
-        name: Name of the optimizer.
+        use_locking, name: See `Optimizer`.
 
     Raises:
         ValueError: The initial value is not above 0, or `learning_rate` is a callable (at the

@@ -34,8 +34,7 @@ class AdamOptimizer(RuleOptimizer):
         beta2: Share of v that is kept. A float, tensor or callable.
         epsilon: Added to the root of v before bias correction ("epsilon hat"); underflows to 0
             beside float16 variables.
-        use_locking: See `Optimizer`.
-        name: Name of the optimizer.
+        use_locking, name: See `Optimizer`.
         use_own_namescope_for_non_slot_vars: Accepted for compatibility.
 
     Differs from:
@@ -53,11 +52,8 @@ class AdamOptimizer(RuleOptimizer):
 
     HYPERS = {"learning_rate": "_lr", "beta1": "_beta1", "beta2": "_beta2", "epsilon": "_epsilon"}
     TENSORS = {
-        "_lr_t": "learning_rate",
-        "_beta1_t": "beta1",
-        "_beta2_t": "beta2",
-        "_epsilon_t": "epsilon",
-    }
+        "_lr_t": "learning_rate", "_beta1_t": "beta1", "_beta2_t": "beta2", "_epsilon_t": "epsilon",
+    }  # fmt: skip
     POWERS = {"beta1_power": "beta1", "beta2_power": "beta2"}
 
     def __init__(
@@ -72,9 +68,7 @@ class AdamOptimizer(RuleOptimizer):
     ) -> None:
         super().__init__(use_locking, name)
         self._lr = check_hyper("learning_rate", learning_rate)
-        self._beta1 = beta1
-        self._beta2 = beta2
-        self._epsilon = epsilon
+        self._beta1, self._beta2, self._epsilon = beta1, beta2, epsilon
 
     def _choose_rule(self) -> Rule:
         return ADAM_V1

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import distribute
+from thalweg import _graph, distribute
 from thalweg._base.context_managers import ContextSetting, Sections
 from thalweg._base.device_counters import number_of
-from thalweg._base.execution_context import is_deferred, thread
+from thalweg._base.execution_context import Symbolic, is_deferred, thread
 from thalweg._base.locks import importing
 from thalweg._core.commit import StepResult, raise_first
 from thalweg._core.dtensor import is_imported
@@ -26,23 +26,14 @@ from thalweg._core.replay_trigger import ReplayResult, note_repeated
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.step import finish, run_step, try_rebind
 from thalweg._core.step_adapter import Copies
-from thalweg._graph import (
-    GraphKeys,
-    by_reference,
-    check_updates,
-    current_session,
-    get_default_graph,
-    graph_variable_of,
-    is_symbolic,
-    operation,
-    resolve,
-)
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train.gate_gradients import backward, forward
 from thalweg.v1.train.gradients import GradsAndVars, check_any
 from thalweg.v1.train.step_adapter import V1StepAdapter
 from thalweg.v1.train.traced_hooks import add_update_names, check_counter, recorded
 from thalweg.v1.train.update_hooks import UpdateHooks
+
+_GRADIENTS = (Symbolic, Tensor, IndexedSlices)  # gradients that need no conversion in a graph
 
 
 def _make_replay(optimizer: object, cache: PlanCache, step: object) -> object:
@@ -53,15 +44,16 @@ def _make_replay(optimizer: object, cache: PlanCache, step: object) -> object:
 
 
 @dataclass(frozen=True)
-class StepRequest:
+class StepArguments:
     """Arguments of a step besides its gradients and variables.
 
     Attributes:
         global_step: A variable that is raised by 1 after the updates, or None.
         name: The name of the step.
-        captured: In a session the values of `_captured_inputs`. Without them a step inside of
-            `_while_taking` has those of that step.
-        sharing: How the step is shared with other ranks, if their gradients were summed for it.
+        captured: In a session the values of the tensors that `_captured_inputs` returned when the
+            graph was built. None in eager mode.
+        sharing: The description of the step for other ranks, if the gradients were already summed
+            over the ranks; otherwise None.
     """
 
     global_step: Any
@@ -74,21 +66,31 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     """The part of `Optimizer` that takes a step with gradients that are those of all replicas."""
 
     def _apply_aggregated(self, pairs: GradsAndVars, global_step: Any, name: str | None) -> Any:
-        """Apply gradients that are those of all replicas."""
+        """Apply gradients that need no sum over replicas: at once, or as an operation of a graph.
+
+        Returns:
+            In graph mode the operation that takes the step; in eager mode the result of `_apply`.
+
+        Raises:
+            ValueError: There are no pairs.
+        """
         if not pairs:
             raise ValueError("No variables provided.")
         if is_deferred(*chain.from_iterable(pairs)):
             return self._apply_in_graph(pairs, global_step, name)
-        return self._apply(pairs, StepRequest(global_step, name or self._name))
+        return self._apply(pairs, StepArguments(global_step, name or self._name))
 
     def _apply(
-        self, pairs: GradsAndVars, request: StepRequest, transforms: GradientTransforms = NOTHING
+        self,
+        pairs: GradsAndVars,
+        arguments: StepArguments,
+        transforms: GradientTransforms = NOTHING,
     ) -> object:
         """Update the variables at once, except those whose gradient is None.
 
         Args:
             pairs: Gradients and variables.
-            request, transforms: As in `_take`.
+            arguments, transforms: As in `_take`.
 
         Returns:
             The result of a subclass's `_finish`; None if there is no such method, if there is a
@@ -97,17 +99,17 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         Raises:
             ValueError: All gradients are None.
         """
-        may_replay = transforms is NOTHING and request.sharing is None
-        if may_replay and self._take_again(pairs, request.global_step, request.captured):
+        may_replay = transforms is NOTHING and arguments.sharing is None
+        if may_replay and self._take_again(pairs, arguments.global_step, arguments.captured):
             return None
         if any(grad is None for grad, _ in pairs):
             check_variables([var for _, var in pairs])
             check_any(pairs)
             pairs = [(grad, var) for grad, var in pairs if grad is not None]
         finished: list[Any] = []
-        outcome = self._take(pairs, request, transforms, finished=finished)
+        outcome = self._take(pairs, arguments, transforms, finished=finished)
         raise_first(outcome.errors)
-        return finished[0] if finished and request.global_step is None else None
+        return finished[0] if finished and arguments.global_step is None else None
 
     def _take_again(
         self,
@@ -151,31 +153,38 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             read = getattr(replay, "read", None)
             if read is None or report is not None:
                 return False
-            outcome = self._take(pairs, StepRequest(global_step, self._name, [read]))
+            outcome = self._take(pairs, StepArguments(global_step, self._name, [read]))
         raise_first(outcome.errors)
         return True
 
     def _take(
         self,
         pairs: GradsAndVars,
-        request: StepRequest,
+        arguments: StepArguments,
         transforms: GradientTransforms = NOTHING,
         copies: Copies = None,
         finished: list[object] | None = None,
     ) -> StepResult:
-        """Take a step, eagerly or as a session runs.
+        """Take one planned or rebound step, in eager mode or in a run of a session.
+
+        Writes the variables, the slots, the counters and `global_step`, all in one commit.
 
         Args:
             pairs: Gradients, none of them None, and variables.
-            request: The other arguments of the step.
-            transforms: What happens to the gradients first.
-            copies: For each pair a tensor of a 16-bit type that is set to the variable, or None.
-            finished: Optional. Is given what `_finish` returned.
+            arguments: The other arguments of the step.
+            transforms: Transforms of the gradients before the update.
+            copies: For each pair a 16-bit tensor that is set to the updated variable, or None.
+            finished: Optional. A list that the result of `_finish` is appended to.
 
         Returns:
-            Whether the step was taken, and what was raised after the updates.
+            A `StepResult`: whether the step was taken, and the errors of callbacks after the
+            commit.
         """
-        global_step, captured, sharing = request.global_step, request.captured, request.sharing
+        global_step, captured, sharing = (
+            arguments.global_step,
+            arguments.captured,
+            arguments.sharing,
+        )
         is_simple = copies is None and sharing is None and self._under_way is None
         is_simple = is_simple and not thread.strategies
         with self._turn_lock(), self._locked():
@@ -190,7 +199,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
                 values = self._under_way.values
             with (
                 self._plans.one_step(self._name),
-                self._while_taking(self._make_hooks(global_step, request.name, values)) as hooks,
+                self._while_taking(self._make_hooks(global_step, arguments.name, values)) as hooks,
             ):
                 is_shared = thread.strategies or self._slots.parts is not None or is_imported()
                 if sharing is None and is_shared:
@@ -211,7 +220,11 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         transforms: GradientTransforms,
         copies: Copies,
     ) -> StepResult:
-        """Take a step that is rebound or planned; prepare its replay if it is simple."""
+        """Rebind the last plan, or plan a new one, and take the step; return its `StepResult`.
+
+        After a rebound step without summed gradients, a replay of the next step is prepared in
+        `cache`.
+        """
         sharing: Any = hooks.sharing
         transforms = self._judged(transforms)
         no_context, recorder = contextlib.nullcontext(), self._recorder
@@ -233,6 +246,14 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         grad_loss: object,
         name: str | None,
     ) -> object:
+        """Compute the gradients, and apply and free each one inside the backward pass (GATE_NONE).
+
+        Returns:
+            The result of `_finish` if there is no `global_step`, otherwise None.
+
+        Raises:
+            BaseException: The first error of a callback, after all updates.
+        """
         loss_value, variables = forward(loss, var_list)
         errors: list[BaseException] = []
         adapter = self._make_hooks(global_step, name or self._name, None)
@@ -264,14 +285,16 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         return V1StepAdapter(self, global_step, name, values)
 
     def _while_taking(self, hooks: V1StepAdapter) -> ContextSetting:
-        """Return a block in which `self._under_way` is the step; the caller holds the locks.
+        """Return a context manager that sets `self._under_way` to `hooks` and yields `hooks`.
 
-        TensorFlow's hooks receive a gradient and a variable, and find the rest in `self`.
+        Overridden hooks receive a gradient and a variable only, and read the rest of the step from
+        `self`. In a session attributes that hold symbolic tensors are restored at the end. The
+        caller holds the locks.
         """
 
         def begin_step() -> Sections:
             change, restored_attributes = vars(self).update, {"_under_way": self._under_way}
-            if current_session() is not None:
+            if _graph.current_session() is not None:
                 restored_attributes |= (
                     self._symbolic_attributes()
                 )  # hooks of a session may overwrite them
@@ -285,23 +308,34 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     def _written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
         """Return all tensors that hooks may write."""
         slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
-        session = current_session()
+        session = _graph.current_session()
         graph = None if session is None else session.graph
-        non_slots = [resolve(var) for (_, key), var in self._non_slots.items() if key is graph]
+        non_slots = [
+            _graph.resolve(var) for (_, key), var in self._non_slots.items() if key is graph
+        ]
         return [*variables, *slots, *non_slots]
 
     def _kept_in_graph(self, variables: Sequence[Any]) -> list[object]:
-        """Return the slots and other variables of a graph that a step of these variables writes."""
+        """Return the slots and the optimizer-wide variables of a graph that a step writes."""
         slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
         graph = variables[0].graph
         return [*slots, *(var for (_, key), var in self._non_slots.items() if key is graph)]
 
     def _apply_in_graph(self, grads_and_vars: GradsAndVars, global_step: Any, name: Any) -> Any:
-        pairs = [(grad, graph_variable_of(var)) for grad, var in grads_and_vars]
+        """Return the operation that takes a step in each run of the default graph.
+
+        A subclass's overridden hooks are called now (`recorded`); otherwise slots are created now,
+        and a run calls `_apply`. The operation is added to the collection TRAIN_OP.
+
+        Raises:
+            ValueError: All gradients are None.
+            TypeError: A gradient cannot be converted, or does not fit its variable.
+        """
+        pairs = [(grad, _graph.graph_variable_of(var)) for grad, var in grads_and_vars]
         check_counter(global_step)
-        check_updates(pairs)
+        _graph.check_updates(pairs)
         for grad, var in pairs:
-            if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
+            if grad is not None and not isinstance(grad, _GRADIENTS):
                 target = torch.empty((), dtype=torch.float32, device="cpu")
                 as_gradient(grad, target, var.name)  # raises if it cannot be converted
         check_any(pairs)
@@ -311,33 +345,27 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         variables = distinct([var for _, var in updated])
         self._create_slots(variables)
         self._prepare_for_graph()
-        captured = self._captured_inputs()
+        grads = [grad for grad, _ in updated]
+        references = [_graph.by_reference(var) for _, var in updated]
+        is_variable = _graph.is_symbolic(global_step)
+        counter = _graph.by_reference(global_step) if is_variable else global_step
 
-        def apply_in_run(
-            grads: list[object], leaves: list[Tensor], step: object, values: list[object]
-        ) -> None:
-            request = StepRequest(step, op.name, values)
-            self._apply(list(zip(grads, leaves, strict=True)), request)
+        def apply_in_run(grads: Any, leaves: Any, step: object, captured: list[Any]) -> None:
+            arguments = StepArguments(step, op.name, captured)
+            self._apply(list(zip(grads, leaves, strict=True)), arguments)
 
-        op = operation(
-            apply_in_run,
-            [
-                [grad for grad, _ in updated],
-                [by_reference(var) for _, var in updated],
-                by_reference(global_step) if is_symbolic(global_step) else global_step,
-                captured,
-            ],
-            name or self._name,
-            kind="update",
-        )
+        inputs = [grads, references, counter, self._captured_inputs()]
+        op = _graph.operation(apply_in_run, inputs, name or self._name, kind="update")
         op.written += tuple(self._kept_in_graph(variables))
         kernel = type(self._innermost()).__name__.removesuffix("Optimizer")
         add_update_names(op, variables, f"Apply{kernel}")
-        get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, op)
+        _graph.get_default_graph().add_to_collection(_graph.GraphKeys.TRAIN_OP, op)
         return op
 
     def _said(self, global_step: Any = None) -> distribute.StepFingerprint:
-        """Return the fingerprint of a step, which must be the same on all replicas."""
+        """Return the fingerprint of a step, by which ranks check that all of them take the same
+        step.
+        """
         has_step_tensor = isinstance(global_step, Tensor)
 
         def words_of_step() -> list[str]:

@@ -8,22 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg import _graph
 from thalweg._base.context_managers import no_grad
 from thalweg._base.execution_context import is_symbolic
 from thalweg._core.options.moving_average import assign_average
-from thalweg._graph import (
-    GraphKeys,
-    GraphVariable,
-    by_reference,
-    executing_eagerly,
-    get_variable,
-    get_variable_scope,
-    global_variables,
-    graph_variable_of,
-    operation,
-    variable_scope,
-    zeros_initializer,
-)
 from thalweg.errors import InvalidTypeError
 from thalweg.v1.train.gradients import title_of
 from thalweg.variable import dtype_name, to_tensor
@@ -56,19 +44,19 @@ def assign_moving_average(
 
     Reference: tensorflow.python.training.moving_averages.assign_moving_average
     """
-    if executing_eagerly():
+    if _graph.executing_eagerly():
         tensor = _as_value_of(value, variable)
         with no_grad():
             biased = torch.zeros_like(variable) if zero_debias else None
             assign_average(variable, tensor, decay, biased, None)
         return variable
-    variable = graph_variable_of(variable)
+    variable = _graph.graph_variable_of(variable)
     tensor = _as_value_of(value, variable)
     biased, step = _debiasing_variables(variable) if zero_debias else (None, None)
-    references = [None if slot is None else by_reference(slot) for slot in (biased, step)]
+    references = [None if slot is None else _graph.by_reference(slot) for slot in (biased, step)]
     title = name or "AssignMovingAvg"
-    parts = [by_reference(variable), tensor, decay, *references]
-    return operation(assign_average, parts, title, outputs=variable)
+    parts = [_graph.by_reference(variable), tensor, decay, *references]
+    return _graph.operation(assign_average, parts, title, outputs=variable)
 
 
 def _as_value_of(source: object, variable: Tensor) -> Any:
@@ -81,13 +69,17 @@ def _as_value_of(source: object, variable: Tensor) -> Any:
     return source
 
 
-def _debiasing_variables(variable: GraphVariable) -> tuple[Any, Any]:
-    """Make the variables `biased` and `local_step`, by which a moving average is debiased."""
+def _debiasing_variables(variable: _graph.GraphVariable) -> tuple[Any, Any]:
+    """Return new variables (`biased`, `local_step`) below the name of `variable`, both zero."""
     shapes: dict[str, Any] = {"biased": variable.shape, "local_step": ()}
-    with variable_scope(variable.op.name):
+    with _graph.variable_scope(variable.op.name):
         biased, step = (
-            get_variable(
-                _unused_name(name), shape, variable.dtype, zeros_initializer(), trainable=False
+            _graph.get_variable(
+                _unused_name(name),
+                shape,
+                variable.dtype,
+                _graph.zeros_initializer(),
+                trainable=False,
             )
             for name, shape in shapes.items()
         )
@@ -95,9 +87,12 @@ def _debiasing_variables(variable: GraphVariable) -> tuple[Any, Any]:
 
 
 def _unused_name(name: str) -> str:
-    """Return the name; append a number if the scope has such a variable and does not reuse."""
-    scope, number, candidate = get_variable_scope(), 0, name
-    used_names = {variable.op.name for variable in global_variables()}
+    """Return `name`, with "_1", "_2" and so on appended if the variable scope has such a variable.
+
+    In a scope that reuses variables the name is returned unchanged.
+    """
+    scope, number, candidate = _graph.get_variable_scope(), 0, name
+    used_names = {variable.op.name for variable in _graph.global_variables()}
     while not scope.reuse and f"{scope.name}/{candidate}" in used_names:
         number += 1
         candidate = f"{name}_{number}"
@@ -112,27 +107,34 @@ def weighted_moving_average(
     collections: Iterable[str] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return the average of what `value` is from run to run, each with its weight.
+    """Return the moving average of a tensor over runs, in which each run has a weight.
 
     Args:
         value: A tensor of a graph.
-        decay: Share of what was gathered that is kept.
-        weight: A tensor that fits it.
+        decay: The fraction of the previous sums that a run keeps.
+        weight: The weight of the run, a tensor that broadcasts with `value`.
         truediv: Ignored: values are floating-point.
-        collections: Optional. Of the variables that are made; by default GLOBAL_VARIABLES.
-        name: Optional.
+        collections: Optional. The collections of the two new variables; GLOBAL_VARIABLES by
+            default.
+        name: Optional. The variable scope.
 
     Returns:
-        A tensor that updates the average and is its new value.
+        A symbolic tensor; a run that evaluates it updates both sums and gets their quotient.
 
     Reference: tensorflow.python.training.moving_averages.weighted_moving_average
     """
-    keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
-    with variable_scope(name, "WeightedMovingAvg", [value, weight]):
+    keys = [_graph.GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
+    with _graph.variable_scope(name, "WeightedMovingAvg", [value, weight]):
         sums = []
         for title, term in (("value_x_weight", value * weight), ("weight", weight)):
-            total = get_variable(
-                title, term.shape, term.dtype, zeros_initializer(), None, False, collections=keys
+            total = _graph.get_variable(
+                title,
+                term.shape,
+                term.dtype,
+                _graph.zeros_initializer(),
+                None,
+                False,
+                collections=keys,
             )
             sums.append(assign_moving_average(total, term, decay, zero_debias=False))
         return sums[0] / sums[1]

@@ -68,34 +68,41 @@ class CallableRate(Argument):
         return self._rate() if number is None else _as_tensor(number)
 
     def follow(self, step: object, rate_at: Callable[[int], Any]) -> None:
-        """Have `computed` compute the learning rate, if there is a count of steps.
+        """Set the formula of the rate, so that `computed` needs no call of a policy.
+
+        Does nothing if `step` is neither an integer nor an integer tensor.
 
         Args:
-            step: The count of steps: an integer, or a tensor of one.
-            rate_at: Returns the learning rate as a NumPy scalar, given the count; of nothing else
-                but the `state_holders`.
+            step: The counter of steps.
+            rate_at: Called with the value of the counter; returns the rate as a NumPy scalar. It
+                may depend on the `state_holders`, and on nothing else.
         """
         is_count = isinstance(step, Tensor) and not (step.is_floating_point() or step.is_complex())
         if is_count or type(step) is int:
             self._step, self._ahead = step, RatesAhead(rate_at)
 
     def unfollow(self) -> None:
-        """Have the learning rate computed by a call alone, as it depends on more than a count."""
+        """Remove the formula: the rate depends on more than a counter of steps."""
         self._ahead = None
 
     def computed(self) -> Any:
-        """Return the learning rate now as a NumPy scalar; None if only a call can give it."""
+        """Return the present rate as a NumPy scalar by the formula of `follow`.
+
+        Returns:
+            None if there is no formula or a graph is being built: then only a call returns the
+            rate.
+        """
         if self._ahead is None or not executing_eagerly():
             return None
         count = number_of(self._step) if isinstance(self._step, Tensor) else self._step
         return self._ahead.alone(count) if self.state_holders else self._ahead.at(count)
 
     def is_over(self, step: object) -> bool:
-        """Return True if this is the count of steps that `computed` reads."""
+        """Return True if `computed` reads this counter of steps (the same object)."""
         return step is not None and self._step is step
 
     def at(self, count: int) -> Any:
-        """Return what `computed` returns at a count of steps, of a rate that `follows_count`."""
+        """Return the rate at a count of steps as a NumPy scalar; None without a formula."""
         return None if self._ahead is None else self._ahead.at(count)
 
     def _made_by(self) -> tuple[Names, object] | None:
@@ -124,6 +131,7 @@ class CallableRate(Argument):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> CallableRate:
+        """Return the `CallableRate` whose calls apply a torch function to the present rates."""
         keyword_args = kwargs or {}
 
         def rate() -> object:
@@ -154,8 +162,10 @@ _signatures: dict[Callable[..., object], inspect.Signature] = {}
 
 
 def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
-    """Return a function that returns a learning rate, so that a `CallableRate` tells where it is
-    from.
+    """Return a decorated function that stores itself and its arguments in the rate it returns.
+
+    The `CallableRate.source` of the result is (decorated function, arguments by name), by which a
+    file describes the rate. The formula is removed if an argument besides the step is not constant.
     """
     signature = inspect.signature(function)
 
@@ -186,7 +196,7 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
 
 
 def _kept_by(*parts: object) -> list[object]:
-    """Return the distinct state holders of all learning rates among the operands."""
+    """Return the state holders of all `CallableRate`s among `parts`, without duplicates."""
     holders = [
         holder for part in parts if isinstance(part, CallableRate) for holder in part.state_holders
     ]
@@ -194,29 +204,28 @@ def _kept_by(*parts: object) -> list[object]:
 
 
 def has_formula(hyper: object) -> bool:
-    """Return True if a hyperparameter is a learning rate that `computed` returns in eager mode."""
+    """Return True if a hyperparameter is a `CallableRate` with a formula."""
     return isinstance(hyper, CallableRate) and hyper._ahead is not None
 
 
 def follows_count(hyper: object) -> bool:
-    """Return True if a hyperparameter depends on a count of steps alone, for any number of calls.
-
-    It has a formula then, which draws no random numbers.
-    """
+    """Return True if a hyperparameter is a `CallableRate` that depends on a counter alone."""
     return isinstance(hyper, CallableRate) and hyper._ahead is not None and not hyper.state_holders
 
 
 def value_now(hyper: Any) -> Any:
-    """Return the value of a hyperparameter: what a function returns, else what was given.
+    """Return the present value of a hyperparameter.
 
-    A learning rate of a formula is a NumPy scalar, and need not be checked.
+    Returns:
+        A NumPy scalar for a `CallableRate` with a formula; the result of another callable; any
+        other object unchanged.
     """
     number = hyper.computed() if isinstance(hyper, CallableRate) else None
     return _current_value(hyper) if number is None else number
 
 
 def _without_step(arguments: Mapping[str, Any]) -> list[object]:
-    """Return what a learning rate is made of beside the count of steps, items of lists each."""
+    """Return the arguments of a rate except the counter of steps; lists are flattened."""
     entries: list[object] = []
     for name, argument in arguments.items():
         if name not in ("global_step", "x"):
@@ -232,7 +241,15 @@ _CONSTANTS = (int, float, str, np.generic, torch.dtype, type(None))
 
 
 def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) -> CallableRate:
-    """Return what an operator makes of learning rates, and of numbers."""
+    """Return the `CallableRate` of an operator applied to rates and numbers.
+
+    It has a formula if all rates follow the same counter and all other operands are constants.
+
+    Args:
+        function: The operator, a function of two values.
+        name: The name of the new rate.
+        *parts: The two operands.
+    """
     rate = CallableRate(lambda: function(*map(_current_value, parts)), name, _kept_by(*parts))
     rates = [operand for operand in parts if isinstance(operand, CallableRate)]
     step = rates[0]._step

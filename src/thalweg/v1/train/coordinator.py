@@ -73,14 +73,16 @@ class Coordinator:
         return self._stopped.is_set()
 
     def request_stop(self, ex: object = None) -> None:
-        """Ask all threads to stop. Of several errors the first counts.
+        """Request all threads to stop; only the first request counts.
+
+        Calls the callbacks of `on_stop`.
 
         Args:
-            ex: Optional. The exception that is the reason, or `sys.exc_info()`; `join` raises it,
-                unless it is of one of the types for clean stops.
+            ex: Optional. The reason, an exception or `sys.exc_info()`. `join` raises it, unless it
+                is of a type for clean stops.
 
         Raises:
-            TypeError: `ex` is no exception.
+            TypeError: `ex` is not an exception.
             BaseException: `ex`, if `join` has returned already and cannot raise it.
         """
         error = ex[1] if isinstance(ex, tuple) and len(ex) == 3 else ex
@@ -102,9 +104,10 @@ class Coordinator:
             callback(error)
 
     def on_stop(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call `callback` with the error, or None, when a stop is requested, or now if it was.
+        """Call `callback(error)` once: when a stop is requested, or now if it was requested before.
 
-        That is for waits that know nothing of the coordinator and must be ended.
+        `error` is None for a stop without an error. Use this to end waits that do not watch the
+        coordinator.
         """
         with self._lock:
             if not self._stopped.is_set():
@@ -127,10 +130,11 @@ class Coordinator:
             self.request_stop(error)
 
     def wait_for_stop(self, timeout: float | None = None) -> bool:
-        """Wait until a stop is requested, or for `timeout` seconds; whether it was.
+        """Wait until a stop is requested, for at most `timeout` seconds; return True if it is
+        requested.
 
         Raises:
-            TypeError, ValueError: `timeout` is no number, or NaN.
+            TypeError, ValueError: `timeout` is not a number, or NaN.
         """
         if timeout is None:
             return self._stopped.wait()

@@ -283,20 +283,20 @@ def follow_rate(
     name: str,
     rate_at: Callable[[int], Any] | None = None,
 ) -> Any:
-    """Return the learning rate that a function makes of the global step and its own arguments.
+    """Return a learning rate that a function computes from the global step and other inputs.
 
     Args:
-        rate: Takes the values of `inputs`; returns a 0-d tensor of `dtype`.
-        inputs: The global step, and what else may be a tensor of a graph.
-        dtype, name: Of the tensor in graph mode.
-        rate_at: Optional. Returns the same number as a NumPy scalar, given the global step as an
-            integer.
+        rate: Called with the values of `inputs`; returns a 0-d tensor of `dtype`.
+        inputs: The global step, then all other inputs that may be symbolic.
+        dtype, name: Dtype and name of the tensor in graph mode.
+        rate_at: Optional. Called with the step as an integer; returns the same rate as a NumPy
+            scalar.
 
     Returns:
-        A `CallableRate`, which reads `inputs` anew when it is called (eager), or a tensor (graph).
+        A `CallableRate` (eager), whose calls read `inputs` again, or a symbolic tensor (graph).
 
     Raises:
-        ValueError: There is no global step.
+        ValueError: `inputs[0]`, the global step, is None.
     """
     if inputs[0] is None:
         raise ValueError(f"global_step is required for {name}: the variable that counts steps.")
@@ -311,6 +311,17 @@ def follow_rate(
 def _decayed_rate(
     schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str
 ) -> object:
+    """Return a rate that follows a schedule of `thalweg.schedules`.
+
+    Args:
+        schedule: Called with `arguments`; returns the schedule.
+        global_step: The counter of steps.
+        arguments: Arguments of the schedule; the first one decides the dtype.
+        name: The name of the tensor in graph mode.
+
+    Returns:
+        A `CallableRate` (eager) or a symbolic tensor (graph).
+    """
     dtype = as_dtype(kind_of(arguments[:1]))
     build_schedule = cache(lambda: schedule(*arguments))
     return follow_rate(

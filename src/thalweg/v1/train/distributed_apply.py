@@ -12,7 +12,7 @@ from thalweg._core.grads_and_vars import as_pairs
 from thalweg._core.plan_cache import PlanCaches
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.slots import SlotStore
-from thalweg.v1.train.apply_gradients import GradientApplication, StepRequest
+from thalweg.v1.train.apply_gradients import GradientApplication, StepArguments
 from thalweg.v1.train.gradients import check_any
 
 
@@ -74,7 +74,12 @@ class DistributedApply(GradientApplication, SlotOptimizer):
     def _apply_in_parts(
         self, strategy: distribute.Strategy, pairs: list[Any], global_step: Any, name: str
     ) -> None:
-        """Apply gradients of all replicas to slots that are shared out over them."""
+        """Sum the gradients over the ranks, and apply them to slots that are sharded over the
+        ranks.
+
+        Raises:
+            ValueError: No variable has a gradient on any rank.
+        """
         with self._turn_lock(), self._locked():
             hooks = self._make_hooks(global_step, name, None)
             summed_pairs, step = distribute.sum_for_shards(
@@ -82,7 +87,7 @@ class DistributedApply(GradientApplication, SlotOptimizer):
             )
             if not summed_pairs:
                 check_any(pairs)
-            self._apply(summed_pairs, StepRequest(global_step, name, sharing=step))
+            self._apply(summed_pairs, StepArguments(global_step, name, sharing=step))
 
     def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
         super()._take_store(store, taken)

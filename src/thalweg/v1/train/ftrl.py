@@ -41,8 +41,7 @@ class FtrlOptimizer(RuleOptimizer):
         initial_accumulator_value: What accum starts from; 0 or more.
         l1_regularization_strength: 0 or more.
         l2_regularization_strength: 0 or more.
-        use_locking: See `Optimizer`.
-        name: Name of the optimizer.
+        use_locking, name: See `Optimizer`.
         accum_name: Last part of the accumulators' own names; the optimizer's name if None.
         linear_name: Last part of the linear slots' own names; the optimizer's name if None.
         l2_shrinkage_regularization_strength: 0 or more; a decay that the accumulator does not see.
@@ -56,13 +55,10 @@ class FtrlOptimizer(RuleOptimizer):
     """
 
     HYPERS = {
-        "learning_rate": "_learning_rate",
-        "learning_rate_power": "_learning_rate_power",
-        "l1": "_l1_regularization_strength",
-        "l2": "_l2_regularization_strength",
-        "l2_shrinkage": "_l2_shrinkage_regularization_strength",
-        "beta": "_beta",
-    }
+        "learning_rate": "_learning_rate", "learning_rate_power": "_learning_rate_power",
+        "l1": "_l1_regularization_strength", "l2": "_l2_regularization_strength",
+        "l2_shrinkage": "_l2_shrinkage_regularization_strength", "beta": "_beta",
+    }  # fmt: skip
     TENSORS = {"_learning_rate_tensor": "learning_rate"}
     CALLABLES = False
 
@@ -101,8 +97,7 @@ class FtrlOptimizer(RuleOptimizer):
         self._l2_regularization_strength = l2_regularization_strength
         self._l2_shrinkage_regularization_strength = l2_shrinkage_regularization_strength
         self._beta = 0.0 if beta is None else beta
-        self._accum_name = accum_name
-        self._linear_name = linear_name
+        self._accum_name, self._linear_name = accum_name, linear_name
 
     def _choose_rule(self) -> Rule:
         return FTRL_V1 if self._learning_rate_power == -0.5 else FTRL_POWER_V1
@@ -123,6 +118,11 @@ class FtrlOptimizer(RuleOptimizer):
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
+        """Return the scalars of the rule; `l2` includes `beta`, which the rule gets as 0.
+
+        Raises:
+            InvalidArgumentError: The learning rate is not above 0 and the gradients are sparse.
+        """
         # beta joins l2 before the cast to the variable's dtype, both as operands of the rate.
         if group is _ROWS:
             check_step_size("learning_rate", values["learning_rate"])

@@ -17,7 +17,11 @@ from thalweg.variable import is_frozen, name_of, to_tensor
 
 
 def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
-    """Return a loss and its variables: those given, or all that it depends on."""
+    """Compute a loss; return (loss, variables).
+
+    The variables are those of `var_list`, or without it all trainable ones that the loss depends
+    on.
+    """
     if var_list is None:
         loss_value = loss()
         return loss_value, variables_of(loss_value)
@@ -29,9 +33,7 @@ def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
 
 
 def need_no_tape(variables: Sequence[Tensor]) -> bool:
-    """Return True if all variables require gradients or are frozen, so that no tape has to watch
-    them.
-    """
+    """Return True if autograd records all variables that are not frozen without a tape."""
     return all(var.requires_grad or is_frozen(var) for var in variables)
 
 
@@ -41,22 +43,21 @@ def backward(
     grad_loss: object,
     apply: Callable[[Gradient, Tensor], None],
 ) -> list[Tensor]:
-    """Apply gradients so that no two of them need exist at the same time.
+    """Run the backward pass, and apply and free each gradient as soon as it is complete.
 
     Args:
         loss_value: The loss.
-        variables: Its variables.
-        grad_loss: Weights of its elements, of its shape, or None.
-        apply: Called with each gradient and its variable, as soon as the gradient is complete.
+        variables: The variables of the loss.
+        grad_loss: Weights of the loss's elements, of its shape, or None.
+        apply: Called with each gradient and its variable.
 
     Returns:
-        The variables that have a gradient.
+        The variables that had a gradient, in the order in which they were updated.
 
     Raises:
-        ValueError: No variable has one.
+        ValueError: No variable has a gradient.
 
-    An error while a gradient is applied leaves the variables before it updated; a note on the
-    error names them.
+    If `apply` raises, earlier variables stay updated, and a note on the error names them.
     """
     updated: list[Tensor] = []
 

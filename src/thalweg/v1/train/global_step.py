@@ -8,16 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg import _graph
 from thalweg._base.showing import show_value
-from thalweg._graph import (
-    GraphKeys,
-    current_session,
-    executing_eagerly,
-    get_default_graph,
-    is_symbolic,
-    make_variable,
-    resolve,
-)
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.variable import Variable
 
@@ -25,49 +17,51 @@ _eager: list[object] = []
 
 
 def create_global_step(graph: Any = None) -> Any:
-    """Return a new int64 variable `global_step`, 0 at first.
+    """Create the int64 variable `global_step` with value 0 and return it.
 
     Args:
-        graph: The graph to make it in; the default graph if None, or eager mode.
+        graph: The graph of the variable; by default the default graph, or eager mode.
 
     Raises:
-        ValueError: There is one already.
+        ValueError: The variable exists already.
         FailedPreconditionError: A session runs.
     """
     if get_global_step(graph) is not None:
         raise ValueError('"global_step" already exists.')
-    if graph is None and current_session() is not None:
+    if graph is None and _graph.current_session() is not None:
         raise FailedPreconditionError(
             'A session runs, and its graph has no "global_step": create it when the graph is built.'
         )
-    if graph is None and executing_eagerly():
+    if graph is None and _graph.executing_eagerly():
         step: Any = Variable(np.int64(0), "global_step", trainable=False)
         _eager.append(step)
         return step
-    with (graph or get_default_graph()).as_default():
-        keys = [GraphKeys.GLOBAL_VARIABLES, GraphKeys.GLOBAL_STEP]
-        return make_variable(np.int64(0), "global_step", collections=keys)
+    with (graph or _graph.get_default_graph()).as_default():
+        keys = [_graph.GraphKeys.GLOBAL_VARIABLES, _graph.GraphKeys.GLOBAL_STEP]
+        return _graph.make_variable(np.int64(0), "global_step", collections=keys)
 
 
 def get_global_step(graph: Any = None) -> Any:
-    """Return the variable made by `create_global_step`, or None.
+    """Return the variable that `create_global_step` made, or None.
 
-    While a session runs that is the session's own, of its graph.
+    Without `graph`: the session's own tensor while a session runs, otherwise the variable of the
+    default graph or of eager mode.
 
     Raises:
-        TypeError: The graph's `global_step` is no integer scalar.
+        TypeError: The graph's `global_step` is not an integer scalar.
+        ValueError: The collection GLOBAL_STEP has several variables.
     """
-    session = current_session()
+    session = _graph.current_session()
     if graph is None and session is not None:
-        return resolve(get_global_step(session.graph))
-    if graph is None and executing_eagerly():
+        return _graph.resolve(get_global_step(session.graph))
+    if graph is None and _graph.executing_eagerly():
         return _eager[0] if _eager else None
-    graph = graph or get_default_graph()
-    candidates = graph.get_collection(GraphKeys.GLOBAL_STEP)
+    graph = graph or _graph.get_default_graph()
+    candidates = graph.get_collection(_graph.GraphKeys.GLOBAL_STEP)
     if len(candidates) > 1:
         raise ValueError(f"There are {len(candidates)} variables in the collection GLOBAL_STEP.")
     if not candidates:
-        global_variables = graph.get_collection(GraphKeys.GLOBAL_VARIABLES)
+        global_variables = graph.get_collection(_graph.GraphKeys.GLOBAL_VARIABLES)
         candidates = [var for var in global_variables if var.name == "global_step:0"]
     if not candidates:
         return None
@@ -76,7 +70,7 @@ def get_global_step(graph: Any = None) -> Any:
 
 
 def get_or_create_global_step(graph: object = None) -> Any:
-    """Return the variable that counts steps, made if there is none."""
+    """Return the variable that counts steps; create it if missing."""
     step = get_global_step(graph)
     return create_global_step(graph) if step is None else step
 
@@ -88,7 +82,7 @@ def assert_global_step(global_step_tensor: Any) -> None:
         TypeError: The tensor is not an integer scalar.
     """
     step = global_step_tensor
-    if not isinstance(step, Tensor) and not is_symbolic(step):
+    if not isinstance(step, Tensor) and not _graph.is_symbolic(step):
         raise InvalidTypeError(
             f'Existing "global_step" must be a Variable or Tensor: {show_value(step)}.'
         )
@@ -109,8 +103,12 @@ _READ = "global_step_read_op_cache"
 
 
 def _get_or_create_global_step_read(graph: Any = None) -> object:
-    """Return the value of the global step before `_increment_global_step`, or None without one."""
-    graph = graph or get_default_graph()
+    """Return a symbolic tensor that reads the global step before `_increment_global_step` raises
+    it.
+
+    The tensor is created once per graph. Returns None if the graph has no global step.
+    """
+    graph = graph or _graph.get_default_graph()
     cached_reads = graph.get_collection(_READ)
     step = get_global_step(graph)
     if cached_reads or step is None:
@@ -127,7 +125,7 @@ def _increment_global_step(increment: int, graph: Any = None) -> object:
     Raises:
         ValueError: The graph has no global step.
     """
-    graph = graph or get_default_graph()
+    graph = graph or _graph.get_default_graph()
     step = get_global_step(graph)
     if step is None:
         raise ValueError("Global step tensor should be created by create_global_step().")
@@ -136,9 +134,6 @@ def _increment_global_step(increment: int, graph: Any = None) -> object:
 
 
 __all__ = [
-    "assert_global_step",
-    "create_global_step",
-    "get_global_step",
-    "get_or_create_global_step",
+    "assert_global_step", "create_global_step", "get_global_step", "get_or_create_global_step",
     "global_step",
-]
+]  # fmt: skip

@@ -14,8 +14,7 @@ class GradientDescentOptimizer(RuleOptimizer):
 
     Args:
         learning_rate: A float, 0-d tensor, or callable without arguments.
-        use_locking: See `Optimizer`.
-        name: Name of the optimizer.
+        use_locking, name: See `Optimizer`.
 
     Example:
         >>> from thalweg import Variable

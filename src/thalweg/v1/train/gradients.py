@@ -8,17 +8,10 @@ from typing import Any
 
 import torch
 
+from thalweg import _graph
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
 from thalweg._core.grads_and_vars import check_variables, distinct, flatten
-from thalweg._graph import (
-    GraphKeys,
-    executing_eagerly,
-    get_default_graph,
-    gradients,
-    graph_variable_of,
-    is_symbolic,
-)
 from thalweg.autodiff import GradientTape, has_replicas, variables_of
 from thalweg.errors import InvalidTypeError
 from thalweg.indexed_slices import as_gradient
@@ -44,15 +37,15 @@ Scale = Callable[[Any], Any]
 
 
 def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DTYPES) -> None:
-    """Raise unless all tensors have a floating-point dtype that optimizers compute in.
+    """Raise unless all tensors have one of the dtypes `valid`; objects without a dtype are skipped.
 
     Raises:
-        InvalidTypeError: Names the first such tensor.
+        InvalidTypeError: A dtype is another; the message names the first such tensor.
     """
     for tensor in tensors:
         dtype = getattr(tensor, "dtype", None)
         if isinstance(dtype, torch.dtype) and dtype not in valid:
-            title = tensor.name if is_symbolic(tensor) else name_of(tensor, "the loss")
+            title = tensor.name if _graph.is_symbolic(tensor) else name_of(tensor, "the loss")
             raise InvalidTypeError(f"Invalid type {dtype} for {title}, expected: {_DTYPE_NAMES}.")
 
 
@@ -71,11 +64,11 @@ def check_gate(gate_gradients: object) -> None:
 
 def title_of(var: Any) -> str:
     """Return the name of a variable, or of one of a graph."""
-    return var.name if is_symbolic(var) else name_of(var, "Tensor")
+    return var.name if _graph.is_symbolic(var) else name_of(var, "Tensor")
 
 
 def none_given(variables: Iterable[object], loss: object) -> ValueError:
-    """Return the error of a `minimize` that has no gradient to apply."""
+    """Return the ValueError for a loss without a gradient by any of the variables."""
     variables = list(variables)
     names = [title_of(var) for var in variables]
     message = (
@@ -91,9 +84,10 @@ def none_given(variables: Iterable[object], loss: object) -> ValueError:
 
 
 def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> GradsAndVars:
-    """Return the gradients of the scaled result of `loss()`, in eager mode.
+    """Return (gradient, variable) pairs of `scale(loss())` in eager mode.
 
-    Without `var_list`: by the trainable variables that the loss used, in order of creation.
+    Without `var_list` the variables are the trainable ones that the loss used, in order of
+    creation. A gradient is None if the loss does not depend on its variable.
     """
     tape = GradientTape()
     if grad_loss is None and _are_followed(var_list):
@@ -115,7 +109,10 @@ def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> Gr
 
 
 def _are_followed(var_list: object) -> bool:
-    """Return True if autograd follows all of a list of variables by itself."""
+    """Return True if `var_list` is a list of leaf tensors that all require gradients.
+
+    Nested tensors make the result False.
+    """
     return (
         type(var_list) is list
         and bool(var_list)
@@ -127,7 +124,13 @@ def _are_followed(var_list: object) -> bool:
 
 
 def _of_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
-    """The gradients by variables that a tape need not watch."""
+    """Return the gradient of a loss by each variable, from autograd directly if no tape is needed.
+
+    Args:
+        loss: The loss that was computed.
+        variables: Variables for which `_are_followed` was True before the loss was computed.
+        tape: The tape around the loss, used for losses that autograd cannot differentiate alone.
+    """
     if (
         type(loss) is not torch.Tensor
         or not loss.requires_grad
@@ -151,31 +154,36 @@ def of_symbol(
     valid: Iterable[torch.dtype],
     aggregation_method: object = None,
 ) -> GradsAndVars:
-    """Return the symbolic gradients of a symbolic loss, in graph mode.
+    """Return (symbolic gradient or None, variable) pairs of a symbolic loss.
 
-    Without `var_list`: by the trainable variables of the graph, of both collections.
+    Without `var_list` the variables are the trainable ones of the default graph. Frozen variables
+    get None.
+
+    Raises:
+        ValueError: The gate is invalid, or there are no variables.
+        InvalidTypeError: A dtype is not in `valid`, or a variable is not of the graph.
     """
     check_gate(gate_gradients)
     check_dtypes([loss] if grad_loss is None else [loss, grad_loss], valid)
     frozen: set[int] = set()
     if var_list is None:
-        keys = GraphKeys.TRAINABLE_VARIABLES, GraphKeys.TRAINABLE_RESOURCE_VARIABLES
-        graph = get_default_graph()
+        keys = _graph.GraphKeys.TRAINABLE_VARIABLES, _graph.GraphKeys.TRAINABLE_RESOURCE_VARIABLES
+        graph = _graph.get_default_graph()
         variables = distinct([variable for key in keys for variable in graph.get_collection(key)])
     else:
         listed_variables = flatten(var_list)
-        variables = [graph_variable_of(var) for var in listed_variables]
+        variables = [_graph.graph_variable_of(var) for var in listed_variables]
         pairs_given = zip(listed_variables, variables, strict=True)
         frozen = {id(var) for variable, var in pairs_given if is_frozen(variable)}
     if not variables:
         raise ValueError("No variables to optimize.")
     for var in variables:
-        if not is_symbolic(var):
+        if not _graph.is_symbolic(var):
             raise InvalidTypeError(
                 f"var_list holds {show_value(var)}, which is not a variable of the graph."
                 " Make variables inside `with graph.as_default():`."
             )
-    grads = gradients(
+    grads = _graph.gradients(
         loss, variables, grad_loss, gate_gradients=gate_gradients == GATE_OP,
         aggregation_method=aggregation_method,
     )  # fmt: skip
@@ -212,7 +220,7 @@ def of_loss(
         ValueError: A bad gate or aggregation method, a dtype without gradients, or no variables.
     """
     if callable(loss) and not isinstance(loss, torch.Tensor):
-        if executing_eagerly():
+        if _graph.executing_eagerly():
             return of_callable(loss, var_list, grad_loss, scale)
         loss = loss()
     if not is_deferred(loss):
@@ -220,12 +228,18 @@ def of_loss(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager execution"
             " is enabled.\nGive one that computes it: minimize(lambda: ...)."
         )
-    symbol_args = (scale(graph_variable_of(loss)), var_list, gate_gradients, grad_loss, valid)
+    symbol_args = (
+        scale(_graph.graph_variable_of(loss)),
+        var_list,
+        gate_gradients,
+        grad_loss,
+        valid,
+    )
     return of_symbol(*symbol_args, aggregation_method)
 
 
 def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., GradsAndVars]:
-    """Return the function, without the pairs whose gradient is None."""
+    """Return a function that calls `grad_fn` and drops the pairs whose gradient is None."""
 
     def filtered_grad_fn(*args: object, **kwargs: object) -> GradsAndVars:
         return [(grad, var) for grad, var in grad_fn(*args, **kwargs) if grad is not None]
@@ -234,10 +248,10 @@ def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., 
 
 
 def check_any(pairs: Iterable[tuple[object, object]]) -> None:
-    """Raise ValueError unless a variable has a gradient.
+    """Raise unless at least one gradient is not None.
 
     Raises:
-        ValueError: Names the variables.
+        ValueError: All gradients are None; the message names the variables.
     """
     pairs = list(pairs)
     if all(grad is None for grad, _ in pairs):

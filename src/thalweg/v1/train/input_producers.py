@@ -16,18 +16,18 @@ from thalweg.v1.train.queues import FIFOQueue
 
 
 def limit_epochs(tensor: Any, num_epochs: int | None = None, name: str | None = None) -> Any:
-    """Return a tensor that can be evaluated `num_epochs` times.
+    """Return a tensor with the value of `tensor` that can be evaluated `num_epochs` times.
 
-    The times are counted in the local variable `epochs`, which has to be initialized.
+    Evaluations are counted in a new local variable, `epochs`, which must be initialized.
 
     Args:
         tensor: The tensor.
-        num_epochs: A positive number; None for any number of times.
-        name: Optional. Names the scope of the operations.
+        num_epochs: A positive number; None returns `tensor` itself.
+        name: Optional. The name scope.
 
     Raises:
         ValueError: `num_epochs` is not positive.
-        OutOfRangeError: In a run, when the tensor has been evaluated so many times.
+        OutOfRangeError: In a run, at evaluation `num_epochs` + 1.
     """
     if num_epochs is None:
         return tensor
@@ -53,23 +53,23 @@ def input_producer(
     name: str | None = None,
     cancel_op: object = None,
 ) -> FIFOQueue:
-    """Return a queue of the rows of a tensor, which a queue runner fills.
+    """Return a queue of the rows of a tensor; a new queue runner of the graph fills it.
 
     Args:
         input_tensor: A tensor of at least one dimension, or an array.
-        element_shape: Ignored: rows have the shape that the tensor gives them.
-        num_epochs: Optional. How often each row comes; see `limit_epochs`.
-        shuffle: Whether rows come in a new random order each time.
-        seed: Optional. Repeats the order.
-        capacity: How many rows the queue holds.
+        element_shape: Ignored: the shape of a row is known from the tensor.
+        num_epochs: Optional. How often each row is enqueued; see `limit_epochs`.
+        shuffle: True if each epoch has a new random order.
+        seed: Optional. Seed of the order.
+        capacity: The capacity of the queue.
         shared_name: Ignored.
-        summary_name: Optional. Names a summary of the share of the queue that is filled.
-        name: Optional. Names the scope of the operations.
+        summary_name: Optional. The tag of a summary of the filled fraction of the queue.
+        name: Optional. The name scope.
         cancel_op: Optional. The operation that cancels the queue.
 
     Raises:
         RuntimeError: In eager mode.
-        ValueError: The tensor has no rows, or `num_epochs` is not positive.
+        ValueError: The tensor is a scalar, or `num_epochs` is not positive.
     """
     _check_mode()
     with _graph.name_scope(name or "input_producer") as scope:
@@ -133,19 +133,16 @@ def slice_input_producer(
     shared_name: str | None = None,
     name: str | None = None,
 ) -> list[Any]:
-    """Return one row of each tensor in a list, of the same place, and another one in each run.
+    """Return, for each tensor of a list, one row; all rows of a run have the same index.
 
-    `start_queue_runners` fills the queue of places. With `num_epochs`, run
-    `local_variables_initializer()` first.
+    Each run takes the next index from a queue, which `start_queue_runners` fills. With
+    `num_epochs`, run `local_variables_initializer()` first.
 
     Args:
-        tensor_list: Tensors or arrays of as many rows.
-        num_epochs: Optional. How often each row comes; then a run raises OutOfRangeError.
-        shuffle: Whether rows come in a new random order each time.
-        seed: Optional. Repeats the order.
-        capacity: How many places the queue holds.
-        shared_name: Ignored.
-        name: Optional. Names the scope of the operations.
+        tensor_list: Tensors or arrays with equal numbers of rows.
+        num_epochs: Optional. How often each row is returned; then a run raises OutOfRangeError.
+        shuffle, seed, capacity, shared_name: As in `input_producer`.
+        name: Optional. The name scope.
 
     Raises:
         RuntimeError: In eager mode.
@@ -173,7 +170,7 @@ def _arange(limit: int) -> torch.Tensor:
 
 
 def _places_of(tensor: Any) -> Any:
-    """Return the places of the rows of a tensor whose number only a run knows."""
+    """Return a symbolic tensor of the row indices of a tensor whose number of rows is unknown."""
     output = Output(torch.int32, (None,), ())
     return _graph.operation(
         lambda value: _arange(len(value)), [tensor], "range", kind="pure", outputs=output

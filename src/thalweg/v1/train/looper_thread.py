@@ -59,7 +59,7 @@ class LooperThread(threading.Thread):
         return looper
 
     def run(self) -> None:
-        """Call until it is asked to stop."""
+        """Call `run_loop` at the interval until the coordinator stops; an error requests a stop."""
         with self._coord.stop_on_exception():
             self.start_loop()
             next_call_time = time.monotonic()

@@ -18,8 +18,7 @@ class MomentumOptimizer(RuleOptimizer):
     Args:
         learning_rate: A float, 0-d tensor, or callable without arguments.
         momentum: Share of the velocity that is kept. A float, tensor or callable.
-        use_locking: See `Optimizer`.
-        name: Name of the optimizer.
+        use_locking, name: See `Optimizer`.
         use_nesterov: Whether the step looks ahead along the velocity.
 
     Differs from:
@@ -48,8 +47,7 @@ class MomentumOptimizer(RuleOptimizer):
     ) -> None:
         super().__init__(use_locking, name)
         self._learning_rate = check_hyper("learning_rate", learning_rate)
-        self._momentum = momentum
-        self._use_nesterov = use_nesterov
+        self._momentum, self._use_nesterov = momentum, use_nesterov
 
     def _choose_rule(self) -> Rule:
         return NESTEROV_BALL if self._use_nesterov else HEAVY_BALL

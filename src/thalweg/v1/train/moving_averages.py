@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg import _graph
 from thalweg._base.context_managers import outside_inference
 from thalweg._base.scalars import scalar_type
 from thalweg._base.showing import show_value
@@ -19,25 +20,11 @@ from thalweg._core.hyperparameters import as_number
 from thalweg._core.options.moving_average import debias_divisor, move, share_of
 from thalweg._core.slots import SlotStore
 from thalweg._core.state import Entry, making
-from thalweg._graph import (
-    GraphKeys,
-    GraphVariable,
-    by_reference,
-    control_dependencies,
-    executing_eagerly,
-    get_default_graph,
-    graph_variable_of,
-    handle_of,
-    is_symbolic,
-    make_variable,
-    operation,
-)
+from thalweg._graph import GraphKeys, GraphVariable
 from thalweg._graph.slice_info import mark_slice_like
 from thalweg.errors import InvalidTypeError
 from thalweg.v1.train.assigned_averages import assign_moving_average as assign_moving_average
-from thalweg.v1.train.assigned_averages import (
-    weighted_moving_average as weighted_moving_average,
-)
+from thalweg.v1.train.assigned_averages import weighted_moving_average as weighted_moving_average
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.slot_creator import base_name, scoped_name
 from thalweg.v1.train.state_dict import V1StateDict
@@ -87,11 +74,9 @@ class ExponentialMovingAverage(V1StateDict):
         zero_debias: bool = False,
         name: str = "ExponentialMovingAverage",
     ) -> None:
-        if not is_symbolic(decay) and not isinstance(decay, Tensor):
+        if not _graph.is_symbolic(decay) and not isinstance(decay, Tensor):
             as_number("decay", decay)
-        self._decay = decay
-        self._num_updates = num_updates
-        self._zero_debias = zero_debias
+        self._decay, self._num_updates, self._zero_debias = decay, num_updates, zero_debias
         self._name = name
         self._maybe_initialize_trackable()
         self._slots = SlotStore()
@@ -117,7 +102,7 @@ class ExponentialMovingAverage(V1StateDict):
                 is not computed.
             ValueError: `var_list` is None in eager mode, where nobody keeps a list.
         """
-        if not executing_eagerly():
+        if not _graph.executing_eagerly():
             return self._apply_in_graph(var_list)
         if var_list is None:
             raise ValueError("Name the variables to average: eager mode keeps no list of them.")
@@ -187,21 +172,25 @@ class ExponentialMovingAverage(V1StateDict):
             move(self._plans.now(), targets, values, share, counts)
 
     def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
-        graph = get_default_graph()
+        """Return the operation that moves the averages of `var_list`; create missing averages now.
+
+        Without `var_list` all trainable variables of the default graph are averaged.
+        """
+        graph = _graph.get_default_graph()
         if var_list is None:
             var_list = graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
-        sources = [graph_variable_of(source) for source in var_list]
+        sources = [_graph.graph_variable_of(source) for source in var_list]
         _check_sources(sources)
-        with control_dependencies(None):  # the averages start before anything is updated
+        with _graph.control_dependencies(None):  # the averages start before anything is updated
             for source in sources:
                 if self._slots.get(source, _AVERAGE) is None:
                     self._make_in_graph(source)
 
         def slots_named(name: str) -> list[object]:
             slots: list[Any] = [self._slots.get(source, name) for source in sources]
-            return [None if slot is None else by_reference(slot) for slot in slots]
+            return [None if slot is None else _graph.by_reference(slot) for slot in slots]
 
-        return operation(
+        return _graph.operation(
             partial(self._move_averages, scalar_type(self._decay)),
             [
                 list(map(slots_named, (_AVERAGE, _BIASED, _STEPS))),
@@ -214,12 +203,19 @@ class ExponentialMovingAverage(V1StateDict):
         )
 
     def _make_in_graph(self, source: Any) -> None:
+        """Create the average of a variable or tensor of the graph, and what debiases it, as slots.
+
+        The average of a variable begins with its initial value, that of a tensor with zeros.
+
+        Raises:
+            InvalidTypeError: The shape of a tensor is unknown.
+        """
         title = scoped_name(source, f"{source.op.name}/{self._name}")
         if isinstance(source, GraphVariable):
-            average = make_variable(source.initialized_value(), title)
+            average = _graph.make_variable(source.initialized_value(), title)
             mark_slice_like(average, source)
             self._put_slot(source, _AVERAGE, average)
-            get_default_graph().add_to_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, source)
+            _graph.get_default_graph().add_to_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, source)
             return
         if not source.shape.is_fully_defined():
             raise InvalidTypeError(
@@ -227,11 +223,11 @@ class ExponentialMovingAverage(V1StateDict):
             )
         device = torch.get_default_device()
         zeros = torch.zeros(tuple(source.shape), dtype=source.dtype, device=device)
-        self._put_slot(source, _AVERAGE, make_variable(zeros, title))
+        self._put_slot(source, _AVERAGE, _graph.make_variable(zeros, title))
         if self._zero_debias:
             for kind, start in ((_BIASED, zeros), (_STEPS, zeros.new_zeros(()))):
                 name = scoped_name(source, f"{title}/{kind}")
-                self._put_slot(source, kind, make_variable(start, name))
+                self._put_slot(source, kind, _graph.make_variable(start, name))
 
     def _put_slot(self, source: object, kind: str, slot: object) -> None:
         self._take_slots(kind, [source], [self._slots.put(source, kind, slot)])
@@ -247,12 +243,12 @@ class ExponentialMovingAverage(V1StateDict):
 
     def average_name(self, var: Any) -> str:
         """Return the name of the average of `var`, without ":0"; also before `apply`."""
-        handle = handle_of(var)
+        handle = _graph.handle_of(var)
         average = self._slots.get(var, _AVERAGE)
         if average is not None:
             return base_name(average)
         title = f"{base_name(handle)}/{self._name}"
-        if not is_symbolic(handle):
+        if not _graph.is_symbolic(handle):
             return title
         scoped_title = scoped_name(handle, title)
         return handle.graph.unique_name(scoped_title, mark_as_used=False, absolute=True)
@@ -260,35 +256,42 @@ class ExponentialMovingAverage(V1StateDict):
     def variables_to_restore(
         self, moving_avg_variables: Iterable[object] | None = None
     ) -> dict[str, Any]:
-        """Return the variables by their names in a checkpoint, for a saver that reads averages.
+        """Return variables by the names of their averages, for a saver that restores averages into
+        them.
+
+        In graph mode all other variables of the graph are returned, too, by their own names.
 
         Args:
-            moving_avg_variables: The variables that are read from their averages. In graph mode
-                all trainable and all averaged variables if None, and all others of the graph are
-                in the result, under their own names.
+            moving_avg_variables: The variables that are restored from their averages. None means
+                none in eager mode, and in graph mode all trainable and all averaged variables.
 
         Returns:
-            Variables by names, without ":0".
+            A dict {name without ":0": variable}.
         """
-        in_graph = not executing_eagerly()
+        in_graph = not _graph.executing_eagerly()
         if moving_avg_variables is None:
             moving_avg_variables = []
             if in_graph:
-                keys = GraphKeys.TRAINABLE_VARIABLES, GraphKeys.MOVING_AVERAGE_VARIABLES
+                keys = (GraphKeys.TRAINABLE_VARIABLES, GraphKeys.MOVING_AVERAGE_VARIABLES)
                 for key in keys:
-                    moving_avg_variables += get_default_graph().get_collection(key)
-        averaged = {id(handle_of(var)): var for var in moving_avg_variables}
+                    moving_avg_variables += _graph.get_default_graph().get_collection(key)
+        averaged = {id(_graph.handle_of(var)): var for var in moving_avg_variables}
         variables_by_name = {self.average_name(var): var for var in averaged.values()}
         if in_graph:
-            for var in get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES):
+            for var in _graph.get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES):
                 if id(var) not in averaged:
                     variables_by_name.setdefault(base_name(var), var)
         return variables_by_name
 
 
 def _check_sources(sources: Sequence[Any]) -> None:
+    """Raise unless all sources can be averaged: symbolic tensors, or variables of eager mode.
+
+    Raises:
+        InvalidTypeError: A source is something else, or its dtype is not a float that is computed.
+    """
     for source in sources:
-        if not is_symbolic(source) and not is_variable(source):
+        if not _graph.is_symbolic(source) and not is_variable(source):
             raise InvalidTypeError(
                 "tf.train.ExponentialMovingAverage does not support non-Variable tensors when"
                 f" eager execution is enabled: {show_value(source)}."
@@ -296,9 +299,9 @@ def _check_sources(sources: Sequence[Any]) -> None:
         if source.dtype not in VALID_DTYPES:
             name = base_name(source)
             raise InvalidTypeError(f"The variables must be half, float, or double: {name}")
-    check_variables([source for source in sources if not is_symbolic(source)])
+    check_variables([source for source in sources if not _graph.is_symbolic(source)])
 
 
 def _latest_value(source: object) -> object:
     """Return a reference to a variable, so that its value is read when the averages are updated."""
-    return by_reference(source) if isinstance(source, GraphVariable) else source
+    return _graph.by_reference(source) if isinstance(source, GraphVariable) else source

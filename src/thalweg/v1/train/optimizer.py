@@ -84,8 +84,7 @@ class Optimizer(DistributedApply, SlotOptimizer):
         if not name:
             raise ValueError("Must specify the optimizer name")
         State.__init__(self)
-        self._use_locking = use_locking
-        self._name = name
+        self._use_locking, self._name = use_locking, name
 
     def _set_up(self) -> None:
         super()._set_up()
@@ -171,6 +170,11 @@ class Optimizer(DistributedApply, SlotOptimizer):
         return self.apply_gradients(pairs, global_step=global_step, name=name)
 
     def _applies_one_by_one(self, loss: object) -> bool:
+        """Return True if `minimize` may apply each gradient inside the backward pass (GATE_NONE).
+
+        That needs eager mode, a callable loss, no diagnostics, no replicas, and no override of
+        `compute_gradients` and `apply_gradients`.
+        """
         cls = type(self)
         return (
             callable(loss)
@@ -284,6 +288,7 @@ class Optimizer(DistributedApply, SlotOptimizer):
 
     @classmethod
     def _applies(cls) -> bool:
+        """Return True if every class that defines `apply_gradients` also sets `_APPLIES`."""
         overriding_classes = [base for base in cls.__mro__ if "apply_gradients" in vars(base)]
         return all("_APPLIES" in vars(base) for base in overriding_classes)
 
@@ -292,7 +297,7 @@ class Optimizer(DistributedApply, SlotOptimizer):
         return set(gradients.VALID_DTYPES)
 
     def _assert_valid_dtypes(self, tensors: Iterable[object]) -> None:
-        """Raise ValueError for tensors of other dtypes."""
+        """Raise ValueError unless all tensors have a dtype of `_valid_dtypes`."""
         gradients.check_dtypes(tensors, self._valid_dtypes())
 
     def _call_if_callable(self, param: Any) -> Any:

@@ -13,11 +13,7 @@ import torch
 
 from thalweg._base.execution_context import is_symbolic
 from thalweg._core.validation import sparse_and_constrained
-from thalweg._graph import (
-    GraphVariable,
-    apply_constraint,
-    executing_eagerly,
-)
+from thalweg._graph import GraphVariable, apply_constraint, executing_eagerly
 from thalweg._graph.eager_or_graph import IndexedSlices
 from thalweg.variable import is_variable, name_of, variable_constraint
 

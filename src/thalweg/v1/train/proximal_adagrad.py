@@ -27,8 +27,7 @@ class ProximalAdagradOptimizer(RuleOptimizer):
         initial_accumulator_value: What the accumulator starts from; above 0.
         l1_regularization_strength: 0 or more.
         l2_regularization_strength: 0 or more.
-        use_locking: See `Optimizer`.
-        name: Name of the optimizer.
+        use_locking, name: See `Optimizer`.
 
     Raises:
         ValueError: `initial_accumulator_value` is not above 0, or `learning_rate` is a callable

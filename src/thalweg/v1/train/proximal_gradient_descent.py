@@ -20,8 +20,7 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
         learning_rate: A float or 0-d tensor.
         l1_regularization_strength: A float or 0-d tensor.
         l2_regularization_strength: A float or 0-d tensor.
-        use_locking: See `Optimizer`.
-        name: Name of the optimizer.
+        use_locking, name: See `Optimizer`.
 
     Raises:
         ValueError: `learning_rate` is a callable (at the first step).

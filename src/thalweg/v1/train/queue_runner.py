@@ -26,12 +26,9 @@ from thalweg.v1.train.queues import QueueBase
 
 # TensorFlow's numbers of errors.
 _CODES: dict[type[BaseException], int] = {
-    OutOfRangeError: 11,
-    CancelledError: 1,
-    InvalidArgumentError: 3,
-    NotFoundError: 5,
+    OutOfRangeError: 11, CancelledError: 1, InvalidArgumentError: 3, NotFoundError: 5,
     FailedPreconditionError: 9,
-}
+}  # fmt: skip
 
 
 @dataclass
@@ -107,10 +104,14 @@ class QueueRunner:
         """Return the names of the queue and of the operations.
 
         Args:
-            export_scope: Optional. A scope that is cut off the names.
+            export_scope: Optional. A name scope that is removed from the names.
 
         Returns:
-            The names, or None if the queue is not in the scope.
+            A `QueueRunnerDef`; None if the name of the queue is outside of the scope.
+
+        Raises:
+            InvalidArgumentError: There is no `close_op` or `cancel_op`, or an exception type is not
+                TensorFlow's.
         """
         prefix = f"{export_scope}/" if export_scope else ""
         if not self.name.startswith(prefix):
@@ -132,11 +133,11 @@ class QueueRunner:
     def from_proto(
         queue_runner_def: QueueRunnerDef, import_scope: str | None = None
     ) -> QueueRunner:
-        """Return the queue runner of what `to_proto` returned, in the default graph.
+        """Return a queue runner made of operations of the default graph, found by name.
 
         Args:
-            queue_runner_def: The names.
-            import_scope: Optional. A scope that is put before them.
+            queue_runner_def: A result of `to_proto`.
+            import_scope: Optional. A name scope that is prepended to the names.
 
         Raises:
             ValueError: The graph has no such queue or operation.
@@ -155,23 +156,19 @@ class QueueRunner:
         return getattr(self.queue, "name", None) or "queue"
 
     def create_threads(
-        self,
-        sess: Any,
-        coord: Coordinator | None = None,
-        daemon: bool = False,
-        start: bool = False,
+        self, sess: Any, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
     ) -> list[threading.Thread]:
-        """Return threads that run the operations in a session; [] if some run already.
+        """Return threads that run the operations in a session; [] if this runner has threads there.
 
-        With a coordinator they end when it stops, and it is told of their errors; a thread more,
-        `close_on_stop`, runs `cancel_op` then. Without one they
-        end when the session is closed, and an error of theirs is raised in the thread.
+        With a coordinator the threads end when it stops, and their errors stop it; one more thread,
+        `close_on_stop`, then runs `cancel_op`. Without a coordinator the threads end when the
+        session is closed, and an error is raised in its thread and appended to `exceptions_raised`.
 
         Args:
             sess: The session.
             coord: Optional. The coordinator.
-            daemon: Whether the process may end before they do.
-            start: Whether they are started at once.
+            daemon: True if the process may end before the threads.
+            start: True to start the threads.
         """
         with self._lock:
             if self._running.get(sess):
@@ -205,10 +202,16 @@ class QueueRunner:
         return threading.Thread(target=target, args=args, name=name)
 
     def _close_on_stop(self, sess: object, coord: Coordinator) -> None:
+        """Wait for a stop of the coordinator, then run `cancel_op`; body of a thread."""
         coord.wait_for_stop()
         coord.on_stop(lambda error: self._cancel_waits(sess, error))  # now
 
     def _run_until_stopped(self, sess: Any, op: Any, coord: Coordinator | None) -> None:
+        """Run `op` again and again until the coordinator stops or the run raises; body of a thread.
+
+        An error other than `queue_closed_exception_types` stops the coordinator, or is raised
+        without one. If the queue has ended, the last thread of the session runs `close_op`.
+        """
         queue_closed = False
         try:
             while not (coord is not None and coord.should_stop()):
@@ -246,7 +249,7 @@ class QueueRunner:
 
 @contextlib.contextmanager
 def _unless_closed(sess: Any) -> Iterator[None]:
-    """Take the error of a run in a closed session for success: nothing waits there any more."""
+    """Return a context manager that ignores errors of a run if the session is closed."""
     try:
         yield
     except (FailedPreconditionError, CancelledError):
@@ -255,7 +258,7 @@ def _unless_closed(sess: Any) -> Iterator[None]:
 
 
 def add_queue_runner(qr: QueueRunner, collection: str = GraphKeys.QUEUE_RUNNERS) -> None:
-    """Let `start_queue_runners` start this one, too."""
+    """Add a queue runner to a collection of the default graph, for `start_queue_runners`."""
     get_default_graph().add_to_collection(collection, qr)
 
 
@@ -266,16 +269,20 @@ def start_queue_runners(
     start: bool = True,
     collection: str = GraphKeys.QUEUE_RUNNERS,
 ) -> list[threading.Thread]:
-    """Make and start the threads of all queue runners of the session's graph.
+    """Create, and by default start, the threads of all queue runners of the session's graph.
 
     Args:
-        sess: The session; the default one if None. A monitored session has started them itself.
+        sess: The session; the default one if None. For a monitored session [] is returned, because
+            it started the threads itself.
         coord, daemon, start: As in `QueueRunner.create_threads`.
-        collection: Where the queue runners are.
+        collection: The collection of the queue runners.
+
+    Returns:
+        The threads.
 
     Raises:
         InvalidArgumentError: There is no session.
-        InvalidTypeError: `sess` is none.
+        InvalidTypeError: `sess` is not a session.
     """
     sess = session_for(sess, "start queue runners", "sess")
     if not isinstance(sess, Session):

@@ -21,12 +21,12 @@ Element = tuple[torch.Tensor, ...]
 
 
 class _Store:
-    """Elements of a queue in one session.
+    """Elements of a queue in one session, with the waits of the threads that use it.
 
     Attributes:
-        elements: The elements, in the order in which they came.
-        closed: Whether it takes no more; those that wait for room then get in yet.
-        cancelled: Whether nobody waits any more.
+        elements: The elements, in order of arrival.
+        closed: True once no new `put` call is accepted. Waiting `put` calls may still succeed.
+        cancelled: True once the session is closed: all waits have ended.
     """
 
     def __init__(self, capacity: int, minimum: int, pick: Callable[[int], int]) -> None:
@@ -40,7 +40,7 @@ class _Store:
         self._condition = threading.Condition(self._lock)
 
     def put(self, elements: Sequence[Element], name: str) -> None:
-        """Add elements, one after the other, each when there is room.
+        """Append elements one after the other; wait before each while the queue is full.
 
         Raises:
             CancelledError: The queue is closed.
@@ -64,10 +64,15 @@ class _Store:
         return self._refuses or self.cancelled or len(self.elements) < self._capacity
 
     def take(self, count: int, name: str, fewer: bool = False) -> list[Element]:
-        """Remove elements, when there are enough; `fewer` takes what is left in a closed queue.
+        """Remove and return `count` elements; wait until there are as many.
+
+        Args:
+            count: The number of elements.
+            name: The name of the queue, for errors.
+            fewer: True to return what is left, at least one element, if the queue is closed.
 
         Raises:
-            OutOfRangeError: The queue is closed, and has not as many.
+            OutOfRangeError: The queue is closed and has too few elements.
             CancelledError: The session is closed.
         """
         with self._lock:
@@ -92,7 +97,7 @@ class _Store:
         return self.cancelled or is_drained or len(self.elements) >= count + minimum
 
     def end(self, refuses: bool) -> None:
-        """Take no more elements, of those that wait for room neither if it `refuses`."""
+        """Close the queue; if `refuses`, waiting `put` calls fail with CancelledError, too."""
         with self._lock:
             self.closed, self._refuses = True, self._refuses or refuses
             self._condition.notify_all()
@@ -171,6 +176,14 @@ class QueueBase:
         return self._titles
 
     def _components_of(self, vals: object) -> list[object]:
+        """Return the components of an element as a list, in the order of `dtypes`.
+
+        Args:
+            vals: A dict by component name, a list or tuple, or the only component.
+
+        Raises:
+            InvalidArgumentError: The names or the number of components differ.
+        """
         if isinstance(vals, dict):
             titles = self._titles or ()
             if set(vals) != set(titles):
@@ -186,6 +199,11 @@ class QueueBase:
         return vals
 
     def _check_element(self, values: Sequence[object]) -> Element:
+        """Return copies of the components as tensors.
+
+        Raises:
+            InvalidArgumentError: A dtype or shape is not that of the queue.
+        """
         tensors = []
         for entry, kind, shape in zip(values, self._kinds, self._shapes, strict=True):
             tensor = to_tensor(entry, None if isinstance(entry, torch.Tensor) else kind).detach()
@@ -200,13 +218,14 @@ class QueueBase:
     def _run_or_record(
         self, function: Callable[..., Any], inputs: Any, title: str, outputs: Any = None
     ) -> Any:
+        """Call `function(*inputs)`; in graph mode return the outputs of its operation."""
         if not is_deferred(*leaves_of(inputs)):
             return function(*inputs)
         title = f"{self.name.rpartition('/')[2]}_{title}"
         return operation(function, inputs, title, kind="blocking", outputs=outputs)
 
     def enqueue(self, vals: object, name: str | None = None) -> Any:
-        """Add one element; waits while there is no room."""
+        """Add one element; wait while the queue is full. In graph mode return the operation."""
 
         def put_element(values: Any) -> None:
             self._current_store().put([self._check_element(values)], self.name)
@@ -214,10 +233,10 @@ class QueueBase:
         return self._run_or_record(put_element, [self._components_of(vals)], name or "enqueue")
 
     def enqueue_many(self, vals: object, name: str | None = None) -> Any:
-        """Add an element for each row of the components.
+        """Add one element for each row of the components; in graph mode return the operation.
 
         Raises:
-            InvalidArgumentError: When it runs: they have not as many rows.
+            InvalidArgumentError: When it runs, if the components have different numbers of rows.
         """
 
         def put_rows(values: Any) -> None:
@@ -236,10 +255,14 @@ class QueueBase:
         return self._run_or_record(put_rows, [self._components_of(vals)], name or "EnqueueMany")
 
     def dequeue(self, name: str | None = None) -> Any:
-        """Remove one element; waits while there is none.
+        """Remove and return one element; wait while the queue is empty.
+
+        Returns:
+            The only component, a list of components, or a dict if the components have names;
+            symbolic in graph mode.
 
         Raises:
-            OutOfRangeError: When it runs: the queue is closed and empty.
+            OutOfRangeError: When it runs, if the queue is closed and empty.
         """
 
         def take_element() -> object:
@@ -256,6 +279,16 @@ class QueueBase:
         return self._dequeue_several(n, name or "DequeueUpTo", True)
 
     def _dequeue_several(self, n: object, title: str, fewer: bool) -> object:
+        """Return `n` elements, each component stacked; symbolic in graph mode.
+
+        Args:
+            n: The number of elements.
+            title: The name of the operation.
+            fewer: True to return what is left if the queue is closed.
+
+        Raises:
+            InvalidArgumentError: The queue has no shapes.
+        """
         if None in self._shapes:
             raise InvalidArgumentError(f"Queue '{self.name}' must be given shapes for {title}.")
 
@@ -275,6 +308,7 @@ class QueueBase:
         return self._dequeue_by(take_stacked, title, shapes, n)
 
     def _dequeue_by(self, run: Callable[..., Any], title: str, shapes: Any, *inputs: Any) -> Any:
+        """Return the components that `run(*inputs)` takes from the queue, as `dequeue` does."""
         outputs = [Output(kind, shape, ()) for kind, shape in zip(self._kinds, shapes, strict=True)]
         components = self._run_or_record(run, inputs, title, outputs)
         if self._titles:
@@ -299,12 +333,12 @@ class QueueBase:
         return self._run_or_record(ask_closed, [], name or "is_closed", Output(torch.bool, (), ()))
 
     def close(self, cancel_pending_enqueues: bool = False, name: str | None = None) -> Any:
-        """Take no more elements; what is there can still be removed.
+        """Close the queue to new elements; elements in the queue can still be removed.
 
         Args:
-            cancel_pending_enqueues: Whether those that wait for room end with CancelledError.
-                Otherwise their elements get in when there is room.
-            name: Optional.
+            cancel_pending_enqueues: True if waiting `enqueue` calls end with CancelledError.
+                Otherwise they add their elements as soon as there is room.
+            name: Optional. The name of the operation.
         """
         refuses = bool(cancel_pending_enqueues)
         return self._run_or_record(lambda: self._current_store().end(refuses), [], name or "Close")

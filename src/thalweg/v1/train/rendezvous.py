@@ -49,20 +49,22 @@ class _Era:
 
 
 class Rendezvous:
-    """Gradients go from the workers to the chief, tokens from the chief to the workers.
+    """Exchange of gradients (workers to chief) and of tokens (chief to workers) in one session.
 
-    A worker's gradients are added all together or not at all. The step counts how often gradients
-    were handed over to the chief; those computed before it are stale.
+    A token is the value of the global step; a worker that receives one may compute its next
+    gradients. The gradients of a worker are added all together or not at all. Gradients computed
+    before the present step are stale and dropped.
 
     Every wait ends with CancelledError when the rendezvous is stopped or closed, or with
-    FailedPreconditionError when it is stopped by a failure; so do all calls that come later.
+    FailedPreconditionError after a failure; later calls raise the same.
 
     Args:
-        make: Makes new accumulators, one for each gradient of a worker.
+        make: Returns new accumulators, one for each gradient of a worker.
 
     Attributes:
-        step: Gradients of an earlier step are stale.
-        dropped: How many times a worker's gradients were stale.
+        step: The number of times that gradients were handed to the chief, from the step set by
+            `begin`.
+        dropped: The number of times that a worker's gradients were stale.
     """
 
     def __init__(self, make: Make) -> None:
@@ -83,13 +85,13 @@ class Rendezvous:
             self._era.end("the process was forked while gradients were handed over", None)
 
     def meet(self, gradients: Sequence[object], local_step: object) -> Any:
-        """Add a worker's gradients, unless they are stale, and wait for a token.
+        """Add a worker's gradients unless they are stale, then wait for a token and return it.
 
-        Tokens are given out in the order in which workers came, so that none gets one meant for
-        another: where all are needed for a step, each gives one gradient for it.
+        Tokens are handed out in the order of the `meet` calls.
 
-        Returns:
-            The value of the token.
+        Args:
+            gradients: The gradients, one for each accumulator.
+            local_step: The global step at which the worker computed them.
         """
         wait = _Wait()
         with self._lock:
@@ -110,6 +112,9 @@ class Rendezvous:
             return wait.payload
 
     def _add_gradients(self, era: _Era, gradients: Sequence[Any]) -> None:
+        """Add gradients to the accumulators of an era; an error ends the era, since sums are
+        incomplete.
+        """
         try:
             for accumulator, gradient in zip(era.sums, gradients, strict=True):
                 accumulator.add(gradient)
@@ -119,9 +124,9 @@ class Rendezvous:
         era.count += 1
 
     def take(self, required: int) -> list[Any]:
-        """Wait for `required` gradients of each variable, and take their means.
+        """Wait until `required` workers have added gradients; return the mean for each accumulator.
 
-        If the chief comes late there may be more, which are taken as well.
+        More gradients may be included if the chief comes late.
         """
         wait = _Wait(required)
         with self._lock:
@@ -143,7 +148,11 @@ class Rendezvous:
             self._condition.wait()
 
     def _hand_over(self, era: _Era) -> None:
-        """Hand over what there is at once, so that gradients which come next are a new step's."""
+        """Give the sums to a waiting chief and tokens to waiting workers, as far as there are
+        enough.
+
+        The chief gets the sums at once, so that gradients added later belong to the next step.
+        """
         if era.chiefs and era.count >= era.chiefs[0].required:
             era.chiefs.popleft().payload = era.sums
             era.sums, era.count = self._make(), 0
@@ -154,21 +163,18 @@ class Rendezvous:
             self._condition.notify_all()
 
     def put_tokens(self, local_step: object, count: int) -> None:
-        """Let `count` workers go on, with `local_step` as their local step.
-
-        After a stop nobody waits for them; a chief that is done with a step may end it properly.
-        """
+        """Add `count` tokens with the value `local_step`; has no effect on anyone after a stop."""
         with self._lock:
             self._era.tokens.extend([local_step] * count)
             self._hand_over(self._era)
 
     def check(self) -> None:
-        """Raise the error of those who wait, if there has been a stop."""
+        """Raise the error that waits end with, if the rendezvous was stopped."""
         with self._lock:
             self._era.check()
 
     def begin(self, step: Any) -> None:
-        """Set the step; after a stop also open again, with no gradients and no tokens."""
+        """Set the step; after a stop begin a new era without gradients and tokens."""
         with self._lock:
             if self._era.ending is not None and not self._is_session_closed:
                 self._era = _Era(self._make)

@@ -1,7 +1,8 @@
-"""A step of `apply_gradients` in one call; see `_core/replay_apply.py`.
+"""Replays of `apply_gradients` of v1 optimizers: one native call takes a step.
 
-Hyperparameters that lie in tensors are read at each step. What it counts is known from the step
-before, which the look confirms, or is read again.
+A replay repeats the last step with new gradients; see `_core/replay_apply.py`. Hyperparameters in
+tensors are read in each call. Counters are computed from the previous step; the guards of the call
+check that no other code wrote them.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ _UNKNOWN = float("0")  # in place of what a function would return
 
 
 class V1Replay(ReplayedApply):
-    """A step that may be taken again.
+    """Replay of the steps of a v1 optimizer.
 
     Args:
-        optimizer, planned, found: As those of `ReplayedApply`.
-        step: Gradients and variables, what is raised by 1, in a session what was read for the step,
-            and what happened to the gradients.
+        optimizer: The optimizer.
+        plan: The plan of the last step.
+        replayed: The recorded step of the engine.
+        step_args: (pairs, global step, values that a session read or None, transforms).
 
     Attributes:
-        read: Results of users' functions for a step that was not taken after they were called, or
-            None.
+        read: The values of hyperparameters that users' functions returned for a step that was then
+            not taken; None otherwise.
     """
 
     read: dict[str, Any] | None = None
@@ -53,10 +55,10 @@ class V1Replay(ReplayedApply):
         optimizer: Any,
         plan: CachedPlan,
         replayed: ReplayedPairs,
-        step: tuple[Any, Any, Any, Any],
+        step_args: tuple[Any, Any, Any, Any],
     ) -> None:
         super().__init__(optimizer, plan, replayed, True)
-        _, self._global_step, values, transforms = step
+        _, self._global_step, values, transforms = step_args
         self._stages = transforms.stages
         self._variables = plan.request.variables
         self._has_own_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
@@ -132,10 +134,11 @@ class V1Replay(ReplayedApply):
         return decays if functions and follow_global_step else {}
 
     def _read_counters(self, may_have_changed: bool = True) -> list[Any]:
-        """Read and cache the values of the counters, which the guards then expect, and return them.
+        """Read the counters, cache their values, set them as expected by the guards, and return
+        them.
 
         Args:
-            may_have_changed: Whether other code may have written the counters since the last read.
+            may_have_changed: True if other code may have written the counters since the last read.
         """
         steps, numbers = -1, []
         # Repeat if a signal handler took a step meanwhile: numbers and count belong together.
@@ -149,9 +152,9 @@ class V1Replay(ReplayedApply):
         return numbers
 
     @staticmethod
-    def of(optimizer: Any, cache: PlanCache, step: Any) -> V1Replay | None:
+    def of(optimizer: Any, cache: PlanCache, step_args: Any) -> V1Replay | None:
         """Return a replay of the last repeated step; None if it cannot be replayed."""
-        plan, (pairs, global_step, values, transforms) = cache.last, step
+        plan, (pairs, global_step, values, transforms) = cache.last, step_args
         values = _values_without_calls(optimizer) if values is None else values
         hooks = optimizer._make_hooks(global_step, "", values)
         hooks.calls = hooks.calls and optimizer._is_begun_by_users()
@@ -172,14 +175,16 @@ class V1Replay(ReplayedApply):
         read = hooks.values if current_session() is None else {}
         read = {name: hyper for name, hyper in read.items() if can_read(hyper)}
         replayed = ReplayedPairs.of(plan, pairs, counters, counters, guards, transforms, read)
-        return None if replayed is None else V1Replay(optimizer, plan, replayed, step)
+        return None if replayed is None else V1Replay(optimizer, plan, replayed, step_args)
 
     def is_over(self, pairs: list[Any]) -> bool:
-        """Return True if the number of pairs is that of this step."""
+        """Return True if there are as many pairs as this step has variables."""
         return len(pairs) == len(self._variables)
 
     def _is_over_pairs(self, pairs: list[Any]) -> bool:
-        """Return True if these are pairs of something and the variables of this step."""
+        """Return True if `pairs` are tuples (anything, variable) of the variables of this step, in
+        order.
+        """
         if not self.is_over(pairs) or set(map(type, pairs)) != {tuple}:
             return False
         return min(map(len, pairs)) == 2 and all(
@@ -187,6 +192,13 @@ class V1Replay(ReplayedApply):
         )
 
     def _take(self, optimizer: Any, cache: PlanCache, step_args: Any) -> bool:
+        """Take the step if all guards hold; return whether it was taken.
+
+        Args:
+            optimizer: The optimizer.
+            cache: The plan cache; its replay is removed if it does not fit any more.
+            step_args: (pairs, global step, values that a session read or None, transforms).
+        """
         pairs, global_step, values, transforms = step_args
         self.read = None
         if (
@@ -221,13 +233,20 @@ class V1Replay(ReplayedApply):
         return self._is_done(cache, pairs, status)
 
     def _is_done(self, cache: PlanCache, pairs: list[Any], status: int) -> bool:
-        """Return True if the step was taken; forget it if it is to be planned anew."""
+        """Return True if `status` is 0: the step was taken.
+
+        Removes the replay from `cache` if the next step has to be planned.
+        """
         is_stale = status not in (0, FAILED, replay_kernel.FOREIGN_WRITE, replay_kernel.TRACING)
         if self.read is not None or (is_stale and self._is_over_pairs(pairs)):
             cache.replay = None
         return not status
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
+        """Yield the scalars and counters of the steps from number `first` on, without end.
+
+        Nothing is yielded if a signal handler took that step meanwhile.
+        """
         if self._counted_values[0] != first:
             self._read_counters(may_have_changed=False)
         counted_step, counts = self._counted_values
@@ -241,7 +260,7 @@ class V1Replay(ReplayedApply):
             yield ComingStep(scalars, 1, counts)
 
     def _scalars_at(self, dtype: Dtype, counts: Sequence[Any]) -> dict[str, Any]:
-        """Return the scalars of a step that begins with these counts."""
+        """Return the scalars of the step that begins with these values of the counters."""
         rates = {name: as_hyper(rate.at(counts[-1]), dtype) for name, rate in self._decays.items()}
         powers = {name: dtype(count) for name, count in zip(self._powers, counts, strict=False)}
         return {**self._scalars[dtype], **rates, **powers}
@@ -255,10 +274,10 @@ class V1Replay(ReplayedApply):
         return status
 
     def _read_values(self, optimizer: Any) -> dict[str, Any] | None:
-        """Return what a step reads; None where the careful way has to raise an error.
+        """Return the values that a step reads; None after an error that the planned step will raise
+        again.
 
-        Raises:
-            Whatever users' functions raise; they are not called a second time.
+        Errors of users' functions are raised at once, because each step calls them only once.
         """
         if self._functions:
             with note_not_applied([]):
@@ -269,7 +288,7 @@ class V1Replay(ReplayedApply):
             return None
 
     def _are_alike(self, values: dict[str, Any]) -> bool:
-        """Return True if values differ from those of before in elements of tensors alone."""
+        """Return True if values differ from those of the last step only in tensor elements."""
         for name in self._moving:
             hyper = values.get(name)
             if isinstance(hyper, _NUMBERS):
@@ -314,7 +333,7 @@ class V1Replay(ReplayedApply):
     def _values_of(
         self, optimizer: Any, values: dict[str, Any], counts: list[Any]
     ) -> Callable[[Dtype], dict[str, Any]]:
-        """Return a function from a compute dtype to the scalars of the step."""
+        """Return a function from a compute dtype to {name: scalar} of the step."""
         if not self._scalars:
             return lambda dtype: optimizer._scalars_of(values, dtype, None)
         powers = list(zip(optimizer.POWERS, counts, strict=False))
@@ -335,7 +354,7 @@ class V1Replay(ReplayedApply):
 
 
 def _values_without_calls(optimizer: Any) -> dict[str, Any]:
-    """Return what a step reads, with `_UNKNOWN` for what functions would return."""
+    """Return the values that a step reads, with `_UNKNOWN` for results of functions."""
     functions = set(map(id, optimizer._functions()))
     if not functions:
         return optimizer._read_values()
@@ -355,7 +374,13 @@ def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Mov
 
 
 def _following(kind: Any, count: Any, factor: Any) -> Any:
-    """Return the next value of a counter; see `counting_calls` of the adapter."""
+    """Return the next value of a counter: times `factor`, or plus 1 if `factor` is None.
+
+    Args:
+        kind: The type of the counter: int, or a NumPy scalar type in which the value is rounded.
+        count: The present value.
+        factor: The factor, or None.
+    """
     if factor is not None:
         return product(kind(count), factor).item()
     # In the counter's own dtype: float32 cannot count beyond 2**24.
@@ -363,7 +388,7 @@ def _following(kind: Any, count: Any, factor: Any) -> Any:
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Return True if a step is the update of a rule, and counts."""
+    """Return True if a step only runs the rule and counts, without overridden methods."""
     return (
         not optimizer._finishes_itself()
         and not optimizer._has_symbols

@@ -35,17 +35,13 @@ class RMSPropOptimizer(RuleOptimizer):
     """
 
     HYPERS = {
-        "learning_rate": "_learning_rate",
-        "rho": "_decay",
-        "momentum": "_momentum",
+        "learning_rate": "_learning_rate", "rho": "_decay", "momentum": "_momentum",
         "epsilon": "_epsilon",
-    }
+    }  # fmt: skip
     TENSORS = {
-        "_learning_rate_tensor": "learning_rate",
-        "_decay_tensor": "rho",
-        "_momentum_tensor": "momentum",
-        "_epsilon_tensor": "epsilon",
-    }
+        "_learning_rate_tensor": "learning_rate", "_decay_tensor": "rho",
+        "_momentum_tensor": "momentum", "_epsilon_tensor": "epsilon",
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -59,9 +55,7 @@ class RMSPropOptimizer(RuleOptimizer):
     ) -> None:
         super().__init__(use_locking, name)
         self._learning_rate = check_hyper("learning_rate", learning_rate)
-        self._decay = decay
-        self._momentum = momentum
-        self._epsilon = epsilon
+        self._decay, self._momentum, self._epsilon = decay, momentum, epsilon
         self._centered = centered
 
     def _choose_rule(self) -> Rule:

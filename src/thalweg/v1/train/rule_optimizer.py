@@ -27,14 +27,10 @@ from thalweg.variable import to_tensor
 
 ACCEPTED = "number, tensor or callable"
 _UPDATES = (
-    "_apply_dense",
-    "_resource_apply_dense",
-    "_apply_sparse",
-    "_resource_apply_sparse",
-    "_apply_sparse_duplicate_indices",
-    "_resource_apply_sparse_duplicate_indices",
+    "_apply_dense", "_resource_apply_dense", "_apply_sparse", "_resource_apply_sparse",
+    "_apply_sparse_duplicate_indices", "_resource_apply_sparse_duplicate_indices",
     "_apply_sparse_shared",
-)
+)  # fmt: skip
 
 
 class RuleOptimizer(Optimizer):
@@ -78,6 +74,9 @@ class RuleOptimizer(Optimizer):
                 self._fill_slots(variables, initial_value, name, part, kinds.get(name))
 
     def _prepare(self) -> None:
+        """Set the attributes of `TENSORS` to symbolic tensors while a graph is built; else remove
+        them.
+        """
         if self._has_symbols:
             for attribute in self.TENSORS:
                 vars(self).pop(attribute, None)
@@ -168,7 +167,7 @@ class RuleOptimizer(Optimizer):
         return scatters(self._choose_rule())
 
     def _one_by_one(self) -> bool:
-        """Return True if a subclass's hook updates each variable."""
+        """Return True if an overridden hook has to be called for each variable."""
         cls, fields = type(self), vars(self)
         for hook in _UPDATES:
             if hook in fields or getattr(cls, hook) is not getattr(RuleOptimizer, hook):
@@ -181,8 +180,9 @@ class RuleOptimizer(Optimizer):
         return is_overridden or hook in vars(self)
 
     def _calls_sparse(self, hook: str) -> bool:
-        """Return True if a subclass's hook gets sparse gradients; where TensorFlow scatters, none
-        does.
+        """Return True if sparse gradients go through an overridden hook.
+
+        False for rules whose repeated rows are applied one after the other, as in TensorFlow.
         """
         is_overridden = self._has_own_hook(hook) or self._has_own_hook("_apply_sparse_shared")
         return is_overridden and self._choose_rule().duplicates != "successive"
@@ -200,7 +200,7 @@ class RuleOptimizer(Optimizer):
         return any(map(callable, hypers)) and any(map(is_function, hypers))
 
     def _update(self, grad: Any, var: Any) -> object:
-        """Update one variable, in the course of a step; for one of a graph, make an operation."""
+        """Update one variable by the rule; for a graph variable return the operation."""
         if is_symbolic(var):
             step = self._under_way
             values = self._captured_inputs()[0] if step is None else step.values
@@ -237,13 +237,13 @@ class RuleOptimizer(Optimizer):
     def _apply_sparse_shared(
         self, grad: Tensor, var: Any, indices: Tensor, scatter_add: Callable[..., Any]
     ) -> Any:
-        """Hook: what both kinds of sparse gradients come by, as in TensorFlow's Adam.
+        """Update the rows of a variable; called by both hooks for sparse gradients.
 
         Args:
-            grad: The rows.
+            grad: The rows of the gradient.
             var: The variable.
-            indices: Which rows they are, each named once.
-            scatter_add: Adds rows to a variable: `scatter_add(variable, indices, rows)`.
+            indices: The indices of the rows, without repetitions.
+            scatter_add: A function (variable, indices, rows) that adds rows, for overrides.
         """
         return self._update(IndexedSlices(grad, indices), var)
 
@@ -265,11 +265,12 @@ class RuleOptimizer(Optimizer):
 
 
 def check_hyper(name: str, hyper: object) -> Any:
-    """Return a hyperparameter as a constructor was given it, if a step could use it.
+    """Return a hyperparameter unchanged if a step can use it.
 
     Raises:
-        InvalidTypeError: It is no number, tensor or callable; says where variables go.
-        InvalidArgumentError: It has a shape, is NaN, or a whole number that no float can hold.
+        InvalidTypeError: `hyper` is not a number, tensor or callable.
+        InvalidArgumentError: `hyper` has dimensions, is NaN, or is an integer too large for a
+            float.
     """
     if not is_function(hyper):
         check_scalar(name, hyper, ACCEPTED)

@@ -58,8 +58,10 @@ def create_slot_with_initializer(
     *,
     copy_xla_sharding: bool = False,
 ) -> Any:
-    """Return a variable that begins with `initializer(shape, dtype=dtype)`, or with `initializer`
-    itself if that is a tensor; as `create_slot` otherwise.
+    """Return a variable that is not trained and begins with `initializer(shape, dtype=dtype)`.
+
+    An `initializer` that is a tensor is the initial value itself. If `shape` is not fully known,
+    the initializer is called with the shape of `primary` in a run. See `create_slot` for the rest.
     """
     kind = as_dtype(dtype)
     if not callable(initializer):
@@ -82,9 +84,9 @@ def create_zeros_slot(
     *,
     copy_xla_sharding: bool = False,
 ) -> Any:
-    """Return a variable of zeros, of the shape of `primary`, also where only a run knows that.
+    """Return a variable of zeros in the shape of `primary`, which a run may have to find out.
 
-    `dtype` is that of `primary` by default; the rest as in `create_slot`.
+    `dtype` is by default the dtype of `primary`. See `create_slot` for the rest.
     """
     kind = primary.dtype if dtype is None else as_dtype(dtype)
     if not is_symbolic(primary):
@@ -97,6 +99,7 @@ def create_zeros_slot(
 
 
 def _make_slot(primary: Any, initial_value: object, name: str, dtype: torch.dtype | None) -> object:
+    """Return a new variable with an initial value, named after `primary` and `name`."""
     primary = handle_of(primary)
     title = f"{base_name(primary)}/{name}"
     if is_symbolic(primary):
@@ -110,7 +113,11 @@ def _make_slot(primary: Any, initial_value: object, name: str, dtype: torch.dtyp
 
 
 def _make_deferred_slot(primary: Any, begin: Callable[[], Any], name: str, dtype: Any) -> Any:
-    """Make a slot whose shape is known in a run only."""
+    """Return a new slot whose initial value `begin()` is computed when a session initializes the
+    slot.
+
+    In eager mode `begin` is called now.
+    """
     primary = handle_of(primary)
     title = f"{base_name(primary)}/{name}"
     if not is_symbolic(primary):

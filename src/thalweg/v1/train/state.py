@@ -6,24 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from thalweg import distribute
+from thalweg import _graph, distribute
 from thalweg._base.execution_context import graph_of
 from thalweg._core.dtensor import is_imported
 from thalweg._core.hyperparameters import is_function
 from thalweg._core.slot_dict_view import SlotsByName, SlotsOfName
 from thalweg._core.state import Entry
 from thalweg._core.trackable import TrackableSlots
-from thalweg._graph import (
-    GraphVariable,
-    current_session,
-    executing_eagerly,
-    get_default_graph,
-    graph_variable_of,
-    handle_of,
-    is_symbolic,
-    make_variable,
-    resolve,
-)
 from thalweg._graph.slice_info import mark_slice_like
 from thalweg.formula import Slot
 from thalweg.v1.train.slot_creator import base_name, scoped_name
@@ -50,16 +39,16 @@ class State(TrackableSlots):
         self._slot_names: dict[str, int] = {}  # how often each full name was used in eager mode
 
     def get_slot(self, var: Any, name: str) -> Any:
-        """Return the slot called `name` of a variable, or None if there is none (yet).
+        """Return the slot `name` of a variable, or None if it does not exist (yet).
 
-        Where slots are shared out over the ranks of a `thalweg.distribute.Strategy` it is a copy,
-        and all ranks call this.
+        If slots are sharded over the ranks of a `thalweg.distribute.Strategy`, the result is a
+        whole copy, and all ranks have to call this method.
 
         Args:
-            var: A variable that was given to `minimize` or `apply_gradients`.
+            var: A variable that was passed to `minimize` or `apply_gradients`.
             name: One of `get_slot_names()`.
         """
-        var = var if executing_eagerly() else graph_variable_of(var)
+        var = var if _graph.executing_eagerly() else _graph.graph_variable_of(var)
         slot = self._slots.get(var, name)
         if slot is None:
             self._settle(var, name)
@@ -98,6 +87,7 @@ class State(TrackableSlots):
         return self._filled_slot(var, 0.0, slot_name, op_name)
 
     def _filled_slot(self, var: object, initial_value: float, slot_name: str, op_name: str) -> Any:
+        """Return the slot of a variable; if missing, create it filled with a number."""
         self._fill_slots([var], initial_value, slot_name, op_name)
         return self.get_slot(var, slot_name)
 
@@ -109,7 +99,15 @@ class State(TrackableSlots):
         op_name: str,
         kind: Slot | None = None,
     ) -> None:
-        """Make missing slots of variables together, filled with a number."""
+        """Create the missing slots of several variables, filled with a number.
+
+        Args:
+            variables: Eager variables, or variables of one graph.
+            initial_value: The number.
+            slot_name: The name of the slot for `get_slot`.
+            op_name: The last part of the name of the slot variable.
+            kind: Optional. The rule's description of the slot.
+        """
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
         if missing:
             if is_imported():
@@ -143,18 +141,26 @@ class State(TrackableSlots):
         """Return the slot of a variable; if missing, make it by `initializer(shape, dtype)`."""
         if self._slots.get(var, slot_name) is None:
             initial_value = initializer(tuple(shape), dtype=as_dtype(dtype))
-            if not is_symbolic(initial_value):
+            if not _graph.is_symbolic(initial_value):
                 initial_value = to_tensor(initial_value, dtype).expand(tuple(shape))
             self._put_slot(var, initial_value, slot_name, op_name)
         return self.get_slot(var, slot_name)
 
     def _put_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> None:
+        """Create the slot of a variable with an initial value, and register it.
+
+        Args:
+            var: The variable.
+            val: The initial value, in any form that `to_tensor` takes.
+            slot_name: The name of the slot for `get_slot`.
+            op_name: The last part of the name of the slot variable.
+        """
         title = self._slot_title(var, op_name)
-        if not is_symbolic(val):
+        if not _graph.is_symbolic(val):
             val = to_tensor(val, getattr(val, "dtype", var.dtype)).detach().to(var.device)
-        if isinstance(var, GraphVariable):
+        if isinstance(var, _graph.GraphVariable):
             with var.graph.as_default():
-                slot: Any = make_variable(val, title, like=var)
+                slot: Any = _graph.make_variable(val, title, like=var)
             mark_slice_like(slot, var)
         else:
             slot = over(val.clone(), title)
@@ -163,22 +169,25 @@ class State(TrackableSlots):
     def _slot_title(self, var: object, op_name: str) -> str:
         """Return a slot's name such as `w/Adam`; in eager mode a second one is `w/Adam_1`."""
         title = f"{base_name(var)}/{op_name}"
-        if is_symbolic(var):
+        if _graph.is_symbolic(var):
             return scoped_name(var, title)
         count = self._slot_names.get(title, 0)
         self._slot_names[title] = count + 1
         return f"{title}_{count}" if count else title
 
     def _create_non_slot_variable(self, initial_value: Any, name: str, colocate_with: Any) -> Any:
-        """Return the optimizer-wide variable of this name in the present graph; make it if missing.
+        """Return the optimizer-wide variable of a name in the graph of `colocate_with`, or in eager
+        mode.
+
+        A missing variable is created, and gets a value that a checkpoint restored for it.
 
         Args:
             initial_value: A number, array or tensor, or a callable without arguments that returns
                 one; it decides the dtype, float32 for a float.
-            name: Name of the variable; in a graph, below the name scope it is made in.
-            colocate_with: A variable of the graph it belongs to.
+            name: The name of the variable; in a graph the present name scope goes before it.
+            colocate_with: A variable of the graph.
         """
-        graph = getattr(handle_of(colocate_with), "graph", None)
+        graph = getattr(_graph.handle_of(colocate_with), "graph", None)
         if (name, graph) not in self._non_slots:
             if is_function(initial_value):
                 initial_value = initial_value()
@@ -187,23 +196,25 @@ class State(TrackableSlots):
                 variable: Any = Variable(restored_value, name=name, trainable=False)
             else:
                 with graph.as_default():
-                    template = handle_of(colocate_with)
-                    variable = make_variable(initial_value, graph.scope + name, like=template)
+                    template = _graph.handle_of(colocate_with)
+                    variable = _graph.make_variable(
+                        initial_value, graph.scope + name, like=template
+                    )
             self._handle_deferred_dependencies(name=name, trackable=variable)
             self._non_slots[name, graph] = variable
-        return resolve(self._non_slots[name, graph])
+        return _graph.resolve(self._non_slots[name, graph])
 
     def _get_non_slot_variable(self, name: str, graph: object = None) -> Any:
         """Return the optimizer-wide variable of this name, or None.
 
         By default that of the graph whose session runs, or for which hooks are called.
         """
-        session, step = current_session(), self._under_way
+        session, step = _graph.current_session(), self._under_way
         if graph is None and session is not None:
             graph = session.graph
         elif graph is None and step is not None and step.builds:
-            graph = get_default_graph()
-        return resolve(self._non_slots.get((name, graph)))
+            graph = _graph.get_default_graph()
+        return _graph.resolve(self._non_slots.get((name, graph)))
 
     @property
     def _non_slot_dict(self) -> Mapping[tuple[str, object], object]:

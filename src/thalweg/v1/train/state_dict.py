@@ -1,4 +1,4 @@
-"""`state_dict` and `load_state_dict` of the v1 face: what eager mode keeps, by name."""
+"""`state_dict` and `load_state_dict` of v1 optimizers and averages in eager mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thalweg.variable import name_of, to_tensor
 
 
 class V1StateDict(TrackableSlots, state.StateDict):
-    """The part of an optimizer, or of what keeps averages, that saves and loads."""
+    """Base class of optimizers and moving averages that saves and loads their state by name."""
 
     _name: str
 
@@ -26,20 +26,20 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def state_dict(self, var_list: Iterable[object] | None = None) -> dict[str, Tensor]:
         """Return copies of the slots and optimizer-wide variables, by name.
 
-        A slot is called like its variable and itself, "w/momentum", a slot of the second variable
-        called "w" is "w#1/momentum"; what belongs to no variable has its own name, "beta1_power".
-        Hyperparameters, `global_step` and the variables that are trained are not in it. Before the
-        first step it is empty. Where slots are shared out over the ranks of a
-        `thalweg.distribute.Strategy`, all ranks call this, and each gets all of them.
+        The name of a slot is "variable/slot", such as "w/momentum"; "w#1/momentum" is a slot of the
+        second variable called "w". An optimizer-wide variable has its own name, such as
+        "beta1_power". Hyperparameters, `global_step` and the trained variables are not included;
+        before the first step the result is empty. If slots are sharded over the ranks of a
+        `thalweg.distribute.Strategy`, all ranks call this method and get all slots.
 
         Args:
-            var_list: Optional. The variables that have slots, in the order in which
-                `load_state_dict` will be given them; needed if several have the same name.
+            var_list: Optional. The variables with slots, in the order that `load_state_dict` will
+                get; needed if several have the same name.
 
         Raises:
             FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
             InvalidArgumentError: Several variables have the same name and there is no `var_list`,
-                or one that has slots is not in it.
+                or `var_list` lacks a variable with slots.
         """
         return self._saved(select=lambda: self._chosen_for_state(var_list))
 
@@ -80,6 +80,17 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def _fitting(
         self, given: Mapping[str, object], variables: object, names: Names
     ) -> state.Loading:
+        """Return the values to load, after checking names, shapes and dtypes.
+
+        Args:
+            given: Tensors by name.
+            variables: The variables of the state; None for those with slots.
+            names: Returns the keys of variables.
+
+        Raises:
+            FailedPreconditionError: There are no slots and no variables.
+            CheckpointMismatchError: Names, shapes or dtypes differ.
+        """
         state_variables = self._chosen_for_state(variables)
         has_slots = any(self._slot_entries(var, "") for var in self._owners())
         without_slots = [*self._lasting_entries(), *self._own_entries()]
@@ -96,6 +107,7 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def _state_parts(
         self, given: Mapping[str, object], variables: list[Tensor], names: Names
     ) -> tuple[str, list[state.Given]]:
+        """Return (title for errors, [(entries, values by name, True)]); create missing slots."""
         # The existing slots decide: a variable may have another shape by now than its slots.
         self._create_for_state(variables, given)
         entries = self._entries(variables, names(variables))
@@ -107,7 +119,7 @@ class V1StateDict(TrackableSlots, state.StateDict):
         return f"The state of {self._name}", [([*self._lasting_entries(), *entries], given, True)]
 
     def _create_for_state(self, variables: Sequence[object], names: Collection[str]) -> None:
-        """Make all that a state with these names is of."""
+        """Create the slots that a state with these names has."""
         self._create_slots([*variables])
 
     def _check_has_state(self) -> None:
@@ -115,7 +127,12 @@ class V1StateDict(TrackableSlots, state.StateDict):
         state.check_eager(f"The state of {self._name}", variables, executing_eagerly())
 
     def _chosen_for_state(self, var_list: object) -> list[Tensor]:
-        """Return the variables of a state, in the order that numbers repeated names."""
+        """Return the variables of a state; their order decides the numbers of repeated names.
+
+        Raises:
+            InvalidArgumentError: Names repeat and `var_list` is None, or it lacks a variable with
+                slots.
+        """
         owners = self._owners()
         if var_list is None:
             names = [_base_name(var) for var in owners]

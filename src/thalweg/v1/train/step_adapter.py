@@ -34,8 +34,8 @@ class V1StepAdapter(StepAdapter):
         optimizer: The `Optimizer`.
         global_step: The variable that is raised by 1, or None.
         name: The name of the step.
-        values: The values that the optimizer reads once a step, by name. If None they are read at
-            first use; an operation of a graph has them from the time when the graph was built.
+        values: {name: value} of hyperparameters read once per step. If None, `values` reads them at
+            first use; in a session they were captured when the graph was built.
     """
 
     builds = False  # whether a graph is being built, and no step is taken
@@ -47,9 +47,7 @@ class V1StepAdapter(StepAdapter):
         self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
     ) -> None:
         super().__init__()
-        self._optimizer = optimizer
-        self._global_step = global_step
-        self._name = name
+        self._optimizer, self._global_step, self._name = optimizer, global_step, name
         self._values = values
         self._results: list[object] = []  # what the hooks returned that update variables
         self.selection = optimizer._selection()
@@ -125,14 +123,15 @@ class V1StepAdapter(StepAdapter):
 
 
 def counting_calls(moves: Sequence[Move], device_decision: Tensor | None = None) -> list[Call]:
-    """Return calls of C functions that count a step, on the host or on the device of each counter.
+    """Return calls of C functions that move the counters of a step, on the device of each counter.
 
     Args:
-        moves: Counters, and how they move.
-        device_decision: Whether the step is taken, if a device decides.
+        moves: Pairs (counter, factor): the counter is multiplied by the factor, or raised by 1 for
+            None.
+        device_decision: Optional. A bool tensor on a device: False leaves the counters unchanged.
 
     Raises:
-        LayoutError: The global step has no memory.
+        LayoutError: A counter has no memory.
     """
     if device_decision is not None:
         check_memories([counter for counter, _ in moves])
@@ -181,11 +180,11 @@ class V1RuleStepAdapter(V1StepAdapter):
 
 
 class V1HookStepAdapter(V1RuleStepAdapter):
-    """A user's hook that hands one variable to the rule, in the course of a step.
+    """Adapter of the update of one variable that a user's hook requests during a step.
 
     Args:
         optimizer: The optimizer.
-        values: What it has read for the step; None if no step is under way.
+        values: The values that the optimizer read for the step; None outside of a step.
     """
 
     constrains = False

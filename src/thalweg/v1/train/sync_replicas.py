@@ -10,29 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg import _graph
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
 from thalweg._core.grads_and_vars import as_gradient, as_pairs
 from thalweg._core.state import check_eager
 from thalweg._core.validation import check_pairs
-from thalweg._graph import (
-    GraphKeys,
-    GraphVariable,
-    Operation,
-    Output,
-    SymbolicSlices,
-    SymbolicTensor,
-    by_reference,
-    current_session,
-    get_default_graph,
-    global_variables,
-    graph_variable_of,
-    make_variable,
-    no_op,
-    operation,
-    report_uninitialized_variables,
-)
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
@@ -115,9 +99,9 @@ class SyncReplicasOptimizer(WrappingOptimizer):
     Reference: tf.train.SyncReplicasOptimizer; https://arxiv.org/abs/1604.00981
     """
 
-    local_step_init_op: Operation
-    chief_init_op: Operation
-    ready_for_local_init_op: SymbolicTensor
+    local_step_init_op: _graph.Operation
+    chief_init_op: _graph.Operation
+    ready_for_local_init_op: _graph.SymbolicTensor
 
     def __init__(
         self,
@@ -156,7 +140,9 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
     ) -> Any:
-        """Build what the workers and the chief run.
+        """Build the operations of a worker and of the chief; return the worker's operation.
+
+        The worker's operation writes only `sync_rep_local_step`; the chief's thread takes the step.
 
         Args:
             grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor,
@@ -165,15 +151,10 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             name: Name of the worker's operation.
             skip_gradients_aggregation: Accepted for compatibility.
 
-        Returns:
-            The worker's operation. It changes no variable but `sync_rep_local_step`: the chief
-            takes the step.
-
         Raises:
             RuntimeError: In eager mode.
-            ValueError: There are no pairs, no variable has a gradient, a gradient is of no known
-                type, or there is no global step.
-            TypeError: `global_step` is no variable of a graph.
+            ValueError: There are no pairs, no variable has a gradient, or there is no global step.
+            TypeError: `global_step` is not a variable of a graph, or a gradient is of another type.
         """
         grads_and_vars_list = as_pairs(grads_and_vars)
         if not is_deferred(*chain.from_iterable(grads_and_vars_list)):
@@ -185,41 +166,47 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             raise ValueError("Must supply at least one variable")
         if global_step is None:
             raise ValueError("Global step is required to check staleness")
-        step = graph_variable_of(global_step)
-        if not isinstance(step, GraphVariable):
+        step = _graph.graph_variable_of(global_step)
+        if not isinstance(step, _graph.GraphVariable):
             raise InvalidTypeError(
                 f"global_step must be a variable of the graph, not {show_value(global_step)}."
             )
         for grad, var in grads_and_vars_list:
             _check_type(grad, var)
         with step.graph.as_default():
-            pairs = [(grad, graph_variable_of(var)) for grad, var in grads_and_vars_list]
+            pairs = [(grad, _graph.graph_variable_of(var)) for grad, var in grads_and_vars_list]
             return self._build_update(pairs, step, name or self._name)
 
     def _build_update(
-        self, pairs: list[tuple[object, object]], step: GraphVariable, name: str
-    ) -> Operation:
-        graph = get_default_graph()
+        self, pairs: list[tuple[object, object]], global_step: _graph.GraphVariable, name: str
+    ) -> _graph.Operation:
+        """Build all operations, set the attributes, and return the worker's operation."""
+        graph = _graph.get_default_graph()
         meeting = _Meeting([pair for pair in pairs if pair[0] is not None], self._opt)
         with graph.control_dependencies(None):  # the chief's runs have none of the workers' feeds
             with graph.name_scope(self._name) as scope:
                 means = meeting.take(self._replicas_to_aggregate)
-            chief = self._chief_step(meeting, pairs, means, step)
-            local_step = make_variable(
-                0, "sync_rep_local_step", dtype=step.dtype, collections=[GraphKeys.LOCAL_VARIABLES]
+            chief = self._chief_step(meeting, pairs, means, global_step)
+            local_step = _graph.make_variable(
+                0,
+                "sync_rep_local_step",
+                dtype=global_step.dtype,
+                collections=[_graph.GraphKeys.LOCAL_VARIABLES],
             )
             stamp = local_step.read_value()  # not later than the variables the gradients are of
             with graph.name_scope(scope):
-                start = _local_step_init(local_step, step)
-                begin = meeting.begin(step, start_op=start)
-                ready = report_uninitialized_variables(global_variables())
+                start = _local_step_init(local_step, global_step)
+                begin = meeting.begin(global_step, start_op=start)
+                ready = _graph.report_uninitialized_variables(_graph.global_variables())
                 runner = _ChiefQueueRunner(meeting, chief)
         with graph.name_scope(scope):
             token = meeting.meet(stamp)
-        train_op = operation(_advance_local_step, [by_reference(local_step), token], name)
+        train_op = _graph.operation(
+            _advance_local_step, [_graph.by_reference(local_step), token], name
+        )
         self.local_step_init_op, self.chief_init_op = start, begin
         self.ready_for_local_init_op = ready
-        self._local_step, self._global_step = local_step, step
+        self._local_step, self._global_step = local_step, global_step
         self._meeting, self._chief_queue_runner = meeting, runner
         return train_op
 
@@ -228,18 +215,26 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         meeting: _Meeting,
         worker_pairs: list[tuple[object, object]],
         gradient_means: list[object],
-        step: GraphVariable,
-    ) -> Operation:
-        """Take gradients, apply them, hand out tokens."""
-        graph = get_default_graph()
+        global_step: _graph.GraphVariable,
+    ) -> _graph.Operation:
+        """Return the operation of the chief: take means, apply them, hand out tokens, move
+        averages.
+
+        Args:
+            meeting: The operations of the rendezvous.
+            worker_pairs: The worker's gradients and variables.
+            gradient_means: The symbolic means of the gradients that are not None.
+            global_step: The global step.
+        """
+        graph = _graph.get_default_graph()
         mean_iterator = iter(gradient_means)
         pairs = [(None if grad is None else next(mean_iterator), var) for grad, var in worker_pairs]
         waited = [grad for grad, _ in pairs if grad is not None]
         # After the wait, so that what the optimizer reads is of this step.
         with graph.name_scope(None), graph.control_dependencies(waited):
-            update = self._opt.apply_gradients(pairs, step)
+            update = self._opt.apply_gradients(pairs, global_step)
         with graph.control_dependencies([update]):
-            last_op = meeting.put_tokens(step, self._tokens_per_step)
+            last_op = meeting.put_tokens(global_step, self._tokens_per_step)
         if self._variable_averages is not None:
             with graph.name_scope(None), graph.control_dependencies([last_op]):
                 last_op = self._variable_averages.apply(self._variables_to_average)
@@ -255,15 +250,17 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             raise ValueError("Should be called after apply_gradients().")
         return self._chief_queue_runner
 
-    def get_init_tokens_op(self, num_tokens: int = -1) -> Operation:
-        """Return an operation that lets workers go on before the first step.
+    def get_init_tokens_op(self, num_tokens: int = -1) -> _graph.Operation:
+        """Return an operation that hands out tokens, so that workers continue before the first
+        step.
 
-        The tokens say that the local step is the present global step. Gradients of workers that
-        got one after the first step was taken are dropped.
+        Each token holds the present global step. A worker that gets a token after the first step
+        computes gradients that are stale, and dropped.
 
         Args:
-            num_tokens: How many; -1 means `replicas_to_aggregate`. At least as many are needed as
-                workers are missing: `replicas_to_aggregate - total_num_replicas`.
+            num_tokens: The number of tokens; -1 means `replicas_to_aggregate`. If
+                `replicas_to_aggregate` exceeds `total_num_replicas`, at least the difference is
+                needed.
 
         Raises:
             ValueError: `apply_gradients` was not called before, or there are too few tokens.
@@ -281,7 +278,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         graph = self._global_step.graph
         with graph.as_default(), graph.control_dependencies(None):
             if num_tokens <= 0:
-                return no_op(name="no_op_init_tokens")
+                return _graph.no_op(name="no_op_init_tokens")
             return self._meeting.put_tokens(self._global_step, num_tokens, check=True)
 
     def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
@@ -295,11 +292,11 @@ class SyncReplicasOptimizer(WrappingOptimizer):
 
 
 class _Meeting:
-    """The operations by which workers and chief meet in the rendezvous of their session.
+    """Operations of a graph that use the `Rendezvous` of the session that runs.
 
     Args:
-        pairs: The symbolic gradients, none of them None, and their variables.
-        opt: The optimizer that will get them.
+        pairs: Symbolic gradients, none of them None, and their variables.
+        opt: The optimizer that applies the means.
     """
 
     def __init__(self, pairs: list[tuple[Any, Any]], opt: Optimizer) -> None:
@@ -310,16 +307,23 @@ class _Meeting:
 
     def here(self) -> Rendezvous:
         """Return the rendezvous of the session that runs."""
-        session: Any = current_session()
+        session: Any = _graph.current_session()
         key = (Rendezvous, self._variables, tuple(self._kinds))
         return session.resource(key, lambda: Rendezvous(lambda: [kind() for kind in self._kinds]))
 
-    def handle(self) -> SymbolicTensor:
+    def handle(self) -> _graph.SymbolicTensor:
         """Return the rendezvous itself."""
-        return operation(self.here, [], "rendezvous", kind="pure", outputs=Output())
+        return _graph.operation(self.here, [], "rendezvous", kind="pure", outputs=_graph.Output())
 
-    def meet(self, stamp: SymbolicTensor) -> SymbolicTensor:
-        """Hand a worker's gradients over and wait for a token."""
+    def meet(self, stamp: _graph.SymbolicTensor) -> _graph.SymbolicTensor:
+        """Return the operation that hands a worker's gradients over and waits for a token.
+
+        Args:
+            stamp: The local step at which the gradients were computed.
+
+        Returns:
+            The value of the token, in the dtype of `stamp`.
+        """
         titles = [base_name(var) for var in self._variables]
         dtype = stamp.dtype
 
@@ -336,22 +340,24 @@ class _Meeting:
             step = self.here().meet(accumulated, local_step.item())
             return torch.tensor(step, dtype=dtype, device="cpu")
 
-        references = [by_reference(var) for var in self._variables]
-        return operation(
+        references = [_graph.by_reference(var) for var in self._variables]
+        return _graph.operation(
             meet,
             [self._gradients, references, stamp],
             "meet",
             kind="blocking",
-            outputs=Output(dtype, ()),
+            outputs=_graph.Output(dtype, ()),
         )
 
     def take(self, required: int) -> list[Any]:
-        """Wait for the means of the gradients."""
+        """Return symbolic means of the gradients; a run waits until `required` workers have added
+        theirs.
+        """
         outputs = [
-            Output(grad.dtype, var.shape)
+            _graph.Output(grad.dtype, var.shape)
             for grad, var in zip(self._gradients, self._variables, strict=True)
         ]
-        means = operation(
+        means = _graph.operation(
             lambda: self.here().take(required), [], "take", kind="blocking", outputs=outputs
         )
         return [
@@ -359,8 +365,13 @@ class _Meeting:
             for mean, kind in zip(means, self._kinds, strict=True)
         ]
 
-    def put_tokens(self, step: GraphVariable, count: int, check: bool = False) -> Operation:
-        """Hand out tokens that hold the global step."""
+    def put_tokens(
+        self, global_step: _graph.GraphVariable, count: int, check: bool = False
+    ) -> _graph.Operation:
+        """Return the operation that hands out `count` tokens with the value of the global step.
+
+        With `check` the operation raises if the rendezvous was stopped.
+        """
 
         def put(leaf: Tensor) -> None:
             rendezvous = self.here()
@@ -368,13 +379,17 @@ class _Meeting:
                 rendezvous.check()
             rendezvous.put_tokens(leaf.item(), count)
 
-        return operation(put, [by_reference(step)], "sync_token_q_EnqueueMany")
+        return _graph.operation(put, [_graph.by_reference(global_step)], "sync_token_q_EnqueueMany")
 
-    def begin(self, step: GraphVariable, start_op: Operation) -> Operation:
-        """Let the chief begin at the present global step."""
-        return operation(
+    def begin(
+        self, global_step: _graph.GraphVariable, start_op: _graph.Operation
+    ) -> _graph.Operation:
+        """Return the operation that starts the rendezvous at the present global step, after
+        `start_op`.
+        """
+        return _graph.operation(
             lambda leaf: self.here().begin(leaf.item()),
-            [by_reference(step)],
+            [_graph.by_reference(global_step)],
             "chief_init",
             control_inputs=[start_op],
         )
@@ -383,8 +398,8 @@ class _Meeting:
 class _ChiefQueueRunner(QueueRunner):
     """The chief's thread; when it ends, so do all waits."""
 
-    def __init__(self, meeting: _Meeting, step: Operation) -> None:
-        super().__init__(enqueue_ops=[step])
+    def __init__(self, meeting: _Meeting, chief_op: _graph.Operation) -> None:
+        super().__init__(enqueue_ops=[chief_op])
         self._rendezvous = meeting.handle()
 
     @property
@@ -403,13 +418,11 @@ class _SyncReplicasHook(SessionRunHook):
     """Starts a worker, and the chief beside it."""
 
     def __init__(self, optimizer: SyncReplicasOptimizer, is_chief: bool, num_tokens: int) -> None:
-        self._optimizer = optimizer
-        self._is_chief = is_chief
-        self._num_tokens = num_tokens
-        self._tokens: Operation | None = None
+        self._optimizer, self._is_chief, self._num_tokens = optimizer, is_chief, num_tokens
+        self._tokens: _graph.Operation | None = None
 
     def begin(self) -> None:
-        """Prepare what `after_create_session` runs.
+        """Create the operation that hands out the first tokens, if this is the chief.
 
         Raises:
             ValueError: `apply_gradients` was not called before, or there are too few tokens.
@@ -422,7 +435,8 @@ class _SyncReplicasHook(SessionRunHook):
             self._tokens = self._optimizer.get_init_tokens_op(self._num_tokens)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Initialize the local step; on the chief also hand out the first tokens and start.
+        """Initialize the local step; on the chief also hand out tokens and start the chief's
+        thread.
 
         Raises:
             RuntimeError: A global variable is not initialized.
@@ -450,7 +464,7 @@ def _counter_of(name: str, counter: object) -> int:
 
 
 def _check_type(grad: object, var: object) -> None:
-    kinds = (SymbolicTensor, SymbolicSlices, Tensor, IndexedSlices)
+    kinds = (_graph.SymbolicTensor, _graph.SymbolicSlices, Tensor, IndexedSlices)
     if grad is not None and not isinstance(grad, kinds):
         title = base_name(var)
         raise InvalidTypeError(
@@ -460,7 +474,7 @@ def _check_type(grad: object, var: object) -> None:
 
 
 def _kind_of(grad: object) -> type[DenseAccumulator] | type[SparseAccumulator]:
-    by_rows = isinstance(grad, SymbolicSlices | IndexedSlices) or (
+    by_rows = isinstance(grad, _graph.SymbolicSlices | IndexedSlices) or (
         isinstance(grad, Tensor) and grad.layout == torch.sparse_coo
     )
     return SparseAccumulator if by_rows else DenseAccumulator
@@ -493,9 +507,9 @@ def _as_kind(grad: object, var: Tensor, title: str, kind: object) -> Any:
     return grad
 
 
-def _slices_of(source: SymbolicTensor) -> SymbolicSlices:
+def _slices_of(source: _graph.SymbolicTensor) -> _graph.SymbolicSlices:
     source.may_be_sparse = True
-    return SymbolicSlices.of(source)
+    return _graph.SymbolicSlices.of(source)
 
 
 def _advance_local_step(local_step: Tensor, token: Tensor) -> None:
@@ -503,9 +517,15 @@ def _advance_local_step(local_step: Tensor, token: Tensor) -> None:
     local_step.copy_(torch.maximum(local_step, token))
 
 
-def _local_step_init(local_step: GraphVariable, step: GraphVariable) -> Operation:
+def _local_step_init(
+    local_step: _graph.GraphVariable, global_step: _graph.GraphVariable
+) -> _graph.Operation:
+    """Return the operation that initializes the local step with the value of the global step."""
+
     def initialize_local_step(leaf: Tensor) -> None:
-        session: Any = current_session()
+        session: Any = _graph.current_session()
         session.initialize(local_step, leaf.clone())
 
-    return operation(initialize_local_step, [by_reference(step)], "local_step_init")
+    return _graph.operation(
+        initialize_local_step, [_graph.by_reference(global_step)], "local_step_init"
+    )

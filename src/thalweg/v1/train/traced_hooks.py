@@ -1,7 +1,6 @@
-"""Hooks of a subclass in graph mode: called once, as the graph is built, as TensorFlow calls them.
+"""Overridden hooks of optimizers in graph mode, called once while the graph is built.
 
-What they record are operations like any other, which sessions run as one update: a `Unit` of the
-graph.
+The operations that the hooks record form a `Unit` of the graph, which sessions run as one update.
 """
 
 from __future__ import annotations
@@ -10,44 +9,23 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from thalweg import _graph
 from thalweg._base.execution_context import is_ours
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._core.atomic_section import run
 from thalweg._core.grads_and_vars import distinct
-from thalweg._graph import (
-    GraphKeys,
-    GraphVariable,
-    Operation,
-    SymbolicTensor,
-    after_writes,
-    explain_errors,
-    gradient_symbol,
-    graph_variable_of,
-    group,
-    no_op,
-    operation,
-    update_of,
-    updates_since,
-)
+from thalweg._graph import GraphKeys, GraphVariable, Operation, SymbolicTensor, operation
 from thalweg.v1.train.step_adapter import check_global_step, counting_calls
 
 HOOKS = (
-    "_prepare",
-    "_finish",
-    "_apply_dense",
-    "_apply_sparse",
-    "_apply_sparse_duplicate_indices",
-    "_apply_sparse_shared",
-    "_resource_apply_dense",
-    "_resource_apply_sparse",
+    "_prepare", "_finish", "_apply_dense", "_apply_sparse", "_apply_sparse_duplicate_indices",
+    "_apply_sparse_shared", "_resource_apply_dense", "_resource_apply_sparse",
     "_resource_apply_sparse_duplicate_indices",
-)
+)  # fmt: skip
 
 
 def has_hooks(optimizer: object) -> bool:
-    """Return True if the user replaces a hook of an optimizer, in its class or in the object
-    alone.
-    """
+    """Return True if a subclass, or the object itself, overrides a hook of the optimizer."""
     return any(not is_ours(getattr(optimizer, hook, None)) for hook in HOOKS)
 
 
@@ -57,14 +35,16 @@ def check_counter(global_step: Any) -> Any:
     Raises:
         InvalidTypeError: `global_step` cannot be raised by 1, such as a constant of the graph.
     """
-    step = None if global_step is None else graph_variable_of(global_step)
+    step = None if global_step is None else _graph.graph_variable_of(global_step)
     if not (isinstance(step, GraphVariable) and step.shape in ((), UNKNOWN)):
         check_global_step(step)
     return step
 
 
 def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, name: str) -> Any:
-    """Call an optimizer's hooks as TensorFlow's `apply_gradients` does while a graph is built.
+    """Call the hooks of an optimizer once to build the operation of a step, and return it.
+
+    The operation is added to the collection TRAIN_OP.
 
     Args:
         optimizer: The optimizer.
@@ -73,8 +53,8 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
         name: The name scope, made unique.
 
     Returns:
-        The operation that raises `global_step`; without one what `_finish` returns, of a tensor its
-        operation.
+        The operation that raises `global_step`; without `global_step` the operation that `_finish`
+        returned, or a group of all updates.
 
     Raises:
         InvalidTypeError: A hook needs values that only a run has, or `global_step` cannot count.
@@ -92,14 +72,14 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
         optimizer._locked(),
         optimizer._while_taking(hooks),
     ):
-        symbolic_pairs = [(gradient_symbol(grad), var) for grad, var in pairs]
-        with graph.control_dependencies(None), explain_errors(optimizer, "_create_slots"):
+        symbolic_pairs = [(_graph.gradient_symbol(grad), var) for grad, var in pairs]
+        with graph.control_dependencies(None), _graph.explain_errors(optimizer, "_create_slots"):
             optimizer._create_slots(variables)
         with graph.as_one(), graph.name_scope(name) as scope:
-            with explain_errors(optimizer, "_prepare"):
+            with _graph.explain_errors(optimizer, "_prepare"):
                 hooks.read_hypers(variables)
             updates = [
-                update_of(optimizer, var, partial(optimizer._apply_one, grad, var))
+                _graph.update_of(optimizer, var, partial(optimizer._apply_one, grad, var))
                 for grad, var in symbolic_pairs
             ]
             finished = _finish_updates(
@@ -115,32 +95,36 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
     return step_op
 
 
-def add_update_names(step: Any, variables: Sequence[Any], kind: str) -> None:
-    """Add an operation for each variable that a step updates, with TensorFlow's name for it.
+def add_update_names(step_op: Any, variables: Sequence[Any], kind: str) -> None:
+    """Add an empty operation for each updated variable, with TensorFlow's name, after the step.
 
-    A session takes a step as one operation. Those that are added, such as
-    "Adam/update_w/ResourceApplyAdam", follow it: running one takes the whole step.
+    A session takes a step as one operation; running one of the added operations, such as
+    "Adam/update_w/ResourceApplyAdam", takes the whole step.
 
     Args:
-        step: The operation that takes the step.
+        step_op: The operation that takes the step.
         variables: The variables of the graph that it updates.
         kind: The name of the kernel, "ApplyAdam".
     """
-    graph = step.graph
-    with graph.as_default(), graph.control_dependencies([step]), graph.name_scope(f"{step.name}/"):
+    graph = step_op.graph
+    with (
+        graph.as_default(),
+        graph.control_dependencies([step_op]),
+        graph.name_scope(f"{step_op.name}/"),
+    ):
         for var in variables:
             with graph.name_scope(f"update_{var.op.name}"):
-                no_op(f"Resource{kind}" if var.is_resource else kind)
+                _graph.no_op(f"Resource{kind}" if var.is_resource else kind)
 
 
 def _finish_updates(optimizer: Any, graph: Any, updates: list[Any], scope: str) -> Any:
     """Call `_finish` and return its operation; if None, a group of all updates."""
     operation_count = len(graph.operations)
-    with explain_errors(optimizer, "_finish"):
+    with _graph.explain_errors(optimizer, "_finish"):
         finish_op = optimizer._finish(updates, scope)
     if finish_op is None:
-        return group(*updates, *updates_since(graph, operation_count), name=scope)
-    return after_writes(graph, finish_op)
+        return _graph.group(*updates, *_graph.updates_since(graph, operation_count), name=scope)
+    return _graph.after_writes(graph, finish_op)
 
 
 def _count_operation(step: Any, name: str) -> Operation:

@@ -41,15 +41,15 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         """Hook: read the hyperparameters of a step."""
 
     def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
-        """Hook: called after the updates, before `global_step` is raised.
+        """Hook: called after the updates, before `global_step` is raised; moves the other counters.
 
         Args:
-            update_ops: What the hooks returned that update variables, one for each.
-            name_scope: "update" if there is a `global_step`, otherwise "<name>/", which is where a
-                graph is built the scope that the hooks are called in.
+            update_ops: The results of the update hooks, one for each variable.
+            name_scope: "update" if there is a `global_step`, otherwise "<name>/", the scope in
+                which the hooks of a graph are called.
 
         Returns:
-            None; where a graph is built, an operation that is done when the updates are.
+            None in eager mode; while a graph is built, an operation that ends after all updates.
         """
         if executing_eagerly():
             run(counting_calls(self._counting_moves(self._values())))
@@ -121,7 +121,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return True
 
     def _counting_operation(self, update_operations: list[object]) -> object:
-        """Return an operation that moves the counters of a step after the updates."""
+        """Return an operation that moves the counters of a step after the update operations."""
 
         def count_step(values: dict[str, object]) -> None:
             with self._turn_lock(), self._locked():
@@ -136,8 +136,9 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return []
 
     def _finishes_itself(self) -> bool:
-        """Return True if `_finish` is a subclass's own; `_counting_moves` does what the library's
-        does.
+        """Return True if a subclass overrides `_finish`.
+
+        The library's own `_finish` only moves the counters of `_counting_moves`.
         """
         return getattr(self._finish, "__func__", None) is not UpdateHooks._finish
 
@@ -174,9 +175,9 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return _SHARED if self._use_locking else self._lock
 
     def _prepare_for_graph(self) -> None:
-        """Take over the symbols that a subclass's `_prepare` makes, for those who ask for them.
+        """Call a subclass's `_prepare` on a copy, and store the symbolic attributes that it set.
 
-        Each run prepares anew; so a hook that needs values fails here without consequence.
+        Errors are ignored: each run of the graph calls `_prepare` again.
         """
         if not is_ours(self._prepare):
             twin = copy.copy(self)

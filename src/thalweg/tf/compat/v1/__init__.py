@@ -25,78 +25,13 @@ import thalweg.tf.compat as compat
 import thalweg.tf.data as data
 import thalweg.tf.io as io
 import thalweg.tf.keras as keras
-from thalweg._graph import (
-    AUTO_REUSE,
-    Dimension,
-    Graph,
-    GraphKeys,
-    InteractiveSession,
-    Operation,
-    Session,
-    VariableScope,
-    add_to_collection,
-    assert_variables_initialized,
-    assign,
-    assign_add,
-    assign_sub,
-    constant_initializer,
-    create_partitioned_variables,
-    disable_eager_execution,
-    enable_eager_execution,
-    executing_eagerly,
-    fixed_size_partitioner,
-    get_collection,
-    get_collection_ref,
-    get_default_graph,
-    get_default_session,
-    get_variable_scope,
-    global_variables,
-    global_variables_initializer,
-    glorot_uniform_initializer,
-    gradients,
-    initialize_all_variables,
-    is_variable_initialized,
-    local_variables,
-    local_variables_initializer,
-    min_max_variable_partitioner,
-    moving_average_variables,
-    ones_initializer,
-    placeholder,
-    placeholder_with_default,
-    random_normal_initializer,
-    random_uniform_initializer,
-    report_uninitialized_variables,
-    reset_default_graph,
-    scatter_add,
-    scatter_div,
-    scatter_max,
-    scatter_min,
-    scatter_mul,
-    scatter_sub,
-    scatter_update,
-    trainable_variables,
-    truncated_normal_initializer,
-    variable_axis_size_partitioner,
-    variable_scope,
-    variables_initializer,
-    zeros_initializer,
-)
 from thalweg._graph import Shape as TensorShape
 from thalweg._graph import executing_eagerly as executing_eagerly_outside_functions
 from thalweg._graph import tuple_ as tuple
 from thalweg._graph.tape import GradientTape
+from thalweg._graph.tensorflow_names import *
 from thalweg.autodiff import UnconnectedGradients
-from thalweg.tf import (
-    debugging,
-    distribute,
-    dtypes,
-    errors,
-    linalg,
-    math,
-    nest,
-    random,
-    raw_ops,
-)
+from thalweg.tf import debugging, distribute, dtypes, errors, linalg, math, nest, random, raw_ops
 from thalweg.tf.arrays import *
 from thalweg.tf.checks import *
 from thalweg.tf.clipping import *

@@ -25,23 +25,11 @@ from thalweg.tf.elementwise import add_n, cast, stop_gradient
 from thalweg.tf.missing import attribute_of
 
 __all__ = [
-    "Reduction",
-    "absolute_difference",
-    "add_loss",
-    "compute_weighted_loss",
-    "cosine_distance",
-    "get_losses",
-    "get_regularization_loss",
-    "get_regularization_losses",
-    "get_total_loss",
-    "hinge_loss",
-    "huber_loss",
-    "log_loss",
-    "mean_squared_error",
-    "sigmoid_cross_entropy",
-    "softmax_cross_entropy",
-    "sparse_softmax_cross_entropy",
-]
+    "Reduction", "absolute_difference", "add_loss", "compute_weighted_loss", "cosine_distance",
+    "get_losses", "get_regularization_loss", "get_regularization_losses", "get_total_loss",
+    "hinge_loss", "huber_loss", "log_loss", "mean_squared_error", "sigmoid_cross_entropy",
+    "softmax_cross_entropy", "sparse_softmax_cross_entropy",
+]  # fmt: skip
 
 _LOSSES = GraphKeys.LOSSES
 

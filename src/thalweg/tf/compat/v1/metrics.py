@@ -24,19 +24,10 @@ from thalweg.tf.convert import call, tensor
 from thalweg.tf.missing import attribute_of
 
 __all__ = [
-    "accuracy",
-    "auc",
-    "false_negatives",
-    "false_positives",
-    "mean",
-    "mean_absolute_error",
-    "mean_squared_error",
-    "precision",
-    "recall",
-    "root_mean_squared_error",
-    "true_negatives",
+    "accuracy", "auc", "false_negatives", "false_positives", "mean", "mean_absolute_error",
+    "mean_squared_error", "precision", "recall", "root_mean_squared_error", "true_negatives",
     "true_positives",
-]
+]  # fmt: skip
 
 Metric = tuple[Any, Any]
 

@@ -7,14 +7,7 @@ What a run of a summary operation gives are the bytes of a `tf.Summary`, for
 from typing import Any
 
 from thalweg.tf.missing import attribute_of
-from thalweg.v1.summary.operations import (
-    histogram,
-    image,
-    merge,
-    merge_all,
-    scalar,
-    text,
-)
+from thalweg.v1.summary.operations import histogram, image, merge, merge_all, scalar, text
 from thalweg.v1.summary.protos import PUBLIC as MESSAGES
 from thalweg.v1.summary.protos import message
 from thalweg.v1.summary.writer import FileWriter, FileWriterCache

@@ -16,35 +16,19 @@ from thalweg.v1.contrib.opt.weight_decay import (
 from thalweg.v1.missing import attribute_of
 
 __all__ = [
-    "AdaMaxOptimizer",
-    "AdamWOptimizer",
-    "DecoupledWeightDecayExtension",
-    "LARSOptimizer",
-    "LazyAdamOptimizer",
-    "MomentumWOptimizer",
-    "MovingAverageOptimizer",
-    "NadamOptimizer",
-    "VariableClippingOptimizer",
-    "extend_with_decoupled_weight_decay",
-]
+    "AdaMaxOptimizer", "AdamWOptimizer", "DecoupledWeightDecayExtension", "LARSOptimizer",
+    "LazyAdamOptimizer", "MomentumWOptimizer", "MovingAverageOptimizer", "NadamOptimizer",
+    "VariableClippingOptimizer", "extend_with_decoupled_weight_decay",
+]  # fmt: skip
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
+__dir__ = __all__.copy
 
 __getattr__ = attribute_of("contrib.opt")
 
 OPTIMIZERS.tell_all(
     "v1:",
     (
-        AdaMaxOptimizer,
-        AdamWOptimizer,
-        LARSOptimizer,
-        LazyAdamOptimizer,
-        MomentumWOptimizer,
-        MovingAverageOptimizer,
-        NadamOptimizer,
-        VariableClippingOptimizer,
+        AdaMaxOptimizer, AdamWOptimizer, LARSOptimizer, LazyAdamOptimizer, MomentumWOptimizer,
+        MovingAverageOptimizer, NadamOptimizer, VariableClippingOptimizer,
     ),
-)
+)  # fmt: skip

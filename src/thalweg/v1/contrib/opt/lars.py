@@ -58,12 +58,9 @@ class LARSOptimizer(RuleOptimizer):
     """
 
     HYPERS = {
-        "learning_rate": "_learning_rate",
-        "momentum": "_momentum",
-        "weight_decay": "_weight_decay",
-        "eeta": "_eeta",
-        "epsilon": "_epsilon",
-    }
+        "learning_rate": "_learning_rate", "momentum": "_momentum", "weight_decay": "_weight_decay",
+        "eeta": "_eeta", "epsilon": "_epsilon",
+    }  # fmt: skip
     TENSORS = {"_learning_rate_tensor": "learning_rate", "_momentum_tensor": "momentum"}
 
     def __init__(
@@ -82,9 +79,7 @@ class LARSOptimizer(RuleOptimizer):
                 raise ValueError(f"{title} should be positive: {hyper}")
         super().__init__(False, name)
         self._learning_rate = check_hyper("learning_rate", learning_rate)
-        self._momentum = momentum
-        self._weight_decay = weight_decay
-        self._eeta = eeta
+        self._momentum, self._weight_decay, self._eeta = momentum, weight_decay, eeta
         self._epsilon = epsilon
         self._skip_list = None if skip_list is None else list(skip_list)
         self._use_nesterov = use_nesterov
@@ -106,6 +101,11 @@ class LARSOptimizer(RuleOptimizer):
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
+        """Return the scalars of the rule for one group of variables, as numbers of type `dtype`.
+
+        `adaptive` is 1 for the group whose rate is scaled by the ratio of norms; the other groups
+        have 0, and no decay.
+        """
         # Unlike other optimizers this one hands its numbers to the kernels without a cast, so that
         # a Python float is rounded once; but not those of sparse gradients.
         cast = as_hyper if group is _Group.ROWS else as_operand

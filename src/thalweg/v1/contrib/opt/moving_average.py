@@ -14,11 +14,7 @@ from thalweg._base.tracing import untraced
 from thalweg._core.commit import add_note, says_not_taken
 from thalweg._core.grads_and_vars import as_pairs, check_variables, distinct
 from thalweg._core.state import Entry, making
-from thalweg._graph import (
-    control_dependencies,
-    graph_variable_of,
-    group,
-)
+from thalweg._graph import control_dependencies, graph_variable_of, group
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.saving.saveables import all_saveable, by_name
@@ -101,21 +97,22 @@ class MovingAverageOptimizer(WrappingOptimizer):
     def swapping_saver(
         self, var_list: object = None, name: str = "swapping_saver", **kwargs: Any
     ) -> Saver:
-        """Return a saver that saves averages under the names of their variables, and these under
-        theirs.
+        """Return a saver that exchanges the names of variables and of their averages in its
+        checkpoints.
 
-        What reads the variables of its checkpoints, such as a plain `Saver` of a graph without an
-        optimizer, so gets the averages. This saver restores both to where they belong.
+        Another reader of such a checkpoint, such as a plain `Saver` of a graph without an
+        optimizer, restores the averages into the variables. The returned saver restores both into
+        their own variables.
 
         Args:
-            var_list: As in `Saver`. Of each variable with an average that is in it, the average
-                must be in it, too, and the other way round.
+            var_list: As in `Saver`. A variable must be in it if its average is, and the other way
+                round.
             name: As in `Saver`.
             kwargs: Further arguments of `Saver`.
 
         Raises:
-            RuntimeError: There are no averages in a graph yet.
-            ValueError: A variable without its average is to be saved, or the other way round.
+            RuntimeError: No averages exist in a graph yet.
+            ValueError: `var_list` has a variable without its average, or the other way round.
         """
         if not self._counterparts:
             raise FailedPreconditionError(
@@ -180,7 +177,11 @@ class MovingAverageOptimizer(WrappingOptimizer):
         global_step: object,
         name: str | None,
     ) -> None:
-        """Take the step, and move the averages; memory for new ones is there before it."""
+        """Take the step of the wrapped optimizer in eager mode, then move the averages in place.
+
+        Missing averages are allocated before the step. An error of the averages gets a note that
+        the step was taken.
+        """
         check_variables(variables)
         self._ema._settle()
         new = self._ema._without_average(variables)

@@ -9,20 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg import _graph
 from thalweg._base.context_managers import no_grad
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._base.tracing import untraced
 from thalweg._core import atomic_section
 from thalweg._core.commit import add_note
 from thalweg._core.grads_and_vars import as_gradient, as_pairs
-from thalweg._graph import (
-    by_reference,
-    control_dependencies,
-    graph_variable_of,
-    group,
-    handle_of,
-    operation,
-)
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train.slot_creator import base_name
@@ -119,12 +112,15 @@ class VariableClippingOptimizer(WrappingOptimizer):
                 add_note(error, ["The step was taken, but the variables were not clipped."])
                 raise
             return None
-        with control_dependencies([step]):
+        with _graph.control_dependencies([step]):
             operations = [self._clip_in_graph(*clip_args) for clip_args in clipped]
-        return group(step, *operations, name=name or self._name)
+        return _graph.group(step, *operations, name=name or self._name)
 
     def _clip_in_graph(self, grad: object, var: object, dims: list[int]) -> object:
-        variable = graph_variable_of(var)
+        """Return an operation that clips `var` in each run, unless the run finds no gradient for
+        `var`.
+        """
+        variable = _graph.graph_variable_of(var)
         title = variable.name
 
         def clip_leaf(grad: object, leaf: Tensor) -> None:
@@ -134,12 +130,17 @@ class VariableClippingOptimizer(WrappingOptimizer):
                         [_clip_call(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)]
                     )
 
-        inputs = [grad, by_reference(variable)]
-        return operation(clip_leaf, inputs, f"clip_{base_name(variable)}", kind="update")
+        inputs = [grad, _graph.by_reference(variable)]
+        return _graph.operation(clip_leaf, inputs, f"clip_{base_name(variable)}", kind="update")
 
 
 def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
-    shape = handle_of(var).shape
+    """Return the dimensions as non-negative numbers; unchanged if the rank of `var` is unknown.
+
+    Raises:
+        InvalidArgumentError: `var` has no such dimension.
+    """
+    shape = _graph.handle_of(var).shape
     dim_list = list(dims)
     if shape is UNKNOWN:  # of a graph's variable, until it has a value
         return dim_list
@@ -155,7 +156,11 @@ def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
 def _clip_call(
     grad: Tensor | IndexedSlices, var: Tensor, dims: list[int], max_norm: float
 ) -> atomic_section.Call:
-    """Return a call of a C function that sets a variable to its clipped value."""
+    """Return a call that writes the clipped value into `var`; the value is computed now.
+
+    After sparse gradients only the rows that `grad` names are clipped, unless `dims` has dimension
+    0.
+    """
     detached = var.detach()
     if isinstance(grad, IndexedSlices) and 0 not in dims:
         rows = torch.unique(grad.indices.long())

@@ -167,6 +167,12 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _group_variables(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
+        """Return the scalar group of each variable; variables outside of `decay_var_list` are
+        `_Spared`.
+
+        Without `decay_var_list` the groups are those of the extended optimizer; None means one
+        group for all variables.
+        """
         groups: Groups = super()._group_variables(values, variables, gradients)  # pyright: ignore
         subset = values["decay_var_list"]
         if subset is None:
@@ -188,6 +194,11 @@ class DecoupledWeightDecayExtension(Optimizer):
         return {**scalars, "weight_decay" if self.FUSED else "decoupled_decay": decay}
 
     def _apply_one(self, grad: Any, var: Any) -> Any:
+        """Decay one variable, then call the extended optimizer's hook; return the hook's result.
+
+        Nothing is decayed here if the rule decays (`FUSED`), or if the variable is not in
+        `decay_var_list`.
+        """
         values = self._values()
         if self.FUSED or not _is_chosen(var, values):
             return super()._apply_one(grad, var)

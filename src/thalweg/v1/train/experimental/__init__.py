@@ -4,16 +4,8 @@ from thalweg.v1.missing import attribute_of
 from thalweg.v1.train.experimental.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from thalweg.v1.train.experimental.loss_scale_optimizer import MixedPrecisionLossScaleOptimizer
 
-__all__ = [
-    "DynamicLossScale",
-    "FixedLossScale",
-    "LossScale",
-    "MixedPrecisionLossScaleOptimizer",
-]
+__all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "MixedPrecisionLossScaleOptimizer"]
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
+__dir__ = __all__.copy
 
 __getattr__ = attribute_of("train.experimental")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from thalweg import _graph
 from thalweg._base.showing import show_value
 from thalweg._core.atomic_section import run
 from thalweg._core.gradient_transforms import Decision
@@ -16,16 +17,6 @@ from thalweg._core.grads_and_vars import concrete
 from thalweg._core.nest import leaves_of
 from thalweg._core.options.loss_scale_policies import Policy, answer, dynamic
 from thalweg._core.trackable import Trackable
-from thalweg._graph import (
-    GraphVariable,
-    Output,
-    Variable,
-    by_reference,
-    convert_to_tensor,
-    executing_eagerly,
-    operation,
-    resolve,
-)
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import values_of
 from thalweg.variable import check_held
@@ -47,14 +38,14 @@ class LossScale(Trackable, ABC):
 
     @abstractmethod
     def update(self, grads: object) -> tuple[Any, Any]:
-        """Look at the gradients of a step, and change the scale by what they are.
+        """Change the scale according to the gradients of a step; a subclass defines how.
 
         Args:
             grads: Gradients, in nested lists; None counts as finite.
 
         Returns:
-            An operation that changes the scale, or None in eager mode; and whether the gradients
-            should be applied: a bool, or a tensor of one.
+            A pair (operation that changes the scale, whether to apply the gradients). In eager mode
+            the first is None: the scale is changed already. The second is a bool or a bool tensor.
         """
 
     @abstractmethod
@@ -68,7 +59,7 @@ class LossScale(Trackable, ABC):
 
     def _add_weight(self, name: str, initial_value: object, dtype: object = None) -> Any:
         """Return a new variable that is not trained; checkpoints contain it under this name."""
-        variable = Variable(initial_value, trainable=False, name=name, dtype=dtype)
+        variable = _graph.Variable(initial_value, trainable=False, name=name, dtype=dtype)
         self._weights[name] = variable
         return self._track_trackable(variable, name)
 
@@ -94,12 +85,12 @@ class FixedLossScale(LossScale):
         self._loss_scale_value = float(loss_scale_value)
 
     def __call__(self) -> Any:
-        return convert_to_tensor(self._loss_scale_value)
+        return _graph.convert_to_tensor(self._loss_scale_value)
 
     def update(self, grads: object) -> tuple[Any, bool]:
-        if executing_eagerly():
+        if _graph.executing_eagerly():
             return None, True
-        return operation(lambda: None, [], "update_loss_scale", kind="pure"), True
+        return _graph.operation(lambda: None, [], "update_loss_scale", kind="pure"), True
 
     def get_config(self) -> dict[str, Any]:
         return {"loss_scale_value": self._loss_scale_value}
@@ -153,30 +144,33 @@ class DynamicLossScale(LossScale):
         return self._multiplier
 
     def __call__(self) -> Any:
-        return convert_to_tensor(resolve(self._current_loss_scale).read_value())
+        return _graph.convert_to_tensor(_graph.resolve(self._current_loss_scale).read_value())
 
     def update(self, grads: object) -> tuple[Any, Any]:
+        """Change the scale by whether all gradients are finite; see `LossScale.update`."""
         gradients = [grad for grad in leaves_of(grads) if grad is not None]
-        if executing_eagerly():
+        if _graph.executing_eagerly():
             finite = _are_finite(gradients)
             run(self.decide(not finite, 0.0).calls)
             return None, finite
-        output = Output(torch.bool, (), ())
-        finite = operation(_are_finite, [gradients], "is_finite", kind="pure", outputs=output)
-        state_references = {name: by_reference(var) for name, var in self._state().items()}
-        scale = Output(torch.float32, (), ())
-        return operation(
+        output = _graph.Output(torch.bool, (), ())
+        finite = _graph.operation(
+            _are_finite, [gradients], "is_finite", kind="pure", outputs=output
+        )
+        state_references = {name: _graph.by_reference(var) for name, var in self._state().items()}
+        scale = _graph.Output(torch.float32, (), ())
+        return _graph.operation(
             self._move_scale, [finite, state_references], "update_loss_scale", outputs=scale
         ), finite
 
     def decide(self, has_nan: object, amax: object) -> Decision:
-        """Return the decision whether a step with these gradients is taken, and the next scale.
+        """Return the decision whether a step is taken, with the calls that write the next scale.
 
         Args:
-            has_nan: Whether a gradient is NaN, a bool or a tensor of one.
-            amax: The largest magnitude, a float or a tensor of one.
+            has_nan: True if a gradient is NaN: a bool or a bool tensor.
+            amax: The largest magnitude in all gradients, a float or a tensor.
         """
-        state = {name: resolve(var) for name, var in self._state().items()}
+        state = {name: _graph.resolve(var) for name, var in self._state().items()}
         return answer(self._policy(), state, has_nan, amax)
 
     def _move_scale(self, finite: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -199,7 +193,7 @@ class DynamicLossScale(LossScale):
 
     def __repr__(self) -> str:
         current_state = ""
-        if not isinstance(self._current_loss_scale, GraphVariable):
+        if not isinstance(self._current_loss_scale, _graph.GraphVariable):
             scale, steps = self._current_loss_scale.item(), self._num_good_steps.item()
             current_state = f"current_loss_scale={scale}, num_good_steps={steps}, "
         arguments = ", ".join(f"{name}={argument}" for name, argument in self.get_config().items())
@@ -207,10 +201,10 @@ class DynamicLossScale(LossScale):
 
 
 def get(identifier: object) -> Any:
-    """Return the loss scale that a number, "dynamic", or a `LossScale` stands for; None for None.
+    """Return the loss scale for a number, "dynamic" or a `LossScale`; None for None.
 
     Raises:
-        ValueError: It stands for none.
+        ValueError: `identifier` is anything else, or a number below 1.
     """
     if isinstance(identifier, int | float):
         return FixedLossScale(identifier)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg import _graph
 from thalweg._base.tracing import untraced
 from thalweg._core.atomic_section import calls, drain
 from thalweg._core.commit import putting_back, says_committed
@@ -15,19 +16,8 @@ from thalweg._core.grads_and_vars import as_gradient
 from thalweg._core.state import Entry
 from thalweg._core.validation import check_readable
 from thalweg._core.vectors import is_host
-from thalweg._graph import (
-    GraphKeys,
-    cast,
-    cond,
-    executing_eagerly,
-    get_default_graph,
-    group,
-    is_symbolic,
-    no_op,
-    resolve,
-)
 from thalweg.errors import InvalidArgumentError
-from thalweg.v1.train.apply_gradients import StepRequest
+from thalweg.v1.train.apply_gradients import StepArguments
 from thalweg.v1.train.experimental import loss_scale as scales
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 from thalweg.variable import titles_of
@@ -97,25 +87,26 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     def _apply(
         self,
         pairs: list[tuple[object, object]],
-        request: StepRequest,
+        arguments: StepArguments,
         transforms: GradientTransforms = NOTHING,
     ) -> None:
-        """Apply gradients now, unless the loss scale says not to.
+        """Apply gradients in eager mode unless the loss scale decides against it, and change the
+        scale.
 
-        A step that fails leaves the loss scale as it was, too.
+        After an error before the commit the loss scale has its old value.
         """
         scale = self._loss_scale
-        scale_weights = [resolve(var) for var in scale._weights.values()]
-        for var in filter(is_symbolic, scale_weights):
+        scale_weights = [_graph.resolve(var) for var in scale._weights.values()]
+        for var in filter(_graph.is_symbolic, scale_weights):
             raise InvalidArgumentError(
                 f"'{var.name}' was made in a graph, and has no value in eager mode: make the"
                 " optimizer there."
             )
         if transforms is NOTHING and self._may_leave(pairs):
             transforms = GradientTransforms(decide=scale.decide, decides_there=True, overflow=False)
-            self._opt._apply(pairs, request, transforms)
+            self._opt._apply(pairs, arguments, transforms)
             return
-        variables = [resolve(var) for _, var in pairs]
+        variables = [_graph.resolve(var) for _, var in pairs]
         titles = titles_of(variables)
         gradients = [
             None if grad is None else as_gradient(grad, var, title)
@@ -127,10 +118,10 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
             try:
                 _, should_apply = self._loss_scale.update(gradients)
                 if should_apply and self._opt.takes_transforms():
-                    self._opt._apply(pairs, request, transforms)
+                    self._opt._apply(pairs, arguments, transforms)
                 elif should_apply:
                     self._opt.apply_gradients(
-                        pairs, global_step=request.global_step, name=request.name
+                        pairs, global_step=arguments.global_step, name=arguments.name
                     )
             except BaseException as error:
                 if not says_committed(error):
@@ -138,30 +129,40 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 raise
 
     def _may_leave(self, pairs: Sequence[tuple[object, object]]) -> bool:
-        """Return True if a device may decide, in the step of the optimizer inside."""
+        """Return True if a device may decide, without the host, whether the step is taken.
+
+        That needs a `DynamicLossScale`, a wrapped optimizer that takes transforms, and a variable
+        outside of host memory.
+        """
         is_direct = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
         is_dynamic = type(self._loss_scale) is scales.DynamicLossScale
         on_device = not all(isinstance(var, Tensor) and is_host(var) for _, var in pairs)
-        return executing_eagerly() and is_direct and is_dynamic and on_device
+        return _graph.executing_eagerly() and is_direct and is_dynamic and on_device
 
     def _apply_in_graph(self, pairs: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
+        """Return the operation that changes the scale and applies the gradients if the scale allows
+        it.
+
+        If the wrapped optimizer's hooks are called while the graph is built, the update is a branch
+        (`cond`) of the graph; otherwise a run calls `_apply`.
+        """
         if self._opt.takes_transforms() and not self._opt._is_recorded():
             return super()._apply_in_graph(pairs, global_step, name)
-        graph = get_default_graph()
-        collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
+        graph = _graph.get_default_graph()
+        collection = graph.get_collection_ref(_graph.GraphKeys.TRAIN_OP)
         previous_ops = list(collection)
 
         def apply_unscaled() -> object:
-            return group(self._opt.apply_gradients(pairs, global_step=global_step))
+            return _graph.group(self._opt.apply_gradients(pairs, global_step=global_step))
 
         with graph.as_one():
             scale_update, should_apply = self._loss_scale.update([grad for grad, _ in pairs])
             apply_op = (
                 apply_unscaled()
                 if should_apply is True
-                else cond(should_apply, apply_unscaled, no_op)
+                else _graph.cond(should_apply, apply_unscaled, _graph.no_op)
             )
-            step_op = group(apply_op, scale_update, name=name or self._name)
+            step_op = _graph.group(apply_op, scale_update, name=name or self._name)
         collection[:] = [*previous_ops, step_op]  # operations of a branch cannot be run alone
         return step_op
 
@@ -189,7 +190,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
 
     def variables(self) -> list[Any]:
         """Return the variables of the optimizer inside, and of the loss scale."""
-        in_graph = not executing_eagerly()
+        in_graph = not _graph.executing_eagerly()
         weights = self._loss_scale._weights.values()
         present = [var for var in weights if hasattr(var, "initializer") == in_graph]
         return [*self._opt.variables(), *present]
@@ -197,5 +198,5 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
 
 def _cast_scale(scale: Any, tensor: Any) -> Any:
     """Return the scale in the dtype and on the device of a tensor."""
-    cast_tensor = cast(scale, tensor.dtype)
+    cast_tensor = _graph.cast(scale, tensor.dtype)
     return cast_tensor.to(tensor.device) if isinstance(cast_tensor, Tensor) else cast_tensor

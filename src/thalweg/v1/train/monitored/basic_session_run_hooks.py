@@ -38,20 +38,30 @@ class NanLossDuringTrainingError(ThalwegError, RuntimeError):
         return "NaN loss during training."
 
 
-def global_step_for(hook: SessionRunHook) -> Any:
-    """Return the tensor of the default graph's global step, as it is before a run raises it.
+class GlobalStepHook(SessionRunHook):
+    """Base class of hooks that fetch the global step as it is before each run."""
 
-    Args:
-        hook: The hook that needs it, for the error.
+    _step: object = None  # the tensor of the global step, once `begin` was called
+    _steps_per_run = 1
 
-    Raises:
-        RuntimeError: The graph has no global step.
-    """
-    step = _get_or_create_global_step_read()
-    if step is None:
-        title = type(hook).__name__
-        raise FailedPreconditionError(f"Global step should be created to use {title}.")
-    return step
+    def begin(self) -> None:
+        """Find the global step of the default graph.
+
+        Raises:
+            RuntimeError: The graph has no global step.
+        """
+        self._step = _get_or_create_global_step_read()
+        if self._step is None:
+            title = type(self).__name__
+            raise FailedPreconditionError(f"Global step should be created to use {title}.")
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Fetch the global step."""
+        return SessionRunArgs(self._step)
+
+    def _set_steps_per_run(self, steps_per_run: int) -> None:
+        """Set the number of steps that one run takes; 1 by default."""
+        self._steps_per_run = steps_per_run
 
 
 class LoggingTensorHook(SessionRunHook):
@@ -92,8 +102,7 @@ class LoggingTensorHook(SessionRunHook):
             dict(sorted(tensors.items())) if has_names else {tag: tag for tag in tensors}
         )
         self._timer = SecondOrStepTimer(every_n_secs, every_n_iter) if intervals else None
-        self._at_end = at_end
-        self._formatter = formatter
+        self._at_end, self._formatter = at_end, formatter
         self._current: dict[object, object] = {}
         self._count = 0
         self._is_log_step = False
@@ -107,7 +116,7 @@ class LoggingTensorHook(SessionRunHook):
         self._current = {tag: graph.as_graph_element(x) for tag, x in self._tensors.items()}
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Ask for the values if it is time."""
+        """Fetch the values if this run is to be logged."""
         timer = self._timer
         self._is_log_step = timer is not None and timer.should_trigger_for_step(self._count)
         return SessionRunArgs(self._current) if self._is_log_step else None
@@ -124,6 +133,10 @@ class LoggingTensorHook(SessionRunHook):
             self._log_values(session.run(self._current))
 
     def _log_values(self, values: dict[object, object]) -> None:
+        """Log {tag: value} at level INFO, formatted by `formatter` if there is one.
+
+        With a timer the text has the seconds since the last log, and the timer is set to this run.
+        """
         seconds = None
         if self._timer is not None:
             seconds, _ = self._timer.update_last_triggered_step(self._count)
@@ -135,7 +148,7 @@ class LoggingTensorHook(SessionRunHook):
             _LOG.info("%s%s", text, "" if seconds is None else f" ({seconds:.3f} sec)")
 
 
-class StopAtStepHook(SessionRunHook):
+class StopAtStepHook(GlobalStepHook):
     """Requests a stop at a global step.
 
     Args:
@@ -155,20 +168,11 @@ class StopAtStepHook(SessionRunHook):
             raise InvalidArgumentError("Only one of num_steps or last_step can be specified.")
         self._num_steps = num_steps or 0
         self._last_step = last_step
-        self._step: object = None
-
-    def begin(self) -> None:
-        """Find the global step; RuntimeError if there is none."""
-        self._step = global_step_for(self)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Count from the present step, also if that was restored."""
+        """Set the last step to the present global step plus `num_steps`, if that was given."""
         if self._last_step is None:
             self._last_step = int(session.run(self._step)) + self._num_steps
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Ask for the step before the run."""
-        return SessionRunArgs(self._step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Request a stop if the step has been reached."""
@@ -189,18 +193,17 @@ class NanTensorHook(SessionRunHook):
     """
 
     def __init__(self, loss_tensor: object, fail_on_nan_loss: bool = True) -> None:
-        self._loss_tensor = loss_tensor
-        self._fail_on_nan_loss = fail_on_nan_loss
+        self._loss_tensor, self._fail_on_nan_loss = loss_tensor, fail_on_nan_loss
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Ask for the loss."""
         return SessionRunArgs(self._loss_tensor)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Look at the loss.
+        """Stop the training if the loss is NaN: raise, or request a stop and log a warning.
 
         Raises:
-            NanLossDuringTrainingError: It is NaN, and that is an error.
+            NanLossDuringTrainingError: The loss is NaN and `fail_on_nan_loss` is set.
         """
         if not to_tensor(run_values.results).isnan().any():
             return
@@ -222,8 +225,7 @@ class FinalOpsHook(SessionRunHook):
     """
 
     def __init__(self, final_ops: object, final_ops_feed_dict: object = None) -> None:
-        self._final_ops = final_ops
-        self._final_ops_feed_dict = final_ops_feed_dict
+        self._final_ops, self._final_ops_feed_dict = final_ops, final_ops_feed_dict
         self._final_ops_values: object = None
 
     @property
@@ -232,7 +234,7 @@ class FinalOpsHook(SessionRunHook):
         return self._final_ops_values
 
     def end(self, session: Any) -> None:
-        """Run it, and warn if it reads from an input that has ended."""
+        """Run `final_ops` and store their values; log a warning if an input has ended."""
         if self._final_ops is None:
             return
         try:
@@ -245,7 +247,7 @@ class FinalOpsHook(SessionRunHook):
             raise
 
 
-class GlobalStepWaiterHook(SessionRunHook):
+class GlobalStepWaiterHook(GlobalStepHook):
     """Waits in the first run until the global step, which other threads raise, is high enough.
 
     Args:
@@ -257,12 +259,11 @@ class GlobalStepWaiterHook(SessionRunHook):
     def __init__(self, wait_until_step: int) -> None:
         self._wait_until_step = wait_until_step
         self._finished_waiting = False
-        self._step: object = None
 
     def begin(self) -> None:
-        """Find the global step; RuntimeError if there is none."""
+        """Find the global step, and wait again in the next run."""
         self._finished_waiting = False
-        self._step = global_step_for(self)
+        super().begin()
 
     def before_run(self, run_context: SessionRunContext) -> None:
         """Wait until the global step is high enough."""

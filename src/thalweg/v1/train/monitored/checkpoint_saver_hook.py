@@ -10,13 +10,8 @@ from typing import Any
 from thalweg._formats import atomic_write
 from thalweg._graph import GraphKeys
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.v1.train.monitored.basic_session_run_hooks import global_step_for
-from thalweg.v1.train.monitored.session_run_hook import (
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-)
+from thalweg.v1.train.monitored.basic_session_run_hooks import GlobalStepHook
+from thalweg.v1.train.monitored.session_run_hook import SessionRunContext, SessionRunValues
 from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 
 _LOG = logging.getLogger(__name__)
@@ -42,7 +37,7 @@ class CheckpointSaverListener:
         """Handle the end of the session, which is about to be closed, after the last checkpoint."""
 
 
-class CheckpointSaverHook(SessionRunHook):
+class CheckpointSaverHook(GlobalStepHook):
     """Saves checkpoints: at the start, every so many steps or seconds, and at the end.
 
     Args:
@@ -76,37 +71,26 @@ class CheckpointSaverHook(SessionRunHook):
         if saver is not None and scaffold is not None:
             raise InvalidArgumentError("You cannot provide both saver and scaffold.")
         self._timer = SecondOrStepTimer(save_secs, save_steps)
-        self._steps_per_run = 1
-        self._saver = saver
-        self._scaffold = scaffold
+        self._saver, self._scaffold = saver, scaffold
         self._folder = os.fspath(checkpoint_dir)
         self._path = os.path.join(self._folder, checkpoint_basename)
         self._listeners = list(listeners or ())
-        self._step: object = None
 
     def begin(self) -> None:
-        """Find the global step, and make the folder; RuntimeError if there is no step."""
-        self._step = global_step_for(self)
+        """Find the global step, and create the folder; RuntimeError if there is no step."""
+        super().begin()
         atomic_write.make_folder(self._folder)
         for listener in self._listeners:
             listener.begin()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Save what the training begins with."""
+        """Save a checkpoint of the initial values."""
         step = int(session.run(self._step))
         self._save_checkpoint(session, step)
         self._timer.update_last_triggered_step(step)
 
-    def _set_steps_per_run(self, steps_per_run: int) -> None:
-        """Set the number of steps that one run takes; 1 by default."""
-        self._steps_per_run = steps_per_run
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Ask for the step before the run."""
-        return SessionRunArgs(self._step)
-
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Save if it is time."""
+        """Save a checkpoint if the timer is due; request a stop if a listener returns True."""
         if not self._timer.should_trigger_for_step(int(run_values.results) + self._steps_per_run):
             return
         step = int(run_context.session.run(self._step))
@@ -116,14 +100,14 @@ class CheckpointSaverHook(SessionRunHook):
                 run_context.request_stop()
 
     def end(self, session: Any) -> None:
-        """Save the end, unless that has been done."""
+        """Save a checkpoint unless the last one is of this step; call `end` of the listeners."""
         step = int(session.run(self._step))
         if step != self._timer.last_triggered_step():
             self._save_checkpoint(session, step)
         for listener in self._listeners:
             listener.end(session, step)
 
-    def _save_checkpoint(self, session: object, step: int) -> bool:
+    def _save_checkpoint(self, session: Any, step: int) -> bool:
         """Save a checkpoint; return whether a listener requests a stop."""
         saver = self._saver_for(session)
         for listener in self._listeners:
@@ -134,6 +118,12 @@ class CheckpointSaverHook(SessionRunHook):
         return any(answers)
 
     def _saver_for(self, session: Any) -> Any:
+        """Return the saver that was given, the scaffold's, or the only one of the collection
+        SAVERS.
+
+        Raises:
+            FailedPreconditionError: The collection has none or several.
+        """
         if self._saver is None and self._scaffold is not None:
             return self._scaffold.saver
         if self._saver is None:

@@ -36,8 +36,7 @@ class StepContext:
     """
 
     def __init__(self, session: Session, run_with_hooks: Callable[..., object]) -> None:
-        self._session = session
-        self._run_with_hooks = run_with_hooks
+        self._session, self._run_with_hooks = session, run_with_hooks
 
     @property
     def session(self) -> Session:
@@ -152,7 +151,16 @@ class MonitoredSession:
     def _ask_hooks(
         self, context: SessionRunContext, fetches_by_hook: dict[object, object], feed_dict: Any
     ) -> object:
-        """Call `before_run` of all hooks, add their fetches in place, and return all feeds."""
+        """Call `before_run` of all hooks, and return the feeds of the hooks and of the caller.
+
+        Args:
+            context: The context of the run.
+            fetches_by_hook: Receives the fetches of each hook, in place.
+            feed_dict: The caller's feeds, or None.
+
+        Raises:
+            FailedPreconditionError: The same tensor is fed twice.
+        """
         feeds: dict[Any, Any] = {}
         for hook in self._hooks:
             request = hook.before_run(context)
@@ -166,17 +174,14 @@ class MonitoredSession:
         return {**feeds, **(feed_dict or {})}
 
     def run_step_fn(self, step_fn: Callable[..., object]) -> Any:
-        """Call a function that decides itself which of its runs call hooks.
+        """Call a function that decides which of its runs call hooks; return its result.
 
         Args:
             step_fn: Takes one argument called `step_context`, a `StepContext`.
 
-        Returns:
-            What it returns.
-
         Raises:
-            ValueError: It takes other arguments.
-            StopIteration: It has requested a stop.
+            ValueError: `step_fn` takes other arguments.
+            StopIteration: `step_fn` called `step_context.request_stop()`.
         """
         names = tuple(inspect.signature(step_fn).parameters)
         if names not in (("step_context",), ("self", "step_context")):
@@ -199,10 +204,10 @@ class MonitoredSession:
         return self._stop_requested or self._coordinator.should_stop()
 
     def close(self) -> None:
-        """Tell the hooks that it ends, and close the session.
+        """Call `end` of all hooks, join the threads, and close the session.
 
         Raises:
-            RuntimeError: It is closed already.
+            RuntimeError: The session is closed already.
         """
         self._end_session(calls_hooks=True)
 
@@ -215,6 +220,10 @@ class MonitoredSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        """Close the session; call `end` of the hooks unless the block raised an error.
+
+        Returns True, which ends the exception, for OutOfRangeError and StopIteration.
+        """
         is_good = kind is None or issubclass(kind, (OutOfRangeError, StopIteration))
         self._end_session(calls_hooks=is_good)
         return is_good
@@ -225,6 +234,11 @@ class MonitoredSession:
         return self._session
 
     def _end_session(self, calls_hooks: bool) -> None:
+        """Call `end` of the hooks if `calls_hooks`, then close the session and unfinalize the
+        graph.
+
+        The graph stays finalized if it was when the `MonitoredSession` was made.
+        """
         session = self._require_session()
         try:
             for hook in self._hooks if calls_hooks else ():
@@ -236,6 +250,7 @@ class MonitoredSession:
                 self._reopen_graph()
 
     def _close_session(self) -> None:
+        """Request a stop of the threads, join them for the grace period, and close the session."""
         session, self._session = self._require_session(), None
         self._coordinator.request_stop()
         try:

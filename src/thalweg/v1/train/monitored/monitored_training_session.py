@@ -122,7 +122,10 @@ def _is_any_positive(*intervals: float | None) -> bool:
 
 
 def _with_default(interval: Any, alternative: Any, default: float) -> tuple[Any, Any]:
-    """Return an interval and its alternative, None if missing; the default if both are."""
+    """Return (interval, alternative) with None for arguments that were not given.
+
+    If both were not given, the first is `default`.
+    """
     if interval is _DEFAULT:
         interval = default if alternative is _DEFAULT else None
     return interval, None if alternative is _DEFAULT else alternative

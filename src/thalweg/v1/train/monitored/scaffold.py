@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from thalweg import _graph
 from thalweg._base.showing import show_value
-from thalweg._graph import (
-    GraphKeys,
-    get_default_graph,
-    global_variables,
-    global_variables_initializer,
-    group,
-    local_variables_initializer,
-    report_uninitialized_variables,
-)
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.v1.summary import merge_all
 from thalweg.v1.train.monitored.checkpoint_saver_hook import the_saver
@@ -71,43 +63,43 @@ class Scaffold:
         self.init_fn: Callable[[object], object] | None = None
         if init_fn is not None:
             self.init_fn = lambda session: init_fn(self, session)
-        self.init_op = init_op
-        self.init_feed_dict = init_feed_dict
-        self.ready_op = ready_op
-        self.ready_for_local_init_op = ready_for_local_init_op
-        self.local_init_op = local_init_op
-        self.summary_op = summary_op
-        self.saver = saver
+        self.init_op, self.init_feed_dict, self.ready_op = init_op, init_feed_dict, ready_op
+        self.ready_for_local_init_op, self.local_init_op = ready_for_local_init_op, local_init_op
+        self.summary_op, self.saver = summary_op, saver
         self.local_init_feed_dict = local_init_feed_dict
         for name, attribute in list(vars(self).items()):
             if attribute is None and source is not None:
                 setattr(self, name, getattr(source, name))
 
     def finalize(self) -> Scaffold:
-        """Make what is missing in the default graph, and finalize that.
+        """Set the attributes that are None, from collections of the default graph or new, and
+        finalize it.
+
+        Returns:
+            The scaffold itself.
 
         Raises:
-            RuntimeError: Something is missing, and its collection has several that it may be.
+            RuntimeError: A collection has several candidates for a missing attribute.
         """
         factories = {
-            "init_op": (GraphKeys.INIT_OP, global_variables_initializer),
-            "ready_op": (GraphKeys.READY_OP, report_uninitialized_variables),
+            "init_op": (_graph.GraphKeys.INIT_OP, _graph.global_variables_initializer),
+            "ready_op": (_graph.GraphKeys.READY_OP, _graph.report_uninitialized_variables),
             "ready_for_local_init_op": (
-                GraphKeys.READY_FOR_LOCAL_INIT_OP,
-                lambda: report_uninitialized_variables(global_variables()),
+                _graph.GraphKeys.READY_FOR_LOCAL_INIT_OP,
+                lambda: _graph.report_uninitialized_variables(_graph.global_variables()),
             ),
-            "local_init_op": (GraphKeys.LOCAL_INIT_OP, Scaffold.default_local_init_op),
-            "summary_op": (GraphKeys.SUMMARY_OP, merge_all),
+            "local_init_op": (_graph.GraphKeys.LOCAL_INIT_OP, Scaffold.default_local_init_op),
+            "summary_op": (_graph.GraphKeys.SUMMARY_OP, merge_all),
         }
         for name, (key, make) in factories.items():
             if getattr(self, name) is None:
                 setattr(self, name, Scaffold.get_or_default(name, key, make))
-        graph = get_default_graph()
+        graph = _graph.get_default_graph()
         if self.saver is None:
             self.saver = the_saver(graph)
         if self.saver is None:
             self.saver = Saver(sharded=True, allow_empty=True)
-            graph.add_to_collection(GraphKeys.SAVERS, self.saver)
+            graph.add_to_collection(_graph.GraphKeys.SAVERS, self.saver)
         self.saver.build()
         graph.finalize()
         return self
@@ -126,7 +118,7 @@ class Scaffold:
         Raises:
             RuntimeError: The collection has several items.
         """
-        graph = get_default_graph()
+        graph = _graph.get_default_graph()
         members = graph.get_collection(collection_key)
         if len(members) > 1:
             raise FailedPreconditionError(
@@ -144,4 +136,4 @@ class Scaffold:
     @staticmethod
     def default_local_init_op() -> Any:
         """Return an operation that initializes the local variables."""
-        return group(local_variables_initializer(), name="local_init")
+        return _graph.group(_graph.local_variables_initializer(), name="local_init")

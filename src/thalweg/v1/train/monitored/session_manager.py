@@ -53,8 +53,7 @@ class SessionManager:
                 "If you pass a ready_for_local_init_op you must also pass a local_init_op"
                 f" (ready_for_local_init_op is {show_value(ready_for_local_init_op)})."
             )
-        self._local_init_op = local_init_op
-        self._ready_op = ready_op
+        self._local_init_op, self._ready_op = local_init_op, ready_op
         self._ready_for_local_init_op = ready_for_local_init_op
         self._graph = get_default_graph() if graph is None else graph
         self._recovery_wait_secs = recovery_wait_secs
@@ -147,6 +146,18 @@ class SessionManager:
     def _restore_session(
         self, saver: Any, folder: Path | None, prefix: Path | None, waits: bool, seconds: float
     ) -> tuple[Session, bool]:
+        """Return (new session, True if a checkpoint was restored into it).
+
+        Args:
+            saver: Restores the checkpoint; None restores nothing.
+            folder: The folder whose newest checkpoint is restored, or None.
+            prefix: The prefix of a checkpoint, or None.
+            waits: True to wait for a checkpoint in the folder.
+            seconds: The longest time to wait.
+
+        Raises:
+            InvalidArgumentError: Both `folder` and `prefix` are given.
+        """
         if folder and prefix:
             raise InvalidArgumentError(
                 "Can not provide both checkpoint_dir and checkpoint_filename_with_path."
@@ -181,10 +192,11 @@ class SessionManager:
         return state
 
     def _initialized_locally(self, session: Session) -> str | None:
-        """Run `local_init_op`, if there is one and the session is ready for it.
+        """Run `local_init_op` if `ready_for_local_init_op` allows it.
 
         Returns:
-            Why the session is not ready, or None; nothing was run if it is not ready.
+            None if the operation was run or does not exist; otherwise the reason why the session is
+            not ready.
         """
         if self._local_init_op is None:
             return None
@@ -195,7 +207,12 @@ class SessionManager:
 
 
 def _not_ready(session: Session, op: object) -> str | None:
-    """Return why a session is not ready, by an operation that names what is missing; or None."""
+    """Return why a session is not ready, or None if it is.
+
+    Args:
+        session: The session.
+        op: Returns the names of uninitialized variables; None counts as ready.
+    """
     if op is None:
         return None
     try:

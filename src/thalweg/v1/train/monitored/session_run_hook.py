@@ -42,8 +42,7 @@ class SessionRunContext:
     """
 
     def __init__(self, original_args: SessionRunArgs, session: object) -> None:
-        self._original_args = original_args
-        self._session = session
+        self._original_args, self._session = original_args, session
         self._stop_requested = False
 
     @property

@@ -9,20 +9,15 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.v1.summary.protos import is_installed
 from thalweg.v1.summary.writer import FileWriterCache, add_scalar
 from thalweg.v1.train.global_step import get_global_step
-from thalweg.v1.train.monitored.basic_session_run_hooks import global_step_for
-from thalweg.v1.train.monitored.session_run_hook import (
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-)
+from thalweg.v1.train.monitored.basic_session_run_hooks import GlobalStepHook
+from thalweg.v1.train.monitored.session_run_hook import SessionRunContext, SessionRunValues
 from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE = 20  # runs without a step before each warning
 
 
-class StepCounterHook(SessionRunHook):
+class StepCounterHook(GlobalStepHook):
     """Logs the steps per second, at level INFO of the logger "thalweg".
 
     Args:
@@ -51,28 +46,17 @@ class StepCounterHook(SessionRunHook):
                 "exactly one of every_n_steps and every_n_secs should be provided."
             )
         self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
-        self._output_dir = output_dir
-        self._summary_writer = summary_writer
-        self._step: object = None
+        self._output_dir, self._summary_writer = output_dir, summary_writer
         self._tag = ""
         self._previous_step: int | None = None
-        self._steps_per_run = 1
         self._stuck_runs = 0  # runs that have not raised the step
 
     def begin(self) -> None:
         """Find the global step; RuntimeError if there is none."""
-        self._step = global_step_for(self)
+        super().begin()
         self._tag = f"{get_global_step().op.name}/sec"
         if self._summary_writer is None and self._output_dir is not None and is_installed():
             self._summary_writer = FileWriterCache.get(self._output_dir)
-
-    def _set_steps_per_run(self, steps_per_run: int) -> None:
-        """Set the number of steps that one run takes; 1 by default."""
-        self._steps_per_run = steps_per_run
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Ask for the step before the run."""
-        return SessionRunArgs(self._step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Log the rate if it is time."""
@@ -92,7 +76,7 @@ class StepCounterHook(SessionRunHook):
         _LOG.info("%s: %g", tag, rate)
 
     def _warn_if_stuck(self, step: int) -> None:
-        """Warn if the step stands still."""
+        """Log a warning each time the global step has not changed for another 20 runs."""
         self._stuck_runs = self._stuck_runs + 1 if step == self._previous_step else 0
         self._previous_step = step
         if self._stuck_runs and self._stuck_runs % _PATIENCE == 0:

@@ -29,8 +29,7 @@ class SecondOrStepTimer:
             raise InvalidArgumentError("Can not provide both every_secs and every_steps.")
         if every_secs is not None:
             check_seconds("every_secs", every_secs)
-        self._every_secs = every_secs
-        self._every_steps = every_steps
+        self._every_secs, self._every_steps = every_secs, every_steps
         self._last_trigger: tuple[int, float] | None = None
 
     def reset(self) -> None:
@@ -38,8 +37,10 @@ class SecondOrStepTimer:
         self._last_trigger = None
 
     def should_trigger_for_step(self, step: int) -> bool:
-        """Return True if the hook is due at a step; False if it was triggered at this step
-        already.
+        """Return True if the hook is due at `step`.
+
+        It is due at the first call, and again `every_steps` or `every_secs` after the last trigger,
+        but never twice at the same step.
         """
         if self._last_trigger is None:
             return True
@@ -51,10 +52,10 @@ class SecondOrStepTimer:
         return time.time() >= last_time + wait_seconds(self._every_secs or 0.0)
 
     def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
-        """Note that it triggers now.
+        """Record a trigger at `step` and at the present time.
 
         Returns:
-            The seconds and the steps since the time before; None the first time.
+            (seconds, steps) since the previous trigger; (None, None) for the first one.
         """
         previous_trigger, self._last_trigger = self._last_trigger, (step, time.time())
         if previous_trigger is None:

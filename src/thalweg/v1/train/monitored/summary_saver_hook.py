@@ -8,17 +8,16 @@ from typing import Any
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.v1.summary import FileWriterCache, message
-from thalweg.v1.train.monitored.basic_session_run_hooks import global_step_for
+from thalweg.v1.train.monitored.basic_session_run_hooks import GlobalStepHook
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,
-    SessionRunHook,
     SessionRunValues,
 )
 from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 
 
-class SummarySaverHook(SessionRunHook):
+class SummarySaverHook(GlobalStepHook):
     """Writes summaries in the first run, and then every so many steps or seconds.
 
     Args:
@@ -50,24 +49,22 @@ class SummarySaverHook(SessionRunHook):
         self._timer = SecondOrStepTimer(save_secs, save_steps)
         self._output_dir = output_dir
         self._writer = summary_writer
-        self._scaffold = scaffold
-        self._summary_op = summary_op
-        self._step: object = None
+        self._scaffold, self._summary_op = scaffold, summary_op
         self._goal: int | None = None  # the step that the next run is expected to end with
         self._writes = False
 
     def begin(self) -> None:
         """Find the global step; RuntimeError if there is none."""
         self._goal = None
-        self._step = global_step_for(self)
+        super().begin()
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Ask for the summaries if it is time."""
+        """Fetch the global step, and the summaries if the timer is due."""
         self._writes = self._goal is None or self._timer.should_trigger_for_step(self._goal)
         return SessionRunArgs((self._step, self._summary_operations() if self._writes else []))
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Write them."""
+        """Write the fetched summaries, if any, and set the timer."""
         start_step, summaries = run_values.results
         step = int(run_context.session.run(self._step)) if self._writes else int(start_step) + 1
         if self._writes:
@@ -77,7 +74,7 @@ class SummarySaverHook(SessionRunHook):
         self._goal = step + 1
 
     def end(self, session: Any) -> None:
-        """Write out what waits."""
+        """Flush the writer."""
         if self._writer is not None:
             self._writer.flush()
 
@@ -88,6 +85,11 @@ class SummarySaverHook(SessionRunHook):
         return summary_op if isinstance(summary_op, list | tuple) else [summary_op]
 
     def _write_summaries(self, summaries: Sequence[bytes], step: int) -> None:
+        """Write summaries with the given writer, or with that of the folder; do nothing without
+        either.
+
+        The first call also writes the start of the session.
+        """
         if self._writer is None and self._output_dir is not None:
             self._writer = FileWriterCache.get(self._output_dir)
         if self._writer is None:

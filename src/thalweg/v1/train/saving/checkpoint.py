@@ -164,9 +164,9 @@ class Checkpoint(Trackable):
 
     @untraced
     def write(self, file_prefix: Path, session: object = None, options: object = None) -> str:
-        """Save everything under a path that you choose.
+        """Save all tracked objects to the given path.
 
-        Everything is of one moment: no step of an optimizer comes between, in whatever thread.
+        All values are of one moment: no optimizer takes a step meanwhile, in any thread.
 
         Args:
             file_prefix: The path, with ".safetensors" or without.
@@ -177,10 +177,10 @@ class Checkpoint(Trackable):
             The path without ".safetensors".
 
         Raises:
-            InvalidTypeError: Something is nothing that can be saved; names it.
+            InvalidTypeError: An object cannot be saved; the message names it.
             InvalidArgumentError: There are variables of a graph, and no session.
             FailedPreconditionError: A variable of the graph is not initialized.
-            CheckpointWriteError: It could not be written; what was there is intact.
+            CheckpointWriteError: The file could not be written; an existing file is intact.
         """
         path = os.fspath(file_prefix).removesuffix(ENDING)
         files.write(path, *self._snapshot(session))
@@ -228,7 +228,13 @@ class Checkpoint(Trackable):
         return CheckpointLoadStatus(restoration, lambda: self._members_in(building))
 
     def _graph_meant(self, session: Any = None) -> object:
-        """Return the session's, the default or the objects' only graph; None without a graph."""
+        """Return the graph whose variables are saved or restored; None in eager mode.
+
+        It is the session's graph, the default graph, or the only graph of the objects.
+
+        Raises:
+            InvalidArgumentError: The objects belong to several graphs.
+        """
         if session is not None:
             return session.graph
         if not executing_eagerly():
@@ -269,7 +275,10 @@ class Checkpoint(Trackable):
 
 @contextlib.contextmanager
 def count_save(checkpoint: Checkpoint) -> Iterator[Variable]:
-    """Count a save; its number is not used up if it fails."""
+    """Return a context manager that adds 1 to `save_counter`, and subtracts it after an error.
+
+    Yields the counter.
+    """
     counter = checkpoint.save_counter
     counter.assign_add(1)
     try:
@@ -281,7 +290,7 @@ def count_save(checkpoint: Checkpoint) -> Iterator[Variable]:
 
 @contextlib.contextmanager
 def _as_default_graph(graph: Any) -> Iterator[None]:
-    """Have `graph` be the one that is being built, if it is not."""
+    """Return a context manager that makes `graph` the default one; it does nothing for None."""
     is_default = not executing_eagerly() and get_default_graph() is graph
     with contextlib.nullcontext() if graph is None or is_default else graph.as_default():
         yield

@@ -155,14 +155,14 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], object] | None = None,
 ) -> Iterator[str]:
-    """Yield the prefix of the newest checkpoint of a folder, whenever there is another one.
+    """Yield the prefix of the newest checkpoint of a folder whenever a new one appears.
 
     Args:
-        checkpoint_dir: Folder that a training saves to; it may not exist yet.
-        min_interval_secs: Least time between two results.
-        timeout: Optional. Seconds to wait for a checkpoint before the iteration ends.
-        timeout_fn: Optional. Function that is called after each timeout; the iteration ends if its
-            result is true, and otherwise continues.
+        checkpoint_dir: The folder; it may not exist yet.
+        min_interval_secs: The least number of seconds between two results.
+        timeout: Optional. Seconds to wait for a checkpoint.
+        timeout_fn: Optional. Called after each timeout; the iteration continues if the result is
+            false. Without it the first timeout ends the iteration.
 
     Raises:
         ValueError, DataLossError, UnsafeCheckpointError: See `get_checkpoint_state`.
@@ -180,7 +180,7 @@ def checkpoints_iterator(
 
 
 def _wait_for_another(folder: Path, previous: str | None, timeout: float | None) -> str | None:
-    """Return the newest checkpoint as soon as it is not `previous`, or None after a timeout."""
+    """Wait for a newest checkpoint other than `previous` and return it; None after the timeout."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:
         newest = latest_checkpoint(folder)

@@ -126,16 +126,17 @@ class CheckpointManager:
     def save(
         self, checkpoint_number: object = None, check_interval: bool = True, options: object = None
     ) -> str | None:
-        """Save a checkpoint, record it as the newest, and delete old ones.
+        """Save a checkpoint, record it as the newest, and delete the oldest ones beyond
+        `max_to_keep`.
 
         Args:
-            checkpoint_number: Optional. A number or an integer variable that gives the name its
-                number; by default the Checkpoint's `save_counter`, which is raised either way.
-            check_interval: Whether `checkpoint_interval` counts.
+            checkpoint_number: Optional. The number in the name: a number or an integer variable. By
+                default the Checkpoint's `save_counter`, which is raised in any case.
+            check_interval: True if nothing is saved before `checkpoint_interval` steps have passed.
             options: Accepted for compatibility.
 
         Returns:
-            The path, or None if it was too early.
+            The path of the checkpoint; None if the interval has not passed.
 
         Raises:
             As `Checkpoint.write`.

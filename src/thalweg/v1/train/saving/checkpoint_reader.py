@@ -74,13 +74,12 @@ class CheckpointReader:
         return tensor_str in self._entries
 
     def get_tensor(self, tensor_str: str) -> Any:
-        """Return the value of that name, as a NumPy array or scalar.
-
-        What NumPy has no dtype for is a torch tensor.
+        """Return the value of a name as a NumPy array or scalar; as a torch tensor if NumPy lacks
+        the dtype.
 
         Raises:
-            NotFoundError: There is none.
-            OSError: It is damaged.
+            NotFoundError: The checkpoint has no such name.
+            OSError: The value is damaged.
         """
         if tensor_str not in self._entries:
             raise NotFoundError(f"Key {tensor_str} not found in checkpoint {self._prefix}")
@@ -104,10 +103,10 @@ class CheckpointReader:
         return "\n".join(lines).encode()
 
     def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Return the tensors of these names, which must be there; their checksums are verified.
+        """Return {name: tensor} for names of the checkpoint; checksums are verified.
 
         Raises:
-            OSError: They are damaged, or another checkpoint has taken the place of this one.
+            OSError: A value is damaged, or the file was replaced since the reader was made.
         """
         loaded = self._read_tensors(names)
         for name in names:
@@ -117,9 +116,7 @@ class CheckpointReader:
         return {name: loaded[name].tensor() for name in names}
 
     def keys_by_name(self) -> dict[str, str]:
-        """Return the names of tensors by the names of their variables, where objects have been
-        saved.
-        """
+        """Return {variable's name: name of its tensor} of an object checkpoint; else {}."""
         if not self._has_own_format:
             graph = bundle.read(self._path, ()).graph
         else:

@@ -74,23 +74,22 @@ def load_variable(ckpt_dir_or_file: Path, name: str) -> Any:
 def init_from_checkpoint(
     ckpt_dir_or_file: Path, assignment_map: Mapping[str, object] | Iterable[tuple[str, object]]
 ) -> None:
-    """Let variables of the default graph begin with the values they have in a checkpoint.
+    """Set the initial values of variables of the default graph to values of a checkpoint.
 
-    The operations that initialize variables, if they are made after this, read the values when
-    they run. The map may say:
+    Initializing operations that are created after this call read the values when they run.
+    `assignment_map` has entries of two kinds:
 
-    * `{"name": variable}`, or the variable's name: it begins with the value of that name. A
-      partitioned variable, or the list of its parts, begins with the parts of that value.
-    * `{"scope/": "other/"}`: each variable below `other` begins with the value below `scope` that
-      has the same name there. "/" stands for the outermost scope of either side.
+    * `{"name": variable}`, or the name of the variable: the initial value is the checkpoint's value
+    of that name. A partitioned variable, or a list of its parts, gets the parts of the value. *
+    `{"scope/": "other/"}`: each variable below `other` gets the value below `scope` that has the
+    same relative name. "/" is the outermost scope.
 
-    A scope holds the variables that `get_variable` made, those that stand for parameters and
-    buffers of modules, and those that are trained.
+    A scope has the variables of `get_variable`, the trainable variables, and those that stand for
+    parameters and buffers of modules.
 
     Args:
         ckpt_dir_or_file: As in `load_checkpoint`.
-        assignment_map: Names in the checkpoint, and what begins with them; or pairs of these,
-            where several begin with one.
+        assignment_map: A dict, or pairs if several variables get one value.
 
     Raises:
         ValueError: There is no checkpoint, a name is not in it, a variable is not in the graph, or
@@ -98,7 +97,7 @@ def init_from_checkpoint(
         TypeError: Dtypes differ.
 
     Differs from:
-        TensorFlow, which knows no other variables by their names than those of `get_variable`.
+        TensorFlow, which finds variables by name only if `get_variable` made them.
     """
     prefix = _prefix_of(ckpt_dir_or_file)
     reader = CheckpointReader(prefix)
@@ -128,6 +127,11 @@ def init_from_checkpoint(
 
 
 def _prefix_of(ckpt_dir_or_file: Path) -> str:
+    """Return the prefix of a checkpoint: the argument itself, or the newest one in a folder.
+
+    Raises:
+        InvalidArgumentError: The folder has no checkpoint.
+    """
     path = os.fspath(ckpt_dir_or_file)
     if not os.path.isdir(path):
         return path
@@ -140,10 +144,13 @@ def _prefix_of(ckpt_dir_or_file: Path) -> str:
 
 
 def _find_variables(target: object) -> list[GraphVariable]:
-    """Return a variable, or the parts of a partitioned one; [] for the name of a scope.
+    """Return the variables that an entry of `assignment_map` names: [] for the name of a scope.
+
+    Args:
+        target: A variable, a partitioned variable, a list of parts, or a name.
 
     Raises:
-        InvalidTypeError: It is neither a variable, its parts, nor a name.
+        InvalidTypeError: `target` is something else.
     """
     if isinstance(target, str):
         graph = get_default_graph()
@@ -167,7 +174,17 @@ def _find_variables(target: object) -> list[GraphVariable]:
 def _of_scope(
     scope: str, target: str, prefix: str, shapes: Mapping[str, object]
 ) -> dict[GraphVariable, str]:
-    """Return the names below `scope` in a checkpoint, by their variables below `target`."""
+    """Return {variable below `target`: name below `scope` in the checkpoint}.
+
+    Args:
+        scope: The scope in the checkpoint, ending with "/".
+        target: The scope in the graph, ending with "/".
+        prefix: The prefix of the checkpoint, for errors.
+        shapes: The names of the checkpoint, as keys.
+
+    Raises:
+        InvalidArgumentError: A scope does not end with "/", or a name is not in the checkpoint.
+    """
     outer = target[: target.rindex("/")] if "/" in target else ""
     if not scope.endswith("/") or not target.endswith("/"):
         raise InvalidArgumentError(
@@ -199,6 +216,12 @@ def _variables_by_name() -> dict[str, GraphVariable]:
 
 
 def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: object) -> None:
+    """Raise if a value of a checkpoint does not fit its variable.
+
+    Raises:
+        InvalidArgumentError: The shapes differ.
+        InvalidTypeError: The dtypes differ.
+    """
     part = _part_of(variable)
     own_shape = variable.shape if part is None else Shape(part.full_shape)
     if not own_shape.accepts(tuple(shape)):
@@ -214,7 +237,7 @@ def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: obj
 
 
 def _initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
-    """Return a tensor that the initializing run reads from the checkpoint."""
+    """Return a symbolic tensor that reads the value of `name` from the checkpoint in a run."""
     output = Output(variable.dtype, variable.shape, ())
     with variable.graph.as_default(), variable.graph.control_dependencies(None):
         return operation(

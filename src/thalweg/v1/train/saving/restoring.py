@@ -22,18 +22,18 @@ def fitting_values(
     variables: Mapping[str, GraphVariable],
     reshape: bool = False,
 ) -> dict[GraphVariable, Tensor]:
-    """Return the values of variables in a checkpoint.
+    """Return {variable: value of a checkpoint}, in the variables' shapes.
 
     Args:
-        reader: Reads the checkpoint.
-        prefix: Its prefix, for messages.
-        variables: By their names in the checkpoint.
-        reshape: Whether values take the variables' shapes if they have as many elements.
+        reader: The reader of the checkpoint.
+        prefix: The prefix of the checkpoint, for errors.
+        variables: Variables by their names in the checkpoint.
+        reshape: True if a value with as many elements takes the variable's shape.
 
     Raises:
-        NotFoundError: Some are not in it.
-        CheckpointMismatchError: Some have another shape or dtype.
-        OSError: It is damaged, or cannot be read.
+        NotFoundError: Names are not in the checkpoint.
+        CheckpointMismatchError: Shapes or dtypes differ.
+        OSError: The checkpoint is damaged, or cannot be read.
     """
     keys = {
         name: name if reader.has_tensor(name) else whole_name(name, variable)

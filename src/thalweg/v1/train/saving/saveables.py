@@ -26,18 +26,16 @@ def all_saveable() -> list[Any]:
 
 
 def by_name(var_list: object) -> dict[str, GraphVariable]:
-    """Return variables by their names in a checkpoint, sorted by name.
+    """Return {name in a checkpoint: variable}, sorted by name.
 
     Args:
-        var_list: Variables, in a list, tuple or set, which are called as in the graph; or a dict of
-            variables by name. The parameters and buffers that stand for variables count as these.
-            Each part of a partitioned variable has a name of its own, which ends with "/part_" and
-            its number; in a dict a list may stand for the variable.
+        var_list: A list, tuple or set of variables, which get their names in the graph, or a dict
+            of variables by name. Parameters and buffers stand for their graph variables. Each part
+            of a partitioned variable gets a name that ends with "/part_" and its number.
 
     Raises:
-        InvalidTypeError: It is neither, or there is something else among them.
-        InvalidArgumentError: Two variables have one name, one has two, or they belong to several
-            graphs.
+        InvalidTypeError: `var_list`, or a member of it, is something else.
+        InvalidArgumentError: Two variables have one name, one has two, or the graphs differ.
     """
     if isinstance(var_list, Mapping):
         variables_by_name = _of_mapping(var_list)
@@ -87,7 +85,9 @@ def _parts_of(candidate: object) -> list[Any]:
 def join_parts(
     variables: Mapping[str, GraphVariable], values: Iterable[Tensor]
 ) -> dict[str, Tensor]:
-    """Return values by name, with one value for parts that are a whole variable together."""
+    """Return {name: value}, where the parts of a partitioned variable become one value if all are
+    there.
+    """
     tensors, groups = {}, {}
     for (name, variable), tensor in zip(variables.items(), values, strict=True):
         tensors[name] = tensor
@@ -110,6 +110,7 @@ def whole_name(name: str, variable: GraphVariable) -> str:
 
 
 def _of_list(var_list: Any) -> dict[str, GraphVariable]:
+    """Return {name: variable} of a list, sorted by name; see `by_name`."""
     variables_by_name: dict[str, GraphVariable] = {}
     parts = [part for listed_variable in var_list for part in _parts_of(listed_variable)]
     for candidate in parts:
@@ -125,6 +126,7 @@ def _of_list(var_list: Any) -> dict[str, GraphVariable]:
 
 
 def _of_mapping(var_list: Mapping[object, object]) -> dict[str, GraphVariable]:
+    """Return {name: variable} of a dict, sorted by name, with partitioned variables in parts."""
     variables_by_name: dict[str, GraphVariable] = {}
     for name, candidate in var_list.items():
         if not isinstance(name, str):

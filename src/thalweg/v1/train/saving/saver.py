@@ -122,8 +122,7 @@ class Saver:
             _refuse_protos("saver_def and builder")
         self._var_list = var_list
         self._reshape, self._sharded = reshape, sharded
-        self._allow_empty = allow_empty
-        self._pad_step_number = pad_step_number
+        self._allow_empty, self._pad_step_number = allow_empty, pad_step_number
         self._variables: dict[str, GraphVariable] | None = None
         self._eager: EagerValues | None = None
         self._span = keep_checkpoint_every_n_hours * 3600
@@ -170,34 +169,33 @@ class Saver:
         strip_default_attrs: bool = False,
         save_debug_info: bool = False,
     ) -> str | None:
-        """Write the values that the variables have in a session.
+        """Write the values that the variables have in a session to a file.
 
-        They are all of one moment, whatever other threads run; training may go on while they are
-        written.
+        All values are of one moment, whatever other threads run. Training may go on while the file
+        is written.
 
         Args:
-            sess: The session. Neither it nor the graph is looked for anywhere else, so that any
-                thread may call this. None for eager variables.
-            save_path: What the names of the files begin with.
-            global_step: Optional. A number, or a variable or tensor that has it in the session; is
-                added to the name. A variable's is of the same moment.
+            sess: The session; None for eager variables. Any thread may pass it.
+            save_path: The beginning of the names of the files.
+            global_step: Optional. A number, a variable or a tensor, whose value is appended to the
+                name. The value of a variable is of the same moment.
             latest_filename: Optional. The name of the file `checkpoint`.
-            meta_graph_suffix: How files with TensorFlow's graph end, which are deleted with old
+            meta_graph_suffix: The ending of TensorFlow's graph files, which are deleted with old
                 checkpoints.
-            write_meta_graph: Ignored: none is written.
-            write_state: Whether the checkpoint is listed in the file `checkpoint`, and old ones are
-                deleted.
+            write_meta_graph: Ignored: no graph is written.
+            write_state: True to list the checkpoint in the file `checkpoint` and to delete old
+                ones.
             strip_default_attrs: Ignored, as is `save_debug_info`.
 
         Returns:
-            The prefix of the checkpoint, to be given to `restore`; None if there are no variables.
+            The prefix of the checkpoint, for `restore`; None if there are no variables.
 
         Raises:
-            TypeError: `sess` is no session.
+            TypeError: `sess` is not a session.
             ValueError: A name is not valid, or the folder does not exist.
             FailedPreconditionError: A variable is not initialized, the session is closed, or
                 `build` was not called.
-            CheckpointWriteError: The file cannot be written; what was there is intact.
+            CheckpointWriteError: The file cannot be written; existing files are intact.
         """
         variables = self._require_built("save")
         latest = STATE if latest_filename is None else latest_filename
@@ -229,7 +227,9 @@ class Saver:
         return f"{step:08d}" if self._pad_step_number else str(step)
 
     def _write_list(self, prefix: str, folder: str, latest: str, meta_graph_suffix: str) -> None:
-        """Write the file `checkpoint`, and delete an old checkpoint."""
+        """Write the file `checkpoint` with the new prefix, and delete the checkpoints that are too
+        old.
+        """
         keeper = self._keeper.after_saving(prefix) if self._keeper.most else self._keeper
         old = list(keeper.too_old(1))
         folder_paths = [path for path in keeper.paths if _folder_of(path) == _folder_of(prefix)]
@@ -243,20 +243,21 @@ class Saver:
 
     @untraced
     def restore(self, sess: object, save_path: str | os.PathLike[str] | None) -> None:
-        """Give the variables the values of a checkpoint, in a session; they count as initialized.
+        """Set the variables to the values of a checkpoint in a session, which also initializes
+        them.
 
-        Values of other names may be in it. A checkpoint of `tf.train.Checkpoint` is read as well,
-        by the names that its variables had in their graph.
+        The checkpoint may have more values. A checkpoint of `tf.train.Checkpoint` is read by the
+        names that its variables had in their graph.
 
         Args:
             sess: The session. None for eager variables.
-            save_path: What `save` returned, or what `latest_checkpoint` returns.
+            save_path: A result of `save` or `latest_checkpoint`.
 
         Raises:
             ValueError: There is no such checkpoint.
-            NotFoundError: A variable is not in it.
+            NotFoundError: A variable is not in the checkpoint.
             CheckpointMismatchError: A value has another shape or dtype than its variable.
-            TypeError: `sess` is no session.
+            TypeError: `sess` is not a session.
             FailedPreconditionError: The session is closed, or `build` was not called.
             OSError: The checkpoint is damaged, or cannot be read.
 
@@ -300,7 +301,7 @@ class Saver:
             self._keeper.newest = list(last_checkpoints_with_time)
 
     def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
-        """Let those of these that are there be the newest checkpoints, as after a restart."""
+        """Set `last_checkpoints` to those of the given prefixes that exist, as after a restart."""
         dated = [
             (prefix, time)
             for prefix in checkpoint_paths

@@ -65,7 +65,16 @@ def as_session(sess: object, eager: EagerValues | None = None) -> Session | Eage
 def values_of(
     session: Session | EagerValues, variables: list[GraphVariable], global_step: object
 ) -> tuple[list[Tensor], int | None]:
-    """Return the values of variables in a session, and the step."""
+    """Return (values of variables in a session, step number or None).
+
+    Args:
+        session: The session, or the values of eager variables.
+        variables: The variables.
+        global_step: A number, a variable, a tensor, a name of a tensor, or None.
+
+    Raises:
+        InvalidTypeError: `global_step` is something else.
+    """
     if isinstance(session, EagerValues):
         return session.snapshot(variables), None if global_step is None else _as_step(global_step)
     if isinstance(global_step, GraphVariable):
@@ -78,6 +87,11 @@ def values_of(
 
 
 def _as_step(global_step: Any) -> int:
+    """Return a step as an int.
+
+    Raises:
+        InvalidTypeError: `global_step` is not an integer, a tensor or a scalar array.
+    """
     if (
         not isinstance(global_step, (Integral, Tensor))
         and getattr(global_step, "shape", None) != ()

@@ -19,24 +19,12 @@ from thalweg.tf import elementwise, nn
 from thalweg.tf.compat.v1 import initializers
 from thalweg.tf.convert import call, tensor
 
-_ACTIVATIONS = {
-    "elu": nn.elu,
-    "exponential": elementwise.exp,
-    "gelu": nn.gelu,
-    "leaky_relu": nn.leaky_relu,
-    "linear": None,
-    "log_softmax": nn.log_softmax,
-    "relu": nn.relu,
-    "relu6": nn.relu6,
-    "selu": nn.selu,
-    "sigmoid": nn.sigmoid,
-    "silu": nn.silu,
-    "softmax": nn.softmax,
-    "softplus": nn.softplus,
-    "softsign": nn.softsign,
-    "swish": nn.swish,
-    "tanh": nn.tanh,
-}
+_NN_NAMES = (
+    "elu", "gelu", "leaky_relu", "log_softmax", "relu", "relu6", "selu", "sigmoid", "silu",
+    "softmax", "softplus", "softsign", "swish", "tanh",
+)  # fmt: skip
+_ACTIVATIONS: dict[str, Any] = {name: getattr(nn, name) for name in _NN_NAMES}
+_ACTIVATIONS |= {"exponential": elementwise.exp, "linear": None}
 
 
 def activation_of(activation: Any) -> Callable[[Any], Any] | None:

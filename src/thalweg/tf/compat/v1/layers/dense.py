@@ -19,17 +19,9 @@ class Dense(Layer):
 
     Args:
         units: The size of the outputs' last dimension.
-        activation: A function, or its name; None for none.
-        use_bias: Whether there is a bias.
-        kernel_initializer: By default that of the variable scope, or Glorot's uniform one.
-        bias_initializer: An initializer.
-        kernel_regularizer: A function of the kernel that gives its penalty.
-        bias_regularizer: A function of the bias that gives its penalty.
-        activity_regularizer: A function of the outputs, divided by the size of the batch.
-        kernel_constraint: A function that optimizers apply to the kernel after each update.
-        bias_constraint: A function that optimizers apply to the bias after each update.
-        trainable: Whether the variables are trained.
-        name: That of the variable scope.
+        activation, use_bias, kernel_initializer, bias_initializer, kernel_regularizer,
+            bias_regularizer, activity_regularizer, kernel_constraint, bias_constraint, trainable,
+            name: As in `Convolution`.
     """
 
     RANK = (2, None)

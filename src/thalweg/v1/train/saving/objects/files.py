@@ -13,22 +13,19 @@ from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVaria
 from thalweg._formats.format_detection import reader_of
 from thalweg._formats.path_resolution import ENDING, PathKind, locate_checkpoint
 from thalweg._formats.stored_tensor import StoredTensor, of_tensor
-from thalweg.errors import (
-    DataLossError,
-    UnsupportedCheckpointError,
-)
+from thalweg.errors import DataLossError, UnsupportedCheckpointError
 from thalweg.v1.train.saving.objects.members import VALUE
 
 KIND = "tf.train.Checkpoint"
 
 
 def write(prefix: str, graph: ObjectGraph, values: Mapping[str, Tensor]) -> None:
-    """Write a checkpoint, all of it or nothing; its folder is made if it is not there.
+    """Write an object checkpoint atomically, creating its folder if missing.
 
     Args:
         prefix: The path of the file without its ending.
-        graph: What the objects are.
-        values: The values of their variables by the graph's keys; not changed meanwhile.
+        graph: The description of the objects.
+        values: The values of variables by the keys in `graph`; they must not change meanwhile.
     """
     atomic_write.make_folder(os.path.dirname(prefix) or ".")
     tensors = {key: of_tensor(tensor) for key, tensor in values.items()}
@@ -36,18 +33,18 @@ def write(prefix: str, graph: ObjectGraph, values: Mapping[str, Tensor]) -> None
 
 
 def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
-    """Read a checkpoint, all of it or nothing.
+    """Read an object checkpoint of this library or of TensorFlow.
 
     Args:
         prefix: The path without ".safetensors", or without TensorFlow's ".index".
 
     Returns:
-        What the objects are, and the values of variables, by their positions among the objects.
+        (description of the objects, {position of a variable in it: value}).
 
     Raises:
         MissingFileError: There is no such checkpoint.
-        DataLossError: It is damaged.
-        UnsupportedCheckpointError: It says nothing of objects.
+        DataLossError: The file is damaged.
+        UnsupportedCheckpointError: The file has no object graph.
     """
     graph, tensors = _read_file(prefix)
     values: dict[int, Tensor] = {}
@@ -61,6 +58,7 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
 
 
 def _read_file(prefix: str) -> tuple[ObjectGraph, dict[str, StoredTensor]]:
+    """Return (object graph, {key: stored tensor}) of a checkpoint; see `read` for the errors."""
     place = locate_checkpoint(prefix).of_savers()
     if place.kind is not PathKind.OURS:
         read = bundle.read(place.path)
@@ -93,14 +91,14 @@ def encode_graph(graph: ObjectGraph) -> list[dict[str, Any]]:
 
 
 def decode_graph(nodes: object, source: str) -> ObjectGraph:
-    """Return a graph from its JSON.
+    """Return the object graph that `encode_graph` turned into JSON.
 
     Args:
-        nodes: What `encode_graph` returned.
-        source: Where it is from, for messages.
+        nodes: The decoded JSON.
+        source: The file, for errors.
 
     Raises:
-        DataLossError: It is something else, or names an object that is not there.
+        DataLossError: `nodes` has another structure, or a position outside of the list.
     """
     if not isinstance(nodes, list) or not nodes:
         raise _damage_error(source, "is no list of objects")
@@ -115,6 +113,16 @@ def decode_graph(nodes: object, source: str) -> ObjectGraph:
 
 
 def _decode_node(node: object, position: Any, source: str) -> Node:
+    """Return a node of the object graph from its JSON.
+
+    Args:
+        node: The decoded JSON.
+        position: Checks and returns the position of another node.
+        source: The file, for errors.
+
+    Raises:
+        DataLossError: The structure is another.
+    """
     kinds = {"children": dict, "values": list, "slots": list}
     if (
         not isinstance(node, dict)

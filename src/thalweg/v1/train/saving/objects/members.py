@@ -118,7 +118,13 @@ def child_of(owner: object, name: str) -> Any:
 
 
 def held_by(value: Any, graph: Any) -> Any:
-    """Return the variable that `value` is, or is in a graph; or the object that is saved for it."""
+    """Return the object whose state is saved for `value`.
+
+    Args:
+        value: A child of a checkpoint. A `Trackable` decides itself; a parameter stands for its
+            graph variable; others are returned unchanged.
+        graph: The graph whose variables are saved, or None.
+    """
     if isinstance(value, Trackable):
         return value._checkpointed()
     value = handle_of(value)
@@ -133,14 +139,14 @@ def is_variable(candidate: object) -> bool:
 
 
 def members_of(root: object, graph: object = None) -> list[ObjectMember]:
-    """Return all objects that are reachable from a root, nearest first, then slots.
+    """Return the objects that are reachable from a root in breadth-first order, then the slots.
 
     Args:
-        root: The root, the first element of the list.
+        root: The root, which is the first member.
         graph: The graph in which variables stand for torch's parameters, or None.
 
     Raises:
-        InvalidTypeError: An object cannot be part of a checkpoint; names it.
+        InvalidTypeError: An object cannot be part of a checkpoint; the message names it.
     """
     members: list[ObjectMember] = []
     places: dict[int, int] = {}
@@ -166,6 +172,12 @@ def members_of(root: object, graph: object = None) -> list[ObjectMember]:
 
 
 def _add_slots(members: list[ObjectMember], places: dict[int, int]) -> None:
+    """Append the slots of all optimizers among the members, in place.
+
+    Args:
+        members: The members; slots are appended, and added to `slots` of their optimizer.
+        places: {id of an object: its position in `members`}, extended by the slots.
+    """
     variables = [(place, member) for place, member in enumerate(members) if member.is_variable]
     for keeper in [member for member in members if isinstance(member.held, TrackableSlots)]:
         keeper.held._slots.check_whole("in a checkpoint of objects")
@@ -190,9 +202,9 @@ def optimizers_in(members: Iterable[ObjectMember]) -> list[TrackableSlots]:
 
 
 def hold_steps(optimizers: Iterable[TrackableSlots]) -> ContextSetting:
-    """Return the block that holds back the steps of optimizers, whose locks are taken in order.
+    """Return a context manager that takes the locks of optimizers, so that none takes a step.
 
-    `contextlib.ExitStack` is written in Python: an interruption there leaves locks taken.
+    An `ExitStack` would not do: an interruption inside of it leaves locks taken.
     """
     return ContextSetting(partial(_hold, [optimizer._locked() for optimizer in optimizers]))
 

@@ -29,12 +29,13 @@ class Restoration(ObjectValues):
         self._walk: Walk | None = None
 
     def bind(self, node: int, owner: object) -> None:
-        """Give an object what the file has for a position, its children and their slots.
+        """Restore the value of a position into an object, and so on for its children and slots.
 
-        All values are set, or none. What has no object yet waits with its parent.
+        All values are set or none. A value whose object does not exist yet is stored in its parent,
+        and restored when the object is created.
 
         Args:
-            node: The position.
+            node: The position in the file's list of objects.
             owner: The object.
 
         Raises:
@@ -51,7 +52,7 @@ class Restoration(ObjectValues):
                 self._walk = None
 
     def _hold_steps(self, owner: object) -> ContextSetting:
-        """Return the block that holds back the steps of all optimizers whose state may change."""
+        """Return a context manager that locks all optimizers whose state may change."""
         # A new variable is being made by an optimizer, which holds its lock if it needs to.
         if is_variable(held_by(owner, self.graph)):
             return hold_steps([])
@@ -76,16 +77,15 @@ class Restoration(ObjectValues):
 
 
 class Position:
-    """A place in a checkpoint: what waits there for an object, its children and their slots.
+    """Position of an object in a checkpoint whose value is not restored yet.
 
     Args:
         restoration: The restore.
-        node: The place.
+        node: The position in the file's list of objects.
     """
 
     def __init__(self, restoration: Restoration, node: int) -> None:
-        self._restoration = restoration
-        self._node = node
+        self._restoration, self._node = restoration, node
 
     @property
     def restore_uid(self) -> int:
@@ -105,11 +105,11 @@ class Position:
         return node in restoration.unused and not restoration.nodes[node].children
 
     def value(self) -> Tensor:
-        """Return the value; not to be written to."""
+        """Return the value of the file; the caller must not write to it."""
         return self._restoration.unused[self._node]
 
     def restore(self, trackable: object) -> None:
-        """Give an object what the checkpoint has for it.
+        """Restore the value of this position, its children and its slots into an object.
 
         Raises:
             CheckpointMismatchError: Shapes or dtypes differ. Nothing has changed.
@@ -117,7 +117,7 @@ class Position:
         self._restoration.bind(self._node, trackable)
 
     def release(self) -> None:
-        """Wait no longer: another value was chosen."""
+        """Drop the value, because the object got another one."""
         self._restoration.settle({self._node: None}, ())
 
     def __repr__(self) -> str:

@@ -84,10 +84,10 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self._values.waiting()
 
     def assert_consumed(self) -> Self:
-        """Check that each value of the file has found its object, and each object its value.
+        """Raise unless each value of the file was restored and each existing variable has a value.
 
         Raises:
-            NotConsumedError: Names what still waits, or what was not restored.
+            NotConsumedError: Names the values without objects, or the variables without values.
         """
         waiting = self.waiting
         if waiting:
@@ -98,10 +98,10 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self.assert_existing_objects_matched()
 
     def assert_existing_objects_matched(self) -> Self:
-        """Check that each variable there is now was in the file.
+        """Raise unless each existing variable was restored from the file.
 
         Raises:
-            NotConsumedError: Names those that were not.
+            NotConsumedError: Names the variables that were not.
         """
         bound = {id(entry) for entry in self._values.objects.values()}
         missing = [
@@ -117,10 +117,10 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self
 
     def assert_nontrivial_match(self) -> Self:
-        """Check that anything of the file was restored.
+        """Raise unless at least one object besides the root was found in the file.
 
         Raises:
-            NotConsumedError: Nothing was.
+            NotConsumedError: None was found.
         """
         values, waiting = self._values, self.waiting
         if not any(position != 0 for position in values.objects):
@@ -131,8 +131,7 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self
 
     def run_restore_ops(self, session: object = None) -> None:
-        """Load the values of all variables that were found into a session's graph; in graph mode
-        only.
+        """Load the restored values of graph variables into a session; do nothing without any.
 
         Args:
             session: By default the default session.

@@ -17,24 +17,27 @@ _numbers = itertools.count(1)
 
 
 class ObjectValues:
-    """Values of a file for objects, and the objects that were found.
+    """Values of a file for objects, and the objects that they were restored into.
+
+    A position is the index of an object in the file's list of objects.
 
     Args:
         source: The file, for messages.
-        graph: The graph of the file's objects.
-        values: The values of variables, by their positions among these objects.
+        graph: The object graph of the file.
+        values: The values of variables by position.
         building: The graph that is being built; None in eager mode.
 
     Attributes:
-        number: Later ones have higher numbers.
+        number: The number of the restore; later restores have higher numbers.
         source: As given.
         graph: The graph that was being built.
         nodes: The objects of the file.
-        links: The slots of each optimizer and of each variable, by their positions.
-        objects: The object found for each position.
+        links: The slots of each optimizer and of each variable, by position.
+        objects: The restored object of each position.
         unused: The values of positions without an object, by position.
-        assignments: The values of graph variables, which sessions load.
-        is_first: Whether no object was found yet, and `unused` is the file's own memory.
+        assignments: The values of graph variables, which `run_restore_ops` loads into a session.
+        is_first: True until the first call of `settle`; `unused` is the file's own memory until
+            then.
     """
 
     def __init__(
@@ -59,11 +62,12 @@ class ObjectValues:
         return [self.name(node) for node in sorted(self._valued - self.objects.keys())]
 
     def settle(self, objects: Mapping[int, object], pending_nodes: Iterable[int]) -> None:
-        """Note that positions have found objects, and keep what others may ask for later.
+        """Record the objects of positions, and keep only the values that may still be restored.
 
         Args:
-            objects: The objects.
-            pending_nodes: The positions that wait; of the others only what these lead to is kept.
+            objects: The objects by position.
+            pending_nodes: Positions whose objects do not exist yet. At the first call only values
+                that are reachable from these positions are kept.
         """
         unused = {node: tensor for node, tensor in self.unused.items() if node not in objects}
         if self.is_first:
@@ -73,6 +77,9 @@ class ObjectValues:
         self.unused, self.is_first = unused, False
 
     def _reachable_from(self, pending_nodes: Iterable[int]) -> set[int]:
+        """Return all positions that are children or slots of the given positions, and these
+        themselves.
+        """
         reachable: set[int] = set()
         pending = list(pending_nodes)
         while pending:

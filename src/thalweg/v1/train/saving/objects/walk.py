@@ -19,14 +19,16 @@ from thalweg.variable import dtype_name
 
 
 class Walk:
-    """Finds the objects of positions, checks all values, and then sets all of them.
+    """Traversal that finds the objects of positions, checks all values, and then sets all of them.
+
+    A position is the index of an object in the file's list of objects.
 
     Args:
-        values: What the file has.
-        place: Makes the `Position` of a position.
+        values: The values of the file.
+        place: Returns the `Position` object of a position.
 
     Attributes:
-        pending: Positions and their objects that have yet to be looked at.
+        pending: (position, object) pairs to visit.
     """
 
     def __init__(self, values: ObjectValues, place: Callable[[int], Position]) -> None:
@@ -41,7 +43,7 @@ class Walk:
         self._saved_attributes: dict[int, tuple[Trackable, dict[str, object]]] = {}
 
     def run(self, node: int, owner: object) -> None:
-        """Bind a position to an object, and all that both lead to; see `Restoration.bind`."""
+        """Restore a position into an object with its children; see `Restoration.bind`."""
         self.pending.append((node, owner))
         try:
             for entry in self.pending:  # it grows meanwhile
@@ -59,6 +61,11 @@ class Walk:
         self._values.settle(self._objects, self._waiting_places)
 
     def _visit_object(self, node: int, owner: object) -> None:
+        """Record the value, the children and the slots of one object for the checks and writes of
+        `run`.
+
+        Children that do not exist are recorded as missing, to be restored later.
+        """
         held = held_by(owner, self._values.graph)
         if (node, id(held)) in self._visited:
             return
@@ -77,7 +84,10 @@ class Walk:
             self._link_slot(link, node, held)
 
     def _link_slot(self, link: Link, node: int, held: Any) -> None:
-        """Restore a slot, if its optimizer and its variable are both found."""
+        """Restore a slot if the objects of its optimizer and of its variable are known.
+
+        The optimizer may create the slot, or store the position until its first step creates it.
+        """
         ends: list[Any] = [
             held if end == node else self._objects.get(end, self._values.objects.get(end))
             for end in link[:2]
@@ -100,7 +110,7 @@ class Walk:
             self._waiting_places.add(slot)
 
     def _remember_waiting(self, keeper: Trackable) -> None:
-        """Save an object's waiting values, to put them back if the restore fails."""
+        """Save the stored positions of an object, which `run` puts back after an error."""
         if id(keeper) not in self._saved_attributes:
             keeper._maybe_initialize_trackable()
             attributes: dict[str, Any] = {"_deferred_dependencies": keeper._deferred_dependencies}
@@ -115,6 +125,7 @@ class Walk:
             raise state.mismatch(problems, self._values.source)
 
     def _describe_difference(self, node: int, variable: Any) -> str | None:
+        """Return why the value of a position does not fit a variable, or None if it fits."""
         name, tensor = self._values.name(node), self._values.unused[node]
         if not isinstance(variable, GraphVariable):
             return next(iter(state.differences([Entry(name, variable)], {name: tensor})), None)
@@ -140,6 +151,10 @@ class Walk:
                     )
 
     def _write_values(self) -> None:
+        """Write all values into eager variables in one commit, and record those of graph variables.
+
+        A graph variable that was created after the restore gets the value as its initial value.
+        """
         values, targets = self._values, self._targets.values()
         pairs = [
             (Entry(values.name(node), variable), values.unused[node])

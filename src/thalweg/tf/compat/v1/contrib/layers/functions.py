@@ -28,11 +28,7 @@ from thalweg.tf.compat.v1.layers.base import bound
 from thalweg.tf.convert import tensor
 
 _NAMES = {"kernel": "weights", "bias": "biases"}
-_FORMATS = {
-    None: "channels_last",
-    "NHWC": "channels_last",
-    "NCHW": "channels_first",
-}
+_FORMATS = {None: "channels_last", "NHWC": "channels_last", "NCHW": "channels_first"}
 
 
 class _Dense(layers.Dense):

@@ -124,10 +124,7 @@ def _after(collected: list[Any], update_ops: Sequence[Any] | None, loss: Any) ->
 
 
 def _make_rate(
-    learning_rate: Any,
-    decay: Callable[[Any, Any], Any] | None,
-    step: Any,
-    summaries: Sequence[str],
+    learning_rate: Any, decay: Callable[[Any, Any], Any] | None, step: Any, summaries: Sequence[str]
 ) -> Any:
     """Return the learning rate as a variable or tensor, decayed and summarized; None for None."""
     if learning_rate is None:
