@@ -58,8 +58,33 @@ def modern() -> list[Figure]:
     return figures
 
 
+# Parameters of a transformer of 4 blocks of width 128.
+_BLOCK = ((384, 128), (384,), (128, 128), (128,), (512, 128), (512,), (128, 512), *((128,),) * 5)
+_GPT = ((512, 128), (256, 128), *_BLOCK * 4, (128,), (128,))
+# The most of `torch.optim.Adafactor` that a step takes over these shapes.
+OF_TORCH_ADAFACTOR = {"matrix": (1.0, ((64, 64),)), "gpt": (0.7, _GPT)}
+
+
 def rows() -> list[Figure]:
-    """Measure Adafactor on ResNet-50, and on 3 x 3 kernels, whose rows have three elements."""
+    """Measure Adafactor on ResNet-50 and on 3 x 3 kernels, then on one thread beside torch's."""
+    threads, figures = torch.get_num_threads(), _rows_beside_adamw()
+    torch.set_num_threads(1)
+    try:
+        for name, (target, sizes) in OF_TORCH_ADAFACTOR.items():
+            shape_set = shapes.ShapeSet(name, sizes, (torch.float32,) * len(sizes))
+            params = workload.make_tensors(shape_set).variables
+            contenders = [
+                Contender("thalweg", _step(optim.Adafactor, params, {})),
+                Contender("torch", _step(torch.optim.Adafactor, params, {})),
+            ]
+            timings = measure(contenders, rounds=9, block=0.1)
+            figures.append(compared(f"rows_of_torch_{name}", timings, "thalweg", "torch", target))
+    finally:
+        torch.set_num_threads(threads)
+    return figures
+
+
+def _rows_beside_adamw() -> list[Figure]:
     figures: list[Figure] = []
     kernels = shapes.ShapeSet("kernels", ((512, 512, 3, 3),), (torch.float32,))
     for shape_set in (shapes.resnet50(), kernels):

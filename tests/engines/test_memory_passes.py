@@ -28,7 +28,7 @@ from thalweg.formula import gradient_squares, variable_squares
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
-from thalweg.v1.train.apply_gradients import StepRequest
+from thalweg.v1.train.apply_gradients import StepArguments
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 DTYPES = (F32, F16, BF16, F64)
@@ -154,7 +154,7 @@ def test_swept_step_equals_step_of_processed_gradients(
         gradients = swept.gradients()
         originals = [values_of(grad).clone() for grad in gradients]
         assert swept_opt._take(
-            swept.pairs(gradients), StepRequest(None, "step"), options, swept.copies
+            swept.pairs(gradients), StepArguments(None, "step"), options, swept.copies
         ).taken
         assert all(torch.equal(values_of(a), b) for a, b in zip(gradients, originals, strict=True))
         scale = stats[-1].clip_scale
@@ -181,7 +181,7 @@ def test_copies_saturate_and_keep_nan(dtype: torch.dtype, engine: Any) -> None:
     opt = train.GradientDescentOptimizer(1.0)
     opt.engine = engine
     assert opt._take(
-        [(grad, var)], StepRequest(None, "step"), GradientTransforms(narrow=True), [copy]
+        [(grad, var)], StepArguments(None, "step"), GradientTransforms(narrow=True), [copy]
     ).taken
     torch.testing.assert_close(copy, expected, rtol=0, atol=0, equal_nan=True)
     assert copy.signbit()[values == 0].all()
@@ -233,7 +233,7 @@ def test_skipped_step_changes_nothing(
 
     def take(gradients: list[Any]) -> bool:
         return opt._take(
-            case.pairs(gradients), StepRequest(step, "step"), options, case.copies
+            case.pairs(gradients), StepArguments(step, "step"), options, case.copies
         ).taken
 
     assert take(case.gradients())
@@ -266,11 +266,11 @@ def test_gradients_of_a_skipped_step_are_freed(steps: int) -> None:
         unscaling=case.unscaling, decide=lambda has_nan, amax: Decision(False, [])
     )
     for _ in range(steps):
-        opt._take(case.pairs(case.gradients()), StepRequest(None, "step"), options)
+        opt._take(case.pairs(case.gradients()), StepArguments(None, "step"), options)
     arrays = [grad.numpy().copy() for grad in case.gradients()]
     references = [weakref.ref(array) for array in arrays]  # a tensor over an array keeps it alive
     gradients = [torch.from_numpy(array) for array in arrays]
-    assert not opt._take(case.pairs(gradients), StepRequest(None, "step"), skipping).taken
+    assert not opt._take(case.pairs(gradients), StepArguments(None, "step"), skipping).taken
     del arrays, gradients
     gc.collect()
     assert all(ref() is None for ref in references)
@@ -292,7 +292,7 @@ def test_the_largest_magnitude_is_that_of_processed_gradients(dtype: torch.dtype
     )  # fmt: skip
     opt = train.GradientDescentOptimizer(0.1)
     for _ in range(2):
-        opt._take(case.pairs(gradients), StepRequest(None, "step"), options, case.copies)
+        opt._take(case.pairs(gradients), StepArguments(None, "step"), options, case.copies)
         processed = by_hand(case, gradients, stats[-1].clip_scale, trusts=True)
         assert peaks[-1] == max(float(grad.abs().max()) for grad in processed)
 
@@ -313,7 +313,7 @@ def test_norms_are_of_unscaled_gradients_and_of_variables_before_the_step(
             for grad, scale in zip(gradients, case.unscaling, strict=True)
         ]
         sizes = [float(torch.linalg.vector_norm(var.detach().double())) for var in case.variables]
-        opt._take(case.pairs(gradients), StepRequest(None, "step"), options, case.copies)
+        opt._take(case.pairs(gradients), StepArguments(None, "step"), options, case.copies)
         latest: GradientStats = stats[-1]
         np.testing.assert_allclose(latest.gradient_norms, norms, rtol=1e-12)
         np.testing.assert_allclose(latest.variable_norms, sizes, rtol=1e-12)
@@ -334,7 +334,7 @@ def test_a_norm_overflows_where_the_squares_of_unscaled_gradients_do(
         nan_if_not_finite=False, watch=stats.append,
     )  # fmt: skip
     train.GradientDescentOptimizer(1.0)._take(
-        [(torch.full((4,), 1e20), var)], StepRequest(None, "step"), options
+        [(torch.full((4,), 1e20), var)], StepArguments(None, "step"), options
     )
     np.testing.assert_allclose(stats[0].global_norm, norm, rtol=1e-6)
     np.testing.assert_allclose(stats[0].gradient_norms, [norm], rtol=1e-6)
@@ -353,19 +353,21 @@ def test_rows_that_repeat_are_added_up_in_the_dtype_of_the_variable(dtype: torch
         GradientTransforms(trust=lambda v, g: np.ones(1), narrow=True),
     ):
         var = Variable([[0.0], [0.0]])
-        train.GradientDescentOptimizer(1.0)._take([(grad, var)], StepRequest(None, "step"), options)
+        train.GradientDescentOptimizer(1.0)._take(
+            [(grad, var)], StepArguments(None, "step"), options
+        )
         assert var.tolist() == [[-64 * value], [0.0]]
 
 
 def test_a_gradient_of_another_dtype_or_shape_changes_nothing() -> None:
     case, opt = Case(torch.float16), train.MomentumOptimizer(0.1, 0.9)
     options = GradientTransforms(unscaling=case.unscaling, narrow=True)
-    opt._take(case.pairs(case.gradients()), StepRequest(None, "step"), options, case.copies)
+    opt._take(case.pairs(case.gradients()), StepArguments(None, "step"), options, case.copies)
     values_before = [var.detach().clone() for var in case.variables]
     for bad in (torch.ones(5), torch.ones(SIZES[-1], dtype=torch.float64)):
         gradients = [*case.gradients()[:-1], bad]
         with pytest.raises(ValueError, match="w70000"):
-            opt._take(case.pairs(gradients), StepRequest(None, "step"), options, case.copies)
+            opt._take(case.pairs(gradients), StepArguments(None, "step"), options, case.copies)
     assert all(torch.equal(a, b) for a, b in zip(case.variables, values_before, strict=True))
 
 
@@ -380,6 +382,8 @@ def test_strided_variables_and_copies_equal_contiguous_ones(crossed: bool, engin
     values_before, grad = var.detach().clone(), torch.ones(4, 6, dtype=torch.float16)
     slow = crossed and engine == "cpu"
     with pytest.warns(PerformanceWarning) if slow else contextlib.nullcontext():
-        opt._take([(grad, var)], StepRequest(None, "step"), GradientTransforms(narrow=True), [copy])
+        opt._take(
+            [(grad, var)], StepArguments(None, "step"), GradientTransforms(narrow=True), [copy]
+        )
     assert_same([var.detach()], [values_before - 0.5])
     assert_same([copy], [(values_before - 0.5).half()])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 
-def as_divisor(value: float | Tensor, tensor: Tensor) -> Tensor:
-    """Return a number as a tensor of shape () on a tensor's device; a tensor unchanged.
+def as_divisor(value: Any, tensor: Any) -> Any:
+    """Return a number as a tensor of shape () on the device of `tensor`; a tensor unchanged.
+
+    Return the number if `tensor` is not a tensor, but a symbol of a replayed step.
 
     On a GPU torch multiplies by the inverse of a Python number instead of dividing by it.
     """
-    return value if isinstance(value, Tensor) else tensor.new_full((), value)
+    if isinstance(value, Tensor) or not isinstance(tensor, Tensor):
+        return value
+    return tensor.new_full((), value)

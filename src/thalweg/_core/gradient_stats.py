@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -418,7 +419,7 @@ class GradientStats:
                 unsafe = ~(torch.stack(bounds) < _SAFE).all()
                 is_checked = torch.ones_like(unsafe) if exact else unsafe
                 peaks = self._process_peaks(
-                    self._reduce(PEAKS._replace(is_checked=is_checked), NO_COLUMNS)
+                    self._reduce(replace(PEAKS, is_checked=is_checked), NO_COLUMNS)
                 )
                 return peaks.isnan().any(), peaks.amax()
             if not exact and all((bound < _SAFE).all() for bound in bounds):

@@ -182,8 +182,8 @@ class Launch:
         rows = self._rows if member_rows is None else member_rows
         first = rows.ctypes.data + rows.itemsize * self.names.index(name)
         locations = [(first, len(rows), rows.strides[0], is_narrow, is_narrow)]
-        if self.measures is not None and name in self.measures.names:
-            locations.append((*self.measures.column(name), False, is_narrow))
+        if self.measures is not None:
+            locations += [(*x, False, is_narrow) for x in self.measures.columns(name)]
         return locations
 
     def threads(self) -> tuple[int, int]:
@@ -247,14 +247,13 @@ class Launches:
                     for plan in _pass_plans_of(cached_plan)
                 ]
             )
-            if cached_plan.request.rule.per_variable is not None:
-                slots = cached_plan.scalar_slots or [()] * len(cached_plan.request.variables)
-                for launch in self.of[-1]:
-                    member_slots = [slots[member - first] for member in launch.members]
-                    _add_reductions(launch, cached_plan, member_slots)
+            rule = cached_plan.request.rule
+            for launch in self.of[-1] if rule.per_variable or rule.is_of_lines else ():
+                _add_reductions(launch, cached_plan, first)
             first += len(cached_plan.request.variables)
         self.all = list(chain.from_iterable(self.of))
         self._measures = [launch.measures for launch in self.all if launch.measures is not None]
+        self._sweeps = [sweep for measures in self._measures for sweep in measures.sweeps]
         self._large = [k for k, launch in enumerate(self.all) if not is_serial(launch.elements)]
         self._spare = np.zeros(1, np.int64)
         self.cells = [self._spare.ctypes.data] * len(places)
@@ -278,8 +277,9 @@ class Launches:
 
     def rule_measures(self) -> tuple[list[tuple[int, int, int, int]], Int64]:
         """Return the reductions of rules, as `records`, and the records of their scalars."""
-        records = np.array([measures.record for measures in self._measures], np.int64)
-        return [measures.launched() for measures in self._measures], records
+        records = [x.scalars.record for x in self._measures if x.scalars is not None]
+        launches = [(sweep.kernel.address, sweep.address, 0, 1) for sweep in self._sweeps]
+        return launches, np.array(records, np.int64)
 
     @property
     def may_have_threads(self) -> bool:
@@ -290,25 +290,38 @@ class Launches:
         """Set the number of threads of large kernels to torch's present number."""
         for index in self._large:
             guards.launches[index, 2:] = self.all[index].threads()
-        for index, reductions in enumerate(self._measures):
-            if not reductions.sweep.is_serial:
-                guards.rule_measures[index, 2:] = reductions.threads()
+        for index, sweep in enumerate(self._sweeps):
+            if not sweep.is_serial:
+                count = sweep.threads()
+                guards.rule_measures[index, 2:] = parallel_address() if count > 1 else 0, count
 
 
-def _add_reductions(
-    launch: Launch, cached_plan: CachedPlan, slots: Sequence[Sequence[Tensor]]
-) -> None:
+def _add_reductions(launch: Launch, cached_plan: CachedPlan, first: int) -> None:
     """Let a kernel begin with the reductions of its rule.
+
+    Args:
+        launch: The kernel.
+        cached_plan: The plan of the rule.
+        first: The position in the step of the first variable of the plan.
 
     Raises:
         TypeError: The reductions cannot be replayed.
     """
-    if not plan_of(cached_plan).measures_in_place:
+    plan, rule = plan_of(cached_plan), cached_plan.request.rule
+    if not plan.measures_in_place:
         raise TypeError("Copies of variables are measured.")
+    members = [member - first for member in launch.members]
+    scalar_slots, shaped_slots = (
+        [slots[member] for member in members] if slots else [()] * len(members)
+        for slots in (cached_plan.scalar_slots, cached_plan.shaped_slots)
+    )
     with importing:
-        from thalweg._core.replay_reductions import ReplayedReductions
-    launch.measures = ReplayedReductions(
-        cached_plan.request.rule, launch, plan_of(cached_plan).stages, slots
+        from thalweg._core.replay_lines import replay_lines
+        from thalweg._core.replay_reductions import replay_sums
+    launch.measures = (
+        replay_lines(rule, launch, plan.stages, scalar_slots, shaped_slots)
+        if rule.is_of_lines
+        else replay_sums(rule, launch, plan.stages, scalar_slots)
     )
 
 
@@ -329,7 +342,7 @@ def is_repeatable(
     if cached_plan is None or not (may_have_passes or isinstance(cached_plan.ready, DensePlan)):
         return False
     rule = cached_plan.request.rule
-    if rule.passes and not _has_stages_alone(cached_plan.ready):
+    if rule.passes and not _can_replay_passes(cached_plan.ready):
         return False
     plans: list[object] = [plan_of(cached_plan), *_pass_plans_of(cached_plan)]
     return (
@@ -357,11 +370,13 @@ def _is_repeatable_plan(step_plan: object, stages: Stages) -> bool:
     )
 
 
-def _has_stages_alone(step_plan: StepPlan) -> bool:
-    """Return True if a plan of a rule with passes has `StagedStep.has_stages_alone`."""
+def _can_replay_passes(step_plan: StepPlan) -> bool:
+    """Return True if the passes of a plan run before its update, in native calls or between."""
     with importing:
         from thalweg._engines.staged_step import StagedStep
-    return isinstance(step_plan, StagedStep) and step_plan.has_stages_alone()
+    if not isinstance(step_plan, StagedStep):
+        return False
+    return step_plan.has_stages_alone() or step_plan.has_native_lines()
 
 
 def are_small(plans: Sequence[CachedPlan], may_lack: bool = False) -> bool:
@@ -403,29 +418,42 @@ def _pass_plans_of(cached_plan: CachedPlan) -> list[DensePlan]:
 
 def written_of(cached_plan: CachedPlan) -> list[Tensor]:
     """Return the tensors that a plan writes, for guards on their versions."""
-    return [*plan_of(cached_plan).written, *_scalar_slots_of(cached_plan)]
+    return [*plan_of(cached_plan).written, *_other_slots_of(cached_plan)]
 
 
 def bounds_of(cached_plan: CachedPlan) -> Int64:
     """Return the begins and ends of the memory that a plan writes, ascending."""
-    bounds, scalars = plan_of(cached_plan).bounds, _scalar_slots_of(cached_plan)
-    return merge_ranges([bounds, merge_byte_spans(scalars)]) if scalars else bounds
+    bounds, slots = plan_of(cached_plan).bounds, _other_slots_of(cached_plan)
+    return merge_ranges([bounds, merge_byte_spans(slots)]) if slots else bounds
 
 
-def _scalar_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
-    """Return the slots of shape () that a rule's reductions write."""
-    if cached_plan.request.rule.per_variable is None:
-        return []
-    return [slot for slots in cached_plan.scalar_slots for slot in slots]
+def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
+    """Return the slots that a rule's reductions and native passes write."""
+    rule, slots = cached_plan.request.rule, list[Tensor]()
+    if rule.per_variable is not None:
+        slots += chain.from_iterable(cached_plan.scalar_slots)
+    if rule.is_of_lines:
+        names = {name for entry in rule.passes for name in getattr(entry, "makes", ())}
+        for var, var_slots in zip(cached_plan.request.variables, cached_plan.shaped_slots):
+            pairs = zip(rule.shaped_slots, var_slots if var.numel() else ())
+            slots += [slot for shaped_slot, slot in pairs if shaped_slot.name in names]
+    return slots
 
 
 def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
-    """Return True if the full check of a rebind accepts these gradients."""
+    """Return True if the full check of a rebind accepts these gradients.
+
+    Raises:
+        ValueError, TypeError: As `StagedStep.check_slots`.
+    """
     # Slots share a block of memory, which users may have truncated.
-    for slot in _scalar_slots_of(cached_plan):
+    has_reductions = cached_plan.request.rule.per_variable is not None
+    for slot in chain.from_iterable(cached_plan.scalar_slots if has_reductions else ()):
         end = (slot.storage_offset() + 1) * slot.element_size()
         if slot.untyped_storage().nbytes() < end:
             return False
+    if cached_plan.request.rule.is_of_lines:
+        staged_plan_of(cached_plan).check_slots(cached_plan.shaped_slots)
     try:
         return cached_plan.ready.try_rebind(cached_plan.request._replace(gradients=gradients))
     finally:

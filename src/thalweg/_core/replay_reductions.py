@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg._core.scalar_tracing import Program
-from thalweg._engines.array_types import Int64
-from thalweg._engines.cpu.openmp import parallel_address
+from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.cpu.replay_records import make_program_records, rule_scalars_record
 from thalweg._engines.cpu.replay_routines import measures_routine
 
@@ -24,79 +23,122 @@ if TYPE_CHECKING:
 _DTYPES = {np.float32: torch.float32, np.float64: torch.float64}
 
 
-class ReplayedReductions:
-    """Reductions and their scalars for the variables of one kernel, each with a row of scalars.
+class VariableScalars:
+    """Scalars of each variable of a kernel, computed from reductions between these and the kernel.
 
     Args:
-        rule: The rule.
-        launch: The kernel, a `Launch`.
-        stages: The transforms of gradients before the reductions.
+        launch: The kernel, a `Launch`; each of its variables gets a row of scalars.
+        program: Computes the scalars; its first inputs are `sums`, then `slots`.
+        sums: The address of the results of reductions, those of a variable and of a leaf adjacent;
+            the number of variables; and the address of the number of leaves of each.
         slots: The slots of shape () of each variable, in the rule's order.
+        slot_names: The scalars that become the values of these slots.
 
     Attributes:
-        names: The names of the scalars that the reductions use.
+        record: The block of `_engines/cpu/replay_reductions.py`.
 
     Raises:
-        TypeError: Native code cannot compute the scalars of the rule, a slot is not of the compute
-            dtype, or two variables share a slot.
+        TypeError: A slot is not of the compute dtype, or two variables share a slot.
     """
 
     def __init__(
-        self, rule: Rule, launch: Any, stages: Stages, slots: Sequence[Sequence[Tensor]]
+        self,
+        launch: Any,
+        program: Program,
+        sums: tuple[int, int, int],
+        slots: Sequence[Sequence[Tensor]],
+        slot_names: Sequence[str],
     ) -> None:
         places, own_rows = launch.use_member_rows()
-        count = len(launch.places)
-        formulas = tuple(rule.measures.values())
-        self.sweep = launch.group.sweep(formulas, stages, launch.base, len(places))
-        self.names = self.sweep.kernel.scalars
-        self._places = places
-        self._rows = np.zeros((count, len(self.names)), np.float64)
-        letter = "f" if launch.dtype is np.float32 else "d"
-        # Updates read scalars in the compute dtype, so reductions use the rounded values.
-        self._scalar_layout = Struct(f"={len(self.names)}{letter}")
-        first = _program_of(rule, launch.dtype)
-        self._programs = [first.again() for _ in launch.places]
-        self._input_layout = Struct(f"={len(first.names)}{letter}")
-        self._records = make_program_records(count)
-        for program, record in zip(self._programs, self._records, strict=True):
-            program.place(record, launch.names, 0, 1)
-        self._slot_places = _addresses_of(slots, _DTYPES[launch.dtype])
-        self._results = first.registers_of([slot.name for slot in rule.measured_slots])
+        self._programs = [program.again() for _ in launch.places]
+        self._layout = Struct(f"={len(program.names)}{'f' if program.is_narrow else 'd'}")
+        self._records = make_program_records(len(launch.places))
+        for place_program, record in zip(self._programs, self._records, strict=True):
+            place_program.place(record, launch.names, 0, 1)
+        self._slot_addresses = _addresses_of(slots, _DTYPES[launch.dtype])
+        self._results = program.registers_of(slot_names)
         self.record = rule_scalars_record(
             measures_routine(),
-            self.sweep.record(),
-            len(formulas),
+            sums,
+            len(program.inputs) - len(program.names) - len(slot_names),
             (places, self._records),
             own_rows,
-            self._slot_places,
+            self._slot_addresses,
             self._results,
-            len(rule.measured_slots),
+            len(slot_names),
         )
 
-    def column(self, name: str) -> tuple[int, int, int]:
-        """Return address, row count and byte stride of a float64 scalar, as `Launch.columns`."""
-        rows = self.sweep.rows
-        return rows.ctypes.data + 8 * self.names.index(name), len(rows), rows.strides[0]
+    def set(self, scalars: Sequence[Mapping[str, Any]]) -> None:
+        """Set the inputs of the programs from the scalars by name, for each place of the launch."""
+        for values, program in zip(scalars, self._programs, strict=True):
+            program.give(_rounded(self._layout, [values[name] for name in program.names]))
 
-    def launched(self) -> tuple[int, int, int, int]:
-        """Return the record of the launch, as `Launch.record`."""
-        return self.sweep.kernel.address, self.sweep.address, 0, 1
 
-    def threads(self) -> tuple[int, int]:
-        """Return the address of the parallel routine, or 0, and the number of threads."""
-        count = self.sweep.threads()
-        return parallel_address() if count > 1 else 0, count
+class ReplayedReductions:
+    """Launches that reduce the variables of a kernel before it.
+
+    Args:
+        launch: The kernel, a `Launch`.
+        sweeps: The launches, in order. Each has the attributes `kernel`, `address`, `rows` (one for
+            each variable), `is_serial` and `threads` of a `Sweep`.
+        scalars: Computes scalars of the kernel from the reductions; None if none depends on these.
+        letter: The type of `struct` to which scalars of launches are rounded.
+    """
+
+    def __init__(
+        self, launch: Any, sweeps: Sequence[Any], scalars: VariableScalars | None, letter: str
+    ) -> None:
+        self._places, _ = launch.use_member_rows()
+        self.sweeps, self.scalars = sweeps, scalars
+        self._tables: list[tuple[Any, Float64, Struct]] = []
+        for sweep in sweeps:
+            if count := len(sweep.kernel.scalars):
+                rows = np.zeros((len(launch.places), count), np.float64)
+                self._tables.append((sweep, rows, Struct(f"={count}{letter}")))
+
+    def columns(self, name: str) -> list[tuple[int, int, int]]:
+        """Return address, row count and byte stride of a float64 scalar in each sweep with it."""
+        return [
+            (rows.ctypes.data + 8 * sweep.kernel.scalars.index(name), len(rows), rows.strides[0])
+            for sweep, rows in ((sweep, sweep.rows) for sweep, *_ in self._tables)
+            if name in sweep.kernel.scalars
+        ]
 
     def set_scalars(self, scalars: Sequence[Mapping[str, Any]]) -> None:
-        """Set the scalars that the reductions and the programs use.
+        """Set the scalars that the launches and the programs use.
 
         Args:
             scalars: The scalars by name, for each place of the launch.
         """
-        for index, (values, program) in enumerate(zip(scalars, self._programs, strict=True)):
-            self._rows[index] = _rounded(self._scalar_layout, [values[name] for name in self.names])
-            program.give(_rounded(self._input_layout, [values[name] for name in program.names]))
-        np.take(self._rows, self._places, 0, self.sweep.rows, "clip")
+        if self.scalars is not None:
+            self.scalars.set(scalars)
+        for sweep, rows, layout in self._tables:
+            for index, values in enumerate(scalars):
+                rows[index] = _rounded(layout, [values[name] for name in sweep.kernel.scalars])
+            np.take(rows, self._places, 0, sweep.rows, "clip")
+
+
+def replay_sums(
+    rule: Rule, launch: Any, stages: Stages, slots: Sequence[Sequence[Tensor]]
+) -> ReplayedReductions:
+    """Return the sums of a rule with `per_variable` over the variables of a kernel.
+
+    Args:
+        rule: The rule.
+        launch: The kernel, a `Launch`.
+        stages: The transforms of gradients before the sums.
+        slots: The slots of shape () of each variable, in the rule's order.
+
+    Raises:
+        TypeError: Native code cannot compute the scalars of the rule, or as of `VariableScalars`.
+    """
+    formulas = tuple(rule.measures.values())
+    sweep = launch.group.sweep(formulas, stages, launch.base, len(launch.members))
+    slot_names = [slot.name for slot in rule.measured_slots]
+    program = program_of(rule, launch.dtype)
+    scalars = VariableScalars(launch, program, sweep.record(), slots, slot_names)
+    # Updates read scalars in the compute dtype, so reductions use the rounded values.
+    return ReplayedReductions(launch, [sweep], scalars, "f" if program.is_narrow else "d")
 
 
 def _addresses_of(slots: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Int64:
@@ -114,7 +156,7 @@ def _rounded(layout: Struct, values: Sequence[Any]) -> tuple[Any, ...]:
     return layout.unpack(layout.pack(*values))
 
 
-def _program_of(rule: Rule, dtype: Dtype) -> Program:
+def program_of(rule: Rule, dtype: Dtype) -> Program:
     """Return the program of `rule.per_variable`; its first inputs are measures and scalar slots."""
     single_inputs: dict[str, Dtype] = dict.fromkeys(rule.measures, np.float64)
     single_inputs |= {slot.name: dtype for slot in rule.measured_slots}

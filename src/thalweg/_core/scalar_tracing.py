@@ -268,14 +268,14 @@ class Program:
         names: The names of the other inputs, which are of the compute dtype.
         make: Returns the computed scalars by name. Its arguments are the input symbols by name and
             the class of symbols of the compute dtype.
-        storage_dtype: Optional. The dtype in which scalars are stored, if inputs are Python
-            numbers.
+        storage_dtype: Optional. The dtype in which scalars are stored, `dtype` by default.
         samples: Optional. Sample values of all inputs, if `make` may branch on them and they are
             Python numbers; a run that would branch differently fails.
         state_names: Inputs whose next values `make` returns, after the first of `single_inputs`.
 
     Attributes:
         inputs: The names of the inputs, in the order of their registers.
+        is_narrow: True if the compute dtype is float32.
 
     Raises:
         TypeError: `make` does something that native code cannot do.
@@ -291,12 +291,10 @@ class Program:
         samples: Mapping[str, float] | None = None,
         state_names: Sequence[str] = (),
     ) -> None:
-        self._is_narrow = dtype is np.float32
-        self._storage_dtype, self._is_pythons = storage_dtype or dtype, storage_dtype is not None
-        power = POWF if self._is_narrow else libm.power
+        self.is_narrow = dtype is np.float32
+        self._storage_dtype, self._is_pythons = storage_dtype or dtype, samples is not None
+        power = POWF if self.is_narrow else libm.power
         self._power = 0 if power is None else libm.address_of(power)
-        if samples is not None and storage_dtype is None:
-            raise ValueError("samples need storage_dtype: runs check Python numbers only.")
         inputs = {**single_inputs, **dict.fromkeys(names, dtype)}
         self.inputs = [*inputs]
         tape = _Tape(dtype, inputs, samples)
@@ -352,7 +350,7 @@ class Program:
             (rows, row),
             self._inputs,
             self._power,
-            in_float32=self._is_narrow,
+            in_float32=self.is_narrow,
             stores_float32=self._storage_dtype is np.float32,
             is_pythons=self._is_pythons,
         )

@@ -408,7 +408,7 @@ class StagedStep:
             RuleError: A stage returns an invalid value.
             InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
         """
-        self._check_slots(slots)
+        self.check_slots(slots)
         passes, updates = iter(self.pass_plans), SlotUpdates()
         self._numbers, sweeps = None, group_measures(self._rule)
         stage_columns = columns
@@ -453,6 +453,18 @@ class StagedStep:
             and not (self._rule.is_of_lines or self._short_groups or self._variable_numbers)
         )
 
+    def has_native_lines(self) -> bool:
+        """Return True if passes are over rows and columns of whole, large matrices on the CPU.
+
+        `_core/replay_lines.py` then runs those that native code can run.
+        """
+        is_whole = type(self._matrices) is WholeMatrices
+        return (
+            is_whole
+            and self._rule.is_of_lines
+            and not (self._short_groups or self._variable_numbers)
+        )
+
     def replay_passes(
         self,
         run_pass: Callable[[int], int],
@@ -494,8 +506,12 @@ class StagedStep:
             self._numbers = self._matrices.numbers()
         return columns._replace(by_variable={**columns.by_variable, **self._numbers})
 
-    def _check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Validate the `shaped_slots` unless they are unchanged, then bind small matrices."""
+    def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
+        """Validate the `shaped_slots` unless they are unchanged, then bind small matrices.
+
+        Raises:
+            InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
+        """
         all_slots = [slot for var_slots in slots for slot in var_slots]
         # The kernels of small matrices are made in `_bind_short`, even without slots.
         if not all_slots and not self._short_groups:

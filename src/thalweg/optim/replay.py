@@ -158,8 +158,9 @@ class ReplayedStep:
 
     @property
     def _has_passes(self) -> bool:
-        """True if a rule has matrix passes."""
-        return any(share.part.rule.passes for share in self.shares)
+        """True if a rule has passes between native calls, and not within one."""
+        rules = [share.part.rule for share in self.shares]
+        return any(rule.passes and not rule.is_of_lines for rule in rules)
 
     def _can_run_passes(self, optimizer: Any, transforms: GradientTransforms) -> bool:
         """Return True if passes can be run between native calls of the step."""

@@ -243,7 +243,7 @@ def are_numbers_in_call(part: ParamState) -> bool:
     They may depend on options, step counts and other per-parameter numbers, but on no reductions.
     """
     rule = part.rule
-    has_reductions = rule.per_variable is not None or rule.per_optimizer is not None or rule.levels
+    has_reductions = rule.all_levels or rule.per_optimizer is not None or rule.is_of_lines
     columns = [column for column in part.columns if column.name != STEP]
     return not has_reductions and all(_is_number_in_call(part, column) for column in columns)
 

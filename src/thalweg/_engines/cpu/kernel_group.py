@@ -39,7 +39,7 @@ from thalweg._engines.random_bits import UNCOUNTED
 if TYPE_CHECKING:
     from thalweg._engines.cpu.offsets import Layout, Offsets
     from thalweg._engines.cpu.reductions import Leaves, Sweep
-    from thalweg._engines.cpu.row_column_reductions import Lines
+    from thalweg._engines.cpu.row_column_reductions import Lines, LineSweep
 
 
 class Group:
@@ -116,12 +116,32 @@ class Group:
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
         """Return for each member its measures over rows, over columns or over all elements."""
         measures, stages = reduction.formulas, reduction.stages
+        kernel = self._lines_kernel(measures, stages)
+        scalars = self._select_scalars(kernel.scalars, columns)
+        streams = self.table.base[:, : len(self._memory.storage)]
+        return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
+
+    def _lines_kernel(self, measures: Any, stages: Stages) -> Compiled:
+        """Return the kernel of measures over rows, over columns or over all elements."""
         formulas = distinct_formulas(measures)
         measurement = replace(self._memory, formulas=formulas, stages=stages, vectors=self._kinds)
-        kernel = launch.lines_kernel(measures, measurement)
-        scalars = self._select_scalars(kernel.scalars, columns)
-        streams = self.table.base[:, : len(measurement.storage)]
-        return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
+        return launch.lines_kernel(measures, measurement)
+
+    def line_sweep(self, measures: Any, stages: Stages, base: Int64) -> LineSweep:
+        """Return a sweep over rows and columns for repeated calls; each member has scalars.
+
+        Args:
+            measures, stages: As in `Reduction`.
+            base: (members, ...) addresses, as in the table; they are copied.
+        """
+        with importing:
+            from thalweg._engines.cpu.row_column_reductions import LineSweep
+        kernel = self._lines_kernel(measures, stages)
+        arrays = (
+            base[:, : len(self._memory.storage)],
+            np.zeros((len(self.members), len(kernel.scalars))),
+        )
+        return LineSweep(self.lines, kernel, measures, arrays, self.flush and bool(stages))
 
     def point_at(self, addresses: Int64) -> None:
         """Set the addresses of this step's gradients, one per member."""

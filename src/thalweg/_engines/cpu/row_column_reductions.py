@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.array_types import Int64
+from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.codegen_row_column import WIDE
 from thalweg._engines.cpu.launch import Compiled
@@ -32,6 +32,11 @@ class Lines:
 
     Args:
         vectors: Tensors over rows and columns that formulas read, by name, for each variable.
+
+    Attributes:
+        elements: The number of elements of all variables.
+        slices: The tiles that threads take at a time.
+        sizes: For each variable matrices, rows, columns, and tiles along a column and a row.
     """
 
     def __init__(
@@ -41,9 +46,10 @@ class Lines:
         self._bases: dict[tuple[str, ...], Int64] = {}
         # Memory for tile results, and the columns of the table after the addresses of streams.
         self._buffers: dict[tuple[Measure, ...], tuple[TileMeasures, Int64]] = {}
-        self._elements = sum(shape.numel() for shape in shapes)
-        self._tiles = np.array([(view.down, view.across) for view in self._views], np.int64)
-        self._slices = np.concatenate(
+        self.elements = sum(shape.numel() for shape in shapes)
+        sizes = [(*view, view.down, view.across) for view in self._views]
+        self.sizes = np.array(sizes, np.int64).reshape(-1, 5)
+        self.slices = np.concatenate(
             [_cut_tiles(index, view) for index, view in enumerate(self._views)]
         )
 
@@ -55,7 +61,7 @@ class Lines:
             self._bases[key] = make_line_rows(key, self._vectors, self._views)
         return self._bases[key]
 
-    def _allocate_buffers(
+    def buffers_for(
         self, kernel: Compiled, measures: tuple[Measure, ...]
     ) -> tuple[TileMeasures, Int64]:
         """Return memory for tile results, and the table's columns after the addresses of streams.
@@ -64,7 +70,8 @@ class Lines:
         """
         if measures not in self._buffers:
             tiles = TileMeasures(self._views, measures, torch.device("cpu"))
-            fixed_columns = np.hstack([self.base_of(kernel.vectors), self._tiles, tiles.targets])
+            vectors = self.base_of(kernel.vectors)
+            fixed_columns = np.hstack([vectors, self.sizes[:, 3:], tiles.targets])
             self._buffers[measures] = tiles, fixed_columns
         return self._buffers[measures]
 
@@ -79,30 +86,68 @@ class Lines:
         """Return the measures of each variable, in memory that the next call overwrites.
 
         Args:
-            kernel: From `launch.lines_kernel`.
-            streams: (variables, streams) addresses; the caller keeps that memory alive.
+            kernel, measures, streams, flush: As for `LineSweep`.
             scalars: The scalars by name: a number for all variables, or an array of one for each.
-            flush: Whether denormals count as zero.
         """
-        tiles, fixed_columns = self._allocate_buffers(kernel, measures)
-        base = np.concatenate((streams, fixed_columns), axis=1)
         rows = scalar_rows(kernel.scalars, scalars)
-        block = np.array(
+        sweep = LineSweep(self, kernel, measures, (streams, rows), flush)
+        kernel.run_on_threads(sweep.address, sweep.threads())
+        return sweep.tiles.combine(flush)
+
+
+class LineSweep:
+    """Measuring kernel over tiles with its argument block, for repeated calls.
+
+    Args:
+        lines: The tiles.
+        kernel: From `launch.lines_kernel`.
+        measures: The measures.
+        arrays: (variables, streams) addresses, whose memory the caller keeps alive, and the result
+            of `scalar_rows`.
+        flush: True if denormals count as zero.
+
+    Attributes:
+        tiles: The results of tiles, in memory that sweeps over the same measures share.
+        base: (variables, ...) addresses; the first columns are those of `arrays`.
+        rows: The rows of scalars.
+        address: The address of the block.
+    """
+
+    def __init__(
+        self,
+        lines: Lines,
+        kernel: Compiled,
+        measures: tuple[Measure, ...],
+        arrays: tuple[Int64, Float64],
+        flush: bool,
+    ) -> None:
+        streams, rows = arrays
+        self._lines, self.kernel, self.rows = lines, kernel, rows
+        self.tiles, fixed_columns = lines.buffers_for(kernel, measures)
+        self.base = np.concatenate((streams, fixed_columns), axis=1)
+        self._block = np.array(
             [
                 0,
-                len(self._slices),
+                len(lines.slices),
                 flush,
                 0,
-                self._slices.ctypes.data,
-                base.ctypes.data,
+                lines.slices.ctypes.data,
+                self.base.ctypes.data,
                 rows.shape[1] if len(rows) > 1 else 0,
                 rows.ctypes.data,
             ],
             np.int64,
         )
-        threads = launch.threads_for(len(self._slices), self._elements)
-        kernel.run_on_threads(block.ctypes.data, threads)
-        return tiles.combine(flush)
+        self.address = self._block.ctypes.data
+
+    @property
+    def is_serial(self) -> bool:
+        """Return True if the sweep is too small for several threads."""
+        return launch.is_serial(self._lines.elements)
+
+    def threads(self) -> int:
+        """Return the number of threads for a call now."""
+        return launch.threads_for(len(self._lines.slices), self._lines.elements)
 
 
 def _cut_tiles(index: int, view: View) -> Int64:

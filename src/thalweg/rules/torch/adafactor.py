@@ -58,12 +58,17 @@ def divided(grad, square, direction, least):
     return grad * direction / sqrt(maximum(square, least))
 
 
+def root(number):
+    """Return a square root; torch's power is correctly rounded on the CPU, its `sqrt` is not."""
+    return number**0.5 if hasattr(number, "clamp") else sqrt(number)
+
+
 def rate_of(variable, step, count, share, d, eps2):
     """Return the factor of the steps of a variable of this length, in NumPy's or torch's
     functions.
     """
     count = maximum(count, 1.0)
-    length, mean = (variable / count) ** 0.5, (step / count) ** 0.5 / d
+    length, mean = root(variable / count), root(step / count) / d
     # Lengths that are NaN are passed over, as Python's `max` in torch does.
     return where(length > eps2, length, eps2) * share / where(mean > 1, mean, 1.0)
 

@@ -1,0 +1,260 @@
+"""Passes of a rule over rows and columns in a replayed step, as launches before its update.
+
+For the variables of a kernel these launches are, in order: a kernel of `codegen_line_stage.py`
+that copies the addresses of gradients; each sweep over rows, columns and variables with another
+such kernel after it; and the programs that compute the scalars of each variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from thalweg._base.fused_stage import FusedStage
+from thalweg._base.rule_passes import Measure, Stage
+from thalweg._core.replay_reductions import ReplayedReductions, VariableScalars, program_of
+from thalweg._core.scalar_tracing import Program
+from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.cpu.codegen_line_stage import SIZE_WORDS, LineStage, LineStageKernel
+from thalweg._engines.cpu.launch import Compiled
+from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.fused_stage import SIZES
+from thalweg._engines.layout import STORAGE_NAMES
+from thalweg._engines.matrix_batches import RANDOM, stage_inputs
+from thalweg._engines.pass_updates import group_measures
+from thalweg._engines.protocol import Dtype, Stages
+from thalweg.formula import Rule
+
+
+class _Work(NamedTuple):
+    """Passes of a rule over rows and columns.
+
+    Attributes:
+        sweeps: The measures of each sweep, with the fused stages after them; the first sweep has no
+            measures.
+        number_stage: The stage after all sweeps, over numbers of variables, or None.
+        numbers: The names of measures over variables.
+    """
+
+    sweeps: list[tuple[tuple[Measure, ...], tuple[FusedStage, ...]]]
+    number_stage: Stage | None
+    numbers: list[str]
+
+    @property
+    def measures(self) -> list[Measure]:
+        """All measures, in order."""
+        return [measure for measures, _ in self.sweeps for measure in measures]
+
+
+@cache
+def _find_work(rule: Rule) -> _Work:
+    """Return the passes of a rule; raise TypeError if native code cannot run them."""
+    sweeps: list[tuple[tuple[Measure, ...], tuple[FusedStage, ...]]] = [((), ())]
+    number_stage: Stage | None = None
+    for entry in rule.passes:
+        if isinstance(entry, FusedStage):
+            sweeps[-1] = sweeps[-1][0], (*sweeps[-1][1], entry)
+        elif isinstance(entry, Measure):
+            sweeps += [(group_measures(rule)[entry], ())] if entry in group_measures(rule) else []
+        elif entry is rule.passes[-1] and isinstance(entry, Stage) and _is_of_numbers(rule, entry):
+            number_stage = entry
+        else:
+            raise TypeError("A pass is neither over rows and columns nor a last stage of numbers.")
+    passes = (entry for entry in rule.passes if isinstance(entry, Measure))
+    numbers = [measure.makes for measure in passes if measure.over == "variable"]
+    if rule.measures:
+        measures = (Measure(formula, makes=name) for name, formula in rule.measures.items())
+        sweeps.append((tuple(measures), ()))
+    work = _Work(sweeps, number_stage, [*numbers, *rule.measures])
+    functions = [measure.function for measure in work.measures]
+    scalars = {name for function in functions for name in trace_formula(function).scalars}
+    is_ambiguous = len({measure.makes for measure in work.measures}) < len(functions)
+    has_two_sources = rule.measures and (numbers or number_stage)
+    if is_ambiguous or has_two_sources or not scalars.isdisjoint(numbers):
+        raise TypeError("Measures over variables are not read after all sweeps alone.")
+    return work
+
+
+def _is_of_numbers(rule: Rule, stage: Stage) -> bool:
+    """Return True if a stage reads only scalars, sizes and measures over variables."""
+    required, optional = stage_inputs(stage)
+    is_each = stage.every == 1 and not stage.of_matrices
+    return is_each and not optional and {*required}.isdisjoint((*rule.vectors, RANDOM))
+
+
+def _trace(rule: Rule, work: _Work, dtype: Dtype) -> Program:
+    """Return the program of the scalars that a variable has from its numbers and sizes.
+
+    Raises:
+        TypeError: Native code cannot compute the scalars.
+    """
+    if rule.per_variable is not None:
+        return program_of(rule, dtype)
+    stage = work.number_stage
+    names = () if stage is None else stage_inputs(stage).required
+    single_inputs: dict[str, Dtype] = dict.fromkeys((*work.numbers, *SIZES), np.float64)
+
+    def make(inputs: Mapping[str, Any], _: Any) -> dict[str, Any]:
+        outputs = {name: inputs[name] for name in work.numbers}
+        return outputs if stage is None else outputs | stage.call({x: inputs[x] for x in names})
+
+    scalars = [name for name in names if name not in single_inputs]
+    return Program(np.float64, single_inputs, scalars, make, storage_dtype=dtype)
+
+
+class _StageLaunch:
+    """Kernel of a `LineStage` with its argument block, for `ReplayedReductions`.
+
+    Args:
+        line_stage: The description of the kernel.
+        memory: The memory of the variables.
+        table: (variables, words) of the kernel.
+        pairs: Addresses from and to which the kernel copies words first.
+    """
+
+    is_serial = True
+
+    def __init__(
+        self,
+        line_stage: LineStage,
+        memory: _Memory,
+        table: Int64,
+        pairs: Sequence[tuple[int, int]],
+    ) -> None:
+        self.kernel = _kernel_of(line_stage)
+        self.rows = np.zeros((len(table), len(self.kernel.scalars)))
+        pair_words = np.array(pairs, np.int64)
+        arrays = table, self.rows, pair_words, memory.scratch
+        # The block has only addresses, so the attribute keeps their memory alive.
+        self._references = memory, *arrays
+        table_address, *addresses = (array.ctypes.data for array in arrays)
+        words = [0, len(table), table_address, addresses[0], len(pairs), *addresses[1:]]
+        self._block = np.array(words, np.int64)
+        self.address = self._block.ctypes.data
+
+
+@cache
+def _kernel_of(line_stage: LineStage) -> Compiled:
+    return Compiled(LineStageKernel(line_stage).write(), np.float64)
+
+
+class _Memory:
+    """Memory of passes over rows and columns for the variables of a kernel.
+
+    Args:
+        rule, work: The rule and its passes.
+        group: The variables.
+        slots: The `shaped_slots` of each variable.
+
+    Attributes:
+        sizes: As of `Lines`.
+        numbers: For each variable its measures over variables and, without `per_variable`, sizes.
+        leaf_counts: The number of rows of `numbers` of each variable, 1.
+        scratch: Memory for a number of each row or column of a matrix.
+    """
+
+    def __init__(
+        self, rule: Rule, work: _Work, group: Any, slots: Sequence[Sequence[Tensor]]
+    ) -> None:
+        self.sizes: Int64 = group.lines.sizes
+        matrices, rows, columns = self.sizes[:, :3].T
+        size_columns = [rows, columns, matrices * rows * columns]
+        numbers = [np.zeros(len(rows))] * len(work.numbers)
+        has_sizes = rule.per_variable is None
+        self.numbers = np.stack([*numbers, *size_columns[: len(SIZES) * has_sizes]], 1) * 1.0
+        self.leaf_counts = np.ones(len(rows), np.int64)
+        self.scratch = np.zeros(max(rows.max(), columns.max()))
+        self._results: list[Float64] = []
+        self._words: dict[str, Any] = dict(zip(SIZE_WORDS, self.sizes.T, strict=True))
+        for measure in work.measures:
+            self._words[f"result_{measure.makes}"] = self._place_result(work, measure)
+        vectors = zip(rule.vectors, group.lines.base_of((*rule.vectors,)).T, strict=False)
+        self._words |= {f"vector_{name}": addresses for name, addresses in vectors}
+        for k, slot in enumerate(rule.shaped_slots):
+            self._words[f"slot_{slot.name}"] = [var_slots[k].data_ptr() for var_slots in slots]
+
+    def _place_result(self, work: _Work, measure: Measure) -> Int64:
+        """Return the addresses of the results of a measure; add memory for rows and columns."""
+        matrices, rows, columns = self.sizes[:, :3].T
+        if measure.over == "variable":
+            column = self.numbers[:, work.numbers.index(measure.makes) :]
+            return column.ctypes.data + column.strides[0] * np.arange(len(column))
+        counts = matrices * (rows if measure.over == "row" else columns)
+        self._results.append(np.zeros(int(counts.sum())))
+        return self._results[-1].ctypes.data + 8 * (np.cumsum(counts) - counts)
+
+    def table(self, line_stage: LineStage, sweep: Any) -> Int64:
+        """Return the table of the kernel after a sweep, which is None before the first one."""
+        tiles = range(len(line_stage.measures))
+        words = self._words | {f"tiles{k}": sweep.tiles.targets[:, k] for k in tiles}
+        columns = [words[name] for name in line_stage.words]
+        return np.ascontiguousarray(np.array(columns, np.int64).T)
+
+
+def _slot_types(slots: Sequence[Sequence[Tensor]], dtype: Dtype) -> tuple[str, ...]:
+    """Return the storage types of the slots of rows and columns, equal for all variables.
+
+    Raises:
+        TypeError: A slot is not contiguous, wider than the arithmetic, or of another type.
+    """
+    types = {tuple(slot.dtype for slot in var_slots) for var_slots in slots}
+    size = np.dtype(dtype).itemsize
+    for slot in (slot for var_slots in slots for slot in var_slots):
+        if slot.itemsize > size or slot.is_neg() or not slot.is_contiguous():
+            raise TypeError("A slot of rows or columns has another layout or type.")
+    if len(types) > 1:
+        raise TypeError("Slots of rows or columns have several types.")
+    return tuple(STORAGE_NAMES[slot_dtype] for slot_dtype in types.pop())
+
+
+def replay_lines(
+    rule: Rule,
+    launch: Any,
+    stages: Stages,
+    scalar_slots: Sequence[Sequence[Tensor]],
+    shaped_slots: Sequence[Sequence[Tensor]],
+) -> ReplayedReductions:
+    """Return the passes of a rule over rows and columns, for the variables of a kernel.
+
+    Args:
+        rule: The rule.
+        launch: The kernel, a `Launch`.
+        stages: The transforms of gradients before the measures.
+        scalar_slots, shaped_slots: For each variable its slots of shape (), and those of rows and
+            columns, in the rule's order.
+
+    Raises:
+        TypeError: Native code cannot run the passes, or as of `VariableScalars`.
+    """
+    work, group, dtype = _find_work(rule), launch.group, launch.dtype
+    memory = _Memory(rule, work, group, shaped_slots)
+    line_sweeps = [group.line_sweep(x, stages, launch.base) for x, _ in work.sweeps[1:]]
+    # Kernels read the addresses of gradients from the second column of their tables.
+    pairs = [
+        (launch.base[member:, 1:].ctypes.data, sweep.base[member:, 1:].ctypes.data)
+        for sweep in line_sweeps
+        for member in range(len(memory.sizes))
+    ]
+    readers = [launch.kernel, *(sweep.kernel for sweep in line_sweeps)]
+    read_names = {name for kernel in readers for name in kernel.vectors}
+    copied_slots = tuple(x.name for x in rule.shaped_slots if x.name in read_names)
+    common = _slot_types(shaped_slots, dtype), np.dtype(dtype).name, group.flush and bool(stages)
+    launches: list[Any] = []
+    for (measures, fused), sweep in zip(work.sweeps, [None, *line_sweeps], strict=True):
+        line_stage = LineStage(rule, measures, fused, copied_slots, *common)
+        table = memory.table(line_stage, sweep)
+        launches += [] if sweep is None else [sweep]
+        launches.append(_StageLaunch(line_stage, memory, table, pairs))
+        pairs, copied_slots = [], ()
+    scalars: VariableScalars | None = None
+    if work.numbers or rule.per_variable is not None:
+        counts = memory.leaf_counts
+        sums = memory.numbers.ctypes.data, len(counts), counts.ctypes.data
+        slot_names = [slot.name for slot in rule.measured_slots]
+        program = _trace(rule, work, dtype)
+        scalars = VariableScalars(launch, program, sums, scalar_slots, slot_names)
+    return ReplayedReductions(launch, launches, scalars, "d")
