@@ -171,7 +171,7 @@ class GroupChecks(GradScalerMixin):
             return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
         try:
-            choices = [f"{reason} in group {place}" for reason in kind._unfit_choices(group)]
+            choices = [f"{reason} in group {place}" for reason in kind.unfit_choices(group)]
         except KeyError as error:
             choices = [f"{error.args[0]!r} of group {place} is missing"]
         return [
@@ -185,7 +185,7 @@ class GroupChecks(GradScalerMixin):
         return []
 
     @classmethod
-    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+    def unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         """Return reasons why the options of a group choose no rule; [] if they do.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,8 +65,11 @@ class Problem:
         """Return the example indices of each step, a row per step, shuffled per epoch."""
         generator = torch.Generator(device="cpu").manual_seed(seed)
         count = self.steps_per_epoch * self.batch_size
-        options: Any = {"generator": generator, "dtype": torch.int64, "device": "cpu"}
-        passes = [torch.randperm(len(self.train.targets), **options)[:count] for _ in range(epochs)]
+        size, dtype = len(self.train.targets), torch.int64
+        passes = [
+            torch.randperm(size, generator=generator, dtype=dtype, device="cpu")[:count]
+            for _ in range(epochs)
+        ]
         return torch.cat(passes).reshape(-1, self.batch_size)
 
     def loss(self, model: nn.Module, rows: Tensor) -> Tensor:
