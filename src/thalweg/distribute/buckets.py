@@ -95,7 +95,10 @@ class Bucket:
     def __init__(self, places: Sequence[int], templates: Sequence[Tensor]) -> None:
         self.places = list(places)
         # Torch's collectives do not support complex numbers.
-        reals = [torch.view_as_real(t) if t.is_complex() else t for t in templates]
+        reals = [
+            torch.view_as_real(template) if template.is_complex() else template
+            for template in templates
+        ]
         # A later step outside of inference mode may refill the memory.
         with outside_inference():
             self._flat = reals[0].new_empty(sum(template.numel() for template in reals))
