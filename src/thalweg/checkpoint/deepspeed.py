@@ -117,10 +117,17 @@ def read_zero(folder: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
 
 
 def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
-    """Return the contents of the files of all ranks, and the parameters' shapes.
+    """Return the optimizer states of all ranks, and the parameters' shapes from the model's file.
 
-    Raises InvalidArgumentError if a rank's file is missing or a stage is unknown. The optimizer
-    states themselves are not validated.
+    The number of ranks, the stage and the shapes are validated, not the optimizer states.
+
+    Args:
+        folder: The folder with the files *_optim_states.pt, one for each data-parallel rank.
+        load_file: Returns the content of a file, a dict.
+
+    Raises:
+        InvalidArgumentError: The file of a rank or of the model is missing; a file is of model,
+            pipeline or expert parallelism; or the stage is not 1, 2 or 3, or differs between ranks.
     """
     paths: dict[int, Path] = {}
     for file in sorted(folder.glob("*_optim_states.pt")):

@@ -55,7 +55,11 @@ def name_tensors(variables: Variables | None, module: object) -> dict[str, Tenso
 
 
 def _tensors_of_module(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers by their names in `state_dict`; without hooks."""
+    """Return {name in `state_dict()`: tensor} of the parameters and persistent buffers of a module.
+
+    The tensors are those of the module itself, not detached. A shared tensor occurs under each of
+    its names. Hooks of `state_dict` are not called, and extra state is left out.
+    """
     tensors: dict[str, Tensor] = {}
     submodules = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))
     for prefix, submodule in submodules:
@@ -221,7 +225,14 @@ class _FileNames:
         self._requires_all = requires_all
 
     def __call__(self, variables: Sequence[Tensor]) -> list[str]:
-        """Return the file name of each variable, in order; raise if one is required and missing."""
+        """Return the name in the file of each variable, in the order of `variables`.
+
+        A variable that is not in `named_tensors` keeps the name that the optimizer gives it, with
+        `requires_all=False`. Equal names are made distinct.
+
+        Raises:
+            InvalidArgumentError: A variable is not in `named_tensors`, with `requires_all=True`.
+        """
         keys = keys_of(variables)
         file_names = [self._names_by_id.get(id(var)) for var in variables]
         missing = [key for key, name in zip(keys, file_names, strict=True) if name is None]

@@ -120,9 +120,16 @@ def convert_pairs(pairs: Pairs) -> Pairs:
 
 
 def _sum_in_graph(strategy: Strategy, grads_and_vars: Pairs, fingerprint: StepFingerprint) -> Pairs:
-    """Return (symbolic gradient sum, variable) pairs; all ranks must build the same graph.
+    """Add all-reduce operations to the graph; return (symbolic sum, variable) pairs in order.
 
-    Gradients that are None on all ranks are left out.
+    A gradient that is None on some ranks counts as zeros there; a pair that has None on all ranks
+    is left out. All ranks must call this function with equal variables.
+
+    Args:
+        fingerprint: Lines about the optimizer that must be equal on all ranks.
+
+    Raises:
+        ReplicaMismatchError: Variables, fingerprints, or kinds or dtypes of gradients differ.
     """
     variables = [var for _, var in grads_and_vars]
     Agreement(strategy.ranks, values=False).check(variables, StepFingerprint(fingerprint.words))

@@ -211,9 +211,15 @@ class ForeignColumn:
         self.common = self.values[0] if len({*numbers}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return C functions that write one number per parameter, or one number for all.
+        """Return C functions, for the commit of a step, that write new numbers into the state
+        tensors.
 
-        Step counts are incremented by the difference, as torch counts.
+        A step count is not set, but increased by the difference between `values` and the count that
+        `read` found, so that increments by other code are kept. A tensor of several parameters is
+        increased once.
+
+        Args:
+            values: One number per parameter, or a single number for all.
         """
         numbers = [*values] * len(self.views) if len(values) == 1 else values
         if self.name == STEP:  # as torch counts, which others may do meanwhile

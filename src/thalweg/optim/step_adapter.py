@@ -158,7 +158,20 @@ class ParamGroupAdapter(StepAdapter):
         return as_real(grad), real
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Raise if pairs are invalid; `narrow` allows gradients of lower precision than targets."""
+        """Raise if a gradient cannot update its variable; change nothing.
+
+        Args:
+            pairs: (gradient, variable) pairs. The variable is what the step updates: a parameter,
+                its master or a real view of it. The device of a gradient must be that of the
+                parameter.
+            narrow: True to accept 16-bit gradients of float32 variables.
+
+        Raises:
+            InvalidTypeError: A dtype is not supported, or the dtypes of a pair differ.
+            InvalidArgumentError: A shape or device differs, or a row index is out of range.
+            RuntimeError: A gradient is sparse, and its parameter has a constraint.
+            NotImplementedError: A gradient is sparse, and the option `round` is set.
+        """
         rounding = self.optimizer.step_options.of(Rounding)
         for grad, var in pairs:
             param = self._real.get(id(var), var)

@@ -260,20 +260,21 @@ def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
 def _assign_arrays(
     family: Family, values: Sequence[StoredTensor], file: KerasFile, extra_kinds: Sequence[str]
 ) -> Slots | None:
-    """Assign the arrays of an optimizer to variables as Keras lists the slots of a family.
+    """Assign the slots of an optimizer, which a file numbers, to the file's variables.
 
-    Keras lists one kind of slot for all variables, then the next; some classes list two kinds
-    variable by variable.
+    Keras lists one kind of slot for all trained variables, then the next kind. Kinds in one tuple
+    of `_GROUPS` are listed together: all of one variable, then all of the next.
 
     Args:
-        family: The family.
-        values: The arrays of the optimizer, without its scalars.
-        file: The file.
-        extra_kinds: Kinds of slots that are listed before those of the family and not returned.
+        family: The optimizer's rule, with the names of its kinds of slots.
+        values: The arrays of the optimizer in the order of the file, without scalars.
+        file: The file, with its variables in order; some of them may not be trained.
+        extra_kinds: Kinds that are listed before those of the family. They are left out of the
+            result.
 
     Returns:
-        The slots by variable and kind; None if the number of arrays or their shapes do not fit, or
-        if several variables could have them.
+        {name of a trained variable: {kind: array}}. None if the number of arrays is no multiple of
+        that of kinds, if shapes differ, or if shapes leave open which variables are trained.
     """
     interleaved = _GROUPS[-1:] if file.package == "thalweg" else _GROUPS
     groups: list[tuple[str, ...]] = [

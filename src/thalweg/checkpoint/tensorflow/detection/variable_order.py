@@ -152,7 +152,10 @@ def _find_unique_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) ->
 
 
 def _find_leftmost_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) -> list[int] | None:
-    """Return the first increasing indices at which `shapes` has `slot_shapes`; None for none."""
+    """Return the smallest increasing indices that select `slot_shapes` from `shapes`.
+
+    Return None if `slot_shapes` is not a subsequence of `shapes`.
+    """
     indices: list[int] = []
     index = 0
     for shape in slot_shapes:

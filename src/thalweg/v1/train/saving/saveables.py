@@ -26,16 +26,19 @@ def all_saveable() -> list[Any]:
 
 
 def by_name(var_list: object) -> dict[str, GraphVariable]:
-    """Return {name in a checkpoint: variable}, sorted by name.
+    """Return a new dict {name in a checkpoint: graph variable}, sorted by name.
 
     Args:
-        var_list: A list, tuple or set of variables, which get their names in the graph, or a dict
-            of variables by name. Parameters and buffers stand for their graph variables. Each part
-            of a partitioned variable gets a name that ends with "/part_" and its number.
+        var_list: A list, tuple or set of variables, each saved under its name in the graph; or a
+            dict {name: variable}. A torch parameter or buffer is replaced by its graph variable,
+            and a partitioned variable by its parts, whose names end with "/part_" and a number from
+            0.
 
     Raises:
-        InvalidTypeError: `var_list`, or a member of it, is something else.
-        InvalidArgumentError: Two variables have one name, one has two, or the graphs differ.
+        InvalidTypeError: `var_list` has another type, a member is no variable, or a key is no
+            string.
+        InvalidArgumentError: A list has two variables of the same name, or one variable twice; a
+            dict has one variable under two names; or the variables belong to several graphs.
     """
     if isinstance(var_list, Mapping):
         variables_by_name = _of_mapping(var_list)
