@@ -71,7 +71,12 @@ def _tensors_of_module(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _by_name(variables: Variables) -> dict[str, Tensor]:
-    """Return tensors by key or by name; raise if a name is missing or used twice."""
+    """Return {name: tensor} of a mapping, whose keys are the names, or of tensors with names.
+
+    Raises:
+        InvalidArgumentError: A tensor has no name, or two have the same.
+        InvalidTypeError: `variables` is a module.
+    """
     if isinstance(variables, Mapping):
         mapping = cast(Mapping[Any, Tensor], variables)
         return {str(name): tensor for name, tensor in mapping.items()}
@@ -128,7 +133,19 @@ def state_of(optimizer: Any, named_tensors: Mapping[str, Tensor]) -> dict[str, A
 def prepare_loading(
     optimizer: Any, state: Mapping[str, Any], named_tensors: Mapping[str, Tensor]
 ) -> AbstractContextManager[Loading]:
-    """Return a context manager that validates a state and yields its `Loading`, under the lock."""
+    """Return a context manager that holds the optimizer's lock and yields the `Loading` of a state.
+
+    The state is validated when the context is entered; the `Loading` sets it only when run.
+
+    Args:
+        state: The saved state.
+        named_tensors: Variables by their names in the file; {} if the optimizer knows its
+            variables.
+
+    Raises:
+        FailedPreconditionError: The state has slots, and the optimizer no variables.
+        InvalidArgumentError: A tensor that has slots in the state is not a variable.
+    """
     if not named_tensors:
         _require_variables(optimizer, state)
         return optimizer._loading(state)
@@ -189,7 +206,10 @@ _GIVE = "Give the variables themselves: module=model, or dict(model.named_parame
 
 
 def _raise_for_copies(named_tensors: Mapping[str, Tensor], variables: Sequence[Tensor]) -> None:
-    """Raise InvalidArgumentError if a tensor shares a variable's memory but is another object."""
+    """Raise InvalidArgumentError if a named tensor is a detached alias of one of the variables.
+
+    That is, it has the memory of a variable but is another object, as in `state_dict()`.
+    """
     addresses = {variable.data_ptr() for variable in variables if variable.numel()}
     for name, tensor in named_tensors.items():
         if tensor.numel() and not is_variable(tensor) and tensor.data_ptr() in addresses:
@@ -200,7 +220,10 @@ def _raise_for_copies(named_tensors: Mapping[str, Tensor], variables: Sequence[T
 
 
 def gather_dtensors(named_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, with DTensors replaced by full values; all ranks must call this."""
+    """Return {name: tensor} with DTensors replaced by their full values, gathered from all ranks.
+
+    All ranks must call this function. Other tensors are returned as they are.
+    """
     local_shards = locals_of(list(named_tensors.values()))
     return {
         name: tensor

@@ -163,7 +163,7 @@ class WeightUse:
         """Return the layout of the weight that the recorded products and uses of outputs define.
 
         Raises:
-            UnusedError: No product was recorded, or some outputs are neither used together by a
+            UnusedError: No product was recorded, or some outputs are neither used or reduced by a
                 function nor returned by the model.
             UndecidedError: Products contradict each other, or rows and columns both hold several
                 matrices and only one of the two is interleaved.

@@ -316,8 +316,8 @@ def _decayed_rate(
     Args:
         schedule: The class of the schedule or a factory, called with `arguments`.
         global_step: The variable, tensor or number of the step.
-        arguments: Arguments for `schedule`. The first one is the initial rate; its dtype is that of
-            the result.
+        arguments: Arguments for `schedule`, the initial rate first. The result is float64 if that
+            is, else float32.
         name: The name of the rate, in graph mode that of the tensor.
 
     Returns:

@@ -100,11 +100,11 @@ class RuleOptimizer(Optimizer):
     def _evaluate_hypers(self) -> dict[str, object]:
         """Return {name in the rule: value in this step} of all hyperparameters.
 
-        A callable is called without arguments, once; numbers and tensors stay as they are.
+        A callable is called without arguments; numbers and tensors stay as they are.
 
         Raises:
             ValueError: A hyperparameter is callable, and the class does not take callables.
-            TypeError, ValueError: A value is not a scalar.
+            InvalidTypeError, InvalidArgumentError: A value is not a real scalar.
         """
         values = {}
         for name, attribute in self.HYPERS.items():

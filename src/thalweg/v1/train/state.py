@@ -67,8 +67,8 @@ class State(TrackableSlots):
     def variables(self) -> list[Any]:
         """Return a new list of the optimizer's slots and optimizer-wide variables, sorted by name.
 
-        In graph mode it has those of the default graph only, in eager mode the eager ones only. It
-        is empty before the first step.
+        In graph mode it has those of the default graph only, in eager mode the eager ones only.
+        Slots for which restored values wait are created first.
         """
         self._settle()
         graph = graph_of()

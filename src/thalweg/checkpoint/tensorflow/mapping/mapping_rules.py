@@ -128,9 +128,9 @@ class Rules:
     def place(self, name: str) -> Place | None:
         """Return the destination of the TensorFlow variable `name`, or None if no rule matches.
 
-        The first rule in `lines` that matches decides, unless a `function` is set: its result
-        decides for every name. A variable that a rule or the function omits has the destination
-        `Place(None)`.
+        With `keep_names` the destination has the same name. Otherwise `function` decides, if set,
+        or the first rule in `lines` that matches. A variable that a rule or the function omits has
+        the destination `Place(None)`.
 
         Raises:
             InvalidConfigError: The result of `function` is not a name, a pair of name and axes, or

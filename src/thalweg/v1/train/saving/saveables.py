@@ -88,8 +88,13 @@ def _parts_of(candidate: object) -> list[Any]:
 def join_parts(
     variables: Mapping[str, GraphVariable], values: Iterable[Tensor]
 ) -> dict[str, Tensor]:
-    """Return {name: value}, where the parts of a partitioned variable become one value if all are
-    there.
+    """Return {name: value} with the parts of a partitioned variable concatenated to one value.
+
+    Parts stay separate, under their own names, unless all are in `variables`.
+
+    Args:
+        variables: Variables and parts by name.
+        values: The value of each, in the same order.
     """
     tensors, groups = {}, {}
     for (name, variable), tensor in zip(variables.items(), values, strict=True):
@@ -107,13 +112,21 @@ def join_parts(
 
 
 def whole_name(name: str, variable: GraphVariable) -> str:
-    """Return the name of a whole variable by that of a part; other names as they are."""
+    """Return the name of the partitioned variable for a part's name; `name` itself if it is no
+    part.
+    """
     info = variable._save_slice_info
     return name if info is None else name.removesuffix(f"/part_{info.index}")
 
 
 def _of_list(var_list: Any) -> dict[str, GraphVariable]:
-    """Return {name: variable} of a list, sorted by name; see `by_name`."""
+    """Return {name in the graph: variable} of a list, sorted by name, with partitioned variables in
+    parts.
+
+    Raises:
+        InvalidTypeError: A member is no variable.
+        InvalidArgumentError: Two members have the same name.
+    """
     variables_by_name: dict[str, GraphVariable] = {}
     parts = [part for listed_variable in var_list for part in _parts_of(listed_variable)]
     for candidate in parts:
