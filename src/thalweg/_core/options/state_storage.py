@@ -17,7 +17,6 @@ from thalweg.formula import Rule, Slot
 
 NATURAL = "8bit"
 PLAIN = "float32"
-_POSITIVE = {"softsign8": "root8", "linear8": "root8", "dynamic8": "dynamic8_positive"}
 Storage = str | tuple[tuple[str, str], ...]
 
 
@@ -66,11 +65,10 @@ def _default_codec(slot: Slot) -> str:
 
 
 def _codec_for(codec: str, slot: Slot) -> str:
-    """Return the codec, or its counterpart for a nonnegative slot.
-
-    Other codecs would round a small mean square in a block of larger ones to 0, a divisor of steps.
-    """
-    return _POSITIVE.get(codec, codec) if slot.positive else codec
+    """Return the name of the codec, or of its counterpart for a nonnegative slot."""
+    with importing:
+        from thalweg._engines.codecs import OF_SLOTS
+    return (slot.positive and OF_SLOTS[codec].for_positive) or codec
 
 
 @exported_from("thalweg.optim.options")

@@ -46,6 +46,8 @@ class Codec:
         prepare: `(number) -> prepared`.
         positive: Whether all numbers are nonnegative.
         least: The smallest code that a step gives to a positive number, if `positive`.
+        for_positive: The name of the codec that replaces this one for nonnegative slots, or "". A
+            signed codec rounds a small mean square beside larger ones to 0, a divisor of steps.
         is_beside: Whether codes are the lower bits of the bfloat16 variable itself, one for each
             element and without scales: `split8`, whose arithmetic is in its file.
     """
@@ -58,6 +60,7 @@ class Codec:
     prepare: Formula = as_it_is
     positive: bool = False
     least: int = 0
+    for_positive: str = ""
     is_beside: bool = False
 
     @property

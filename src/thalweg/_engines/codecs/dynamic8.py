@@ -114,7 +114,14 @@ def decode_positive(code, scale):
     return where(code < 1, 0.0, where(code > 254.5, 1.0, share)) * scale
 
 
-DYNAMIC8 = Codec("dynamic8", block=256, signed=True, encode=encode, decode=decode)
+DYNAMIC8 = Codec(
+    "dynamic8",
+    block=256,
+    signed=True,
+    encode=encode,
+    decode=decode,
+    for_positive="dynamic8_positive",
+)
 DYNAMIC8_POSITIVE = Codec(
     "dynamic8_positive",
     block=256,

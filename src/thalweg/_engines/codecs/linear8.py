@@ -17,4 +17,6 @@ def decode(code, scale):
     return code * STEP * scale
 
 
-LINEAR8 = Codec("linear8", block=256, signed=True, encode=encode, decode=decode)
+LINEAR8 = Codec(
+    "linear8", block=256, signed=True, encode=encode, decode=decode, for_positive="root8"
+)

@@ -22,4 +22,6 @@ def decode(code, scale):
     return code / (254.0 - absolute(code)) * scale
 
 
-SOFTSIGN8 = Codec("softsign8", block=32, signed=True, encode=encode, decode=decode)
+SOFTSIGN8 = Codec(
+    "softsign8", block=32, signed=True, encode=encode, decode=decode, for_positive="root8"
+)
