@@ -464,7 +464,9 @@ class ParamState:
     def options(self, place: int, optimizer: Any) -> Options:
         """Return the options of the group at index `place`, cached until the group changes.
 
-        Changed options are validated. Errors are those of the optimizer's constructor.
+        Raises:
+            InvalidArgumentError, NotFoundError: A changed option is invalid, or one is missing.
+            LayoutError: An option is a tensor without memory.
         """
         options, group = self.options_by_place.get(place), optimizer.param_groups[place]
         if options is None or not options.hold(group):
