@@ -246,9 +246,14 @@ def switch_router(w: Tensor, x: Tensor) -> Tensor:
     return x * weights
 
 
+def switch_router_of_values(w: Tensor, x: Tensor) -> Tensor:
+    return x * F.linear(x, w).softmax(-1).amax(-1, keepdim=True)
+
+
 NOT_MATRICES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
     "router, whose largest outputs are selected": ((4, D), router),
     "router, whose largest outputs are selected ": ((4, D), switch_router),
+    "router, whose largest outputs are selected  ": ((4, D), switch_router_of_values),
     "no product uses it": ((1, 1, D), lambda w, x: x + w),
     "rows are looked up": ((9, D), lambda w, x: x + w[torch.arange(x.shape[1])]),
     "a vector": ((1, D), lambda w, x: x * F.linear(x, w).sigmoid()),

@@ -527,6 +527,8 @@ def save_and_stop(*arguments):
     os.kill(os.getpid(), signal.SIGINT)
 
 save, Results.save = Results.save, save_and_stop
+# A shell has its background jobs ignore the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 main()
 """
 

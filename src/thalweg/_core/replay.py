@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, is_inference_mode_enabled
 
+from thalweg._base.fused_stage import FusedStage
 from thalweg._base.locks import importing
 from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.step_adapter import StepAdapter
@@ -433,7 +434,8 @@ def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
     if rule.per_variable is not None:
         slots += chain.from_iterable(cached_plan.scalar_slots)
     if rule.is_of_lines:
-        names = {name for entry in rule.passes for name in getattr(entry, "makes", ())}
+        stages = (entry for entry in rule.passes if isinstance(entry, FusedStage))
+        names = {name for stage in stages for name in stage.makes}
         for var, var_slots in zip(cached_plan.request.variables, cached_plan.shaped_slots):
             pairs = zip(rule.shaped_slots, var_slots if var.numel() else ())
             slots += [slot for shaped_slot, slot in pairs if shaped_slot.name in names]
@@ -441,21 +443,19 @@ def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
 
 
 def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
-    """Return True if the full check of a rebind accepts these gradients.
-
-    Raises:
-        ValueError, TypeError: As `StagedStep.check_slots`.
-    """
+    """Return True if the full check of a rebind accepts these gradients, and the present slots."""
     # Slots share a block of memory, which users may have truncated.
     has_reductions = cached_plan.request.rule.per_variable is not None
     for slot in chain.from_iterable(cached_plan.scalar_slots if has_reductions else ()):
         end = (slot.storage_offset() + 1) * slot.element_size()
         if slot.untyped_storage().nbytes() < end:
             return False
-    if cached_plan.request.rule.is_of_lines:
-        staged_plan_of(cached_plan).check_slots(cached_plan.shaped_slots)
     try:
+        if cached_plan.request.rule.is_of_lines:
+            staged_plan_of(cached_plan).check_slots(cached_plan.shaped_slots)
         return cached_plan.ready.try_rebind(cached_plan.request._replace(gradients=gradients))
+    except (ValueError, TypeError):
+        return False
     finally:
         cached_plan.ready.release_gradients()
 

@@ -16,12 +16,17 @@ from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Formula, Rule
 
 
-@cache
-def parameter_names(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def read_parameter_names(function: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of a function's parameters without a default, and of those with one."""
-    parameters = inspect.signature(formula).parameters.values()
+    parameters = inspect.signature(function).parameters.values()
     required = tuple(param.name for param in parameters if param.default is param.empty)
     return required, tuple(param.name for param in parameters if param.default is not param.empty)
+
+
+@cache
+def parameter_names(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the result of `read_parameter_names` for a hashable function; cached."""
+    return read_parameter_names(formula)
 
 
 def bind_arguments(

@@ -14,7 +14,7 @@ from torch import Tensor
 from thalweg._base.device_numbers import wide_dtype
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Stage
-from thalweg._engines.formula_arguments import parameter_names
+from thalweg._engines.formula_arguments import read_parameter_names
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import SIZES, bind_stage
 from thalweg._engines.layout import compute_dtype, is_dense
@@ -49,7 +49,7 @@ def stage_inputs(stage: Stage) -> StageInputs:
     """Return the names of a stage's parameters that a `functools.partial` has not bound."""
     function: Any = stage.function
     bound: dict[str, Any] = function.keywords if isinstance(function, partial) else {}
-    required, optional = parameter_names(cast("Any", function))
+    required, optional = read_parameter_names(function)
     return StageInputs(required, tuple(name for name in optional if name not in bound))
 
 

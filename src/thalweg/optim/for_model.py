@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from torch import nn
@@ -50,8 +51,11 @@ def mixed_for_model(
             "adamw must be a dictionary of options of AdamW, such as {'lr': 3e-4}, not"
             f" {show_value(adamw)}."
         )
-    _check_names(rule, f"{rule}.for_model()", options, ("adamw", "layouts", "output", "inputs"))
-    _check_names("AdamW", "adamw", adamw or {})
+    rule_names = class_named(rule).constructor_signature.parameters
+    arguments = {"adamw", "layouts", "output", "inputs"}
+    _check_names(f"{rule}.for_model()", options, {*rule_names, *KEYWORDS}, arguments)
+    adamw_names = class_named("AdamW").constructor_signature.parameters
+    _check_names("adamw", adamw or {}, {*adamw_names} - {"params", *KEYWORDS})
     decisions = matrix_layouts(module, layouts=layouts, output=output, inputs=inputs)
     rule_options = {name: options[name] for name in options if name not in KEYWORDS}
     step_options = {name: options[name] for name in options if name in KEYWORDS}
@@ -62,20 +66,22 @@ def mixed_for_model(
 
 
 def _check_names(
-    rule: str, title: str, options: Mapping[str, Any], more_names: tuple[str, ...] = ()
+    title: str,
+    options: Mapping[str, Any],
+    names: AbstractSet[str],
+    more_names: AbstractSet[str] = frozenset(),
 ) -> None:
-    """Raise InvalidArgumentError for the first option that neither a rule nor a step has.
+    """Raise InvalidArgumentError for the first option without a valid name.
 
     Args:
-        rule: The name of a class.
         title: The name of the argument or function that took the options, for the message.
-        options: The options.
+        options: The options by name.
+        names: The valid names.
         more_names: Other names that the message may suggest.
     """
-    option_names = {*class_named(rule).constructor_signature.parameters, *KEYWORDS}
     for name in options:
-        if name not in option_names:
-            hint = did_you_mean(name, option_names.union(more_names))
+        if name not in names:
+            hint = did_you_mean(name, names | more_names)
             raise InvalidArgumentError(f"{title} takes no option {name!r}. {hint}".rstrip())
 
 

@@ -21,6 +21,7 @@ from thalweg.optim.traced_functions import (
     CONTRACTIONS,
     IDENTITIES,
     LOOK_UPS,
+    MAXIMA,
     NO_LABEL,
     QUERIES,
     REDUCTIONS,
@@ -268,8 +269,9 @@ class ProjectionTrace(TorchFunctionMode):
                 labelled[0], args[1] if len(args) > 1 else kwargs.get("dim", -1), output
             )
         elif name in SELECTIONS or name in REDUCTIONS:
+            # `keepdim` is a bool, which is an int, too.
             dims = [x for x in (*args[1:], *kwargs.values()) if type(x) is int]
-            self._mark_uses(name, labelled, dims[0] if dims and name == "max" else None)
+            self._mark_uses(name, labelled, dims[0] if dims and name in MAXIMA else None)
         elif name.startswith("conv") and args[0] is labelled[0] and args[1].shape[1] == 1:
             self._pass_channels(args[0], output)
         elif name.strip("_") in CONTRACTIONS:

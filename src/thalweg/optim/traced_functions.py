@@ -33,11 +33,12 @@ IDENTITIES = _names(
 )
 REDUCTIONS = _names(
     """
-    mean sum var std norm vector_norm max min amax amin any all logsumexp var_mean std_mean prod
-    argmin histc bincount isnan isinf isfinite nonzero count_nonzero allclose equal new_zeros
-    new_empty new_ones new_full
+    mean sum var std norm vector_norm max min amax amin aminmax any all logsumexp var_mean
+    std_mean prod argmin histc bincount isnan isinf isfinite nonzero count_nonzero allclose equal
+    new_zeros new_empty new_ones new_full
     """
 )
+MAXIMA = frozenset(["max", "amax", "aminmax"])
 SELECTIONS = frozenset(["topk", "sort", "argsort", "argmax", "multinomial", "kthvalue"])
 CONTRACTIONS = _names(
     """

@@ -35,7 +35,7 @@ class Wrapper(Option):
 
     def check_beside(self, options: Others) -> None:
         keyword = self.keywords()[0].name
-        for wrapper_class in Wrapper.__subclasses__():
+        for wrapper_class in (CautiousDecay, Cautious, TrustRatio, Sphere, RowFloor, RadialBrake):
             (other_keyword,) = (field.name for field in wrapper_class.keywords())
             if other_keyword in self.conflicts and options.of(wrapper_class).on:
                 raise InvalidArgumentError(

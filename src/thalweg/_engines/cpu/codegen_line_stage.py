@@ -274,6 +274,9 @@ class _StageLoops(FormulaWriter):
             is_of_line = self._kinds[node] == axis
             if node.op == "scalar":
                 text = f"{self.literal}({self._inputs[node.args[0]]})"
+                if is_of_line:  # a store of this loop may overwrite the input
+                    body.append(f"{self._names[node]} = {text}")
+                    text = self._names[node]
             elif node.op == "const":
                 text = self.write_number(node.args[0])
             else:
