@@ -62,7 +62,8 @@ def divided(grad, square, direction, least):
 
 def root(number):
     """Return a square root; torch's power is correctly rounded on the CPU, its `sqrt` is not."""
-    return number**0.5 if isinstance(number, Tensor) else sqrt(number)
+    # Pyright takes `torch` for the package of this file.
+    return number**0.5 if isinstance(number, Tensor) else sqrt(number)  # pyright: ignore
 
 
 def rate_of(variable, step, count, share, d, eps2):
