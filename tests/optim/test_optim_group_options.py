@@ -70,7 +70,8 @@ def changed(name: str) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "half"), [slow_unless(half == len(n) % 2, n, half) for n in classes() for half in (0, 1)]
+    ("name", "half"),
+    [slow_unless(half == len(n) % 2, n, half) for n in classes() for half in (0, 1)],
 )
 def test_two_groups_are_two_optimizers(name: str, half: int) -> None:
     """Change every other option of a class, from the first or from the second one on."""

@@ -15,9 +15,10 @@ from torch.nn import Parameter
 
 from pairwise import cover_values
 from replay_twins import OPTIONS, are_same, count_replays, diff, set_grads, snapshot
-from thalweg import optim
+from thalweg import Hyper, Measure, Rule, Slot, maximum, optim
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
+from thalweg.formula import FusedStage, gradient_squares
 
 pytestmark = pytest.mark.skipif(
     isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
@@ -86,7 +87,7 @@ def compare(
             except errors as error:
                 messages.append(str(error))
         if messages:
-            assert len(messages) == 2 and messages[0] == messages[1]
+            assert messages == messages[:1] * 2
             assert all(map(torch.equal, sides[0][1], sides[1][1]))
             break
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
@@ -113,6 +114,38 @@ def schedule(opt: Any, weights: list[Parameter], step: int) -> None:
 @pytest.mark.parametrize("name", MAKERS)
 def test_lines_are_replayed(name: str) -> None:
     assert compare(MAKERS[name], torch.float32, schedule) == 5
+
+
+def keep_largest(*, tops: Any, rows: Any) -> Any:
+    """Return new numbers of the slot, which are stored first, and its previous ones."""
+    return maximum(tops, rows), tops
+
+
+def scale_rows(var: Any, grad: Any, *, rows: Any, tops: Any, learning_rate: Any) -> Any:
+    return (var - learning_rate * grad * (1 + rows) / (1 + tops),)
+
+
+SWAPPED = Rule(
+    name="Swapped",
+    passes=(
+        Measure(gradient_squares, makes="rows", over="row"),
+        FusedStage(keep_largest, makes=("tops", "rows")),
+    ),
+    update=scale_rows,
+    hypers=(Hyper("learning_rate", 0.1),),
+    slots=(Slot("tops", per="row"),),
+)
+
+
+def test_stage_returns_slot_that_it_overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rules with functions of users are not replayed.
+    monkeypatch.setattr("thalweg.formula.is_ours", lambda function: True)
+
+    def make(weights: list[Parameter]) -> Any:
+        matrices = [weight for weight in weights if weight.dim() > 1]
+        return optim.RuleOptimizer(matrices, SWAPPED, lr=0.1)
+
+    assert compare(make, torch.float32, schedule) == 5
 
 
 @pytest.mark.slow
