@@ -313,9 +313,10 @@ def _constrain(var: Tensor, name: str) -> Tensor:
 
 
 def raise_first(errors: Sequence[BaseException]) -> None:
-    """Raise the first error that is an interruption, else the first one; note the others on it.
+    """Raise the first error that is not an `Exception`, such as KeyboardInterrupt, or else the
+    first one; return if there are none.
 
-    Return without an error if there is none.
+    The raised error gets a note about each of the others.
     """
     if not errors:
         return
@@ -327,10 +328,11 @@ def raise_first(errors: Sequence[BaseException]) -> None:
 
 
 def raise_within(errors: Sequence[BaseException]) -> None:
-    """Raise as `raise_first`, after the notes of all errors are removed.
+    """Remove all notes of the errors, then raise one of them; return if there are none.
 
-    For errors of one variable's update, whose step can still be rolled back: their notes say that
-    it was taken.
+    Raise the first error that is not an `Exception`, such as KeyboardInterrupt, or else the first
+    one; it gets a note about each of the others. Call this for errors of a single variable's update
+    in a step that can still be rolled back: `write_step` has noted on them that the step was taken.
     """
     for error in errors:
         # Remove the note that the step was taken.

@@ -64,11 +64,13 @@ class GraphMode(Protocol):
         name: str | None,
         aggregates: bool,
     ) -> Any:
-        """Return the operation that takes a step when a session runs it.
+        """Add an operation to the graph that takes a step when a session runs it; return the
+        operation.
 
         Args:
-            name: The name of the step; by default the optimizer's.
-            aggregates: Aggregate gradients over replicas first.
+            grads_and_vars: Pairs of a gradient and a variable.
+            name: The name of the operation; None for the optimizer's name.
+            aggregates: Whether to aggregate gradients over replicas first.
         """
         ...
 

@@ -419,7 +419,11 @@ def _is_number(tensor: Tensor) -> bool:
 
 
 def can_read(value: object) -> bool:
-    """Return True if `take_coming` can read a number from a value: a plain float tensor."""
+    """Return True if the native call can read a hyperparameter from `value` by its address.
+
+    Such a value is a CPU tensor of shape (), of float32 or float64, in memory of its own, without a
+    lazy negation; it is a Tensor, Parameter or variable, but of no other subclass.
+    """
     return (
         isinstance(value, Tensor)
         and _is_number(value)

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 class StageScalars:
     """Scalars that the stages of a rule read in a replayed step, computed in the native call.
 
+    A *place* is a set of variables with equal hyperparameters. Each place has a program, which
+    computes the scalars once for each step number among its variables.
+
     Args:
         staged_step: The plan of the rule.
-        places: For each variable of the rule the key of its scalars.
+        places: For each variable of the rule the key of its place.
 
-    Attributes:
-        places: The distinct keys.
+    Attributes: places: The distinct keys.
     """
 
     def __init__(self, staged_step: StagedStep, places: Sequence[Hashable]) -> None:
@@ -60,7 +62,13 @@ class StageScalars:
         set_row_count(record, self._row_counts[index:])
 
     def members(self, members: Sequence[Member]) -> list[Member]:
-        """Return the records of the rule's variables with the programs of their places."""
+        """Return copies of records of variables, in order, that refer to the scalars of stages.
+
+        Args:
+            members: For each variable of the rule the record of its update. In the copy, `program`,
+                `row_cell` and `row_size` are replaced by addresses and a size of memory of this
+                object.
+        """
         return [
             member._replace(
                 program=self._records[place].ctypes.data,

@@ -100,12 +100,15 @@ class RuleScalars:
         return None
 
     def change(self, values: Mapping[str, Any], name: str) -> None:
-        """Copy a changed hyperparameter to its register.
+        """Copy the new number of one hyperparameter to the register from which the program reads
+        it.
 
-        A number of another dtype makes the next `made` run in Python.
+        If the number is not of the launch's compute dtype, the next `made` takes all
+        hyperparameters again and computes the scalars in Python.
 
         Args:
-            values: The dictionary, as passed to `made`; any other one is ignored.
+            values: The dictionary of the last `made`, with the new number. Any other dictionary has
+                no effect.
             name: The name of the hyperparameter.
         """
         if values is self.values:

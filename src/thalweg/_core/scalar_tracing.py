@@ -130,12 +130,14 @@ class _Tape:
         return narrow_symbol
 
     def decide(self, symbol: Any) -> bool:
-        """Return the truth value of a symbol's sample, for a branch in the traced function.
+        """Return the truth value of a symbol's sample, to choose a branch of the traced function.
 
-        Append a guard: a run of the program fails if the truth value would differ.
+        Append operations that divide by 0 in a run in which the truth value differs; the run then
+        fails.
 
         Raises:
-            TypeError: There are no samples, or the operations are speculative.
+            TypeError: The tape has no samples, or its operations are speculative: a run may discard
+                their results.
         """
         # A guard in a discarded branch would be discarded, too.
         if not self._decides or self.is_speculative:

@@ -223,10 +223,15 @@ class SlotStore:
         return self.parts if name in self._in_parts else None
 
     def whole(self, var: Tensor, name: str) -> Tensor:
-        """Return the full value of a slot; all processes with shards of it call this.
+        """Return the value of a slot for the complete variable.
+
+        For a sharded slot this is a new tensor, gathered from all processes that have a shard; each
+        of them must make this call. Otherwise it is the slot itself.
 
         Raises:
-            LayoutError: The slot's storage was cut.
+            KeyError: The variable has no such slot.
+            LayoutError: The slot is not sharded, and its storage was resized to less than its
+                elements.
         """
         slot, parts = self.of(var, [name])[0], self.parts_of(name)
         if parts is not None:

@@ -256,11 +256,14 @@ def plan_step(
     transforms: GradientTransforms,
     copies: Copies,
 ) -> CachedPlan | None:
-    """Plan a step without running it; drop the last plan of `cache`.
+    """Validate a step, create missing state and plan the step, but write no variable.
 
-    Return the plan, bound to the gradients, for `execute_plan`. None if `run_step` has to plan the
-    step, because user functions update variables or the rule makes sparse gradients dense; no state
-    was created then.
+    Return the plan, bound to the gradients, for `execute_plan`; it is not stored in `cache`, whose
+    last plan is dropped. Return None, and create no state, if only `run_step` can take the step:
+    user functions update the variables, or the rule makes sparse gradients dense.
+
+    Args:
+        copies: For each variable its 16-bit copy or None; None without copies.
 
     Raises:
         Exception: Any error of a check.

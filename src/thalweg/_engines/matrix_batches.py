@@ -183,9 +183,10 @@ class Batch:
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
-        """Return groups of rows whose variables have the same step number.
+        """Return the indices of variables in this batch, in one list for each step number.
 
-        Rows of variables for which a stage with this period does not run are left out.
+        Variables whose step number, from 1, is not 1 plus a multiple of `period` are left out. The
+        result is [] if that leaves none.
         """
         rows_by_step: dict[float, list[int]] = {}
         for row, count in enumerate(counts_of(columns, self.members)):

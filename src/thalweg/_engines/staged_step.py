@@ -246,7 +246,18 @@ class WholeMatrices:
         slots: Sequence[Sequence[Tensor]],
         updates: SlotUpdates,
     ) -> None:
-        """See `Matrices`."""
+        """Run a stage for every variable that has elements and at whose step number the stage is
+        due.
+
+        New values of `shaped_slots` are stored in `updates`, by the `id` of the slot, and no slot
+        is written. All other outputs replace, in the batches, the values that earlier passes
+        computed.
+
+        Args:
+            columns: The scalars of the step.
+            slots: For each variable its `shaped_slots`. The stage reads the value in `updates`
+                instead, if there is one.
+        """
 
         def slot_of(member: int, place: int) -> Tensor:
             return newest(slots[member][place], updates)
@@ -471,15 +482,20 @@ class StagedStep:
         columns: Callable[[], Columns],
         slots: Sequence[Sequence[Tensor]],
     ) -> tuple[int, list[Call]]:
-        """Run passes by a function, and stages, of a step with `has_stages_alone`.
+        """Run the rule's passes and matrix stages in order; write neither variables nor slots.
+
+        Call it only if `has_stages_alone` returns True: each pass computes a value for every
+        element, and each stage is a function of whole matrices on the CPU.
 
         Args:
-            run_pass: Runs the pass at an index; returns 0, or a status that ends the step.
-            columns: Returns the scalars of stages, after a pass.
-            slots: As in `run_passes`, unchanged since then.
+            run_pass: Called with 0, 1, ... for each pass in turn. Returns 0, or a status that ends
+                the run.
+            columns: Called before each stage; returns the scalars that the stage reads.
+            slots: For each variable its `shaped_slots`, which `check_slots` has accepted.
 
         Returns:
-            The status, and functions as those of `run_passes`.
+            0 and C functions without arguments that write the new values of `slots`; or the status
+            of the pass that did not return 0, and [].
         """
         updates, pass_indices = SlotUpdates(), count()
         with no_grad():

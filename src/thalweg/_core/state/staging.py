@@ -73,11 +73,15 @@ def _published(holder: object, twin: object, visited: set[int]) -> list[Call]:
 
 @contextlib.contextmanager
 def whole(holder: object, unless: Sequence[object] = ()) -> Generator[None]:
-    """Undo the creation of slots and variables of `holder` if the block raises.
+    """Return a context manager that undoes the creation of slots and variables if its block raises.
+
+    If the block raises while `unless` is empty, all attributes of `holder` and of its `Staged`
+    attributes are set back to those before the block. Values in tensors are not restored. The
+    exception is always raised again.
 
     Args:
-        holder: Object with slots.
-        unless: List that is not empty once a step has been written; nothing is undone then.
+        holder: Object with slots, such as an optimizer.
+        unless: List to which the block appends once the step has been written.
     """
     backup = staged(holder)
     try:

@@ -1,4 +1,8 @@
-"""Source of CPU kernels that sum formulas over leaves, or find largest magnitudes."""
+"""Source of CPU kernels that sum formulas over leaves, or find largest magnitudes.
+
+A leaf is a run of elements of one variable, in row-major order. Its lanes are `LANES` running sums
+of each formula: lane j adds the elements j, j + `LANES`, and so on; see `reduction_order.py`.
+"""
 
 from __future__ import annotations
 
@@ -271,7 +275,17 @@ def _is_count(formula_graph: FormulaGraph) -> bool:
 
 
 def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
-    """Return the fields of `_SETUP` and `_LEAVES` that fill, add and fold lanes."""
+    """Return source lines for placeholders of the templates `_SETUP` and `_LEAVES`, by placeholder.
+
+    The lines reserve the lanes, which are running sums, and scratch memory; copy or decode elements
+    to the scratch; set lanes to 0; add elements to the lanes; and add the upper half of the lanes
+    to the lower half. The caller fills the other placeholders of `_LEAVES`.
+
+    Args:
+        sweep: Writes the lines for the formulas of a kernel.
+        gathers: Whether tensors may not be in row-major order, so that their elements are copied to
+            scratch first. Ignored if `sweep` reads no tensor, or encoded slots.
+    """
     rows = _ROWS if len(sweep.read) <= _STREAMS else 1
     # `Dispatcher` leaves variables with encoded slots that are not contiguous to the reference.
     gathers = gathers and bool(sweep.read) and not sweep.codecs

@@ -341,9 +341,12 @@ def storage_differs(block, record, storage):
 
 
 def tensor_differs(block, record):
-    """Compare a tensor with its record; return a constant for the first difference, or 0.
+    """Compare the tensor whose address is in a record with the fields in the record.
 
-    Store the present address of the version counter in the record.
+    Return OTHER_TENSOR if class, TensorImpl, dispatch keys, flags, sizes, strides or offset differ;
+    OTHER_MEMORY if the storage does; OTHER_COUNTER if there is no version counter. Otherwise return
+    0, and store the present address of the version counter in the record. `block` has the offsets
+    of torch's fields.
     """
     tensor = record[OBJECT]
     if word(tensor + 8) != record[CLASS]:
@@ -371,7 +374,11 @@ def tensor_differs(block, record):
 
 
 def is_apart(block, address, extent):
-    """Return 1 if `extent` bytes at an address do not overlap with written memory; else 0."""
+    """Return 1 if the bytes from `address` to `address + extent` overlap no memory that the step
+    writes; else 0.
+
+    BOUNDS has the begin and end of each range of that memory, in ascending order.
+    """
     bounds, edges = int64_pointer(block[BOUNDS + 1]), block[BOUNDS]
     low, high = 0, edges
     while low < high:
@@ -733,10 +740,13 @@ def set_scalars_of_member(member):
 
 
 def set_scalars_of_members(block):
-    """Compute the scalars of all members that have a gradient.
+    """Compute the scalars of all members that have a gradient; a member is a variable with a step
+    count of its own, for the update or for a pass.
 
-    Return ALL_GRADIENTS_ABSENT if no member has one, OUT_OF_RANGE if a scalar would raise an error,
-    else 0.
+    Rows of scalars from the last step are discarded, and members with equal inputs share a new row.
+    Members without a gradient or without elements are skipped. Return ALL_GRADIENTS_ABSENT if no
+    member has a gradient; OUT_OF_RANGE, after some of the rows were written, if computing a scalar
+    would raise an error in Python; else 0.
     """
     for k in range(block[MEMBERS]):
         member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
