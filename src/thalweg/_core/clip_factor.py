@@ -96,12 +96,13 @@ def factor_of(
     """Return the factor that reduces a global norm to a limit, without overflow or denormals.
 
     Args:
-        norm: The norm. If it is NaN, so is the factor.
+        norm: The norm. The factor is NaN if the norm is, or if it is infinite and the limit is
+            negative or infinite.
         limit: The limit. If it is negative, the factor is 1. An infinite limit gives 1 in torch's
             formula, and NaN in TensorFlow's.
         dtype: The dtype of the formula.
         epsilon: The number that torch's formula adds to the norm; None for TensorFlow's formula.
-        nan_if_not_finite: Whether an infinite norm gives NaN instead of 0.
+        nan_if_not_finite: Whether an infinite norm always gives NaN.
     """
     root = norm.root
     is_tensor = isinstance(root, Tensor)
