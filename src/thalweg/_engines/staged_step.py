@@ -177,7 +177,12 @@ class WholeMatrices:
                 batch.stays_on_device = True
 
     def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """See `Matrices`."""
+        """Copy slots of rows and columns into vectors that formulas read, and drop new values of
+        slots.
+
+        Args:
+            slots: For each variable its `shaped_slots`.
+        """
         for batch in self._batches:
             batch.new_slot_values.clear()
             for position, shaped_slot in self._line_slots:
@@ -191,7 +196,13 @@ class WholeMatrices:
                 block.copy_(stacked.view(block.shape))
 
     def write_slots(self, slots: Sequence[Sequence[Tensor]], updates: SlotUpdates) -> None:
-        """See `Matrices`."""
+        """Add the new values that stages gave to slots of rows and columns to `updates`.
+
+        No slot is written. A slot without a new value is not added.
+
+        Args:
+            slots: For each variable its `shaped_slots`.
+        """
         for batch in self._batches:
             for position, shaped_slot in self._line_slots:
                 block = batch.new_slot_values.get(shaped_slot.name)
@@ -211,7 +222,9 @@ class WholeMatrices:
                 updates.update(zip(keys, zip(old_tensors, new_tensors, strict=True), strict=True))
 
     def give(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """See `Matrices`."""
+        """Store a measure, one tensor for each variable, so that formulas and stages read it by
+        `name`.
+        """
         for batch in self._batches:
             if all(batch.shape):
                 batch.set_values(
@@ -219,7 +232,11 @@ class WholeMatrices:
                 )
 
     def numbers(self) -> dict[str, Any]:
-        """See `Matrices`."""
+        """Return measures over whole variables, by name: float64 vectors with an element per
+        variable.
+
+        A vector is a tensor if all matrices are on one GPU, else an array. Empty variables have 0.
+        """
         return {name: self._numbers_of(name) for name in _measured_names(self._rule)}
 
     def _numbers_of(self, name: str) -> Any:
@@ -397,7 +414,10 @@ class StagedStep:
         return request if is_update or request.from_copies else request._replace(copies=None)
 
     def try_rebind(self, request: StepRequest) -> bool:
-        """See `StepPlan`."""
+        """Bind the plan to the gradients of a request; return False if anything else has changed.
+
+        `request` has the variables of the plan, and the slots of the last request.
+        """
         if request.rule is not self._rule or request.stages != self.stages:
             return False
         if request.numbers != self._variable_numbers:
@@ -406,7 +426,7 @@ class StagedStep:
         return all(plan.try_rebind(self._request_for(request, update)) for plan, update in plans)
 
     def run_passes(self, columns: Columns, slots: Sequence[Sequence[Tensor]]) -> list[Call]:
-        """Run measures, passes and stages; variables and slots are not written.
+        """Run measures, passes and stages in order; write neither variables nor slots.
 
         Args:
             columns: The scalars of the step.
@@ -417,7 +437,7 @@ class StagedStep:
 
         Raises:
             RuleError: A stage returns an invalid value.
-            InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
+            InvalidArgumentError, InvalidTypeError, LayoutError: A slot is invalid.
         """
         self.check_slots(slots)
         passes, updates = iter(self.pass_plans), SlotUpdates()
@@ -465,9 +485,11 @@ class StagedStep:
         )
 
     def has_native_lines(self) -> bool:
-        """Return True if passes are over rows and columns of whole, large matrices on the CPU.
+        """Return True if a replay may run the passes over rows and columns natively.
 
-        `_core/replay_lines.py` then runs those that native code can run.
+        The rule must have such passes, over unsharded matrices on the CPU that are not small, and
+        no stage may draw random numbers. `_core/replay_lines.py` raises TypeError for passes that
+        it cannot run.
         """
         is_whole = type(self._matrices) is WholeMatrices
         return (

@@ -15,9 +15,12 @@ PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 def define_codecs(
     writer: FormulaWriter, codecs: Iterable[Codec], parts: Iterable[str] = PARTS
 ) -> dict[str, str]:
-    """Return the source of the formulas `parts` of codecs, by the name of the function.
+    """Return the source of formulas of codecs, by the name of the function without its prefix.
 
-    The names lack the prefix that they have in kernels.
+    Args:
+        writer: Writes the source.
+        codecs: The codecs.
+        parts: The formulas that are written: some of `PARTS`.
     """
     names = {f"{part}_{codec.name}": getattr(codec, part) for codec in codecs for part in parts}
     return {name: writer.define_function(name, trace_formula(x)) for name, x in names.items()}

@@ -251,7 +251,9 @@ class Elements(Sweep):
         return definitions
 
     def add_rows(self, count: int) -> list[str]:
-        """Return lines that add the elements of `count` rows of lanes to the lanes at `lane`."""
+        """Return lines that add `count` elements to each running sum at `lane`, `LANES` elements
+        apart.
+        """
         lines = self.per_measure("sum{0} = lanes{0}[lane]")
         for row in range(count):
             values = ", ".join([f"start + lane + {row * LANES}", *self.arguments])
@@ -260,7 +262,7 @@ class Elements(Sweep):
         return lines + self.per_measure("lanes{0}[lane] = sum{0}")
 
     def per_measure(self, *lines: str) -> list[str]:
-        """Return lines for every measure, with its index in place of {0}."""
+        """Return the lines once for each measure, with the index of the measure in place of {0}."""
         return [line.format(index) for index in range(len(self.measures)) for line in lines]
 
     def _list_names(self, name: str) -> str:
@@ -268,7 +270,11 @@ class Elements(Sweep):
 
 
 def _is_count(formula_graph: FormulaGraph) -> bool:
-    """Return True if a measure is `where(.., 1.0, 1.0)`, whose sum is the number of elements."""
+    """Return True if the formula of a measure is 1 for every element, so that the sum is their
+    number.
+
+    Only `where(condition, 1.0, 1.0)` is recognized.
+    """
     (result,) = formula_graph.results
     values = result.inputs[1:] if result.op == "where" else []
     return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)

@@ -259,7 +259,12 @@ class RowsPlan(ABC):
 
     @abstractmethod
     def make_calls(self, columns: Columns) -> list[Call]:
-        """See `Part`."""
+        """Return C functions that update the rows of the bound gradient, and other rows if the rule
+        does so.
+
+        Args:
+            columns: The scalars of the step.
+        """
 
     def release_gradients(self) -> None:
         self._values = None

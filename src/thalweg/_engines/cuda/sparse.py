@@ -80,7 +80,7 @@ class RowsPart(RowsPlan):
         return True
 
     def point_at(self, slices: IndexedSlices) -> None:
-        """See `RowsPlan`; indices have been checked before."""
+        """Bind the plan to a gradient, whose indices the caller has checked."""
         self._values, self._indices = layout.as_packed(slices.values), slices.indices
 
     def make_calls(self, columns: Columns) -> list[Call]:
