@@ -183,6 +183,7 @@ def test_slots_may_be_of_any_stored_type(dtype: torch.dtype) -> None:
         (lambda: rule(update_single=1), "update_single of rule 'Mine' must be a function"),
         (lambda: rule(update_untouched=1), "update_untouched of rule 'Mine' must be a function"),
         (lambda: rule(per_variable=1), "per_variable of rule 'Mine' must be a function"),
+        (lambda: rule(per_variable=dict), "a per_variable, which is not called without measures"),
         (lambda: rule(measures=[own]), "measures of rule 'Mine' must be a dict of functions"),
         (lambda: rule(measures={"a": 1}), "measures of rule 'Mine' must be a dict of functions"),
         (lambda: rule(measures={"a": own}), "but no per_variable that reads them"),

@@ -206,35 +206,42 @@ class Rule:
         update: The formula for a dense gradient.
         hypers: Hyperparameters with defaults, in the order of a constructor.
         slots: State per variable, in the order in which `update` takes and returns it.
-        prepare: Optional. Called once a step on the host with the hypers and powers it names, as
-            scalars of the compute dtype; returns a dict of further scalars for `update`. A
-            parameter with a default is filled where there is such a scalar.
+        prepare: Optional function, called once a step on the host. Its keyword parameters are
+            hyperparameters and powers, passed as scalars of the compute dtype; it returns a dict of
+            further scalars for `update`. A parameter with a default may name a scalar that the
+            optimizer lacks.
         powers: Scalars that are a hyper raised to the step's number: `{"beta1_power": "beta1"}`.
         update_sparse: The formula for rows that a sparse gradient names; `update` when None.
-        update_single: The same for rows of one element, where TensorFlow orders those differently;
-            `update_sparse` when None.
+        update_single: The formula for such rows of one element, where TensorFlow orders operations
+            differently; `update_sparse` when None.
         update_untouched: The formula for the other rows, `(var, *slots, *, scalars...)`, without a
-            gradient. None leaves those rows alone.
-        before: Optional. What becomes of the variable before the other formulas read it,
-            `(var, *, scalars...)`, rounded to its dtype: once per element, and with a sparse
-            gradient once per element of a row that it names. Measures are taken earlier.
-        measures: Optional. Sums over a variable's elements, taken before any write, by name:
-            functions of `(var, grad, *slots)` in float64, or `like_update`. `gradient_squares` and
-            `variable_squares` of this module cost no sweep of their own beside a norm that is
-            measured anyway; any other has sparse gradients made dense, as `whole` does.
-        per_variable: Optional. Called once a step with the measures it names, as float64 arrays
-            over the variables, with scalar slots, as arrays of the compute dtype, and with scalars;
-            returns a dict of arrays: further scalars of each variable for `update`, and the scalar
-            slots as they are after the step.
-        levels: What is measured after that, each `Level` by a sweep of its own: its measures may
-            ask for what `per_variable` and levels before it have made of theirs, and its
-            `per_variable` makes further scalars and scalar slots.
-        per_optimizer: Optional. Called once a step, before `per_variable`, with the measures it
-            names, each summed over all variables of the step, with the slots per optimizer, all of
-            float64, and with scalars, as arrays over the variables where these differ; returns a
-            dict of numbers: further scalars for all variables, and those slots as they are after
-            the step. It sees float64 whatever variables are computed in.
-        whole: Whether a sparse gradient is made dense first, rows that repeat added up.
+            gradient. When None, those rows keep their values.
+        before: Optional formula `(var, *, scalars...)`. The other formulas read its result instead
+            of the variable, rounded to the variable's dtype. It is computed once per element; with
+            a sparse gradient, for elements of rows that the gradient names. Measures read the
+            variable itself.
+        measures: Optional. Sums over the elements of each variable, computed before any write: a
+            dict from names to formulas `(var, grad, *slots)`, in float64 or as `like_update` says.
+            `gradient_squares` and `variable_squares` of this module share the sweep of a gradient
+            norm, if the step has one. With any other measure, sparse gradients are made dense.
+        per_variable: Optional function, called once a step. Its keyword parameters are measures, as
+            float64 arrays over the variables; scalar slots, as arrays of the compute dtype; and
+            scalars. It returns a dict of arrays: further scalars of each variable for `update`, and
+            the next values of the scalar slots.
+        levels: Further sweeps of measures after `per_variable`, one for each `Level`. Formulas of a
+            level may read the scalars from `per_variable` and from earlier levels; the level's own
+            `per_variable` returns further scalars and scalar slots.
+        per_optimizer: Optional function, called once a step before `per_variable`. Its keyword
+            parameters are measures, summed over all variables of the step, and the slots per
+            optimizer, all in float64; and scalars, as arrays over the variables where these differ.
+            It returns a dict of numbers: further scalars for all variables, and the next values of
+            those slots.
+        passes: Steps before `update`, in order. A `Pass` computes values of each element, which
+            `update` takes after the gradient; a `Measure` computes a number of each row, column or
+            variable, which formulas read by name; a `Stage` changes such values with torch's
+            functions on whole matrices. `measures` are computed after the passes, and may read
+            their values. Such a rule takes sparse gradients only if it is `whole`.
+        whole: Whether a sparse gradient is made dense first; repeated rows are added.
         duplicates: What happens to a row that a sparse gradient names twice: "sum" adds its values
             in order of appearance and updates once; "successive" updates once for each.
         passes: What comes before `update`: each `Pass` makes values of each element, which `update`
@@ -334,6 +341,11 @@ class Rule:
             raise RuleError(
                 f"Rule {self.name!r} has measures or scalar slots, but no per_variable that reads"
                 " them."
+            )
+        if self.per_variable is not None and not (self.measures or self.scalar_slots):
+            raise RuleError(
+                f"Rule {self.name!r} has a per_variable, which is not called without measures or"
+                " scalar slots: compute its scalars in prepare."
             )
         if self.common_slots and self.per_optimizer is None:
             raise RuleError(

@@ -471,7 +471,7 @@ def test_step_waits_for_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
     request = StepRequest(TORCH_SGD, (), [param], [pending_grad], [[]], ["w"], current())
     part = far.OffloadedPart(ReferencePart(request), [], [Event()], [])
-    monkeypatch.setattr(part, "_wait_calls", list)  # that of a GPU's events
+    monkeypatch.setattr(part, "_wait_calls", lambda: [Event().synchronize])  # not a CUDA event's
     scalars = {"direction": 1.0, "weight_decay": 0.0, "step_size": -0.5}
     for call in part.make_calls(Columns({np.float32: scalars}, {})):
         call()

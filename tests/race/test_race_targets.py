@@ -509,8 +509,9 @@ def test_problem_names_equal_goal_names() -> None:
 def test_a_narrow_terminal_gets_fewer_columns() -> None:
     results = finished({"A": [[30], [20]], "B": [[None], [41]]}, problems=4)
     overview = summary.summarize(results)
+    cells = [{"hits": "1/2", "tuning": "30"}] * len(overview.steps)
     for width, count in ((120, 9), (45, 7), (16, 2)):
-        table = command._table_of_steps(results.plan, overview, width)
+        table = command._table(results.plan, overview.steps, ",.0f", cells, width)
         assert len(table.columns) <= count
     assert str(table.columns[0].header) == "optimizer"
 

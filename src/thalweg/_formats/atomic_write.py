@@ -138,10 +138,10 @@ def _for_reading(path: str, flags: int) -> int:
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a directory and its parents; they survive a power loss.
+    """Make a directory and its missing parents, durably; an existing directory stays.
 
     Raises:
-        CheckpointWriteError: One of them cannot be made.
+        CheckpointWriteError: A directory cannot be made, or its path is a file.
     """
     full_path = os.path.abspath(os.fsdecode(path))
     if os.path.isdir(full_path):

@@ -39,7 +39,7 @@ class Saving:
         """Return True if the file has been written, or writing has failed.
 
         Raises:
-            FailedPreconditionError: The file is written by the process that forked this one.
+            FailedPreconditionError: This process was forked during the save.
         """
         self._check_process()
         return not self._thread.is_alive()
@@ -48,8 +48,8 @@ class Saving:
         """Wait until the file is complete.
 
         Raises:
-            CheckpointWriteError: The file cannot be written.
-            FailedPreconditionError: See `done`.
+            CheckpointWriteError: The file cannot be written. A second call does not raise again.
+            FailedPreconditionError: This process was forked during the save.
         """
         self._check_process()
         self._thread.join()
@@ -58,11 +58,11 @@ class Saving:
             raise error
 
     def is_there(self) -> bool:
-        """Return True if the file was written without an error, here or by the parent process."""
+        """Return True if writing has ended, and no error of it remains to be raised by `wait`."""
         return self._is_finished and self._error is None
 
     def is_elsewhere(self) -> bool:
-        """Return True if the parent process was writing the file when it forked this process."""
+        """Return True if the parent process was still writing when it forked this process."""
         return self._process != os.getpid() and not self._is_finished
 
     def _check_process(self) -> None:
@@ -95,11 +95,11 @@ def save_async(
     """Copy a training as `save` does and return; a thread writes the copy to the file.
 
     If slots are sharded over ranks, a thread of rank 0 writes. Arguments and errors are those of
-    `save`. An error of writing is raised by `wait`, or else by the next save to the same path,
-    which waits for this one.
+    `save`. A save to the same path that is not complete is waited for first.
 
     Returns:
-        The save in progress: call its `wait()` before you read the file.
+        The save in progress: call its `wait()` before you read the file. An error of writing is
+        raised by that, or else by the next save to the same path.
     """
     for other in [other for other, saving in _active_saves.items() if saving.is_there()]:
         _active_saves.pop(other, None)

@@ -71,9 +71,9 @@ class ZeroFiles:
 
 
 def find_folder(path: Path) -> Path | None:
-    """Return the folder that has files of ranks, or None.
+    """Return `path` if it has optimizer states of ranks, else the folder in it that "latest" names.
 
-    It is `path`, or else the folder in `path` that the text file "latest" names.
+    "latest" is a text file in `path`. Return None if neither folder has such files.
     """
     if any(_OF_RANK.fullmatch(file.name) for file in path.glob("*_optim_states.pt")):
         return path
@@ -117,10 +117,17 @@ def read_zero(folder: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
 
 
 def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
-    """Return the contents of the files of all ranks, and the parameters' shapes.
+    """Return the optimizer states of all ranks, and the parameters' shapes from the model's file.
 
-    Raises InvalidArgumentError if a rank's file is missing or a stage is unknown. The optimizer
-    states themselves are not validated.
+    The number of ranks, the stage and the shapes are validated, not the optimizer states.
+
+    Args:
+        folder: The folder with the files *_optim_states.pt, one for each data-parallel rank.
+        load_file: Returns the content of a file, a dict.
+
+    Raises:
+        InvalidArgumentError: The file of a rank or of the model is missing; a file is of model,
+            pipeline or expert parallelism; or the stage is not 1, 2 or 3, or differs between ranks.
     """
     paths: dict[int, Path] = {}
     for file in sorted(folder.glob("*_optim_states.pt")):
@@ -189,7 +196,13 @@ def _check_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
 
 
 def _make_groups(files: ZeroFiles) -> list[dict[str, Any]]:
-    """Return the param groups that rank 0 saved, with the entries that `read_zero` describes."""
+    """Return the param groups that rank 0 saved, with parameters as consecutive numbers.
+
+    Added are "zero_stage", "param_names" and "max_grad_norm".
+
+    Raises:
+        InvalidArgumentError: The groups are malformed, or their number differs from that of shapes.
+    """
     saved_groups = files.base(0)["param_groups"]
     if not isinstance(saved_groups, list) or not all(
         isinstance(group, Mapping) for group in cast("list[Any]", saved_groups)
@@ -210,7 +223,7 @@ def _make_groups(files: ZeroFiles) -> list[dict[str, Any]]:
 
 
 def _read_masters(files: ZeroFiles) -> list[list[Tensor]]:
-    """Return the partitions of the float32 parameters, as a list of groups per rank."""
+    """Return the float32 parameters as saved: for each rank a flat row per group."""
     name = "single_partition_of_fp32_groups" if files.stage < 3 else "fp32_flat_groups"
     rows: list[list[Tensor]] = []
     for rank, state in enumerate(files.ranks):
@@ -264,12 +277,17 @@ def _list_steps(files: ZeroFiles) -> list[Any]:
 
 
 def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
-    """Return full tensors by parameter name, for stages 1 and 2.
+    """Return {parameter: full tensor} for stages 1 and 2, in which each rank has a slice of a flat
+    row.
 
     Args:
         files: The files.
         ranks: For each rank its slice of the flat row of each group.
         title: The name of these tensors in errors.
+
+    Raises:
+        InvalidArgumentError: The number of groups differs from that of shapes, or a row is too
+            short.
     """
     values: dict[str, Tensor] = {}
     if any(len(rows) != len(files.shapes) for rows in ranks):
@@ -290,9 +308,17 @@ def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> d
 
 
 def _join_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
-    """Return full tensors by parameter name, for stage 3; arguments are those of `_join_flat`.
+    """Return {parameter: full tensor} for stage 3, in which each rank has an equal slice of each
+    parameter.
 
-    A rank has an equal slice of each parameter; the last slice is padded.
+    Args:
+        files: The files.
+        ranks: For each rank its flat rows, one per group; the slices of small parameters are
+            padded.
+        title: The name of these tensors in errors.
+
+    Raises:
+        InvalidArgumentError: A row is too short.
     """
     no_values = torch.zeros(0, dtype=torch.float32, device="cpu")
     rows = [torch.cat(parts) if parts else no_values for parts in ranks]

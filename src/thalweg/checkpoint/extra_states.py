@@ -29,10 +29,10 @@ def extra_states(module: Module | None) -> dict[str, Any]:
 
 @contextmanager
 def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Generator[None]:
-    """Set extra states; restore the previous ones if the `with` block fails.
+    """Set the extra states of a module; restore the former ones if the `with` block raises.
 
     Args:
-        module: The module.
+        module: The module; None has no extra states.
         states: The states by name, from `extra_states` of such a module.
 
     Raises:

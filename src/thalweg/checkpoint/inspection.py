@@ -49,9 +49,9 @@ class Listing:
 
 
 def list_file(path: Path, progress: Progress | None = None) -> Listing:
-    """Return the contents of a file.
+    """Return the names, dtypes and shapes of the tensors of a file, and its metadata.
 
-    In thalweg and TensorFlow files, only tensors that count steps are read.
+    Of thalweg and TensorFlow files, only tensors that count steps are read.
 
     Args:
         path: The file.
@@ -60,7 +60,7 @@ def list_file(path: Path, progress: Progress | None = None) -> Listing:
     Raises:
         MissingFileError: The file does not exist.
         DataLossError: The format is unknown, or the file is damaged.
-        ThalwegError: See `container.describe`, `bundle.describe` and `keras_files.read`.
+        ThalwegError: The file is unsafe to read, or of an unsupported version.
     """
     location = locate_checkpoint(path).check_readable()
     file, kind = location.path, location.writer
@@ -106,14 +106,15 @@ def has_checksums(path: Path) -> bool:
 
 
 def list_verified(path: Path, progress: Progress | None = None) -> Listing:
-    """Read all of a file, compare its checksums, and return its contents.
+    """Read a whole file, compare its checksums, and return its contents as `list_file` does.
 
     Args:
         path: The file.
         progress: Called with the bytes read and their total.
 
     Raises:
-        ThalwegError: See `list_file`; a DataLossError names the damaged tensor.
+        DataLossError: A tensor, which the message names, or the file is damaged.
+        ThalwegError: The file does not exist, is unsafe to read, or of an unsupported version.
     """
     location = locate_checkpoint(path).check_readable()
     if location.writer == "thalweg":
@@ -131,17 +132,19 @@ def differences(
 ) -> list[str]:
     """Return one line per difference between the tensors of two files; [] if all bits are equal.
 
-    If just one is a thalweg file, the tensors are compared as `convert` writes them. If neither
-    file can be converted, the only line has the reason.
+    If exactly one is a thalweg file, it is compared with what `convert` makes of the other. If
+    `convert` cannot make it, the only line has the reason.
 
     Args:
         path_a, path_b: The files, of any format.
         rules: Optional. The rules that `convert` was called with; files that `convert` wrote
             contain their rules.
-        progress: Returns, for a path, the function called with the bytes read and their total.
+        progress: Called with a path; returns the function that is called with the bytes read of
+            this file and their total, or None.
 
     Raises:
-        ThalwegError: A file cannot be read; see `read_tensors`.
+        DataLossError: A file is damaged.
+        ThalwegError: A file does not exist or cannot be read.
     """
     writers = [locate_checkpoint(path).check_readable().writer for path in (path_a, path_b)]
     if (writers[0] == "thalweg") != (writers[1] == "thalweg"):
@@ -169,11 +172,11 @@ def compare_tensors(
     path_b: Path,
     tensors_b: Mapping[str, StoredTensor],
 ) -> list[str]:
-    """Return one line per difference between the tensors of two files; [] if all bits are equal.
+    """Return one line per difference between two sets of tensors; [] if all bits are equal.
 
     Args:
         path_a, path_b: The paths of the files, which the lines name.
-        tensors_a, tensors_b: The tensors of the files, by name; see `read_tensors`.
+        tensors_a, tensors_b: The tensors of the files, by name.
     """
     file_a, file_b = os.fspath(path_a), os.fspath(path_b)
     lines = [f"{name!r} is in {file_a} only" for name in tensors_a if name not in tensors_b]
@@ -185,7 +188,12 @@ def compare_tensors(
 
 
 def read_tensors(path: Path, progress: Progress | None = None) -> dict[str, StoredTensor]:
-    """Read and verify all tensors of a file; return them by name."""
+    """Return {name: tensor} of all tensors of a file, with verified checksums.
+
+    Raises:
+        DataLossError: The file is damaged.
+        ThalwegError: The file does not exist or cannot be read.
+    """
     place = locate_checkpoint(path).check_readable()
     if place.writer == "thalweg":
         return container.read(place.path, progress=progress).tensors

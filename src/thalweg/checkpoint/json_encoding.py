@@ -139,7 +139,14 @@ class JsonReader:
             raise InvalidConfigError(f"{mark} of {str(fields[mark])[:80]} is nothing.") from error
 
     def _read_marked(self, mark: str, content: Any) -> object:
-        """Return the object of a dict whose only key is `mark`."""
+        """Return the Python value of a dict whose only key is `mark`: a tensor, NumPy scalar, tuple
+        ...
+
+        Raises:
+            NotFoundError: A tensor is missing in `tensors`.
+            InvalidConfigError: The mark or a dtype is unknown. A malformed `content` raises any
+                error.
+        """
         replacement = NotImplemented if self._special is None else self._special(mark, content)
         if replacement is not NotImplemented:
             return replacement

@@ -180,7 +180,9 @@ class CheckpointManager:
         return path
 
     def _time_after_all(self) -> float:
-        """Return the present time, but later than that of any checkpoint: clocks may go back."""
+        """Return the present time; or, after a clock was set back, one just after the latest
+        checkpoint.
+        """
         present, newest = self._clock(), self.checkpoints()[-1:]
         return max([present, *(math.nextafter(kept.time, math.inf) for kept in newest)])
 
@@ -295,7 +297,8 @@ class CheckpointManager:
     def _newest_readable(self) -> Path | None:
         """Return the path of the latest checkpoint, or None if the directory has none.
 
-        Raises the error of an unreadable file that may be newer; warns of other unreadable files.
+        Raise the error of an unreadable file if its number or time is later, or its format newer;
+        warn of other unreadable files.
         """
         checkpoints, unreadable = _scan_directory(self.directory, self._name)
         newest = checkpoints[-1] if checkpoints else None
@@ -391,7 +394,7 @@ def _list_checkpoints(directory: Path, name: str) -> list[Kept]:
 
 
 def _scan_directory(directory: Path, name: str) -> tuple[list[Kept], list[_UnreadableFile]]:
-    """Return readable checkpoints of a directory in the order of saving, and unreadable files."""
+    """Return (readable checkpoints in the order of saving, unreadable files with their errors)."""
     checkpoints, unreadable = list[Kept](), list[_UnreadableFile]()
     for step, path in _files_by_step(directory, name).items():
         try:

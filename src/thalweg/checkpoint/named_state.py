@@ -55,7 +55,11 @@ def name_tensors(variables: Variables | None, module: object) -> dict[str, Tenso
 
 
 def _tensors_of_module(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers by their names in `state_dict`; without hooks."""
+    """Return {name in `state_dict()`: tensor} of the parameters and persistent buffers of a module.
+
+    The tensors are those of the module itself, not detached. A shared tensor occurs under each of
+    its names. Hooks of `state_dict` are not called, and extra state is left out.
+    """
     tensors: dict[str, Tensor] = {}
     submodules = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))
     for prefix, submodule in submodules:
@@ -67,7 +71,12 @@ def _tensors_of_module(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _by_name(variables: Variables) -> dict[str, Tensor]:
-    """Return tensors by key or by name; raise if a name is missing or used twice."""
+    """Return {name: tensor} of a mapping, whose keys are the names, or of tensors with names.
+
+    Raises:
+        InvalidArgumentError: A tensor has no name, or two have the same.
+        InvalidTypeError: `variables` is a module.
+    """
     if isinstance(variables, Mapping):
         mapping = cast(Mapping[Any, Tensor], variables)
         return {str(name): tensor for name, tensor in mapping.items()}
@@ -124,7 +133,19 @@ def state_of(optimizer: Any, named_tensors: Mapping[str, Tensor]) -> dict[str, A
 def prepare_loading(
     optimizer: Any, state: Mapping[str, Any], named_tensors: Mapping[str, Tensor]
 ) -> AbstractContextManager[Loading]:
-    """Return a context manager that validates a state and yields its `Loading`, under the lock."""
+    """Return a context manager that holds the optimizer's lock and yields the `Loading` of a state.
+
+    The state is validated when the context is entered; the `Loading` sets it only when run.
+
+    Args:
+        state: The saved state.
+        named_tensors: Variables by their names in the file; {} if the optimizer knows its
+            variables.
+
+    Raises:
+        FailedPreconditionError: The state has slots, and the optimizer no variables.
+        InvalidArgumentError: A tensor that has slots in the state is not a variable.
+    """
     if not named_tensors:
         _require_variables(optimizer, state)
         return optimizer._loading(state)
@@ -185,7 +206,10 @@ _GIVE = "Give the variables themselves: module=model, or dict(model.named_parame
 
 
 def _raise_for_copies(named_tensors: Mapping[str, Tensor], variables: Sequence[Tensor]) -> None:
-    """Raise InvalidArgumentError if a tensor shares a variable's memory but is another object."""
+    """Raise InvalidArgumentError if a named tensor is a detached alias of one of the variables.
+
+    That is, it has the memory of a variable but is another object, as in `state_dict()`.
+    """
     addresses = {variable.data_ptr() for variable in variables if variable.numel()}
     for name, tensor in named_tensors.items():
         if tensor.numel() and not is_variable(tensor) and tensor.data_ptr() in addresses:
@@ -196,7 +220,10 @@ def _raise_for_copies(named_tensors: Mapping[str, Tensor], variables: Sequence[T
 
 
 def gather_dtensors(named_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, with DTensors replaced by full values; all ranks must call this."""
+    """Return {name: tensor} with DTensors replaced by their full values, gathered from all ranks.
+
+    All ranks must call this function. Other tensors are returned as they are.
+    """
     local_shards = locals_of(list(named_tensors.values()))
     return {
         name: tensor
@@ -221,7 +248,14 @@ class _FileNames:
         self._requires_all = requires_all
 
     def __call__(self, variables: Sequence[Tensor]) -> list[str]:
-        """Return the file name of each variable, in order; raise if one is required and missing."""
+        """Return the name in the file of each variable, in the order of `variables`.
+
+        A variable that is not in `named_tensors` keeps the name that the optimizer gives it, with
+        `requires_all=False`. Equal names are made distinct.
+
+        Raises:
+            InvalidArgumentError: A variable is not in `named_tensors`, with `requires_all=True`.
+        """
         keys = keys_of(variables)
         file_names = [self._names_by_id.get(id(var)) for var in variables]
         missing = [key for key, name in zip(keys, file_names, strict=True) if name is None]

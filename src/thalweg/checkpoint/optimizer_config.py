@@ -60,12 +60,14 @@ def _name_of_class(cls: type[object]) -> str:
 def describe_differences(
     saved_config: Mapping[str, Any], config: Mapping[str, Any], loaded_names: Any
 ) -> list[str]:
-    """Return descriptions of the differences between two optimizer descriptions.
+    """Return one line per difference between two descriptions of `describe_optimizer`; [] if equal.
+
+    If the classes differ, the only line says so.
 
     Args:
         saved_config: The description in the file.
         config: The description of the existing optimizer.
-        loaded_names: Names of arguments that loading sets; their numbers may differ.
+        loaded_names: Names of arguments that loading sets: their numbers may differ.
     """
     if saved_config["class"] != config["class"]:
         return [f"the optimizer is {config['class']}, in the file it is {saved_config['class']}"]
@@ -149,7 +151,7 @@ class _ConfigEncoder:
         self._writer = Writer(self)
 
     def class_and_arguments(self, optimizer: Any) -> dict[str, object]:
-        """Return {"class": ..., "arguments": ...} of an optimizer; see `describe_optimizer`."""
+        """Return {"class": name, "arguments": {name: JSON value}} of an optimizer."""
         is_torchs = isinstance(optimizer, TorchOptimizerAdapter)
         return {
             "class": optimizer.title if is_torchs else _name_of_class(optimizer.__class__),
@@ -157,11 +159,10 @@ class _ConfigEncoder:
         }
 
     def __call__(self, argument: object, name: str) -> Any:
-        """Return JSON values that describe a constructor argument, or NotImplemented.
+        """Return an argument of an optimizer as JSON; NotImplemented if `Writer` itself encodes it.
 
-        Schedules, known rules, tensors, classes, dtypes and sets can be described. Functions and
-        rules
-        of the user become `{YOURS: text}`, which only names them.
+        Schedules, rules, optimizers, tensors, classes, dtypes and sets are encoded here. Functions,
+        rules and schedules of the user become `{YOURS: text}`, which only names them.
         """
         if isinstance(argument, LearningRateSchedule):
             return self._describe_schedule(argument)
@@ -225,7 +226,16 @@ class _ConfigDecoder:
         self._variables = variables
 
     def __call__(self, mark: str, content: Any) -> Any:
-        """Return the object of a marked dict; NotImplemented for marks of `JsonReader`."""
+        """Return the object that a marked dict describes; NotImplemented for marks of `JsonReader`.
+
+        Args:
+            mark: The only key of the dict, such as "$schedule".
+            content: The value of the key.
+
+        Raises:
+            NotFoundError: A variable is not among `variables`, or the argument needs user code.
+            InvalidConfigError: A number is malformed, or a class rejects its arguments.
+        """
         reader = JsonReader({}, self)
         if mark == SCHEDULE:
             return schedules.deserialize(reader(content))

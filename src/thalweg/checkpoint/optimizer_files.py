@@ -54,9 +54,12 @@ _STAND_INS: list[Any] = [
 def load_file(path: str | PathLike[str]) -> Any:
     """Return the contents of a file of `torch.save`, read with `weights_only=True`.
 
+    Tensors are on the CPU. Objects of torchao and DeepSpeed become `CodedTensor` and `SavedObject`.
+
     Raises:
-        InvalidArgumentError: It is damaged, or holds other objects than tensors and built-in types.
-        OSError: It cannot be read.
+        InvalidArgumentError: The file is damaged, or has other objects than tensors and built-in
+            types.
+        OSError: The file cannot be read.
     """
     with open(path, "rb"):
         pass

@@ -114,7 +114,10 @@ def _make_optimizer(
 
 
 def _shape_of(entries: object) -> tuple[int, ...]:
-    """Return the shape of a parameter by its slots; (0,) if it has none."""
+    """Return the shape of a parameter, from the first slot of its state that has this shape.
+
+    Return (0,) for a state without such a slot.
+    """
     has_entries = isinstance(entries, Mapping)
     outer: Mapping[str, Any] = cast("Mapping[str, Any]", entries) if has_entries else {}
     for values in (outer, *outer.values()):

@@ -69,11 +69,15 @@ class Snapshot:
     ranks: Ranks | None = None
 
     def write(self, path: Path, progress: Progress | None = None, waits: bool = True) -> None:
-        """Write the file; see `save`.
+        """Write the file, in the process of rank 0 if there are several.
 
         Args:
-            path, progress: As in `save`.
-            waits: True if all ranks wait until rank 0 has written.
+            path: The file, which is replaced once the new one is complete.
+            progress: Called with the bytes written and their total, or None.
+            waits: True if all ranks call this method, and wait until rank 0 has written.
+
+        Raises:
+            CheckpointWriteError: The file cannot be written. An existing file is unchanged.
         """
         write = partial(self._write_file, path, progress)
         if self.ranks is not None and waits:
@@ -127,8 +131,12 @@ def take_snapshot(
 ) -> Snapshot:
     """Return the contents that `save` writes, copied between two steps.
 
-    Arguments and errors are those of `save`. With `copies=False`, nothing may change before the
-    snapshot is written.
+    Arguments and errors are those of `save`.
+
+    Args:
+        metrics: Optional. Numbers by name, to be saved, too.
+        copies: False to return the tensors themselves, which must not change before they are
+            written.
     """
     tensors = name_tensors(variables, module)
     optimizer = None if optimizer is None else as_checkpointable(optimizer)
@@ -149,7 +157,16 @@ def _copy_training(
     metrics: Mapping[str, float] | None,
     copies: bool,
 ) -> Snapshot:
-    """Return the snapshot of a training while its steps are blocked; see `take_snapshot`."""
+    """Return the snapshot of a training; the caller blocks the steps of its optimizer.
+
+    Args:
+        optimizer: The optimizer, or None.
+        named_tensors: The variables by name; DTensors are gathered, by all ranks.
+        module: The module whose extra states are saved, or None.
+        extra: Numbers, texts, tensors and containers of these.
+        metrics: Numbers by name, or None.
+        copies: True to copy the variables.
+    """
     # `state_of` copies already.
     state_writer, content_writer = Writer(copies=False), Writer(copies=copies)
     document: dict[str, Any] = {"kind": KIND}
@@ -315,7 +332,12 @@ def restore(
 def _open_checkpoint(
     path: Path, progress: Progress | None
 ) -> tuple[str, dict[str, Any], JsonReader]:
-    """Return the path of a file, its document and a reader of its tensors."""
+    """Return the path of a file, its document and a reader of its tensors, which are mapped to
+    memory.
+
+    Raises:
+        InvalidConfigError: The document is not that of a checkpoint of a training.
+    """
     path = locate_checkpoint(path).path_if_ours()
     contents = container.mapped(path, progress=progress)
     document = _check_document(contents.document, path)
@@ -364,7 +386,14 @@ def _choose_optimizer(
     check_arguments: bool,
     convert: bool,
 ) -> Any:
-    """Return the optimizer to restore: the given one, a new one, or None for no optimizer."""
+    """Return the optimizer to restore: `optimizer`, a new one for None, or None without an
+    optimizer.
+
+    The last case occurs for `optimizer=False`, and if neither argument nor file has one.
+
+    Raises:
+        CheckpointMismatchError: The file has no optimizer, or one of another class or arguments.
+    """
     if optimizer is False:
         return None
     if "optimizer" in document:
@@ -382,9 +411,13 @@ def _prepare_optimizer(
     check_arguments: bool,
     exit_stack: ExitStack,
 ) -> list[state.Loading]:
-    """Return the loadings that set the state and the learning rates of an optimizer, if any.
+    """Return the loadings that set the state and the learning rates of an optimizer; [] for None.
 
-    The context of the loadings, which holds the optimizer's lock, is entered in `exit_stack`.
+    Nothing is set yet. A context that holds the optimizer's lock is entered in `exit_stack`.
+
+    Raises:
+        CheckpointMismatchError: Names, shapes or dtypes of the state differ.
+        InvalidConfigError: The saved state is malformed.
     """
     if optimizer is None:
         return []
@@ -420,7 +453,19 @@ def _match_optimizer(
     check_arguments: bool,
     convert: bool,
 ) -> object:
-    """Return the given optimizer, or a new one for None; raise if class or arguments differ."""
+    """Return `optimizer`, or a new one as the file describes it for None.
+
+    Args:
+        document: The document of the file.
+        optimizer: The user's optimizer, or None.
+        named_tensors: Variables by name, which arguments may refer to.
+        check_arguments: True if arguments must be equal; the class must be in any case.
+        convert: True if arguments that `convert` changes may differ.
+
+    Raises:
+        CheckpointMismatchError: The class or arguments differ.
+        NotFoundError: The class or an argument of a new optimizer is user code.
+    """
     saved_config = document["optimizer"]
     if optimizer is None:
         return optimizer_config.make_optimizer(saved_config, named_tensors)
@@ -458,7 +503,11 @@ def _read_by_name(reader: JsonReader, document: Mapping[str, Any], section: str)
 
 
 def _check_document(document: Mapping[str, object], path: Path) -> dict[str, Any]:
-    """Return a document with defaults for missing parts; raise InvalidConfigError if invalid."""
+    """Return a copy of a document with defaults for missing parts, and None for an invalid step.
+
+    Raises:
+        InvalidConfigError: The document is not that of a training, or a part has another type.
+    """
     kind = document.get("kind")
     if kind != KIND:
         raise InvalidConfigError(f"{path} is not a checkpoint of a training: {reader_of(kind)}.")

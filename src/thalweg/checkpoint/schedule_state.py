@@ -13,20 +13,23 @@ from thalweg.schedules import LearningRateSchedule
 
 
 def states_of(optimizer: object) -> dict[str, dict[str, Any]]:
-    """Return the state dict of each learning-rate schedule, by the path of its argument."""
+    """Return {path of an argument: state dict} of the learning-rate schedules that have a state.
+
+    A path is such as "learning_rate" or, in a wrapped optimizer, "inner.learning_rate".
+    """
     return {name: rate.state_dict() for name, rate in _rates_by_path(optimizer).items()}
 
 
 def prepare_rates(optimizer: object, states: Mapping[str, object], must_match: bool) -> Loading:
-    """Return the loading that sets an optimizer's learning rates to their states.
+    """Return the loading that sets the states of an optimizer's schedules; nothing is set yet.
 
     Args:
         optimizer: The optimizer.
         states: The states from `states_of`.
-        must_match: True if a missing or superfluous state raises.
+        must_match: False to ignore missing and superfluous states.
 
     Raises:
-        CheckpointMismatchError: A state is missing, or belongs to no rate.
+        CheckpointMismatchError: A state is missing, or belongs to no schedule, with `must_match`.
     """
     rates = _rates_by_path(optimizer)
     problems = differences([], {name: None for name in states if name not in rates})
@@ -44,7 +47,10 @@ def prepare_rates(optimizer: object, states: Mapping[str, object], must_match: b
 
 
 def _rates_by_path(optimizer: Any, prefix: str = "") -> dict[str, Any]:
-    """Return schedules that have a state by path: "learning_rate", "inner.learning_rate"."""
+    """Return {path of an argument: learning-rate schedule} of the schedules that have a state.
+
+    Those of wrapped optimizers are included, with `prefix` and the argument's name in their paths.
+    """
     rates: dict[str, Any] = {}
     for name, argument in optimizer._arguments().items():
         if isinstance(argument, Configurable):

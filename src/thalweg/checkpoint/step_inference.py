@@ -104,10 +104,11 @@ def beta_of(power: Any, steps: int) -> Any:
 
 
 def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -> Steps:
-    """Return the steps and betas that the powers of an optimizer imply.
+    """Return the step count and the betas from which the powers of an optimizer result, to the bit.
 
-    The count is None if no step count explains the powers, or several do; the notes have the
-    reason.
+    A count in `counters` is preferred, then common values of betas. Without an explanation, or with
+    several, the count is None and the notes have the reason. If all powers are 0, the count is the
+    first of `counters`.
 
     Args:
         powers: The powers by the names of their betas: {"beta1": ..., "beta2": ...}.

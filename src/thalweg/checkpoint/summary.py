@@ -33,10 +33,12 @@ _CALLS = {
 
 
 def step_of(path: Path, description: Description) -> int | None:
-    """Return the step count of a file, or None.
+    """Return the step count that a file records, or None.
 
-    Looked up in this order: the step of a `CheckpointManager`; a Keras optimizer's `iterations`;
-    the variable `global_step`; the powers of beta. No other tensors are read.
+    The first count that exists is returned, of these: "step" in the header, from a
+    `CheckpointManager`; the integer scalar `iterations`, from Keras; the integer scalar
+    `global_step`; the exponent of a saved power of beta2 or beta1, whose base is an argument of the
+    optimizer in the header. No other tensors are read. Damaged tensors give None.
 
     Args:
         path: The file.

@@ -107,7 +107,11 @@ class TorchOptimizerAdapter:
     def _locked(self) -> AbstractContextManager[Any]:
         """Return a context manager that blocks steps of a fused optimizer in other threads.
 
-        Raises FailedPreconditionError if a step is half done, or parameters are swapped.
+        For an optimizer of torch it does nothing.
+
+        Raises:
+            FailedPreconditionError: Gradients were applied in the backward pass, and `step` was not
+                called yet; or the call is in a block of `swapped()`.
         """
         if not self._is_fused:
             return nullcontext()
@@ -122,9 +126,11 @@ class TorchOptimizerAdapter:
         return cache.lock
 
     def _arguments(self) -> dict[str, Any]:
-        """Return by name what must equal a file's: the options of groups, without numbers.
+        """Return {name: value} of everything that must equal the saved optimizer: options that are
+        no numbers.
 
-        Added are the number of groups, the rule, and the arguments of a fused optimizer.
+        These are the options of each group, the number of groups, the rule, and the arguments of a
+        fused optimizer.
         """
         groups = self.optimizer.param_groups
         arguments: dict[str, Any] = {"the number of groups": len(groups)}
@@ -139,9 +145,14 @@ class TorchOptimizerAdapter:
         return arguments
 
     def _saved(self, names: Names = keys_of) -> dict[str, Any]:
-        """Return copies {"state": {name: entries}, "groups": groups with names as "params"}.
+        """Return {"state": {name: entries}, "groups": groups}, copied, with names of parameters as
+        "params".
 
-        Raises InvalidTypeError if the state has a parameter that is in no group.
+        Args:
+            names: Called with all parameters; returns their names in the same order.
+
+        Raises:
+            InvalidTypeError: The state has a parameter that is in no group.
         """
         param_names, groups = self._names_by_param(names), list[Group]()
         for group in self.optimizer.param_groups:
@@ -163,9 +174,17 @@ class TorchOptimizerAdapter:
     def _loading(
         self, saved_state: Mapping[str, Any], variables: object = None, names: Names = keys_of
     ) -> Generator[state.Loading]:
-        """Validate what `_saved` returned; yield the `Loading` that sets it, with steps blocked.
+        """Validate a state from `_saved`; yield the `Loading` that sets it, and block steps until
+        the end.
 
-        Raises CheckpointMismatchError with all differences. `variables` is ignored.
+        Args:
+            saved_state: The state.
+            variables: Ignored: the groups have the parameters.
+            names: Called with all parameters; returns their names in the same order.
+
+        Raises:
+            CheckpointMismatchError: The state differs in names, shapes, dtypes or options; lists
+                all.
         """
         with self._locked(), writable():
             errors, warnings, missing = list[str](), list[str](), list[str]()
@@ -214,10 +233,17 @@ class TorchOptimizerAdapter:
         self, saved_states: Any, saved_groups: list[Group], param_names: Mapping[Tensor, str],
         errors: list[str], missing: list[str],
     ) -> tuple[list[tuple[Item, Any]], list[Call]]:  # fmt: skip
-        """Return (pairs of state entries and new values, calls that set groups and state).
+        """Return (pairs of a state entry and its new value, calls that set groups and other state).
 
-        Nothing is set here. Differences are appended to `errors`; keys that the file lacks, and
-        that are initialized from the parameter, to `missing`.
+        Nothing is set here.
+
+        Args:
+            saved_states: The saved state of each parameter, by name.
+            saved_groups: The saved groups, as many as the optimizer has.
+            param_names: The names of the optimizer's parameters.
+            errors: Differences are appended.
+            missing: The keys of state that the file lacks, and that start as the parameter, are
+                appended.
         """
         groups: list[Group] = self.optimizer.param_groups
         pairs, calls = list[tuple[Item, Any]](), list[Call]()
@@ -296,11 +322,18 @@ class TorchOptimizerAdapter:
         errors: list[str],
         missing: list[str],
     ) -> list[str]:
-        """Return the keys of state that loading initializes from the parameter.
+        """Return the keys of step options' state that the file lacks and loading starts as the
+        parameter.
 
-        These are keys of step options, such as averages, that the file lacks. With
-        `convert=True` they are appended to `missing`; otherwise to `errors`, and [] is returned. A
-        parameter that has taken no step lacks nothing.
+        Without `convert=True` return [], and report the keys as errors. A parameter that has taken
+        no step lacks nothing, so its keys are neither errors nor missing.
+
+        Args:
+            param: The parameter.
+            saved_state: Its saved state.
+            param_name: Its name, for errors.
+            errors: Without conversion, one line per key is appended.
+            missing: With conversion, the keys are appended.
         """
         if not self._is_fused:
             return []
@@ -315,7 +348,14 @@ class TorchOptimizerAdapter:
         return []
 
     def _prepare_state(self, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a parameter's validated state, on this optimizer's devices."""
+        """Return a copy of a parameter's saved state, with the devices and dtypes that its steps
+        need.
+
+        Args:
+            param: The parameter.
+            group: The group with the loaded options.
+            saved: The saved state, which was validated.
+        """
         moves = group.get("capturable") or group.get("fused")
         storage = self.optimizer.step_options.kinds if self._is_fused else PLAIN
         devices = {
@@ -377,9 +417,10 @@ def _rule_options_differ(group: Group, saved_group: Group) -> bool:
 def without_converted(
     description: Mapping[str, Any], other_config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return an optimizer description without the arguments that `convert=True` may change.
+    """Return a copy of `description` without the arguments that `convert=True` may change.
 
-    Masters are such an argument, too, if either optimizer has split weights.
+    These are the storage of state, split weights and random rounding; and masters, if `description`
+    or `other_config` has split weights.
     """
     names = {keyword.name for option in _CONVERTIBLE for keyword in option.keywords()}
     if any(_SPLIT in description["arguments"] for description in (description, other_config)):

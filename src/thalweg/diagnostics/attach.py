@@ -132,10 +132,14 @@ def _graph_error(optimizer: object) -> NotImplementedError:
 
 
 def find_optimizer(optimizer: Any) -> Any:
-    """Return the innermost slot optimizer of an optimizer, wrapper or train operation.
+    """Return the Keras or v1 optimizer that takes the steps of `optimizer`, without wrappers.
+
+    Args:
+        optimizer: An optimizer of `thalweg.keras.optimizers` or `thalweg.v1`, or a wrapper or train
+            operation, whose attributes `op`, `optimizer` and `wrapped` are followed.
 
     Raises:
-        InvalidTypeError: `optimizer` contains no slot optimizer.
+        InvalidTypeError: No such optimizer is found, as for one of `torch.optim`.
     """
     candidate = optimizer
     # `op` leads from a train operation, and `wrapped` from an optimizer of Keras 3.

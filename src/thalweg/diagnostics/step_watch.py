@@ -168,7 +168,15 @@ _update_cache: WeakKeyDictionary[DensePlan, tuple[Stages, dict[int, DiagnosedUpd
 def _updates_of(
     plan: DensePlan, request: StepRequest, stages: Stages
 ) -> dict[int, DiagnosedUpdate]:
-    """Return the measuring updates of a plan, by `id` of the groups that they replace."""
+    """Return {id(group): update that also measures} of the kernel groups of a plan.
+
+    An update replaces the call of its group. Groups that no such kernel supports are missing. The
+    result is cached for the plan and rebuilt if `stages` changed; it must not be modified.
+
+    Args:
+        request: The variables, gradients and slots of the step.
+        stages: The gradient transforms before the measurement.
+    """
     with importing:
         from thalweg._engines.cpu.diagnostics import make_diagnosed_updates
     cached = _update_cache.get(plan)

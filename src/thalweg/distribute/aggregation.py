@@ -32,7 +32,8 @@ _strategies_by_group: WeakKeyDictionary[object, Strategy] = WeakKeyDictionary()
 
 
 def strategy_of(strategy_or_group: object) -> Strategy:
-    """Return the strategy itself, or the cached strategy of a process group.
+    """Return the argument if it is a strategy, else a strategy over a process group, made once per
+    group.
 
     None selects the default group, or this process alone if there is no default group.
     """
@@ -48,7 +49,7 @@ def strategy_of(strategy_or_group: object) -> Strategy:
 
 
 def current_strategy() -> Strategy:
-    """Return the strategy of this thread, or one over the default group."""
+    """Return the strategy in whose scope this thread is, or else one over the default group."""
     return get_strategy() if has_strategy() else strategy_of(None)
 
 
@@ -83,9 +84,22 @@ def sum_concrete_gradients(
     variables: Sequence[Any],
     fingerprint: StepFingerprint,
 ) -> Pairs:
-    """Return all (gradient, variable) pairs of `make_pairs`, summed over the ranks.
+    """Return all (gradient, variable) pairs of `make_pairs`, in order, with gradients summed over
+    ranks.
 
-    A gradient that is None on all ranks stays None. The reducer is recorded for `commit_sums`.
+    A gradient that is None on all ranks stays None. All ranks must call this function. The caller
+    must call `commit_sums(owner)` after the sums were applied.
+
+    Args:
+        owner: The optimizer.
+        strategy: The strategy, of several replicas.
+        make_pairs: Returns the pairs of this rank; its error is raised on all ranks.
+        variables: The variables of the pairs.
+        fingerprint: Description of the step that must be equal on all ranks.
+
+    Raises:
+        ReplicaMismatchError: The ranks differ, or `make_pairs` failed on another rank.
+        ReplicaLostError: A rank did not answer.
     """
     reducer = strategy.reducer_of(owner)
     sums = reducer.sum_gradients(make_pairs, variables, fingerprint)
@@ -120,9 +134,17 @@ def convert_pairs(pairs: Pairs) -> Pairs:
 
 
 def _sum_in_graph(strategy: Strategy, grads_and_vars: Pairs, fingerprint: StepFingerprint) -> Pairs:
-    """Return (symbolic gradient sum, variable) pairs; all ranks must build the same graph.
+    """Add all-reduce operations to the graph; return (symbolic sum, variable) pairs in order.
 
-    Gradients that are None on all ranks are left out.
+    A gradient that is None on some ranks counts as zeros there; a pair that has None on all ranks
+    is left out. All ranks must call this function with equal variables.
+
+    Args:
+        fingerprint: Description of the optimizer that must be equal on all ranks; its `numbers`,
+            which change from step to step, are not compared.
+
+    Raises:
+        ReplicaMismatchError: Variables, fingerprints, or kinds or dtypes of gradients differ.
     """
     variables = [var for _, var in grads_and_vars]
     Agreement(strategy.ranks, values=False).check(variables, StepFingerprint(fingerprint.words))
@@ -133,8 +155,11 @@ def _sum_in_graph(strategy: Strategy, grads_and_vars: Pairs, fingerprint: StepFi
 
 
 def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractContextManager[None]:
-    """Return a context manager for the code before `sum_gradients`; it reports errors to other
-    ranks.
+    """Return a context manager that sends an error in its block to the ranks that wait in
+    `sum_gradients`.
+
+    The error is then raised on this rank, and ReplicaMismatchError on the others. Nothing is done
+    in graph mode, with one rank, or in the cross-replica context.
 
     Args:
         owner: The optimizer.
@@ -148,14 +173,23 @@ def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractCo
 
 
 def fill_missing_gradients(pairs: Pairs) -> Pairs:
-    """Return the pairs with zeros in place of each None that is a gradient on another rank."""
+    """Return new pairs with zeros for each gradient that is None here but not on all ranks.
+
+    All ranks of this thread's strategy must call this function. Gradients that are None on all
+    ranks stay None.
+
+    Raises:
+        ReplicaMismatchError: Number, shapes, kinds or dtypes of gradients differ between ranks.
+        TypeError, ValueError: A gradient or variable of this rank is invalid.
+    """
     return match_kinds(convert_pairs(pairs), get_strategy().ranks)
 
 
 def guard_backward(owner: object) -> AbstractContextManager[None]:
-    """Return a context manager for a backward pass that sends gradients while others are computed.
+    """Return a context manager for a backward pass; gradients are sent while others are computed.
 
-    An error in the block is reported to the other replicas.
+    An error in the block is reported to the other ranks. Nothing is done in graph mode, with one
+    rank, or in the cross-replica context.
     """
     strategy = get_strategy()
     if strategy.ranks.is_alone or in_cross_replica_context() or not executing_eagerly():

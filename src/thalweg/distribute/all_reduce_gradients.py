@@ -28,11 +28,12 @@ MaybePair = tuple[Gradient, Any]
 
 
 def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
-    """Return the pairs with zeros, or no rows, for each None that is a gradient on another rank.
+    """Return the pairs with zeros, or no rows, for each gradient that is None here but not on all
+    ranks.
 
-    Row indices become int64 if they are on any rank. All ranks pass the same number of (gradient,
-    variable) pairs. While a graph is built, gradients and variables may be symbolic; see
-    `sum_pairs`.
+    Gradients that are None on all ranks stay None, and others are returned as they are, except that
+    row indices become int64 if they are int64 on any rank. All ranks must pass the same number of
+    (gradient, variable) pairs, concrete or symbolic.
 
     Raises:
         ReplicaMismatchError: A gradient is dense on one rank and sparse on another, or its dtypes
@@ -51,13 +52,14 @@ def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
 
 
 def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
-    """Return the pairs of `fill_missing` after a check that counts and shapes agree on all ranks.
+    """Compare number, kinds and shapes of gradients over ranks; return the pairs as `fill_missing`
+    does.
 
-    If the gradients already have the same kinds and shapes on all ranks, one short message is sent
-    and the pairs are returned unchanged.
+    All ranks must call this function. If nothing differs, one short message is sent, and the pairs
+    are returned as they are.
 
     Raises:
-        ReplicaMismatchError: Counts, shapes, kinds or dtypes differ.
+        ReplicaMismatchError: Numbers, shapes, kinds or dtypes differ. Every rank raises it.
     """
     local_kinds = [None if grad is None else (kind_of(grad), _shape_of(grad)) for grad, _ in pairs]
     if (
@@ -115,14 +117,16 @@ def sum_pairs(
 def sum_matched_pairs(
     pairs: Sequence[MaybePair], sender: Sender, early_sums: Mapping[int, Tensor]
 ) -> list[MaybePair]:
-    """Sum dense gradients over all ranks and gather rows of sparse ones; return new pairs in order.
+    """Return new (gradient sum, variable) pairs over all ranks, in order.
 
-    All ranks call this with the same kinds of gradients: dense, sparse or None.
+    Sums of dense gradients are views of the sender's buckets. Sparse gradients have the rows of all
+    ranks, None stays None. All ranks must pass the same kinds of gradients.
 
     Args:
-        sender: Sends the dense gradients; if `sender.scatters`, the result has this rank's parts of
+        pairs: (gradient, variable) pairs.
+        sender: Sends the dense gradients. If `sender.scatters`, the result has this rank's parts of
             their sums.
-        early_sums: Dense sums that have already arrived, by index; their gradients are not sent.
+        early_sums: {index: sum} of dense gradients that were sent before.
     """
     gradients: list[Any] = [grad for grad, _ in pairs]
     variables = [var for _, var in pairs]

@@ -47,10 +47,11 @@ class Sender:
     def buckets_for(
         self, templates: Sequence[tuple[int, Tensor]], variables: Sequence[Tensor]
     ) -> Sequence[Sent]:
-        """Return buckets for dense gradients, in the order of the backward pass: the last index
-        first.
+        """Return buckets with memory for dense gradients, in the order of the backward pass: last
+        index first.
 
-        Wait for transfers of earlier steps first. Old buckets are returned if they fit.
+        Wait for transfers of earlier steps first. The buckets of the last call are returned if all
+        templates are alike and no caller holds one of their sums; else new ones are allocated.
 
         Args:
             templates: Index and tensor of each gradient; only shapes, dtypes and devices matter.
@@ -95,11 +96,13 @@ class Sender:
             self._compression.begin_step()
 
     def keep_errors_of(self, variables: Iterable[Tensor]) -> None:
-        """Drop new rounding errors of all variables but these."""
+        """Drop the rounding errors of this step for all other variables than `variables`."""
         if self._compression is not None:
             self._compression.keep_errors_of(variables)
 
     def commit_step(self) -> None:
-        """Keep the new rounding errors for the next step; called after the sums were applied."""
+        """Add the rounding errors of this step to the next gradients; called after the sums were
+        applied.
+        """
         if self._compression is not None:
             self._compression.commit_step()

@@ -43,13 +43,14 @@ class Compression:
         self._next_residuals = {}
 
     def compress(self, bucket: Bucket, variables: Sequence[Tensor]) -> None:
-        """Add the last rounding errors to a bucket of gradients, then prepare its 16-bit copy.
+        """Add the last step's rounding errors to a bucket of gradients in place, and round it to 16
+        bits.
 
-        The new rounding errors are kept for `commit_step`.
+        The bucket sends its rounded copy. The new rounding errors count from `commit_step` on.
 
         Args:
-            bucket: The bucket; changed. Dtypes other than 32 and 64 bits are left as they are.
-            variables: All variables, by index. The second occurrence of a variable has no error
+            bucket: The bucket. Nothing is done unless its dtype is float32 or float64.
+            variables: All variables, by index. A second gradient of a variable has no error
                 feedback.
         """
         if bucket.dtype not in _WIDE:

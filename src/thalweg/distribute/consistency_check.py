@@ -75,17 +75,18 @@ class Agreement:
         extra_digest: int = 0,
         collective: PendingCollective = PendingCollective.STEP,
     ) -> Agreed:
-        """Compare the ranks; return their common result, or raise on all ranks if they differ.
+        """Compare facts about the next step over ranks; return the common result, or raise on all
+        ranks.
 
         Args:
             variables: The variables of the step.
             fingerprint: Other facts that must be equal.
             trouble: The error that kept this rank from computing its gradients, or None.
-            doubt: Whether this rank doubts the gradients that it has sent already; the result is
-                True if any rank does.
-            kinds: The kinds of the gradients, which may differ: the result says whether they do.
+            doubt: True if gradients that this rank has already sent may not be those of the step.
+            kinds: One byte per gradient for its kind. Kinds may differ; the result says whether
+                they do.
             extra_digest: A further number that must be equal; `fingerprint` has lines for it.
-            collective: The action that follows.
+            collective: The action that follows, which must be equal, too.
 
         Raises:
             ReplicaMismatchError: The ranks differ, or another rank failed.
@@ -112,7 +113,11 @@ class Agreement:
         self._steps = 0
 
     def start_vote(self, variables: Sequence[Tensor], declines: bool) -> Vote:
-        """Start a vote: all agree if they have the same variables and none passes `declines`."""
+        """Start a vote of all ranks on sending gradients during the backward pass; return it at
+        once.
+
+        The ranks agree if all have the same variables, and none passes `declines=True`.
+        """
         digests, flags = (self._hash_variables(variables),), (declines,)
         return Vote(RankMessage(self._ranks, PendingCollective.BACKWARD, digests, flags))
 
@@ -127,7 +132,11 @@ class Agreement:
         return digest
 
     def _compare_all(self, variables: Sequence[Tensor], fingerprint: StepFingerprint) -> None:
-        """Raise ReplicaMismatchError on all ranks about the first fact that differs."""
+        """Raise ReplicaMismatchError on all ranks about the first fact that differs; do nothing
+        otherwise.
+
+        An error while this rank collects its facts is raised here, and reported to the other ranks.
+        """
         trouble: Exception | None = None
         lines: list[str] = []
         try:

@@ -123,7 +123,16 @@ class Extended:
         return value
 
     def broadcast(self, variables: torch.nn.Module | Iterable[Tensor]) -> None:
-        """Set variables in place to the values of rank 0; see `Strategy.broadcast`."""
+        """Set variables in place to the values that they have on rank 0; all ranks must call this
+        method.
+
+        Args:
+            variables: Tensors in a nest, or a module, whose parameters and buffers are set.
+
+        Raises:
+            LayoutError: A variable has no memory; the other ranks raise ReplicaMismatchError.
+            ReplicaMismatchError: Number, names, shapes or dtypes of variables differ between ranks.
+        """
         ranks = self._strategy.ranks
         if ranks.is_alone:
             return

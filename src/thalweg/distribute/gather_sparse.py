@@ -12,10 +12,10 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 def gather_rows(slices: Sequence[IndexedSlices], ranks: Ranks) -> list[IndexedSlices]:
-    """Return each sparse gradient with the rows of all ranks concatenated by rank; rows are not
-    added.
+    """Return new sparse gradients, each with the rows of all ranks, in the order of ranks.
 
-    All ranks pass the same number of gradients.
+    Rows of the same index are kept apart, not added. The number of rows may differ between ranks.
+    All ranks must call this function with the same number of gradients, which is not checked.
     """
     if not slices:
         return []

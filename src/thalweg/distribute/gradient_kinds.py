@@ -35,7 +35,10 @@ class GradientKind(NamedTuple):
 
     @classmethod
     def of(cls, grad: Any, var: object) -> GradientKind:
-        """Return the kind of a gradient of this rank; `var` is None for values without any."""
+        """Return the kind of a gradient, dense, sparse or None, on this rank.
+
+        `var` is its variable; None for a value without one, which must not be None on single ranks.
+        """
         if grad is None:
             return cls(missing=var is None)
         is_sparse = isinstance(grad, _ROWS)
@@ -50,7 +53,9 @@ class GradientKind(NamedTuple):
         return cls(dense, sparse, wide, missing, tuple(dtypes))
 
     def to_marks(self) -> list[int]:
-        """Return the flags as 0 or 1; maxima over the ranks are the marks of the common kind."""
+        """Return the flags as a list of 0 and 1; elementwise maxima over ranks give the common
+        kind.
+        """
         return [self.dense, self.sparse, self.wide, self.missing, *self.dtypes]
 
     def check_same(self, name: str) -> None:
@@ -105,7 +110,9 @@ def signature(gradients: Sequence[object]) -> bytes:
 
 
 def kind_of(grad: Any) -> int:
-    """Return the kind of a gradient as a number below 256; 0 for None."""
+    """Return a number below 256 for the kind, dtype and dtype of row indices of a gradient; 0 for
+    None.
+    """
     if grad is None:
         return 0
     number = _NUMBERS.get(grad.dtype, len(_DTYPES))

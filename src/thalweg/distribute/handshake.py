@@ -119,9 +119,10 @@ class RankMessage:
 
     def compare(self, lines: Sequence[str]) -> None:
         """Raise ReplicaMismatchError on all ranks about the first of `lines` that differs between
-        them.
+        ranks.
 
-        All ranks call this if `receive` says that digests of their lines differ.
+        All ranks must call this method, after `receive` has returned that digests of the lines
+        differ.
         """
         if not self._other_groups:
             compare_lines(self._ranks, lines)
@@ -162,13 +163,10 @@ def report_error(ranks: Ranks, collective: PendingCollective) -> Iterator[None]:
 
 
 def raise_on_all(ranks: Ranks, collective: PendingCollective, trouble: BaseException) -> None:
-    """Report an error to the ranks that wait for this one, then raise it.
+    """Raise `trouble` here, and ReplicaMismatchError on the ranks that wait for this one.
 
-    Return instead if there are no other ranks, or if `trouble` is itself about other ranks: the
-    caller raises it.
-
-    Raises:
-        BaseException: `trouble`.
+    Return without a message if there are no other ranks, or if `trouble` is itself an error about
+    ranks; the caller raises `trouble` then.
     """
     if not ranks.is_alone and not isinstance(trouble, ReplicaLostError | ReplicaMismatchError):
         RankMessage(ranks, collective, trouble=trouble).receive()

@@ -21,9 +21,15 @@ from thalweg.variable import check_held, to_tensor
 
 
 def all_reduce(strategy: Replicas, reduce_op: object, nest: object, axis: int | None = None) -> Any:
-    """Return a nest of sums or means over all ranks, and along dimension `axis` if set.
+    """Return a nest of the same structure with the sum or mean of each value over all ranks.
 
-    See `ReplicaContext.all_reduce` and `Strategy.reduce`.
+    All ranks must call this function. Symbolic tensors give symbolic tensors.
+
+    Args:
+        reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
+        nest: Tensors, `IndexedSlices`, numbers or None, or a nest of these. A value stays None if
+            it is None on all ranks.
+        axis: A dimension of each value that is reduced, too; None reduces over ranks only.
     """
     op = ReduceOp.of(reduce_op)
     leaves = list(leaves_of(nest))
@@ -62,9 +68,9 @@ def reduce_leaves(
 
 
 def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[object]) -> list[Any]:
-    """Return the sum or mean of each leaf over the ranks; None where it is None on all ranks.
+    """Return the sum or mean of each leaf over the ranks, which must all call this function.
 
-    An invalid leaf is reported to the other ranks.
+    A leaf that is None on all ranks stays None. An invalid leaf is reported to the other ranks.
     """
     with report_error(strategy.ranks, PendingCollective.VALUES):
         gradients = [_as_concrete(leaf) for leaf in leaves]

@@ -45,9 +45,11 @@ class InFlightAllReduce:
         self._num_sent = 0
 
     def take_gradient(self, var: Tensor) -> None:
-        """Copy the complete gradient `var.grad` into its bucket; send buckets that are full.
+        """Copy the complete gradient `var.grad` into its bucket; send each bucket that is full and
+        next.
 
-        Other gradients, and those without a bucket, are ignored.
+        Sparse gradients, gradients of another dtype than `var`, second ones, and those of variables
+        without a bucket are ignored. Nothing is sent if the ranks have voted against it.
         """
         index, grad = self._indices.get(id(var), -1), var.grad
         bucket = self._buckets_by_index.get(index)
@@ -81,7 +83,11 @@ class InFlightAllReduce:
         return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
-        """Return True if the sums are those of these gradients, all sent and unchanged since."""
+        """Return True if the sums in flight are those of these gradients, unchanged since they were
+        sent.
+
+        A gradient that is None or sparse must have been sent as zeros.
+        """
         return len(variables) == len(self._variables) and all(
             var is expected_var and self._has_sent(index, grad)
             for index, (var, expected_var, grad) in enumerate(

@@ -87,11 +87,13 @@ class Ranks:
         self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.SUM)
 
     def begin_adding(self, tensor: Tensor) -> Pending:
-        """Start to replace each element by its sum over all ranks, in place."""
+        """Start to replace each element by its sum over ranks, in place; return the transfer."""
         return Pending(self, [self._begin_collective(distributed.all_reduce, tensor)])
 
     def begin_maximum(self, tensor: Tensor) -> Pending:
-        """Start to replace each element by its maximum over all ranks, in place."""
+        """Start to replace each element by its maximum over all ranks, in place; return the
+        transfer.
+        """
         return Pending(
             self, [self._begin_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)]
         )
@@ -103,12 +105,14 @@ class Ranks:
         return tensors
 
     def begin_exchanging(self, parts: Sequence[Tensor], outputs: Sequence[Tensor]) -> Pending:
-        """Start to send a tensor to each other rank, and to receive one from each.
+        """Start to send one tensor to each other rank, and to receive one from each; return the
+        transfers.
 
         Args:
-            parts: One tensor per rank to send; `parts[self.rank]` is ignored. All ranks have the
-                same lengths.
-            outputs: One tensor per rank to receive into; `outputs[self.rank]` is not written.
+            parts: The tensor for each rank; `parts[self.rank]` is not sent. The length for a rank
+                is the same on all ranks, and nothing may change before the transfers end.
+            outputs: The tensor for the data of each rank, written in place; `outputs[self.rank]` is
+                not.
         """
         if not outputs[self.rank].is_cpu:
             destinations = list(outputs)
@@ -132,8 +136,9 @@ class Ranks:
         return Pending(self, works)
 
     def begin_sharing(self, tensors: Sequence[Tensor]) -> Pending:
-        """Start to send `tensors[self.rank]` to all ranks, and to receive the other entries in
-        place.
+        """Start to send `tensors[self.rank]` to all ranks; return the transfers.
+
+        All other entries of `tensors` are overwritten by those of their ranks.
 
         Args:
             tensors: One for each rank; shapes are equal on all ranks.
@@ -150,7 +155,7 @@ class Ranks:
         return Pending(self, [self._begin_collective(distributed.all_gather, list(tensors), local)])
 
     def collect(self, tensors: Sequence[Tensor]) -> None:
-        """Send `tensors[self.rank]` to rank 0, which receives the other entries in place; block.
+        """Send `tensors[self.rank]` to rank 0, and wait; on rank 0, overwrite all other entries.
 
         Args:
             tensors: One for each rank; shapes are equal on all ranks.

@@ -57,14 +57,20 @@ class Reducer:
         variables: Sequence[Tensor],
         fingerprint: StepFingerprint,
     ) -> list[MaybePair]:
-        """Return (gradient sum, variable) pairs; a gradient that is None on all ranks stays None.
+        """Return new (gradient sum, variable) pairs; a gradient that is None on all ranks stays
+        None.
 
-        The ranks first compare `fingerprint`, the variables and their next actions.
+        All ranks must call this method. They first compare `fingerprint`, the variables and their
+        actions.
 
         Args:
-            make_pairs: Returns the pairs; its error is reported to the other ranks.
+            make_pairs: Returns the pairs of this rank; its error is raised on all ranks.
             variables: The variables of the pairs; ignored if `make_pairs` raises.
             fingerprint: The description that must be equal on all ranks.
+
+        Raises:
+            ReplicaMismatchError: The ranks differ, or another rank failed.
+            ReplicaLostError: A rank did not answer.
         """
         with self._explain_loss():
             all_pairs, early_sums = self._reach_agreement(make_pairs, variables, fingerprint)
@@ -81,14 +87,18 @@ class Reducer:
         fingerprint: StepFingerprint,
         scatters: bool,
     ) -> tuple[list[MaybePair], SharedStep]:
-        """Sum gradients as `sum_gradients` does, for a step with sharded slots.
-
-        Return the (gradient, variable) pairs and the step. If `scatters`, the step has this rank's
-        parts of the sums of dense gradients, whose pairs are those of `make_pairs`; else the pairs
-        have full sums.
+        """Sum gradients as `sum_gradients` does, for a step in which each rank updates its part of
+        the slots.
 
         Args:
-            scatters: True if each rank receives only its parts of the sums.
+            make_pairs: Returns the pairs of this rank; its error is raised on all ranks.
+            variables: The variables of the pairs.
+            fingerprint: The description that must be equal on all ranks.
+            scatters: True if each rank receives only its parts of the sums of dense gradients.
+
+        Returns:
+            The pairs, and the step. Without `scatters` the pairs have full sums. With `scatters`
+            the step has the parts of sums, and the pairs have the dense gradients of this rank.
         """
         shards = self._require_shards()
 
@@ -112,7 +122,9 @@ class Reducer:
         return sums, SharedStep(shards, parts, self._steps, self._sending.bucket_size)
 
     def step_of_sums(self) -> SharedStep:
-        """Count a step with sharded slots and return it; its gradients are already sums."""
+        """Return a new step with sharded slots, whose gradients the caller has already summed;
+        count it.
+        """
         self._steps += 1
         return SharedStep(self._require_shards(), {}, self._steps, self._sending.bucket_size)
 
@@ -143,11 +155,18 @@ class Reducer:
         fingerprint: StepFingerprint,
         scatters: bool = False,
     ) -> tuple[list[MaybePair], dict[int, Tensor]]:
-        """Compare the ranks and what each has sent during the backward pass.
+        """Compare the ranks before a step, and take over sums that were sent during the backward
+        pass.
 
-        Sums that were sent are dropped on all ranks if one rank has changed its gradients since.
-        Return the pairs with gradients of the same kinds on all ranks; and sums that have arrived,
-        by the index of their pair.
+        Such sums are dropped on all ranks if a gradient of one rank has changed since it was sent.
+
+        Returns:
+            The pairs, with the same kinds of gradients on all ranks; and {index of a pair: sum} of
+            those that were sent.
+
+        Raises:
+            ReplicaMismatchError: The ranks differ, or another rank failed.
+            Exception: The error of `make_pairs`.
         """
         self._expects_sums = False
         if self._is_in_doubt:
@@ -179,7 +198,9 @@ class Reducer:
         return all_pairs, {index: sums[index] for index in self._dense if index in sums}
 
     def _make_sender(self, scatters: bool) -> Sender:
-        """Return a new sender, which scatters sums to the ranks of their shards if `scatters`."""
+        """Return a new sender of gradients; with `scatters` each rank receives its shard of the
+        sums only.
+        """
         parts = self.shards if scatters else None
         return Sender(self._ranks, self._sending, compresses=True, shards=parts)
 
@@ -200,18 +221,23 @@ class Reducer:
         return cut ^ scatters, fingerprint._replace(words=describe)
 
     def commit_sums(self, failed: bool) -> None:
-        """Mark the last sums as applied; an error before this call leaves all state unchanged.
+        """Mark the last sums as applied, so that rounding errors of compression count for the next
+        step.
 
         Args:
-            failed: True if an error occurred after the step was applied.
+            failed: True if this rank failed after the step was applied; the next step then compares
+                all facts about the ranks.
         """
         self._sender.commit_step()
         self._is_in_doubt = failed
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Report an error in the `with` block to the other ranks, unless `sum_gradients` was called
-        in it.
+        """Report an error in the `with` block to the ranks that wait in `sum_gradients`, then raise
+        it.
+
+        Nothing is reported if `sum_gradients` was called in the block, or for errors about other
+        ranks.
         """
         self._expects_sums = True
         try:
@@ -266,7 +292,9 @@ class Reducer:
     def _begin_backward(
         self, leaves: Sequence[Tensor], *, declines: bool = False
     ) -> Callable[[Tensor], None] | None:
-        """Take part in the vote about early sending, once per step; decline if this rank cannot.
+        """Start the vote about sending gradients during the backward pass, once per step.
+
+        This rank declines if it has no dense gradient of a last step to go by.
 
         Args:
             leaves: The leaves of the backward pass. A leaf that is not a variable of the last step
@@ -274,7 +302,8 @@ class Reducer:
             declines: True to decline in any case.
 
         Returns:
-            Function to call with each leaf whose gradient is complete, or None to send later.
+            Function to be called with each leaf whose gradient is complete; None if this rank
+            declines, or if an earlier backward pass of the step has voted.
         """
         # Only one backward pass per step sends gradients while it runs.
         if self._has_backward_begun:

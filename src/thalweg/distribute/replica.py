@@ -60,14 +60,12 @@ class ReplicaContext:
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> Any:
-        """Call `merge_fn(strategy, *args, **kwargs)` across replicas; return its result.
+        """Call `merge_fn(strategy, *args, **kwargs)` in the cross-replica context; return its
+        result.
 
-        Args:
-            merge_fn: Called with the strategy and the arguments of this rank.
-            args, kwargs: The arguments.
-
-        Returns:
-            The result of `merge_fn`.
+        Each rank calls its own `merge_fn` with its own arguments and gets its own result: nothing
+        is merged except by collectives that `merge_fn` calls. These need a `merge_call` on all
+        ranks. An error of `merge_fn` is raised; the replica context is restored in each case.
         """
         with enter_cross_replica(self.strategy):
             return merge_fn(self.strategy, *args, **(kwargs or {}))

@@ -38,7 +38,7 @@ Step = SharedStep | LocalStep
 
 
 def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
-    """Return the shards of the slots of an optimizer, or None if no strategy shards them.
+    """Return the assignment of an optimizer's slots to ranks; None if no strategy shards its slots.
 
     Args:
         owner: The optimizer.
@@ -67,18 +67,25 @@ def sum_for_shards(
     adapter: StepAdapter,
     scatters: bool = True,
 ) -> tuple[Pairs, SharedStep]:
-    """Sum gradients for a step with sharded slots; shard slots that are not sharded yet.
+    """Sum gradients over ranks for a step with sharded slots; shard slots that are not sharded yet.
 
     Args:
+        owner: The optimizer.
+        strategy: Its strategy, made with `shard_slots=True`.
+        grads_and_vars: The (gradient, variable) pairs of this rank.
+        fingerprint: Description of the step that must be equal on all ranks.
         adapter: The adapter of the optimizer.
-        scatters: True if full sums are not needed; see `Reducer.share_step`.
+        scatters: True if each rank receives only its parts of dense sums, which the step has.
 
     Returns:
-        (gradient, variable) pairs, without gradients that are None on all ranks, and the step.
+        (gradient, variable) pairs without gradients that are None on all ranks, and the step. With
+        `scatters`, the pairs have the dense gradients of this rank, else the sums.
 
     Raises:
         FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
-        ReplicaMismatchError, ReplicaLostError, TypeError, ValueError: As `sum_gradients`.
+        ReplicaMismatchError, ReplicaLostError: The ranks differ, or a rank failed or did not
+            answer.
+        TypeError, ValueError: A gradient or a variable of this rank is invalid.
     """
     reducer = strategy.reducer_of(owner)
     slots = _shared_slots(owner, grads_and_vars, adapter)
@@ -167,11 +174,12 @@ def _make_matrix_group(
 
 
 def _shared_slots(owner: Any, pairs: Pairs, adapter: StepAdapter) -> Sequence[Slot]:
-    """Return the slots to shard: those with the shapes of their variables.
+    """Return the slots of the optimizer's rule that have the shapes of their variables, to be
+    sharded.
 
     Raises:
         FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
-        NotImplementedError: The steps are recorded.
+        NotImplementedError: The steps are recorded by diagnostics.
     """
     if owner._recorder is not None:
         owner._recorder.refuse_ranks()

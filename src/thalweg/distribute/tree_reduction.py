@@ -54,8 +54,9 @@ def _add_pair(left_sum: Gradient, right_sum: Gradient) -> Gradient:
 
 
 def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
-    """Return the sum of the flat tensors of all ranks, whose number is a power of two, in tree
-    order.
+    """Return the sum of the flat tensors of all ranks, in tree order, as a new tensor.
+
+    All ranks must call this function; their number is a power of two.
     """
     size = -(-flat.numel() // ranks.size)
     padded = flat.new_zeros(size * ranks.size)
@@ -72,7 +73,10 @@ def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
 
 
 def tree_sum(vectors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of vectors in tree order, computed in place in the first vector."""
+    """Return the sum of vectors in tree order: `vectors[0]`, in which it is computed in place.
+
+    Others of the vectors are overwritten, too.
+    """
     partial_sums = list(vectors)
     while len(partial_sums) > 1:
         for left_sum, right_sum in zip(partial_sums[::2], partial_sums[1::2], strict=False):

@@ -38,7 +38,7 @@ class AggregatedVariable(Variable):
 
 
 def in_replicas() -> Strategy | None:
-    """Return the strategy of this thread inside `run` of several replicas, else None."""
+    """Return the strategy of this thread in its `run`, if there are several replicas, else None."""
     strategy = get_strategy()
     return None if strategy.ranks.is_alone or in_cross_replica_context() else strategy
 
@@ -47,10 +47,17 @@ def in_replicas() -> Strategy | None:
 def of_all(
     strategy: Strategy, aggregation: VariableAggregation, variable: Variable, value: object
 ) -> Tensor:
-    """Return the aggregate of the values of all replicas; all of them call this.
+    """Return the value to assign to a variable: the aggregate of the values of all replicas.
+
+    All replicas must call this function for the same variable. The variable is not changed.
+
+    Args:
+        aggregation: SUM, MEAN, or ONLY_FIRST_REPLICA for the value of rank 0.
+        value: The value of this replica.
 
     Raises:
-        ReplicaMismatchError: Another replica has an invalid value; that replica raises its error.
+        ReplicaMismatchError: Another replica has an invalid value, or another variable.
+        TypeError, ValueError: `value` is invalid.
     """
     operand, trouble = variable, None
     try:

@@ -61,9 +61,11 @@ def as_mode(mode_class: type[Mode], mode: object) -> Mode:
 
 
 def with_aggregation(make: Callable[Params, object]) -> Callable[Params, Any]:
-    """Wrap a constructor of variables: `aggregate_assignments` gets two of the keyword arguments.
+    """Return a constructor of variables that also calls `aggregate_assignments` on the new
+    variable.
 
-    They are `synchronization` and `aggregation`, which `make` receives as members, too.
+    Its keyword arguments `synchronization` and `aggregation` are validated, and passed on to `make`
+    as members of their enumerations.
     """
 
     @functools.wraps(make)

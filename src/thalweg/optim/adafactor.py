@@ -57,7 +57,7 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
         return adafactor(root_floor, of_variable, kind_of(param.shape))
 
     @classmethod
-    def unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         try:
             _read_eps(group["eps"])
         except InvalidTypeError as error:

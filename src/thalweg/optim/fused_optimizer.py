@@ -312,16 +312,17 @@ class FusedOptimizer(GroupChecks):
         return state_dict
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
-        """Take a step with the gradients in `grad` of the parameters.
+        """Update all parameters whose `grad` is not None, and their state, in place.
 
         Args:
-            closure: Optional. Computes the loss again, and the gradients; called once.
+            closure: Optional. Called once, with autograd on, before the update; computes the loss
+                and the gradients.
 
-        Returns: The result of the closure, or None.
+        Returns: The result of the closure, or None without one.
 
         Raises:
             FailedPreconditionError: The call is in a strategy of several replicas, or in a block of
-                `swapped()`.
+                `swapped()`. Nothing is updated.
         """
         # Torch has wrapped the step of a subclass with its hooks.
         has_own_step = type(self).step is FusedOptimizer.step
@@ -489,9 +490,15 @@ class FusedOptimizer(GroupChecks):
         raise NotImplementedError
 
     def _try_replay(self, has_sums: bool = False) -> bool:
-        """Plan the replay of steps, if due, then replay this step in one native call.
+        """Take the step by a replay: one native call that repeats the last step for new gradients.
 
-        Return True if the step was taken; False if no replay is possible, and nothing was written.
+        First plan a new replay if the last step set `due_adapters` or `needs_plan` in `step_cache`,
+        and store it there, or None if the step cannot be replayed. Return True if the step was
+        taken. False if there is no replay or one of its guards failed: parameters and state are
+        unchanged, and the caller takes the step otherwise.
+
+        Args:
+            has_sums: True for a step with the sums of accumulated gradients instead of `grad`.
         """
         cache = self.step_cache
         if cache.due_adapters or cache.changes.needs_plan:

@@ -171,7 +171,7 @@ class GroupChecks(GradScalerMixin):
             return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
         try:
-            choices = [f"{reason} in group {place}" for reason in kind.unfit_choices(group)]
+            choices = [f"{reason} in group {place}" for reason in self.choice_faults(group)]
         except KeyError as error:
             choices = [f"{error.args[0]!r} of group {place} is missing"]
         return [
@@ -184,8 +184,16 @@ class GroupChecks(GradScalerMixin):
         """Return reasons why no step could be taken with groups that are each valid; [] if none."""
         return []
 
+    def choice_faults(self, group: Mapping[str, Any]) -> list[str]:
+        """Return reasons why the options of a group choose no rule of its class; [] if they do.
+
+        Raises:
+            KeyError: An option is missing; its name.
+        """
+        return self._kind_of(group)._unfit_choices(group)
+
     @classmethod
-    def unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         """Return reasons why the options of a group choose no rule; [] if they do.
 
         Raises:

@@ -44,19 +44,20 @@ def load(
     convert: bool = False,
     allow_loss: bool = False,
 ) -> None:
-    """Load a state, or change nothing on an error; call torch's hooks before and after.
+    """Load a state dict, or change nothing on an error; call torch's hooks before and after.
 
     Args:
         optimizer: A `FusedOptimizer`.
-        state_dict: The state dict from the user.
-        plan: `as_torch` or `in_place`: returns the writes for a state in the form of the optimizer.
+        state_dict: The state dict from the user; not changed.
+        plan: `as_torch` or `in_place`. Called with the optimizer and the state; returns the writes
+            that load it, and names of optional slots that it lacks, for a warning.
         convert: True to convert slots in another storage and states of other packages; otherwise
             they raise.
         allow_loss: True to drop parts of other packages without a counterpart; otherwise they
             raise.
 
     Raises:
-        CheckpointMismatchError: A step could not be taken with the state.
+        CheckpointMismatchError: No step could be taken with the state.
         FailedPreconditionError: The call is in a block of `swapped()`.
     """
     optimizer.check_not_swapped(
@@ -89,18 +90,22 @@ def load(
 def as_torch(
     optimizer: Any, saved_state: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
 ) -> Plan:
-    """Load a state into a twin by torch's loader; return the writes that move it to the optimizer.
+    """Load a state by torch's loader into a copy of the optimizer; return the writes that move it
+    over.
 
-    The loader replaces the state and the groups in several steps, in which it may fail or be
-    interrupted. So it loads into a twin over the same parameters. Return the writes, and the names
-    of slots of options that the state lacks.
+    Torch's loader replaces state and groups in several steps and may fail between them. The copy
+    has the same parameters.
 
     Args:
         optimizer: A `FusedTorchOptimizer`; not changed.
-        load: Torch's `load_state_dict`, of the class.
+        saved_state: The state dict.
+        load: `load_state_dict` of the torch class.
+
+    Returns:
+        The writes, and the names of the slots of options that the state lacks.
 
     Raises:
-        CheckpointMismatchError: A step cannot be taken with the state.
+        CheckpointMismatchError: No step could be taken with the state.
         ValueError: From torch: groups have other numbers of parameters.
     """
     lacking = _lacking_options(optimizer, saved_state)
@@ -124,10 +129,10 @@ def as_torch(
 
 
 def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
-    """Return the names of slots of options that a state lacks.
+    """Return the names of slots that options need and a state lacks, once per parameter.
 
     Raises:
-        CheckpointMismatchError: No step could use the state.
+        CheckpointMismatchError: No step could be taken with the state.
     """
     problems, lacking = list[str](), list[str]()
     saved_groups = saved_state["param_groups"]
@@ -143,7 +148,14 @@ def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
 
 
 def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
-    """Convert the loaded slots of a twin, in place, to the dtypes and devices that a step needs."""
+    """Convert the slots and numbers that `twin` has loaded to the dtypes and devices that a step
+    needs.
+
+    Args:
+        twin: The copy of the optimizer that has loaded the state; its state is changed.
+        optimizer: The optimizer, for its options; not changed.
+        saved_state: The state dict, with dtypes before torch's loader cast them.
+    """
     options = optimizer.step_options
     if not options.is_lossless:
         _restore_dtypes(twin, saved_state, options.kinds, options.keeps_as_torch)
@@ -157,7 +169,12 @@ def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
 
 
 def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
-    """Return the state after torch's pre-hooks, which receive a shallow copy."""
+    """Call torch's pre-hooks of loading with a shallow copy of the state; return the state they
+    leave.
+
+    Raises:
+        InvalidTypeError: `state_dict` is not a mapping.
+    """
     if not isinstance(state_dict, Mapping):
         raise InvalidTypeError(f"state_dict must be a dict, not a {type(state_dict).__name__}.")
     loaded_state = dict(cast("Mapping[str, Any]", state_dict))
@@ -170,10 +187,11 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
 def drop_unused(
     optimizer: Any, saved_state: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str], list[Call]]:
-    """Remove entries from a state that no option of the optimizer uses.
+    """Remove entries from a state that no option of the optimizer uses, such as sums of gradients.
 
-    Return the new state; warnings about the entries; and C functions that set the history of judged
-    steps.
+    Returns:
+        The state, new if anything was removed; warnings about the entries; and C functions that
+        load the history of judged steps.
     """
     groups, history_calls = saved_state["param_groups"], list[Call]()
     has_judge = optimizer.step_options.judge is not None
@@ -207,15 +225,18 @@ def fit_state(
     convert: bool = False,
     values: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
-    """Return a state with slots and random bits in the form that the optimizer has.
+    """Return a state whose encoded slots, random bits and DTensors have the form of the
+    optimizer's.
+
+    The result is `saved_state` itself if it has none of these.
 
     Args:
-        notes: Receives warnings.
+        notes: Warnings are appended.
         convert: True to convert other codecs and random bits; otherwise they raise.
-        values: New values of those parameters that are loaded with the state.
+        values: {parameter: new value} of parameters that are loaded with the state.
 
     Raises:
-        CheckpointMismatchError: As `fit_rounding`, `fit_storage` and `cut_state`.
+        CheckpointMismatchError: Codecs, random bits or shapes do not match those of the optimizer.
     """
     groups = saved_state["param_groups"]
     if any("round" in group or "seed" in group for group in groups):
@@ -235,7 +256,9 @@ def fit_state(
 
 
 def warn_of(optimizer: object, lacking: Collection[str], notes: Collection[str]) -> None:
-    """Warn of entries that a loaded state lacks, and of those that were dropped."""
+    """Warn of entries that a loaded state lacks (`lacking`), and with each of the sentences in
+    `notes`.
+    """
     title = _title(optimizer)
     messages = [state_mismatch.lacking_message(title, lacking)] if lacking else []
     for note in (*messages, *(f"{title}: {note}" for note in notes)):
@@ -249,7 +272,10 @@ def _title(optimizer: Any) -> str:
 
 
 def _twin(optimizer: Any) -> Any:
-    """Return an optimizer with the same attributes, but without hooks, options and cache."""
+    """Return a copy of an optimizer with the same parameters, groups and state objects.
+
+    The copy has no hooks, no options of this library, and a new step cache.
+    """
     cls: Any = type(optimizer)
     twin = cls.__new__(cls)
     cache, options = twin.step_cache, cls.step_options
@@ -261,7 +287,9 @@ def _twin(optimizer: Any) -> Any:
 
 
 def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
-    """Return calls of C functions that move everything loaded into a twin to the optimizer."""
+    """Return C functions that replace the state, groups and defaults of `optimizer` by those of
+    `twin`.
+    """
     # `step_cache` stays: it has the held lock and the hooks, and its plans notice the new state.
     excluded = ("step_cache", "step_options", "defaults", *_HOOKS)
     attributes = {name: value for name, value in vars(twin).items() if name not in excluded}
@@ -304,12 +332,13 @@ def _members(
 def _restore_dtypes(
     twin: Any, saved_state: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
 ) -> None:
-    """Restore the dtypes and devices that tensors of a state had before torch's loader cast them.
+    """Replace tensors that torch's loader cast or moved by copies with the saved dtype.
 
     Args:
-        twin: The optimizer that has loaded the state; changed.
-        kinds: The `StateStorage` of the optimizer.
-        keeps_as_torch: True if only sums of gradients are restored.
+        twin: The optimizer that has loaded the state; its state is changed.
+        saved_state: The state dict, as saved.
+        kinds: The `StateStorage` of the optimizer, which defines the device of each entry.
+        keeps_as_torch: True to restore sums of gradients only.
     """
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
@@ -337,10 +366,15 @@ def _is_kept(tensor: Tensor) -> bool:
 
 
 def _restore_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]) -> None:
-    """Restore the bits of per-parameter numbers, and of slots with a fixed dtype, in a twin.
+    """Replace numbers and slots with a fixed dtype, which torch's loader cast, by copies as saved.
 
-    Torch's loader casts all floating-point entries but `step` to the dtype of the parameter. Casts
-    to a wider dtype stay.
+    The loader casts floating-point entries except `step` to the dtype of the parameter. Casts of
+    numbers to a wider dtype stay.
+
+    Args:
+        twin: The optimizer that has loaded the state; its state is changed.
+        optimizer: The optimizer with all options.
+        saved_state: The state dict, as saved.
     """
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
@@ -360,12 +394,13 @@ def _restore_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]) 
 def fit_slots(
     optimizer: Any, storage: StateStorage, group: Group, param: Tensor, entries: dict[str, Any]
 ) -> None:
-    """Convert numbers of a state to shape (), and shaped slots to their dtype of `storage`.
+    """Convert the numbers in `entries` to tensors of shape (), and shaped slots to their dtype.
 
     Args:
-        optimizer: The optimizer, or a copy that loads the state without options.
-        storage: Dtypes of the state with all options.
+        optimizer: The optimizer, or the copy that loads the state.
+        storage: The dtypes of slots with all options.
         group: The group of the parameter.
+        param: The parameter.
         entries: The state of the parameter, changed in place.
     """
     rule = optimizer.base_rule(group, param)
@@ -410,12 +445,13 @@ def _without_slots(saved_state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
-    """Return the writes that copy a state into the tensors of a `RuleOptimizer`.
+    """Return the writes that copy a state into the existing tensors of a `RuleOptimizer`.
 
-    Return the writes, and the names of slots of options that the state lacks.
+    Returns:
+        The writes, and the names of the slots of options that the state lacks.
 
     Raises:
-        CheckpointMismatchError: A step cannot be taken with the state.
+        CheckpointMismatchError: No step could be taken with the state.
     """
     class_name = type(optimizer).__name__
     groups, saved_groups = optimizer.param_groups, deepcopy(saved_state["param_groups"])
@@ -462,7 +498,14 @@ def _lacking(
     saved_states: Mapping[Tensor, Mapping[str, object]],
     optional: Collection[str],
 ) -> list[tuple[str, dict[str, object]]]:
-    """Return (name, state) of each entry that starts at the parameter and was not loaded."""
+    """Return (name, present state) of each optional entry that a parameter has and its saved state
+    lacks.
+
+    Args:
+        states: (parameter, present state) pairs.
+        saved_states: The saved state by parameter; parameters without one are skipped.
+        optional: The names of optional entries.
+    """
     return [
         (name, entries)
         for param, entries in states
@@ -482,18 +525,20 @@ def setting(
     names: Collection[str] | None = None,
     optional: Collection[str] = (),
 ) -> list[Call]:
-    """Return C functions that set the state of one parameter to a saved one.
+    """Return C functions that, with the writes in `pairs`, set the state of a parameter to a saved
+    one.
 
-    Sums of gradients move to the device of the parameter.
+    Sums of gradients are copied to the device of the parameter.
 
     Args:
         entries: The state of the parameter, which the calls change.
         saved_entries: The state to load.
+        title: The name of the parameter, for messages.
         problems: Differences are appended; if there are any, [] is returned.
-        pairs: Entries of tensors that are written in place, with their new values, are appended.
-        names: Optional. The keys of entries of the optimizer; all others in `entries` belong to the
-            user, and are replaced if the state has them.
-        optional: The keys that may be missing: their entries begin at the parameter.
+        pairs: (existing tensor, saved tensor) of entries that are written in place are appended.
+        names: Optional. The keys of the optimizer's own entries. All others in `entries` are the
+            user's, and are replaced by those that the saved state has.
+        optional: The keys that may be missing, since their entries start as the parameter.
     """
     specs = _entry_specs(entries, saved_entries, param, names, optional)
     allowed = () if names is None else entries
@@ -524,7 +569,9 @@ def _entry_specs(
     names: Collection[str] | None,
     optional: Collection[str],
 ) -> dict[str, StateEntrySpec]:
-    """Return {key: requirements} of the entries that `setting` accepts."""
+    """Return {key: shape, dtypes and presence that a saved entry must have}; arguments as of
+    `setting`.
+    """
     has_master = not isinstance(saved_entries, Mapping) or MASTER in saved_entries
     widens = MASTER in entries and not has_master
     specs = {
@@ -538,7 +585,11 @@ def _entry_specs(
 
 
 def _dtypes(tensor: Tensor, widens: bool) -> list[torch.dtype]:
-    """Return the dtypes from which a state is converted to that of a tensor, itself first."""
+    """Return the dtypes of a saved tensor that may be loaded into `tensor`: its own, then narrower
+    ones.
+
+    `widens` is True for a float32 tensor beside a master that the saved state lacks.
+    """
     # Earlier releases kept numbers beside masters in 16 bits, and some others in float32.
     is_number = not tensor.dim()
     is_wider = tensor.dtype == torch.float32 and (widens or is_number)

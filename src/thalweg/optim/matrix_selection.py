@@ -106,7 +106,17 @@ def _undecided_error(
 def _select_params(
     patterns: Iterable[str] | str, module_params: ModuleParams, argument: str
 ) -> set[int]:
-    """Return the `id` of each parameter that a pattern selects; raise if one selects nothing."""
+    """Return the `id` of each parameter that one of the patterns selects.
+
+    A pattern is a name, a part of a name between dots, or a glob pattern such as "head.*".
+
+    Args:
+        patterns: The patterns; a string is a single pattern.
+        argument: The name of the user's argument, for messages.
+
+    Raises:
+        InvalidArgumentError: A pattern selects no parameter.
+    """
     selected_ids: set[int] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         ids = {

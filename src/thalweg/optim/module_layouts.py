@@ -73,13 +73,15 @@ def adapter_layout(name: str, layout_of: Callable[[str], MatrixLayout]) -> Matri
 
 
 def is_whole_by_source(model: nn.Module, name: str, owner: nn.Module) -> bool:
-    """Return True if the source of a forward pass shows that it does not divide a layer's outputs.
+    """Return True if the code of the parent module shows that a layer's outputs stay in one piece.
 
-    The source of the parent module is searched for calls that split or reshape the outputs.
+    This holds for each member of a `Sequential` but the last, and for a layer whose parent class
+    calls it in its source and never splits, slices or reshapes the result. False for other layers:
+    those whose outputs are divided, and those without a call or source to read.
 
     Args:
-        name: The name of the layer's weight.
-        owner: The layer; False unless it is a `Linear` or a convolution.
+        name: The name of the layer's weight among the parameters of `model`.
+        owner: The layer; the result is False unless it is a `Linear` or a convolution.
     """
     if not isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return False

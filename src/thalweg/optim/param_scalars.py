@@ -98,7 +98,9 @@ class Column:
         return self._pointers
 
     def stands(self) -> bool:
-        """Return True if the state tensors have the addresses that they had at construction."""
+        """Return True if the state tensors still have the addresses, and the block the size, of
+        construction.
+        """
         return _have_storage(self) and list(map(Tensor.data_ptr, self.views)) == self._pointers
 
     def read(self) -> None:
@@ -119,7 +121,7 @@ class Column:
             self._version = self.block._version
 
     def _set_values(self, values: list[Any]) -> None:
-        """Store the present numbers, one per parameter, and the common number."""
+        """Store the present numbers, one per parameter; set `common`."""
         self._values = values
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
@@ -140,10 +142,13 @@ class Column:
         return self._version == self.block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return C functions that write one number per parameter, or one number for all.
+        """Return C functions, for the commit of a step, that write new numbers into the block.
+
+        Args:
+            values: One number per parameter, or a single number for all.
 
         Raises:
-            InvalidArgumentError: A count is beyond its type.
+            InvalidArgumentError: A count is beyond the range of its dtype.
         """
         for value in values:
             _check_count(self.name, value, self.dtype)
@@ -158,7 +163,10 @@ class Column:
         return [partial(self.block.index_copy_, 0, self.places, tensor)]
 
     def wrote(self, values: Sequence[object]) -> None:
-        """Record that `values` were written, rounded as the dtype of the state rounds them."""
+        """Record in `values` that new numbers were written, rounded to the dtype of the block.
+
+        Numbers of other dtypes than float32 and float64 are read again instead, except step counts.
+        """
         kind = _SCALARS.get(self.dtype)
         if kind is not None:
             values = [kind(_stored(value, self.dtype)).item() for value in values]
@@ -211,9 +219,15 @@ class ForeignColumn:
         self.common = self.values[0] if len({*numbers}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return C functions that write one number per parameter, or one number for all.
+        """Return C functions, for the commit of a step, that write new numbers into the state
+        tensors.
 
-        Step counts are incremented by the difference, as torch counts.
+        A step count is not set, but increased by the difference between `values` and the count that
+        `read` found, so that increments by other code are kept. A tensor of several parameters is
+        increased once.
+
+        Args:
+            values: One number per parameter, or a single number for all.
         """
         numbers = [*values] * len(self.views) if len(values) == 1 else values
         if self.name == STEP:  # as torch counts, which others may do meanwhile
@@ -315,8 +329,13 @@ class Blocks:
         return block if shares_storage and number.dtype == block.dtype else None
 
     def gather(self, state: Mapping[Any, Any], names: Iterable[str]) -> None:
-        """Move numbers with these names that torch created as single tensors into blocks, in
-        `state`.
+        """Replace numbers that are single tensors in `state` by elements of new blocks.
+
+        Numbers of one name, dtype and device get a common block. Tensors of other code stay.
+
+        Args:
+            state: The state of an optimizer; changed.
+            names: The keys of the numbers.
         """
         for name in names:
             owners_by_kind: dict[Any, list[dict[str, Any]]] = {}

@@ -66,12 +66,15 @@ class ScalarSpec(NamedTuple):
 
 
 def check_number(scalar: object, title: str) -> None:
-    """Raise if a tensor is not a number of a state.
+    """Raise if a tensor cannot be a per-parameter number; accept all other objects.
+
+    Args:
+        title: The name of the number, for messages.
 
     Raises:
-        InvalidArgumentError: A tensor has not one element.
-        InvalidTypeError: It is one of bools.
-        LayoutError: It has no memory.
+        InvalidArgumentError: The tensor does not have exactly one element.
+        InvalidTypeError: The tensor is of bools.
+        LayoutError: The tensor has no memory.
     """
     if not isinstance(scalar, Tensor):
         return
@@ -135,7 +138,11 @@ class ParamState:
         self._settled_values: list[object] | None = None
 
     def stands(self, state: Mapping[Tensor, Entries], params: Sequence[Tensor]) -> bool:
-        """Return True if parameters and state are exactly those that the last step left."""
+        """Return True if the last step left exactly these parameters and this state of the
+        optimizer.
+
+        All objects are compared by identity, except sums of gradients.
+        """
         last_values = self._settled_values
         return (
             last_values is not None
@@ -149,13 +156,17 @@ class ParamState:
         )
 
     def _contains_exactly(self, last_values: Sequence[object]) -> bool:
-        """Return True if the states contain exactly these objects, beside sums of gradients."""
+        """Return True if the states have these objects as values, in this order, beside sums of
+        gradients.
+        """
         owners = self._owners_without_sums()
         values = chain.from_iterable(map(dict.values, owners))
         return sum(map(len, owners)) == len(last_values) and all(map(is_, values, last_values))
 
     def _owners_without_sums(self) -> Sequence[Entries]:
-        """Return the states of the parameters, without sums of gradients."""
+        """Return the states of the parameters without sums of gradients; copies if there are such
+        sums.
+        """
         if not self._kinds.sums:
             return self.owners
         return [{k: x for k, x in entries.items() if k != SUM} for entries in self.owners]
@@ -167,15 +178,17 @@ class ParamState:
         starts: Mapping[int, Entries],
         homes: tuple[torch.device | None, torch.device],
     ) -> None:
-        """Create the slots and numbers that parameters lack; `publishing` adds them to the state
-        later.
+        """Create the missing slots and numbers of parameters, and set `params` and `columns`.
+
+        New entries are not in `state` yet: the calls of `publishing` add them.
 
         Args:
-            state: The state of the optimizer; only entries on a wrong device are replaced.
+            state: The state of the optimizer. Only slots on a wrong device are replaced in it.
             params: The parameters of a step.
-            starts: Initial slots and numbers by `id` of the parameter, if the rule does not define
-                them.
-            homes: See the attribute.
+            starts: {id(parameter): {name: initial value}} of slots and numbers that do not start as
+                the rule defines.
+            homes: (device that alone has the numbers, or None; device of numbers that the host
+                has).
         """
         self._settled_values = None
         self.homes = homes
@@ -203,7 +216,9 @@ class ParamState:
             self._record_shapes()
 
     def _record_shapes(self) -> None:
-        """Add the shapes of parameters with new encoded slots."""
+        """Add the shape of the parameter to new entries with encoded slots, which have another
+        shape.
+        """
         with importing:
             from thalweg._core.quantized_slots import shape_entry
         for param in self.params:
@@ -212,7 +227,15 @@ class ParamState:
                 entries[ENCODED_SHAPE] = shape_entry(param)
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
-        """Create a slot for the parameters that lack it, for `publishing`."""
+        """Create a slot for the parameters whose state lacks it, among the new entries of
+        `made_of`.
+
+        Flags of these parameters are recorded in `self.lacked`, if there are any.
+
+        Args:
+            slot: The slot of the rule.
+            starts: {id(parameter): {name: initial value}}, if not the slot's own.
+        """
         name, start = slot.name, slot.initial
         missing_flags = [entries.get(name) is None for entries in self.owners]
         if any(missing_flags):
@@ -249,7 +272,9 @@ class ParamState:
     def _make_encoded(
         self, slot: Slot, lacking: Sequence[Tensor], starts: Mapping[int, Entries]
     ) -> None:
-        """Create an encoded slot for the parameters that lack it, for `publishing`."""
+        """Create a slot of codes for the parameters in `lacking`, among the new entries of
+        `made_of`.
+        """
         with importing:
             from thalweg._core.quantized_slots import make_slots
         initials = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
@@ -257,22 +282,26 @@ class ParamState:
             self._fresh[id(param)][slot.name] = tensor
 
     def _initial_source(self, param: Tensor) -> Tensor:
-        """Return the tensor whose values begin the slots of `StateStorage.beginning`: the weight.
+        """Return the tensor of the parameter's weight, from which slots in `StateStorage.beginning`
+        start.
 
-        It is the parameter, its offloaded copy, or its master with the writes of other code to the
-        parameter.
+        This is the parameter, its offloaded copy, or a master that has the values that other code
+        wrote to the parameter.
         """
         target, kinds = self._target_of.get(id(param), param), self._kinds
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
         return resumed(target, param) if has_copy else target
 
     def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> AnyColumn:
-        """Return the column of a per-parameter number, over tensors of the state or new ones.
+        """Return a column of a per-parameter number, over the tensors in the state if possible.
+
+        Missing numbers, and tensors that are replaced by views of one new tensor, are added to the
+        new entries of `made_of`.
 
         Args:
             name: The key in the state.
             kind: The specification of the number.
-            starts: Initial numbers by `id` of the parameter, if not those of `kind`.
+            starts: {id(parameter): {name: initial number}}, if not that of `kind`.
         """
         numbers = self._numbers_of(name, kind, starts)
         if self._has_python_scalars:
@@ -304,16 +333,16 @@ class ParamState:
         return Column(name, numbers, block)
 
     def _numbers_of(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> list[Any]:
-        """Return the number called `name` of each parameter, from its state or its start.
+        """Return the number called `name` of each parameter: that in its state, or the initial one.
 
         Args:
-            name: The key of the number in states and `starts`.
-            kind: Provides the common start, and a flag for states that may lack the number.
-            starts: Other starts, by `id` of the parameter.
+            kind: The specification of the number.
+            starts: {id(parameter): {name: initial number}}, if not that of `kind`.
 
         Raises:
-            NotFoundError: A state has other entries, but not this number, and may not lack it.
-            InvalidArgumentError, InvalidTypeError, LayoutError: See `check_number`.
+            NotFoundError: A state has other entries, but not this number, and `kind.may_lack` is
+                False.
+            InvalidArgumentError, InvalidTypeError, LayoutError: A tensor is no number.
         """
         numbers: list[Any] = []
         for param, entries in zip(self.params, self.owners, strict=True):
@@ -328,7 +357,15 @@ class ParamState:
     def _foreign_column(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> AnyColumn:
-        """Return a column over separate state tensors of shape (), existing or new."""
+        """Return a column over one tensor of shape () per parameter, those of `numbers` or new
+        ones.
+
+        New tensors are added to the new entries of `made_of`.
+
+        Args:
+            numbers: A tensor of the state or an initial number for each parameter.
+            dtype, device: Dtype (None for torch's of numbers) and device of new tensors.
+        """
         views: list[Tensor] = []
         for param, number in zip(self.params, numbers, strict=True):
             if not isinstance(number, Tensor):
@@ -344,7 +381,14 @@ class ParamState:
     def _device_column(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> DeviceColumn:
-        """Return a column of numbers that are views of a new block on a device."""
+        """Return a column of copies of `numbers` in one new tensor on a device.
+
+        Views of its elements are added to the new entries of `made_of`.
+
+        Args:
+            numbers: A tensor of the state or an initial number for each parameter.
+            dtype: The dtype without tensors in `numbers`; None for torch's dtype of numbers.
+        """
         dtypes = [number.dtype for number in numbers if isinstance(number, Tensor)]
         if dtypes:
             dtype = reduce(torch.promote_types, dtypes)
@@ -361,7 +405,14 @@ class ParamState:
     def _make_block(
         self, name: str, numbers: Sequence[object], dtype: torch.dtype | None
     ) -> tuple[list[Tensor], Tensor]:
-        """Copy numbers into a new block; return views of its elements, and the block."""
+        """Copy numbers into one new tensor; return a view of each element, and the tensor.
+
+        The views are added to the new entries of `made_of`.
+
+        Args:
+            numbers: A tensor of the state or an initial number for each parameter.
+            dtype: The dtype without tensors in `numbers`; None for torch's dtype of numbers.
+        """
         dtypes = [number.dtype for number in numbers if isinstance(number, Tensor)]
         dtype = dtypes[0] if dtypes else dtype or scalar_dtype()
         values = [number.item() if isinstance(number, Tensor) else number for number in numbers]
@@ -374,11 +425,14 @@ class ParamState:
     def targets(
         self, state: Mapping[Tensor, Entries], params: Sequence[Tensor], is_unchanged: bool
     ) -> Sequence[Tensor]:
-        """Return the tensors that a step updates: parameters, masters or offloaded copies.
+        """Return the tensor that a step updates for each parameter.
+
+        This is the parameter; or its master or offloaded copy, which is created or refreshed.
 
         Args:
             state: The state of the optimizer.
-            is_unchanged: True if parameters and state are those that the step before left.
+            params: The parameters of the step.
+            is_unchanged: True if parameters and state are those that the last step left.
 
         Raises:
             NotImplementedError: A complex parameter would need a master or an offloaded state.
@@ -398,7 +452,9 @@ class ParamState:
         return targets
 
     def hold(self, groups: Sequence[Group]) -> bool:
-        """Return True if all groups have the options that they had when they were read."""
+        """Return True if all groups still have the options that `options` read last; False for new
+        groups.
+        """
         known_options = self.options_by_place
         return len(groups) == len(known_options) and all(
             place in known_options and known_options[place].hold(group)
@@ -406,8 +462,11 @@ class ParamState:
         )
 
     def options(self, place: int, optimizer: Any) -> Options:
-        """Return the options of the group at index `place`, read again and validated after a
-        change.
+        """Return the options of the group at index `place`, cached until the group changes.
+
+        Raises:
+            InvalidArgumentError, NotFoundError: A changed option is invalid, or one is missing.
+            LayoutError: An option is a tensor without memory.
         """
         options, group = self.options_by_place.get(place), optimizer.param_groups[place]
         if options is None or not options.hold(group):
@@ -416,7 +475,10 @@ class ParamState:
         return options
 
     def _read_options(self, known_options: Options | None, place: int, optimizer: Any) -> Options:
-        """Return new options of a group; with only another `lr`, derived from `known_options`."""
+        """Return new, validated options of the group at index `place`.
+
+        If only `lr` differs from `known_options`, the result is a copy with the new rate.
+        """
         group = optimizer.param_groups[place]
         if known_options is not None and (options := known_options.with_rate(group)) is not None:
             return options
@@ -431,7 +493,9 @@ class ParamState:
         return slots if self.locals is None else list(map(self.locals.records, slots))
 
     def made_of(self, param: Tensor) -> Entries:
-        """Return the new entries of a parameter that are not in its state yet."""
+        """Return the new entries of a parameter that its state lacks until the step is written; or
+        {}.
+        """
         return self._fresh.get(id(param), {})
 
     @property
@@ -445,7 +509,9 @@ class ParamState:
         )
 
     def publishing(self) -> list[Call]:
-        """Return C functions that add the new entries to the optimizer's state."""
+        """Return C functions that add the new entries to the optimizer's state; [] without new
+        entries.
+        """
         if not self._fresh:
             return []
         owned = zip(self.params, self.owners, strict=True)
@@ -456,7 +522,10 @@ class ParamState:
         ]
 
     def settle(self, state: Mapping[Tensor, Entries]) -> None:
-        """Record the state after the writes of a step, which `stands` compares with."""
+        """Record the present state, with which `stands` compares later; forget the new entries.
+
+        Called after the writes of a step.
+        """
         self._stand_ins.settle()
         # Python numbers were replaced in the state.
         if self._settled_values is not None and not self._has_python_scalars:

@@ -1,4 +1,9 @@
-"""Replay of a torch-style step in one native call; see `_core/replay.py`."""
+"""Replay of a torch-style step: one native call that checks guards, then updates all parameters.
+
+A guard compares an object with the one that the last step found. A *share* is the part of a step
+with the update of one rule. The *passes* of a rule are kernels that run before its update, and the
+*judge* is the option that refuses steps with outlying gradients or losses.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +57,13 @@ _STEADY = (replay_kernel.ALL_GRADIENTS_ABSENT, replay_kernel.TRACING)
 
 
 class ReplayedStep:
-    """Step that is replayed in one call while nothing it depends on changes.
+    """Step that one native call repeats with new gradients, while nothing else has changed.
 
     Args:
         optimizer: The optimizer, which has just repeated a step.
-        substeps: The update of each rule in this step.
-        absent: Stand-ins for gradients that the last step lacked, by `id` of their parameters. With
-            any of these, each further step may lack the gradients of other parameters.
+        adapters: The adapter of the update of each rule in that step.
+        absent: {id(parameter): stand-in} for gradients that the last step lacked. Unless it is
+            empty, each further step may lack the gradients of any parameters.
     """
 
     def __init__(
@@ -97,9 +102,12 @@ class ReplayedStep:
         adapters: Sequence[ParamGroupAdapter],
         absent: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> Self | None:
-        """Return the replay of the step that was repeated last, or None if impossible.
+        """Return a replay of the last step, ready for `take`; None if the step cannot be replayed.
 
-        Arguments are those of the class.
+        Args:
+            optimizer: The optimizer, which has just repeated a step; not changed.
+            adapters: The adapter of the update of each rule in that step.
+            absent: {id(parameter): stand-in} for gradients that the last step lacked.
         """
         replay = cls(optimizer, adapters, absent)
         try:
@@ -108,7 +116,10 @@ class ReplayedStep:
             return None
 
     def _plan(self, optimizer: Any) -> bool:
-        """Prepare the native call; return False if the step cannot be replayed."""
+        """Build the native call from the last step of the optimizer, in attributes of this replay.
+
+        Return False if the step cannot be replayed; the replay is unusable then.
+        """
         transforms, shares = self._transforms(optimizer), self.shares
         options = optimizer.step_options
         if transforms is None or options.in_backward or options.kinds.device is not None:
@@ -137,12 +148,16 @@ class ReplayedStep:
         if self._has_passes and not self._can_run_passes(optimizer, transforms):
             return False
         self._make_launches(optimizer, transforms, plans)
-        self._finish(guards, gradients, idle_params)
+        self._write_guards(guards, gradients, idle_params)
         self._absent = {}
         return True
 
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
-        """Make native programs for the scalars if possible; return False if they are required."""
+        """Let native programs compute the scalars of each step, or Python if they cannot.
+
+        Set `self._in_call`, None for Python. Return False if the step cannot be replayed: gradients
+        may be absent, and scalars come from Python or there are several rules.
+        """
         try:
             if not has_scalars_in_call(transforms):
                 raise TypeError("Scalars depend on the gradient of each variable.")
@@ -163,7 +178,11 @@ class ReplayedStep:
         return any(rule.passes and not rule.is_of_lines for rule in rules)
 
     def _can_run_passes(self, optimizer: Any, transforms: GradientTransforms) -> bool:
-        """Return True if passes can be run between native calls of the step."""
+        """Return True if passes can run in native calls before that of the update.
+
+        False if Python computes scalars, gradients may be absent, a judge decides whether steps are
+        taken, or diagnostics are on.
+        """
         is_observed = optimizer.step_cache.diagnosing is not None
         is_simple = not (self.may_lack or transforms.judge)
         return self._in_call is not None and is_simple and not is_observed
@@ -171,7 +190,11 @@ class ReplayedStep:
     def _make_launches(
         self, optimizer: Any, transforms: GradientTransforms, plans: Sequence[CachedPlan]
     ) -> None:
-        """Create the kernel launches, and the gradient transforms before them."""
+        """Set `self.launches`, the kernels of the update with memory for their scalars.
+
+        Also set `self._gradients` to the replayed gradient transforms (unscaling, clipping), if
+        any.
+        """
         in_call = self._in_call
         keys = [key for share in self.shares for key in share.keys]
         self.launches = launches = Launches(plans, keys if in_call is None else in_call.keys)
@@ -184,10 +207,17 @@ class ReplayedStep:
         if transforms.stages or transforms.judge is not None:
             self._gradients = ReplayedTransforms(plans, launches, transforms)
 
-    def _finish(
+    def _write_guards(
         self, guards: GuardTable, gradients: Sequence[Tensor], idle_params: Sequence[Tensor]
     ) -> None:
-        """Write the guards, inputs and actions of the native call."""
+        """Write the records that the native call reads into `guards`; keep it as `self.snapshot`.
+
+        Args:
+            guards: Guards of all tensors, lists and dicts of the step; changed.
+            gradients: The gradient of each parameter in `self._owners`.
+            idle_params: All other parameters of the groups. A replay is refused once one of them
+                has a gradient, except with sums of gradients.
+        """
         shares, launches, in_call = self.shares, self.launches, self._in_call
         members, pass_members = self._place_programs()
         writers = self._find_writers() if self.may_lack else {}
@@ -222,7 +252,11 @@ class ReplayedStep:
         self._has_threads = launches.may_have_threads
 
     def _place_programs(self) -> tuple[list[Member], list[Member]]:
-        """Place the programs of scalars; return the records of updates and of passes."""
+        """Store the programs that compute scalars in the kernels; set `self._passes`.
+
+        Return (records of the parameters for the update, records for the passes), from which the
+        native call runs the programs. Both are empty if Python computes the scalars.
+        """
         if self._in_call is None:
             return [], []
         spans = [self._gradients.spans()] if self.may_lack and self._gradients else []
@@ -231,7 +265,8 @@ class ReplayedStep:
         return members, pass_members
 
     def _find_writers(self) -> dict[int, list[int]]:
-        """Return {id(tensor): positions of the parameters with updates that write it}.
+        """Return {id(tensor): positions in the step of the parameters whose updates write the
+        tensor}.
 
         Slots of several parameters may share a storage, and with it a version counter.
         """
@@ -251,7 +286,10 @@ class ReplayedStep:
         }
 
     def _is_unchanged(self, optimizer: Any, gradients: Sequence[Any]) -> bool:
-        """Return True if a step with all checks would repeat the last one exactly."""
+        """Return True if a step with all checks would repeat the last one exactly.
+
+        `gradients` has the gradient of each parameter in `self._owners`.
+        """
         remaining = iter(gradients)
         return all(
             share.stands(optimizer, [next(remaining) for _ in share.owners])
@@ -259,12 +297,14 @@ class ReplayedStep:
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
-        """Return True if parameters are in the groups with these indices."""
+        """Return True if each parameter of `owners` is in the group whose index `places` has for
+        it.
+        """
         indices = {id(p): place for place, group in enumerate(self.groups) for p in group["params"]}
         return [indices.get(id(param)) for param in owners] == [*places]
 
     def _find_idle_params(self) -> list[Tensor]:
-        """Return the parameters without a gradient in the step."""
+        """Return the parameters of the groups that had no gradient in the last step."""
         owner_ids = set(map(id, self._owners))
         all_params = (param for group in self.groups for param in group["params"])
         return [param for param in all_params if id(param) not in owner_ids]
@@ -272,7 +312,16 @@ class ReplayedStep:
     def _add_guards(
         self, guards: GuardTable, places: Sequence[int], idle_params: Sequence[Tensor]
     ) -> bool:
-        """Add all conditions of a step with checks to the guards; return False if impossible."""
+        """Guard all lists, dicts and tensors on which a step with all checks depends.
+
+        Return False if one of these cannot be guarded, or an idle parameter has a gradient.
+
+        Args:
+            guards: The table that receives the guards.
+            places: The indices of the groups of parameters in the step. The options of the other
+                groups are appended to `self._idle_options`.
+            idle_params: The parameters without a gradient in the step.
+        """
         if not all(type(param) in PARAM_CLASSES for param in idle_params):
             return False
         if not all(type(x) is list for x in (self.groups, *map(_params_of, self.groups))):
@@ -296,7 +345,7 @@ class ReplayedStep:
 
     @property
     def seen(self) -> GradientReport:
-        """Report of the gradients of the last step."""
+        """Norm and clip factor of the gradients of the last replayed step; None if not measured."""
         step_count = self.taken
         stats = None if self._gradients is None else self._gradients.last_norm(step_count)
         if stats is not None:
@@ -304,14 +353,15 @@ class ReplayedStep:
         return next((report for k, report in self._reports if k == step_count), GradientReport())
 
     def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
-        """Take the step if nothing that it depends on has changed.
+        """Take the step in a native call, unless something that it depends on has changed.
+
+        Return True if the step was taken. False if a step with all checks is needed; nothing has
+        changed.
 
         Args:
-            optimizer: The optimizer.
-            has_sums: True if accumulated gradients are used.
-            unrecorded: True to decline while a profiler records operations.
-
-        Returns: True if the step was taken; if False, nothing has changed.
+            optimizer: The optimizer. After an error, its cache has no replay any more.
+            has_sums: True for a step with the sums of accumulated gradients instead of `grad`.
+            unrecorded: True to return False while a profiler records operations.
         """
         if has_sums != self._has_sums:
             return False
@@ -330,7 +380,16 @@ class ReplayedStep:
             raise
 
     def _take(self, optimizer: Any, fields: dict[str, Any], cache: Any, flags: int) -> bool:
-        """Run the native call unless a guard fails; return True if the step was taken."""
+        """Take the step if neither a condition checked here nor a guard of the native call fails.
+
+        Return True if the step was taken. If a guard fails that later steps would fail, too, the
+        replay is removed from `cache`.
+
+        Args:
+            fields: `vars(optimizer)`; its `_opt_called` is set after a step.
+            cache: The step cache of the optimizer.
+            flags: `UNRECORDED` or 0, for `GuardTable.replay`.
+        """
         if (
             type(optimizer) is not self._class
             or cache.replay is not self  # another thread took a careful step
@@ -363,9 +422,11 @@ class ReplayedStep:
         return self._take_with_scalars(optimizer, fields, flags)
 
     def _replay(self, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
-        """Run passes and stages, then the native call of the update; return its status.
+        """Run the native calls of passes, then that of the update; return 0, or the status of a
+        refusal.
 
-        `call_args` are the step count, pairs, final calls and flags for `GuardTable.replay`.
+        `call_args` are the arguments of `GuardTable.replay`: step count, (gradient, parameter)
+        pairs or None for `grad`, calls at the end of the step, and flags.
         """
         guards, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
         part = replay_kernel.FULL_STEP if self._gradients is None else self._gradients.part
@@ -379,7 +440,11 @@ class ReplayedStep:
         return guards.replay(pairs, step_count, part, [*writes, *end_calls], flags)
 
     def _take_with_scalars(self, optimizer: Any, fields: dict[str, Any], flags: int) -> bool:
-        """Run the native call with sums or scalars from Python; return True if it took the step."""
+        """Take a step that needs Python before its native call: for sums, transforms or scalars.
+
+        Return True if the step was taken; columns then record their new numbers. If False, nothing
+        of the optimizer has changed.
+        """
         pairs, end_calls = None, ()
         if self._has_sums:
             if optimizer.step_cache.sums.keys() != self._ids:
@@ -390,7 +455,7 @@ class ReplayedStep:
         if self._in_call is None and not all(share.read() for share in self.shares):
             return False
         # Passes need the norms of gradients before the native call of the update.
-        column_updates = self._take_by(optimizer, call_args, bool(self._passes))
+        column_updates = self._set_and_replay(optimizer, call_args, bool(self._passes))
         if column_updates is None:
             return False
         for column, values in column_updates:
@@ -398,13 +463,19 @@ class ReplayedStep:
         fields["_opt_called"] = True
         return True
 
-    def _take_by(
+    def _set_and_replay(
         self, optimizer: Any, call_args: tuple[int, Any, Any, int], beyond_range: bool = False
     ) -> list[ColumnUpdate] | None:
-        """Take the step; return (column, next numbers) pairs, or None if it was not taken.
+        """Set the scalars of the step and run its native calls.
 
-        `call_args` are the step count, pairs, final calls and flags for `GuardTable.replay`.
-        `beyond_range` is True for a step that has returned `replay_kernel.OUT_OF_RANGE`.
+        Args:
+            call_args: Step count, (gradient, parameter) pairs or None, calls at the end of the
+                step, and flags, for `GuardTable.replay`.
+            beyond_range: True for the repetition of a call that returned
+                `replay_kernel.OUT_OF_RANGE`.
+
+        Returns:
+            (column, next numbers) pairs, for the caller to record; None if the step was not taken.
         """
         snapshot, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
         try:
@@ -422,7 +493,7 @@ class ReplayedStep:
         # Sums of gradients that are not there would be among those that are left to others.
         can_repeat = not (beyond_range or self._gradients is None or self.may_lack)
         if can_repeat and status == replay_kernel.OUT_OF_RANGE:
-            return self._take_by(optimizer, call_args, beyond_range=True)
+            return self._set_and_replay(optimizer, call_args, beyond_range=True)
         if status and status not in _STEADY:
             optimizer.step_cache.forget_replay()
         return None if status else column_updates
@@ -430,9 +501,17 @@ class ReplayedStep:
     def _prepare(
         self, optimizer: Any, step_count: int, pairs: list[Any] | None, beyond_range: bool
     ) -> tuple[list[ColumnUpdate], Sequence[Call]] | None:
-        """Set the scalars of the step; return (column updates, calls of the judge).
+        """Measure the gradients, and set the scalars of the step in the kernels.
 
-        Return None if options or gradients need a step with all checks.
+        Args:
+            step_count: The number of replayed steps so far.
+            pairs: (sum of gradients, parameter) pairs; None for gradients in `grad`.
+            beyond_range: True if norms must be measured with more range.
+
+        Returns:
+            (column, next numbers) pairs, [] if the native call computes the scalars; and calls that
+            record the decision of the judge. None if options or gradients need a step with all
+            checks.
         """
         groups, fields = self.groups, vars(optimizer)
         if self._in_call is None:
@@ -466,9 +545,11 @@ class ReplayedStep:
     def _judge(
         self, gradients: ReplayedTransforms, step_count: int
     ) -> tuple[Scalars, Sequence[Call]] | None:
-        """Return (scalars of measured gradients, calls of the judge of steps).
+        """Ask the judge of steps about the measured gradients.
 
-        Return None if a step with all checks must decide.
+        Return (scalars of the gradient transforms by dtype, calls that record the decision); None
+        if a step with all checks must decide. A report of gradients measured in Python is kept in
+        `self._reports` for `seen`.
         """
         report = None
         if gradients.part == replay_kernel.UPDATE:
@@ -480,14 +561,17 @@ class ReplayedStep:
         return None if judge_calls is None else (scalars, judge_calls)
 
     def _set_shared(self, scalars: Scalars | None) -> None:
-        """Set the gradient scalars of all kernels, if they changed."""
+        """Write scalars of gradient transforms into all kernels, if not None or written last."""
         if scalars is not None and scalars is not self._shared:
             for launch in (*self.launches.all, *self.launches.of_passes()):
                 launch.set_shared(scalars[launch.dtype])
             self._shared = scalars
 
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
-        """Return the gradient transforms; None if a scaler skips the step or a device decides."""
+        """Return the gradient transforms of the step; cached until the unscaling factor changes.
+
+        None if a scaler found an overflow, or if only a device knows whether it did.
+        """
         # Reading the flag would wait for the device.
         if optimizer.step_cache.apply_flag is not None:
             return None

@@ -1,4 +1,4 @@
-"""Scalars of a replayed torch-style step."""
+"""Scalars of a replayed torch-style step, such as rates and bias corrections, by group."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class GroupScalars:
         self._needs_full_prepare = has_extra_numbers or self._moves()
 
     def hold(self, group: Group) -> bool:
-        """Return True if a group has the same options; a changed rate is read and accepted."""
+        """Return True if `group` has the options that were read last, or differs in its rate only.
+
+        A changed rate is read and used by later steps.
+        """
         options = self.options
         if options.hold(group):
             return True
@@ -58,7 +61,7 @@ class GroupScalars:
         self.options: Options = self._hooks.part.options(self.place, self._hooks.optimizer)
 
     def _moves(self) -> bool:
-        """Return True if other code may write to the option values."""
+        """Return True if option values are tensors, which other code may write to."""
         return self.options.moves
 
 
@@ -82,11 +85,13 @@ class TorchScalars(GroupScalars):
         self._rate = options.moving_rate
 
     def _moves(self) -> bool:
-        """Return True if other code may write to the option values, except for a rate tensor."""
+        """Return True if option values other than the rate are tensors, which other code may write
+        to.
+        """
         return self.options.moves and self._rate is None
 
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
-        """Return {name: scalar} of the next step."""
+        """Return {name: scalar} of the next step, from the present numbers in `columns`."""
         if self._needs_full_prepare:
             return self._hooks.prepare_scalars(self._careful_key())
         if self._rate is None:
@@ -97,11 +102,16 @@ class TorchScalars(GroupScalars):
             return self._hooks.prepare_scalars(self._careful_key())
 
     def reads(self, names: Sequence[str]) -> bool:
-        """Return True if the programs of the group read these hyperparameters at every step."""
+        """Return True if native programs read these hyperparameters anew at every step."""
         return set(names) <= set(self._inputs)
 
     def check_in_call(self) -> None:
-        """Raise TypeError unless native code can make the scalars."""
+        """Raise if native code cannot compute the scalars of the group.
+
+        Raises:
+            TypeError: An option is a tensor that native code does not read.
+            TypeError, ValueError, ArithmeticError: The formula of the scalars cannot be traced.
+        """
         rate = self._rate
         if self.options.moves and (rate is None or rate.dtype not in _DTYPES or not rate.is_cpu):
             raise TypeError("A hyperparameter is a tensor that native code does not read.")
@@ -136,7 +146,18 @@ class TorchScalars(GroupScalars):
         return entries
 
     def _traced(self, dtype: Dtype, names: Sequence[str]) -> Program:
-        """Return the program with these hyperparameters as inputs."""
+        """Return a new native program whose inputs are the step count, numbers of the state, and
+        `names`.
+
+        The values of all other hyperparameters are constants of the program.
+
+        Args:
+            dtype: The dtype in which the kernel reads the scalars.
+            names: The hyperparameters that each run reads.
+
+        Raises:
+            TypeError, ValueError, ArithmeticError: Native code cannot compute the scalars.
+        """
         state_names = [*self._state_dtypes]
         input_dtypes: dict[str, Dtype] = {STEP: np.float64, **self._state_dtypes}
         samples = {STEP: self._arguments.get(STEP, 0) + 1}
@@ -150,7 +171,12 @@ class TorchScalars(GroupScalars):
         return Program(*arguments, **options)
 
     def _make(self, symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
-        """Return {name: symbol} of scalars, from symbols of the step count and hyperparameters."""
+        """Return {name: symbol} of all scalars: the formula that a program is traced from.
+
+        Args:
+            symbols: Symbols of the step count and of the inputs, by name.
+            number: Returns the symbol of a constant.
+        """
         step, read = symbols[STEP], {**symbols}
         if self._rate is not None:
             read[RATE] = TensorRate(read[RATE])
@@ -169,7 +195,11 @@ class TorchScalars(GroupScalars):
         return {name: _as_symbol(scalar, number) for name, scalar in scalars.items()}
 
     def _careful_key(self) -> Hashable:
-        """Return the key of these parameters in steps with checks."""
+        """Return the key of these parameters in a step with all checks.
+
+        The key is the index of the group, or a tuple of it and the numbers that differ between
+        parameters.
+        """
         columns = self._hooks.part.columns
         differing_numbers = [column.of(self._first) for column in columns if column.common is None]
         return (self.place, *differing_numbers) if differing_numbers else self.place
@@ -223,14 +253,15 @@ class TensorFlowScalars(GroupScalars):
             self._hypers[dtype] = {**dtype_hypers, RATE: rate}
 
     def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
-        """Return the arguments of `RuleScalars.made` for the next step.
+        """Return the present scalars of the group, and the number of the next step.
 
         Args:
-            columns: The columns of per-parameter numbers.
+            columns: The per-parameter numbers, each equal for all parameters.
             dtype: The compute dtype.
 
         Returns:
-            The scalars by name, and the number of the step, or None if the scalars are final.
+            The scalars by name, from which `derived` computes the others, and the number of the
+            step; or all scalars, and None.
         """
         if self._needs_full_prepare:
             return self._hooks.scalars_of(dtype, self.place), None
@@ -258,7 +289,10 @@ def _as_symbol(value: Any, number: Any) -> Any:
 
 
 def hold(options: Options | None, group: Group) -> bool:
-    """Return True if a group has the same options, or another number as rate only."""
+    """Return True if `group` has the same options, or differs in its rate only, which is a number.
+
+    False for `options=None`.
+    """
     if options is None or options.hold(group):
         return options is not None
     rate: Any = group.get("lr")

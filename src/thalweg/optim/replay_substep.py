@@ -65,13 +65,21 @@ class ReplayedSubStep:
         self._unlaunched: list[TensorFlowScalars] = []  # of groups that have no elements
 
     def _is_replayable(self, column: Any) -> bool:
-        """Return True if numbers lie in a block, and TensorFlow's are equal for all parameters."""
+        """Return True if the native call can read and write the numbers of a column.
+
+        They lie in one block; those of TensorFlow's rules must also be equal for all parameters.
+        """
         if type(column) is not Column or column.dtype not in KINDS:
             return False
         return self.is_torchs or (column.places is None and column.common is not None)
 
     def is_repeatable(self, stages: Stages) -> bool:
-        """Return True if the step consists of a rule's update and gradient transforms only."""
+        """Return True if the last step was the rule's update of dense gradients, after `stages`,
+        alone.
+
+        User code such as a constraint, sparse gradients and slots sharded over ranks prevent a
+        replay.
+        """
         params = self.part.params
         param_ids = set(map(id, params))
         return (
@@ -104,7 +112,10 @@ class ReplayedSubStep:
         )
 
     def hold(self, guards: GuardTable) -> bool:
-        """Add all conditions of a step with checks to the guards; return False if impossible."""
+        """Guard the parameters and state of the rule; return False if one cannot be guarded.
+
+        Guards are added to `guards`. Sums of gradients may change, and are not guarded.
+        """
         params = self.part.params
         if not all(type(param) in PARAM_CLASSES for param in params):
             return False
@@ -123,7 +134,11 @@ class ReplayedSubStep:
         return [*written_of(self.plan), *(column.views[0] for column in self.columns)]
 
     def numbers(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (address, count, kind) of each run of per-parameter numbers."""
+        """Yield (address, count, format) of each run of per-parameter numbers that change by one
+        value.
+
+        The formats are those of `KINDS`.
+        """
         for column, is_shared in zip(self.columns, self._shared_flags, strict=True):
             kind = KINDS[column.dtype]
             if is_shared:
@@ -132,7 +147,7 @@ class ReplayedSubStep:
                 yield from ((pointer, 1, kind) for pointer in column.pointers)
 
     def group_by_scalars(self) -> None:
-        """Find the parameters with equal scalars; set `keys` and their scalars."""
+        """Set `keys`, equal for parameters with equal scalars; create scalars for each key."""
         self._reads = [column.reads for column in self.columns]
         varying = [column.values for column in self.columns if column.common is None]
         if varying:
@@ -150,7 +165,12 @@ class ReplayedSubStep:
         ]
 
     def set_launches(self, launches: Sequence[Launch], products: Collection[str]) -> None:
-        """Set the kernels that receive scalars; numbers in `products` change without scalars."""
+        """Set the kernels that receive the scalars of the rule.
+
+        The native call computes the scalars of TensorFlow's rules itself if they depend on no
+        numbers of the state but the step count and running products of hyperparameters, named in
+        `products`.
+        """
         self._launches = launches
         if self.is_torchs:
             return
@@ -165,7 +185,11 @@ class ReplayedSubStep:
             ]
 
     def read(self) -> bool:
-        """Read the columns again; return True if equal keys still have equal numbers."""
+        """Read columns again that other code may have written to.
+
+        Return True if parameters with equal keys still have equal numbers, so that the replay is
+        valid.
+        """
         for k, column in enumerate(self.columns):
             if not column.is_known:  # what no version tells of, the call itself sees
                 column.read()
@@ -185,10 +209,16 @@ class ReplayedSubStep:
     def prepare(
         self, groups: Sequence[Any], of_gradients: Scalars | None
     ) -> list[ColumnUpdate] | None:
-        """Set the scalars of the step, and those of gradient transforms, in the kernels.
+        """Compute the scalars of the next step, and write them into the kernels.
 
-        Returns: (column, next numbers) pairs; None if options of a group other than the rate
-        changed.
+        Args:
+            groups: The parameter groups of the optimizer, whose rates are read.
+            of_gradients: The scalars of the gradient transforms by dtype, to be written, too; or
+                None.
+
+        Returns:
+            (column, next numbers) pairs, with one number for all parameters or one for each; None
+            if options other than the rate changed, or equal numbers would become different.
         """
         for group_scalars in self._scalars.values():
             if not group_scalars.hold(groups[group_scalars.place]):
@@ -210,7 +240,14 @@ class ReplayedSubStep:
         return self._next_numbers()
 
     def _scalars_of(self, index: int, launch: Launch, has_extra: bool) -> Mapping[Any, Any]:
-        """Return {key: scalars} of a launch; empty if the native call computes all of them."""
+        """Return {key: scalars} to write into a kernel; {} if the native call computes all of them.
+
+        Args:
+            index: The index of the kernel in `self._launches`.
+            launch: The kernel.
+            has_extra: True if scalars of gradient transforms are written, too, so that {} is not
+                returned.
+        """
         scalars_by_key, dtype, columns = self.hooks.scalars_by_key, launch.dtype, self.columns
         if self.is_torchs:
             return scalars_by_key
@@ -226,7 +263,11 @@ class ReplayedSubStep:
         return dtype_scalars
 
     def _next_numbers(self) -> list[ColumnUpdate] | None:
-        """Return (column, next numbers) pairs; None if a shared number is no longer shared."""
+        """Return (column, numbers after the step) pairs, with one number for all parameters or for
+        each.
+
+        None if parameters that share a number would get different ones.
+        """
         updates: list[ColumnUpdate] = []
         next_number = self.hooks.next_number
         for column, is_shared in zip(self.columns, self._shared_flags, strict=True):

@@ -71,14 +71,20 @@ class ScalarsInCall:
         self._programs: list[Program] = []  # whose registers their records name
         self._numbers: list[dict[str, Float64]] = []  # of each group, which the call writes
         self._addresses: list[dict[str, tuple[int, int]]] = []  # by hyperparameter
-        self._state_numbers = [_state_numbers_of(sub_step) for sub_step in sub_steps]
+        self._state_numbers = [_make_number_records(sub_step) for sub_step in sub_steps]
 
     def hold_groups(self, snapshot: GuardTable, other_options: Mapping[int, Options]) -> None:
-        """Make the native call compare the options of all groups, and read those that are numbers.
+        """Make every native call compare the options of all groups, and read the numbers among
+        them.
+
+        Numbers may change between calls, which copy them to new arrays in `self._numbers`; a change
+        of any other option makes the call refuse the step. Call this method once, before programs
+        are placed.
 
         Args:
-            snapshot: Compares and reads; guards are added.
-            other_options: The options of groups that have no parameters in the step, by index.
+            snapshot: The guard table of the native call; guards are added.
+            other_options: The options of groups without parameters in the step, by index of the
+                group.
         """
         for index, group in enumerate(self._groups):
             readers = [scalars[index] for scalars in self._scalars if index in scalars]
@@ -104,24 +110,26 @@ class ScalarsInCall:
 
     @staticmethod
     def set_rows_per_param(launches: Launches) -> None:
-        """Set a row of scalars per parameter in the table of each kernel."""
+        """Give each parameter its own row of scalars in the tables of all kernels and passes."""
         for launch in (*launches.all, *launches.of_passes()):
             launch.separate_members()
 
     def place_programs(
         self, launches: Launches, spans: Sequence[Mapping[int, tuple[int, int, int]]]
     ) -> list[Member]:
-        """Write the programs that compute the scalars of all kernels into their tables.
+        """Store a new program for each kernel and group of the update, which writes their rows of
+        scalars.
 
-        Return for each parameter a record from which the call runs its program.
+        Return a record for each parameter of the step, from which the native call runs its program.
 
         Args:
-            launches: The kernels of the step.
-            spans: Chunks of variables in other tables than those of the kernels.
+            launches: The kernels of the step; changed.
+            spans: Tables of chunks of parameters beside those of the kernels: {position of the
+                parameter in the step: chunks as in `Member.spans`}.
         """
         members: list[Member] = []
         for index, (kernels, scalars) in enumerate(zip(launches.of, self._scalars, strict=True)):
-            members += _members_of(self._sub_steps[index], self._state_numbers[index])
+            members += _make_members(self._sub_steps[index], self._state_numbers[index])
             for launch in kernels:
                 self._set_members(members, launch, scalars, spans)
         return members
@@ -129,13 +137,15 @@ class ScalarsInCall:
     def place_pass_programs(
         self, launches: Launches, members: Sequence[Member]
     ) -> tuple[list[Member], list[ReplayedPasses]]:
-        """Write the programs that compute the scalars of all passes and matrix stages.
-
-        Return further records, a multiple of `members`, and the passes of each rule that has some.
+        """Store new programs for the scalars of all passes and matrix stages before the update.
 
         Args:
-            launches: The kernels of the step.
-            members: The result of `place_programs`.
+            launches: The kernels of the step; changed.
+            members: The result of `place_programs`; not changed.
+
+        Returns:
+            For each pass or stage a record per parameter, one list after the other; and the passes
+            of each rule that has any.
         """
         pass_members: list[Member] = []
         replayed: list[ReplayedPasses] = []
@@ -154,7 +164,9 @@ class ScalarsInCall:
                     from thalweg._core.replay_passes import ReplayedPasses, StageScalars
                 stage_scalars = StageScalars(staged_plan_of(sub_step.plan), sub_step.places)
                 for index, place in enumerate(stage_scalars.places):
-                    stage_scalars.place_program(index, *self._program(np.float64, place, scalars))
+                    stage_scalars.place_program(
+                        index, *self._build_program(np.float64, place, scalars)
+                    )
                 end = first + len(sub_step.owners)
                 staged_members = stage_scalars.members(unplaced[first:end])
                 pass_members += [*unplaced[:first], *staged_members, *unplaced[end:]]
@@ -169,15 +181,19 @@ class ScalarsInCall:
         scalars: Mapping[int, TorchScalars],
         spans: Sequence[Mapping[int, tuple[int, int, int]]],
     ) -> None:
-        """Place the programs of a launch; store their addresses in the records of its parameters.
+        """Store a new program for each group of a kernel; complete the records of its parameters in
+        place.
 
         Args:
-            members: The records; changed.
+            members: The records of all parameters of the step. Those of the kernel receive the
+                addresses of their program and their row of scalars.
+            launch: The kernel.
             scalars: The scalars of the rule, by group index.
+            spans: Further tables of chunks, {position of a parameter: chunks}, added to its record.
         """
         programs: list[int] = []
         for index, place in enumerate(launch.places):
-            program, inputs = self._program(launch.dtype, place, scalars)
+            program, inputs = self._build_program(launch.dtype, place, scalars)
             programs.append(launch.place_program(index, program, inputs))
         for row, position in enumerate(launch.members):
             index = launch.places.index(self.keys[position])
@@ -189,11 +205,19 @@ class ScalarsInCall:
                 spans=(launch.span(row), *other_spans),
             )
 
-    def _program(
+    def _build_program(
         self, dtype: Dtype, place: Hashable, scalars: Mapping[int, TorchScalars]
     ) -> tuple[Program, list[tuple[int, int, int]]]:
-        """Return a new program for the scalars of a group, and the inputs that it loads from
-        memory.
+        """Build the program that computes the scalars of a group; keep it in `self._programs`.
+
+        Args:
+            dtype: The compute dtype of the kernel that uses the scalars.
+            place: The index of the group.
+            scalars: The scalars of the rule, by group index.
+
+        Returns:
+            The program, and (register, address, format) for each hyperparameter that a run of it
+            loads from memory into a register; the formats are those of `KINDS`.
         """
         group = cast("int", place)
         program = scalars[group].program_for(dtype)
@@ -207,8 +231,12 @@ class ScalarsInCall:
         return program, inputs
 
 
-def _state_numbers_of(sub_step: ReplayedSubStep) -> Int64:
-    """Return an array (parameters, numbers, words) of records about numbers beside step counts."""
+def _make_number_records(sub_step: ReplayedSubStep) -> Int64:
+    """Return records of the numbers of a state other than step counts, for `Member.numbers`.
+
+    The shape is (parameters, numbers, words). The first two words are the address and the format of
+    the number, the others 0.
+    """
     columns = [column for column in sub_step.columns if column.name != STEP]
     words = replay_kernel.STATE_NUMBER_BYTES // 8
     records = np.zeros((len(sub_step.owners), len(columns), words), np.int64)
@@ -217,9 +245,10 @@ def _state_numbers_of(sub_step: ReplayedSubStep) -> Int64:
     return records
 
 
-def _members_of(sub_step: ReplayedSubStep, state_numbers: Int64) -> list[Member]:
-    """Return a record for each parameter of a rule that has only its own numbers, and no program
-    yet.
+def _make_members(sub_step: ReplayedSubStep, state_numbers: Int64) -> list[Member]:
+    """Return a record for each parameter of a rule, with its step count and other numbers.
+
+    The fields for a program, its row of scalars and chunks are 0 or empty.
     """
     count = len(sub_step.owners)
     counts = [column for column in sub_step.columns if column.name == STEP]
@@ -231,16 +260,22 @@ def _members_of(sub_step: ReplayedSubStep, state_numbers: Int64) -> list[Member]
 
 
 def _check_sub_step(sub_step: ReplayedSubStep) -> None:
-    """Raise TypeError unless scalars of a rule depend on options and numbers of parameters."""
+    """Raise TypeError if the scalars of a rule depend on more than options and per-parameter
+    numbers.
+
+    TensorFlow's rules, reductions, and numbers outside of a common tensor raise, too.
+    """
     are_usual = all(type(column) is Column for column in sub_step.columns)
     if not (sub_step.is_torchs and are_usual and are_numbers_in_call(sub_step.part)):
         raise TypeError("Scalars depend on more than options and numbers of parameters.")
 
 
 def are_numbers_in_call(part: ParamState) -> bool:
-    """Return True if the native call can compute the scalars of a rule.
+    """Return True if the native call can compute the scalars of a rule, and its per-parameter
+    numbers.
 
-    They may depend on options, step counts and other per-parameter numbers, but on no reductions.
+    False for scalars that depend on reductions over parameters, and for numbers other than the step
+    count that the call cannot compute, as `_is_number_in_call` returns.
     """
     rule = part.rule
     has_reductions = rule.all_levels or rule.per_optimizer is not None or rule.is_of_lines
@@ -249,10 +284,10 @@ def are_numbers_in_call(part: ParamState) -> bool:
 
 
 def _is_number_in_call(part: ParamState, column: AnyColumn) -> bool:
-    """Return True if the native call can compute a per-parameter number other than the step count.
+    """Return True if the native call can replace a per-parameter number that is not the step count.
 
-    Numbers of empty parameters are not computed, and a number that torch rounds to the default
-    dtype must be stored in that dtype.
+    The number must be float32 or float64 in a `Column`, the rule without passes, and no parameter
+    empty. A number that torch rounds to the default dtype must be float32, and so must the default.
     """
     spec = part.numbers[column.name]
     return (

@@ -85,11 +85,15 @@ class ParamGroupAdapter(StepAdapter):
         return self.places
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
-        """Return (gradient, target) pairs; and, for each target, the parameter that copies it, or
-        None.
+        """Return (gradient, target) pairs, and for each target the parameter that it stands for.
 
-        If gradients are clipped, sparse rows of equal index are summed first. Return the pairs, and
-        the list of parameters; None for the list if all targets are parameters.
+        A target is what the step updates: the parameter, its master or its offloaded copy. The
+        parameter is None where it is the target itself, and the second result is None if all
+        targets are parameters. Rows of equal index in sparse gradients are summed first if
+        gradients are clipped.
+
+        Args:
+            pairs: (gradient, parameter) pairs.
 
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
@@ -104,8 +108,9 @@ class ParamGroupAdapter(StepAdapter):
         return all_summed(pairs, self.names_of) if self.optimizer.step_options.clips else pairs
 
     def _pair_with_targets(self, pairs: list[tuple[object, Tensor]]) -> UpdatePairs:
-        """Return the result of `aim` without summed rows; store which parameter each target stands
-        for.
+        """Return (gradient, target) pairs and the parameters that targets stand for, as `aim` does.
+
+        Rows are not summed. The parameters are recorded in `self._real`, for `owners_of`.
         """
         targets = self.part.targets(self.optimizer.state, self._params, self.repeats)
         if targets is self._params:
@@ -143,7 +148,11 @@ class ParamGroupAdapter(StepAdapter):
         return [self._converted(grad, param) for grad, param in given]
 
     def _converted(self, grad: Tensor, param: Tensor) -> Pair:
-        """Return one pair in the form of the engines; see `convert_pairs`."""
+        """Return one (gradient, parameter) pair in the form that the engines take.
+
+        A sparse gradient becomes `IndexedSlices` on the device of the parameter. A complex pair
+        becomes two real views, and the view's parameter is recorded in `self._real`.
+        """
         if grad.layout == torch.sparse_coo:
             rows = rows_of(grad, *self.names_of([param]))
             if layout.is_far(rows, param.device):
@@ -158,7 +167,20 @@ class ParamGroupAdapter(StepAdapter):
         return as_real(grad), real
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Raise if pairs are invalid; `narrow` allows gradients of lower precision than targets."""
+        """Raise if a gradient cannot update its variable; change nothing.
+
+        Args:
+            pairs: (gradient, variable) pairs. The variable is what the step updates: a parameter,
+                its master or a real view of it. The device of a gradient must be that of the
+                parameter.
+            narrow: True to accept 16-bit gradients of float32 variables.
+
+        Raises:
+            InvalidTypeError: A dtype is not supported, or the dtypes of a pair differ.
+            InvalidArgumentError: A shape or device differs, or a row index is out of range.
+            RuntimeError: A gradient is sparse, and its parameter has a constraint.
+            NotImplementedError: A gradient is sparse, and the option `round` is set.
+        """
         rounding = self.optimizer.step_options.of(Rounding)
         for grad, var in pairs:
             param = self._real.get(id(var), var)

@@ -44,7 +44,13 @@ class SetChanges:
         self._changes, self._patience = 0, 2
 
     def note_planned(self, gradients: int, trainable: int) -> None:
-        """Count a planned step with so many gradients; set `needs_plan` after enough changes."""
+        """Count a planned step; set `needs_plan` once the set of gradients has changed often
+        enough.
+
+        Args:
+            gradients: The number of parameters with a gradient in the step.
+            trainable: The number of parameters that may have one.
+        """
         has_absent = gradients < trainable
         self._changes += has_absent or self._lacked
         self._lacked = has_absent
@@ -53,7 +59,9 @@ class SetChanges:
             self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)
 
     def note_end(self, steps: int) -> None:
-        """Reset the patience if a plan replayed enough steps."""
+        """Reset the number of changes to wait for, if the replay that ended had taken at least as
+        many steps.
+        """
         if steps >= self._patience:
             self._patience = 2
 
@@ -131,9 +139,10 @@ class StepCache:
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 
     def note_repeated(self, *adapters: ParamGroupAdapter) -> None:
-        """Record the adapters of a rebound step; drop the present replay.
+        """Drop the present replay after a step that repeated its plan with all checks.
 
-        From time to time, `due_adapters` is set, so that the next step plans a replay.
+        At steps that the plans choose, also set `due_adapters` to `adapters`, so that the next step
+        plans a replay. Do nothing if the step was measured and `replay` repeats the same plans.
         """
         if self.watch is not None and self._is_replayed(adapters):
             # The measured step was an exception; the next one can be replayed.

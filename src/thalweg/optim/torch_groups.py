@@ -68,7 +68,7 @@ class TorchGroups(FusedOptimizer):
             with importing:
                 from thalweg._base.matrix_layout import layout_text
             group["layout"] = layout_text(group["layout"])
-        if problems := kind.unfit_choices(group):
+        if problems := self.choice_faults(group):
             raise InvalidArgumentError(f"{problems[0]} in group {place}.")
         if kind._common:
             self._check_common(kind, group, place)

@@ -160,10 +160,13 @@ class WeightUse:
         sets.setdefault(np.packbits(flags).tobytes(), flags)
 
     def layout(self) -> MatrixLayout:
-        """Return the layout that the products and the uses of their outputs define.
+        """Return the layout of the weight that the recorded products and uses of outputs define.
 
         Raises:
-            UndecidedError: They define none.
+            UnusedError: No product was recorded, or some outputs are neither used or reduced by a
+                function nor returned by the model.
+            UndecidedError: Products contradict each other, or rows and columns both hold several
+                matrices and only one of the two is interleaved.
         """
         if self._orientation is None:
             raise UnusedError("the forward pass did not multiply with it")

@@ -224,7 +224,10 @@ def _check_slices(tensor: IndexedTensor) -> None:
 
 
 def _check_overlap(indexed_tensors: dict[str, IndexedTensor]) -> None:
-    """Raise CorruptFileError if tensors share bytes: a file must not promise more than it has."""
+    """Raise CorruptFileError if two tensors, or two slices, share bytes of a data file (shard).
+
+    So tensors read from a file are not larger than the file.
+    """
     places = sorted(
         (part.entry.shard, part.entry.offset, part.entry.size, name)
         for name, tensor in indexed_tensors.items()

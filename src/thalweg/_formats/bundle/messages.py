@@ -144,7 +144,9 @@ def encoded_shape(lengths: tuple[int, ...]) -> bytes:
 
 
 def slice_of(serialized: bytes) -> Slice:
-    """Return the extents in a TensorSlice.
+    """Return the (start, length) of each dimension of a TensorSlice; () for a scalar.
+
+    The length is None for a full dimension. The numbers may be negative.
 
     Raises:
         CorruptFileError: The bytes are not a TensorSliceProto.

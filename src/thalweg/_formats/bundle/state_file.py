@@ -105,7 +105,14 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
 
 
 def _parse_state(text: str) -> CheckpointState:
-    """Return the state in the text of a state file."""
+    """Return the checkpoints that the text of a state file lists, with paths as they are written.
+
+    A text without fields gives an empty path, empty lists and None.
+
+    Raises:
+        CorruptFileError: The text is malformed, a field is unknown or of another type, or a field
+            with a single value is repeated.
+    """
     fields: dict[str, list[Any]] = {name: [] for name in _FIELDS}
     for name, values in parse_fields(text):
         with locate_flaws(name[:80]):

@@ -21,7 +21,16 @@ from thalweg.variable import name_of, to_tensor
 def load_v1(
     optimizer: Any, variables: Sequence[Tensor], slots: Mapping[int, Any], steps: int | None
 ) -> None:
-    """Set slots and beta powers of a `thalweg.v1` optimizer; `slots` is keyed by `id(variable)`."""
+    """Set all slots and beta powers of a `thalweg.v1` optimizer; on an error set nothing.
+
+    Args:
+        variables: The variables; their missing slots are created.
+        slots: {id(variable): {name of slot: tensor}}.
+        steps: The number of steps, from which powers of beta are computed; None for 0.
+
+    Raises:
+        CheckpointMismatchError: A slot is missing, unknown, or has another shape.
+    """
     state_dict: dict[str, Any] = {}
     for key, var in zip(state.keys_of(variables), variables, strict=True):
         state_dict |= {f"{key}/{name}": slot for name, slot in slots.get(id(var), {}).items()}
@@ -43,9 +52,16 @@ def load_keras(
     steps: int | None,
     product: float = 1.0,
 ) -> None:
-    """Set slots, `iterations` and Nadam's product of a `thalweg.keras` optimizer.
+    """Set all slots and numbers of a `thalweg.keras` optimizer; on an error set nothing.
 
-    `slots` is keyed by `id(variable)`. With `steps=None`, `iterations` stays.
+    Args:
+        variables: The variables; their missing slots are created.
+        slots: {id(variable): {name of slot: tensor}}. All variables that have slots need an entry.
+        steps: The value of `iterations`; None keeps the present one.
+        product: Nadam's product of the momentum factors of all steps; other optimizers ignore it.
+
+    Raises:
+        CheckpointMismatchError: A slot is missing, unknown, or has another shape.
     """
     owners = distinct([*optimizer._slots.owners(), *variables])
     names = state.distinct([name_of(var) for var in owners])

@@ -93,7 +93,16 @@ def _match_rows(
 
 
 def _reduce_ranks(numbers: Tensor, is_known: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Return sums and maxima of `numbers`, and maxima of `is_known`, over the ranks."""
+    """Combine the measurements of local parts over `ranks`, all of which must call this function.
+
+    Args:
+        numbers: (variables, `MEASURED`) in float64; unchanged.
+        is_known: Integers of the same shape: 0 for not measured, 1 for measured, 2 for failed.
+
+    Returns:
+        New tensors for `numbers` and `is_known`: columns of `numbers` in `PEAKS` have the largest
+        magnitude of a rank, the others the sum over ranks; `is_known` has the maximum.
+    """
     peaks = [MEASURED.index(name) for name in PEAKS]
     totals = tree_sum(ranks.all_gather(numbers.to(ranks.device)))
     # As whole numbers, magnitudes have the same order, and NaN is the largest.

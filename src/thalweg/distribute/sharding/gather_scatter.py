@@ -34,6 +34,7 @@ def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device
 
     Args:
         tensors: The tensors, in the same order on all ranks.
+        device: The device of the messages.
     """
     outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]
     incoming: list[list[_Target]] = [[] for _ in range(ranks.size)]
@@ -53,7 +54,12 @@ def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device
 
 
 def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
-    """Fill the parts of all ranks, in place, from the full tensors of owners; see `gather`."""
+    """Fill the parts of all ranks, in place, from the full tensors of owners; all ranks call this.
+
+    Args:
+        tensors: The tensors, in the same order on all ranks.
+        device: The device of the messages.
+    """
     outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]
     incoming: list[list[_Target]] = [[] for _ in range(ranks.size)]
     for tensor in tensors:

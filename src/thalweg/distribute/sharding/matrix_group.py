@@ -33,7 +33,16 @@ def cut_dims(var: Tensor) -> list[int]:
 def describe_dtensors(
     params: Sequence[Tensor], titles: Sequence[str], gradients: Sequence[Any]
 ) -> list[str]:
-    """Return lines about DTensors and their gradients, for comparison between ranks."""
+    """Return lines that must be equal on all ranks of a step over DTensors.
+
+    The first line has the number of DTensors. Two lines follow for each: name, dtype, global shape
+    and placements of the DTensor; and dtype of its gradient, or "none" without one.
+
+    Args:
+        params: The DTensors.
+        titles: The name of each.
+        gradients: The gradient of each, a tensor or None.
+    """
     lines = [f"the number of DTensors: {len(params)}"]
     for param, title, grad in zip(params, titles, gradients, strict=True):
         placements = cast("Any", param).placements

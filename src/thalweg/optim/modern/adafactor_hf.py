@@ -110,7 +110,7 @@ class AdafactorHF(ModernOptimizer):
         return () if name == "decay_rate" else numbers  # which is negative
 
     @classmethod
-    def unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         """Return reasons why the options of a group choose no rule; [] if they do."""
         try:
             _read_eps(group["eps"])

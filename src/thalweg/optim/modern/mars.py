@@ -71,7 +71,7 @@ class MARS(ModernOptimizer):
         return getattr(rules, _TYPES[group["mars_type"]])
 
     @classmethod
-    def unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         """Return reasons why the options of a group choose no rule; [] if they do."""
         mars_type = group.get("mars_type")
         if not isinstance(mars_type, str) or mars_type not in _TYPES:

@@ -107,7 +107,7 @@ class OfMatrices:
             raise ValueError(f"No rule has {options}.") from error
 
     @classmethod
-    def unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         try:
             cls._choose_rule({**group})
         except (TypeError, ValueError) as error:

@@ -71,7 +71,7 @@ class Prodigy(ModernOptimizer):
         return {**arguments, "beta3": math.sqrt(arguments["betas"][1])}
 
     @classmethod
-    def unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         if group.get("slice_p", 1) != 1:
             return [
                 f"slice_p={show_value(group['slice_p'])} is not offered: sums are over all elements"

@@ -28,12 +28,18 @@ class Means:
     _has_means: bool = True
 
     def swapped(self) -> AbstractContextManager[None]:
-        """Return a context manager in which parameters are their means, to evaluate or save.
+        """Return a context manager for evaluation: in its block parameters have their means x as
+        values.
+
+        The end of the block restores the former values, also after an error. Parameters without a
+        step keep their values. An optimizer without a schedule-free rule swaps in the averages of
+        its option `ema_decay` instead.
 
         Raises:
-            FailedPreconditionError: A step is taken inside, or the state or a copy of the optimizer
-                is, or the block is in another one.
-            InvalidArgumentError: `betas[0]` or `momentum` is 0.
+            FailedPreconditionError: In the block, a method takes a step, reads or loads the state,
+                copies the optimizer, or begins another such block of the same optimizer.
+            InvalidArgumentError: When the block begins, `betas[0]` or `momentum` of a parameter is
+                0, so that its mean cannot be computed.
         """
         if not self._has_means:
             return super().swapped()  # pyright: ignore

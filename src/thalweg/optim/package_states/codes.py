@@ -78,17 +78,19 @@ def read_codes(
     bits: int = 8,
     block: int | None = None,
 ) -> Codes | None:
-    """Return the validated codes of a slot; None if the indices are not a tensor of dtype uint8.
+    """Return a quantized slot as `Codes`, validated; None if its indices are not a uint8 tensor.
 
     Args:
-        member: The state of the parameter.
+        member: The state of the parameter, which has one index per element.
         name: The name of the slot, for messages.
-        parts: Indices, map and scales, of any type.
-        bits: 4 if a byte has two indices, the first in its upper half.
-        block: The number of elements with one scale; None if all blocks are whole.
+        parts: The indices; the map, of 2**bits numbers that the indices select; and the scales, one
+            for each block of elements.
+        bits: 8 for one index per byte; 4 for two, the first in the upper half.
+        block: The number of elements of a block, of which the last one may have fewer. None divides
+            the number of elements by that of scales.
 
     Raises:
-        CheckpointMismatchError: A part does not fit.
+        CheckpointMismatchError: A part has another type, or its length differs from the above.
     """
     indices, table, scales = parts
     if not isinstance(indices, Tensor) or indices.dtype != torch.uint8:

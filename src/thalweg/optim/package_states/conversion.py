@@ -165,7 +165,7 @@ def _convert_group(
         elif name not in (*package.unread, *package.numbers.values()):
             options[name] = value
             report.exact[name] = ""
-    if problems := optimizer.class_of(group).unfit_choices({**group, **options}):
+    if problems := optimizer.choice_faults({**group, **options}):
         raise mismatch(problems, package.name)
     rule = optimizer.rule_of({**group, **options})
     storage = storage_of(rule)

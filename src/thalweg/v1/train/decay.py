@@ -311,16 +311,21 @@ def follow_rate(
 def _decayed_rate(
     schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str
 ) -> object:
-    """Return a rate that follows a schedule of `thalweg.schedules`.
+    """Return a learning rate that a schedule of `thalweg.schedules` computes from the global step.
 
     Args:
-        schedule: Called with `arguments`; returns the schedule.
-        global_step: The counter of steps.
-        arguments: Arguments of the schedule; the first one decides the dtype.
-        name: The name of the tensor in graph mode.
+        schedule: The class of the schedule or a factory, called with `arguments`.
+        global_step: The variable, tensor or number of the step.
+        arguments: Arguments for `schedule`, the initial rate first. The result is float64 if that
+            is, else float32.
+        name: The name of the rate, in graph mode that of the tensor.
 
     Returns:
-        A `CallableRate` (eager) or a symbolic tensor (graph).
+        In eager mode a `CallableRate`, which reads `global_step` at each call; in graph mode a
+        symbolic tensor.
+
+    Raises:
+        ValueError: `global_step` is None.
     """
     dtype = as_dtype(kind_of(arguments[:1]))
     build_schedule = cache(lambda: schedule(*arguments))

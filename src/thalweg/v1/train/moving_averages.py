@@ -172,9 +172,18 @@ class ExponentialMovingAverage(V1StateDict):
             move(self._plans.now(), targets, values, share, counts)
 
     def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
-        """Return the operation that moves the averages of `var_list`; create missing averages now.
+        """Return a new operation of the graph; each run of it moves the averages of `var_list`
+        once.
 
-        Without `var_list` all trainable variables of the default graph are averaged.
+        Averages that do not exist are created by this call, not by a run. The average of a variable
+        begins with the variable's initial value, that of a symbolic tensor with zeros.
+
+        Args:
+            var_list: Variables and symbolic tensors; None for all trainable variables of the
+                default graph.
+
+        Raises:
+            InvalidTypeError: A member has another type or dtype, or an unknown shape.
         """
         graph = _graph.get_default_graph()
         if var_list is None:

@@ -98,7 +98,14 @@ class RuleOptimizer(Optimizer):
         return self._evaluate_hypers()
 
     def _evaluate_hypers(self) -> dict[str, object]:
-        """Return the hyperparameters of a step by their names in the rule; callables are called."""
+        """Return {name in the rule: value in this step} of all hyperparameters.
+
+        A callable is called without arguments; numbers and tensors stay as they are.
+
+        Raises:
+            ValueError: A hyperparameter is callable, and the class does not take callables.
+            InvalidTypeError, InvalidArgumentError: A value is not a real scalar.
+        """
         values = {}
         for name, attribute in self.HYPERS.items():
             hyper = getattr(self, attribute)

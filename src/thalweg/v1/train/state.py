@@ -65,8 +65,10 @@ class State(TrackableSlots):
         return sorted(self._slots.names())
 
     def variables(self) -> list[Any]:
-        """Return the optimizer's own variables in the present graph, or in eager mode, sorted by
-        name.
+        """Return a new list of the optimizer's slots and optimizer-wide variables, sorted by name.
+
+        In graph mode it has those of the default graph only, in eager mode the eager ones only.
+        Slots for which restored values wait are created first.
         """
         self._settle()
         graph = graph_of()

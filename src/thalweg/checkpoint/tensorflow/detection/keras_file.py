@@ -162,7 +162,8 @@ def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
 def _sort_by_number(file: KerasFile) -> FoundOptimizer:
     """Return the optimizer of numbered arrays, in the order iterations, learning rate, slots.
 
-    If no family or several fit, the result has no slots, and `lost` has the reason.
+    If the slots may be those of no family of classes, or of several, the result has no slots, and
+    its `lost` has the reason.
     """
     scalars, arrays = _split_scalars(file)
     rate, values, fitting = arrays[:0], arrays, list[tuple[Family, Slots]]()
@@ -180,7 +181,10 @@ def _sort_by_number(file: KerasFile) -> FoundOptimizer:
 
 
 def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[StoredTensor]]:
-    """Return ({"iter" and "momentum_cache", as far as there are}, all other arrays in order)."""
+    """Return the optimizer's scalars by name, and all other arrays in order.
+
+    Scalars are "iter" and Nadam's "momentum_cache", each only if the file has it.
+    """
     values = list(file.optimizer.values())
     scalars: dict[str, StoredTensor] = {}
     if values and values[0].dtype in INTEGERS and not values[0].shape:
@@ -193,9 +197,11 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[Store
 
 
 def _fit_families(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple[Family, Slots]]:
-    """Return (family, slots by variable and kind) for each family whose slots `values` may be.
+    """Return (family, {variable: {kind: slot}}) for each family of classes that may have these
+    slots.
 
-    Slots of options that Keras adds to any class, such as moving averages, are left out.
+    Return [] if none may. Slots of options that Keras adds to any class, such as moving averages,
+    are left out.
     """
     families = [family for family in KERAS if _is_possible(family, file, has_arrays=bool(values))]
     config = file.config or {}
@@ -260,20 +266,21 @@ def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
 def _assign_arrays(
     family: Family, values: Sequence[StoredTensor], file: KerasFile, extra_kinds: Sequence[str]
 ) -> Slots | None:
-    """Assign the arrays of an optimizer to variables as Keras lists the slots of a family.
+    """Assign the slots of an optimizer, which a file numbers, to the file's variables.
 
-    Keras lists one kind of slot for all variables, then the next; some classes list two kinds
-    variable by variable.
+    Keras lists one kind of slot for all trained variables, then the next kind. Kinds in one tuple
+    of `_GROUPS` are listed together: all of one variable, then all of the next.
 
     Args:
-        family: The family.
-        values: The arrays of the optimizer, without its scalars.
-        file: The file.
-        extra_kinds: Kinds of slots that are listed before those of the family and not returned.
+        family: The optimizer's rule, with the names of its kinds of slots.
+        values: The arrays of the optimizer in the order of the file, without scalars.
+        file: The file, with its variables in order; some of them may not be trained.
+        extra_kinds: Kinds that are listed before those of the family. They are left out of the
+            result.
 
     Returns:
-        The slots by variable and kind; None if the number of arrays or their shapes do not fit, or
-        if several variables could have them.
+        {name of a trained variable: {kind: array}}. None if the number of arrays is no multiple of
+        that of kinds, if shapes differ, or if shapes leave open which variables are trained.
     """
     interleaved = _GROUPS[-1:] if file.package == "thalweg" else _GROUPS
     groups: list[tuple[str, ...]] = [

@@ -167,7 +167,12 @@ class _GraphView:
         return {name: full for name, full in full_names.items() if counts[full] == 1}
 
     def optimizer_nodes(self) -> list[int]:
-        """Return the nodes with slots or attributes of an optimizer, except loss-scale wrappers."""
+        """Return the numbers of the nodes that are optimizers, the nearest to the root first.
+
+        A node is an optimizer if it has slots, or all children of one of these sets: `beta1_power`;
+        `iter` and `learning_rate`; `MARKS` (Keras 3). A loss-scaling wrapper, which has the child
+        `inner_optimizer`, is left out; the node of its inner optimizer is not.
+        """
         marks = ({"beta1_power"}, {"iter", "learning_rate"}, set(MARKS))
         nodes = [(index, self._nodes[index]) for index in self._places]
         return [

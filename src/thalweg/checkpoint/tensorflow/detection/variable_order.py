@@ -22,12 +22,17 @@ Shape = tuple[int, ...]
 
 
 def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
-    """Return the names of the variables that slots belong to, one per slot; None if ambiguous.
+    """Return the names of the variables that have the slots, one for each of `shapes`; None if
+    unsure.
 
-    The slots are in the order of the model's variables. A `.h5` file lists the variables in this
-    order, and a `.keras` file the layers. But attributes of a layer, and layers in a
-    `.weights.h5` file, are sorted by name, so that only layers of one class ("dense", "dense_1")
-    are in order. There the shapes must leave just one possible order.
+    Slots are in the order of the model's variables. A `.h5` file lists the variables in this order,
+    and a `.keras` file the layers. But attributes of a layer, and layers in a `.weights.h5` file,
+    are sorted by name, so that only layers of one class ("dense", "dense_1") are in order. Then
+    just one possible order may have these shapes.
+
+    Args:
+        file: The file.
+        shapes: The shapes of the slots, one per trained variable.
     """
     names = [
         name
@@ -100,10 +105,10 @@ def _order_by_blocks(
 def _order_by_layers(
     variable_shapes: Mapping[str, Shape], slot_shapes: Sequence[Shape], places: Mapping[str, Place]
 ) -> list[str] | None:
-    """Return the variables in the only order whose shapes equal `slot_shapes`.
+    """Return the variables in the only order of layers in which their shapes equal `slot_shapes`.
 
-    Tried are the orders of whole layers in which layers of one class keep their order. Returns None
-    if none or several of these fit, or if there are too many to try.
+    Layers stay whole, and those of one class keep their order. Return None if no order or several
+    have these shapes, or if there are too many to try.
     """
     layers: dict[str, list[str]] = {}
     for name in variable_shapes:
@@ -140,7 +145,9 @@ def _order_by_layers(
 
 
 def _find_unique_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) -> list[int] | None:
-    """Return increasing indices at which `shapes` has `slot_shapes`; None for none or several."""
+    """Return the increasing indices that select `slot_shapes` from `shapes`; None for none or
+    several.
+    """
     if len(slot_shapes) > len(shapes):
         return None
     leftmost = _find_leftmost_order(shapes, slot_shapes)
@@ -152,7 +159,10 @@ def _find_unique_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) ->
 
 
 def _find_leftmost_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) -> list[int] | None:
-    """Return the first increasing indices at which `shapes` has `slot_shapes`; None for none."""
+    """Return the smallest increasing indices that select `slot_shapes` from `shapes`.
+
+    Return None if `slot_shapes` is not a subsequence of `shapes`.
+    """
     indices: list[int] = []
     index = 0
     for shape in slot_shapes:
@@ -186,7 +196,8 @@ class Owner:
 def owners_of(
     slot_owners: Sequence[tuple[str, Shape]], owners: Sequence[Owner]
 ) -> tuple[list[Owner | None], list[str]]:
-    """Return (the variable of each slot or None, why variables are None).
+    """Return the variable of each slot, or None if unsure, and one sentence for each reason of a
+    None.
 
     A slot belongs to the only variable with its full name and shape. If several have them, their
     order decides, provided that the layers are numbered and all slots are in this order.

@@ -126,12 +126,15 @@ class Rules:
         )
 
     def place(self, name: str) -> Place | None:
-        """Return the destination of a variable; None if no rule matches.
+        """Return the destination of the TensorFlow variable `name`, or None if no rule matches.
 
-        An omitted variable has a destination whose target is None.
+        With `keep_names` the destination has the same name. Otherwise `function` decides, if set,
+        or the first rule in `lines` that matches. A variable that a rule or the function omits has
+        the destination `Place(None)`.
 
         Raises:
-            InvalidConfigError: The rule function returned an invalid value.
+            InvalidConfigError: The result of `function` is not a name, a pair of name and axes, or
+                None.
         """
         if self.keep_names:
             return Place(name)

@@ -146,17 +146,21 @@ class SessionManager:
     def _restore_session(
         self, saver: Any, folder: Path | None, prefix: Path | None, waits: bool, seconds: float
     ) -> tuple[Session, bool]:
-        """Return (new session, True if a checkpoint was restored into it).
+        """Return a new session, and True if a checkpoint was restored into it.
+
+        The flag is False, and the session has no values, without `saver`, without both `folder` and
+        `prefix`, and if `folder` has no file `checkpoint` in time. An error of the restoration
+        closes the session.
 
         Args:
-            saver: Restores the checkpoint; None restores nothing.
-            folder: The folder whose newest checkpoint is restored, or None.
+            saver: The `Saver` that restores the checkpoint, or None.
+            folder: The folder whose newest checkpoint is restored, or None. The saver then also
+                takes over the list of older checkpoints in it.
             prefix: The prefix of a checkpoint, or None.
-            waits: True to wait for a checkpoint in the folder.
-            seconds: The longest time to wait.
+            waits: True to wait up to `seconds` for the file `checkpoint`; False to look once.
 
         Raises:
-            InvalidArgumentError: Both `folder` and `prefix` are given.
+            InvalidArgumentError: Both `folder` and `prefix` are given, with a saver or without.
         """
         if folder and prefix:
             raise InvalidArgumentError(

@@ -131,14 +131,20 @@ def get_checkpoint_state(
 
 
 def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) -> str | None:
-    """Return the prefix of the newest checkpoint in a folder, or None.
+    """Return the prefix of the newest checkpoint of a folder, as its file `checkpoint` records.
 
     Args:
         checkpoint_dir: The folder.
-        latest_filename: Optional. The name of the file that says which one it is.
+        latest_filename: Optional. Another name of the file `checkpoint`.
+
+    Returns:
+        The prefix, which begins with the folder; None if the file `checkpoint` does not exist. None
+        and a logged error if the files of the recorded checkpoint do not exist.
 
     Raises:
-        ValueError, DataLossError, UnsafeCheckpointError: See `get_checkpoint_state`.
+        ValueError: The file names no checkpoint.
+        DataLossError: The file is damaged.
+        UnsafeCheckpointError: A path in the file leads out of the folder.
     """
     state = get_checkpoint_state(checkpoint_dir, latest_filename)
     if state is None:

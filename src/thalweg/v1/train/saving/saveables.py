@@ -26,16 +26,19 @@ def all_saveable() -> list[Any]:
 
 
 def by_name(var_list: object) -> dict[str, GraphVariable]:
-    """Return {name in a checkpoint: variable}, sorted by name.
+    """Return a new dict {name in a checkpoint: graph variable}, sorted by name.
 
     Args:
-        var_list: A list, tuple or set of variables, which get their names in the graph, or a dict
-            of variables by name. Parameters and buffers stand for their graph variables. Each part
-            of a partitioned variable gets a name that ends with "/part_" and its number.
+        var_list: A list, tuple or set of variables, each saved under its name in the graph; or a
+            dict {name: variable}. A torch parameter or buffer is replaced by its graph variable,
+            and a partitioned variable by its parts, whose names end with "/part_" and a number from
+            0.
 
     Raises:
-        InvalidTypeError: `var_list`, or a member of it, is something else.
-        InvalidArgumentError: Two variables have one name, one has two, or the graphs differ.
+        InvalidTypeError: `var_list` has another type, a member is no variable, or a key is no
+            string.
+        InvalidArgumentError: A list has two variables of the same name, or one variable twice; a
+            dict has one variable under two names; or the variables belong to several graphs.
     """
     if isinstance(var_list, Mapping):
         variables_by_name = _of_mapping(var_list)
@@ -85,8 +88,13 @@ def _parts_of(candidate: object) -> list[Any]:
 def join_parts(
     variables: Mapping[str, GraphVariable], values: Iterable[Tensor]
 ) -> dict[str, Tensor]:
-    """Return {name: value}, where the parts of a partitioned variable become one value if all are
-    there.
+    """Return {name: value} with the parts of a partitioned variable concatenated to one value.
+
+    Parts stay separate, under their own names, unless all are in `variables`.
+
+    Args:
+        variables: Variables and parts by name.
+        values: The value of each, in the same order.
     """
     tensors, groups = {}, {}
     for (name, variable), tensor in zip(variables.items(), values, strict=True):
@@ -104,13 +112,21 @@ def join_parts(
 
 
 def whole_name(name: str, variable: GraphVariable) -> str:
-    """Return the name of a whole variable by that of a part; other names as they are."""
+    """Return the name of the partitioned variable for a part's name; `name` itself if it is no
+    part.
+    """
     info = variable._save_slice_info
     return name if info is None else name.removesuffix(f"/part_{info.index}")
 
 
 def _of_list(var_list: Any) -> dict[str, GraphVariable]:
-    """Return {name: variable} of a list, sorted by name; see `by_name`."""
+    """Return {name in the graph: variable} of a list, sorted by name, with partitioned variables in
+    parts.
+
+    Raises:
+        InvalidTypeError: A member is no variable.
+        InvalidArgumentError: Two members have the same name.
+    """
     variables_by_name: dict[str, GraphVariable] = {}
     parts = [part for listed_variable in var_list for part in _parts_of(listed_variable)]
     for candidate in parts:
