@@ -246,7 +246,7 @@ def anchor_of(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-def find_storage_fault(path: Path, text: str, target: str) -> str:
+def find_link_fault(path: Path, text: str, target: str) -> str:
     """Return what is wrong with a link in the Markdown source of a page, or ""."""
     name, _, anchor = target.partition("#")
     file = path.parent / name if name else path
@@ -262,7 +262,7 @@ def faults_of_links(path: Path) -> list[tuple[str, str]]:
     """Return the targets of the wrong links of a page with what is wrong."""
     links = re.findall(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", outside_code(path))
     internal = [(text, target) for text, target in links if not re.match(r"\w+:", target)]
-    faults = [(target, find_storage_fault(path, text, target)) for text, target in internal]
+    faults = [(target, find_link_fault(path, text, target)) for text, target in internal]
     return [(target, fault) for target, fault in faults if fault]
 
 
@@ -280,7 +280,7 @@ def test_links_that_fail_in_the_sources_are_found(tmp_path: Path) -> None:
         ("b.md", "leads to a file that the repository lacks"),
         ("a.md#c", "leads to no heading"),
     ]
-    generated = find_storage_fault(DOCS / "index.md", "optim", "classes/optim/index.md")
+    generated = find_link_fault(DOCS / "index.md", "optim", "classes/optim/index.md")
     assert generated == "leads to a file that the repository lacks"
 
 

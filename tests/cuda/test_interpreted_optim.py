@@ -156,10 +156,14 @@ def test_a_device_with_an_engine_takes_the_step(monkeypatch):
     assert not native_support.engines_support(pairs, {}, ())
 
 
-@by(CAPTURABLE)
-def test_device_counted_steps_equal_the_cpu(make):
+@pytest.mark.parametrize(
+    ("make", "groups"),
+    [(make, 1 + k % 2) for k, make in enumerate(CAPTURABLE.values())],
+    ids=list(CAPTURABLE),
+)
+def test_device_counted_steps_equal_the_cpu(make, groups):
     """The bits of those that the host counts: in float32, powers of float64 leave no trace here."""
-    options = {"dtypes": (torch.float32, torch.bfloat16), "groups": 2}
+    options = {"dtypes": (torch.float32, torch.bfloat16), "groups": groups}
     expected = trained("cuda", make, **options)
     assert_same(trained("cuda", make, capturable=True, **options), expected)
 

@@ -161,10 +161,10 @@ def test_larc_training_in_mixed_precision_is_close_to_float32(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["novograd", "larc"])
 def test_trained_model_reads_nearly_all_digits(
-    example: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    example: ModuleType, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    name = "novograd"  # LARC is trained above
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     outcomes = example.main(["--config", name, "--logdir", str(tmp_path)])
     rates = {kind: outcome.error_rate for kind, outcome in outcomes.items()}

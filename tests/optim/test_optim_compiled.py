@@ -39,6 +39,17 @@ OPTIONS: dict[str, tuple[Make, torch.dtype]] = {
     "clipped": (lambda p: tensorflow.Nadam(p, lr=0.1, clip_grad_norm=0.1), torch.float32),
     "flat": (lambda p: optim.RMSprop(p, lr=0.1, gradients="flat"), torch.float32),
     "wrapped": (lambda p: optim.AdamW(p, lr=0.1, cautious=True, sphere=True), torch.float32),
+    "wrapped in others": (
+        lambda p: optim.AdamW(
+            [param for param in p if param.dim() == 2],
+            lr=0.1,
+            cautious_decay=True,
+            trust_ratio=True,
+            radial_brake=True,
+            row_floor=True,
+        ),
+        torch.float32,
+    ),
     "rate in a tensor": (lambda p: optim.Adam(p, lr=torch.tensor(0.1)), torch.float32),
 }
 

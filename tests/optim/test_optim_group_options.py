@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rulebook import assert_same
+from rulebook import assert_same, slow_unless
 from thalweg import optim
 
 SHAPES = ((6, 5), (6, 5), (7, 4, 3, 3), (5,))  # two are alike, in both groups
@@ -69,11 +69,14 @@ def changed(name: str) -> Iterator[dict[str, Any]]:
         yield {option: value}
 
 
-@pytest.mark.parametrize("name", [*classes()])
-def test_two_groups_are_two_optimizers(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [slow_unless(half == len(n) % 2, n, half) for n in classes() for half in (0, 1)],
+)
+def test_two_groups_are_two_optimizers(name: str, half: int) -> None:
+    """Change every other option of a class, from the first or from the second one on."""
     kind, option_count = getattr(optim, name), 0
-    # Half of them, as those of a class have one step.
-    for options in [*changed(name)][len(name) % 2 :: 2]:
+    for options in [*changed(name)][half::2]:
         lists = [[params_of(name, seed) for seed in range(2)] for _ in range(2)]
         first, second = lists[0]
         actual = run_steps([kind([{"params": first}, {"params": second, **options}])], lists[0])

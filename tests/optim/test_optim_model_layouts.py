@@ -524,6 +524,9 @@ def test_steps_of_a_fused_weight_are_those_of_its_parts() -> None:
         ),
         ({"verbose": 2}, r"Muon.for_model\(\) takes no option 'verbose'.$"),
         ({"adamw": {"momentum": 0.9}}, "adamw takes no option 'momentum'"),
+        ({"adamw": {"accumulate": 2}}, "adamw takes no option 'accumulate'"),
+        ({"adamw": {"params": [nn.Parameter(torch.ones(2))]}}, "adamw takes no option 'params'"),
+        ({"adamw": {1: 2}}, "The names of the options in adamw must be text, not 1"),
         ({"adamw": 3e-4}, "adamw must be a dictionary of options of AdamW"),
     ],
 )

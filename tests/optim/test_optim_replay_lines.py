@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch.nn import Parameter
 
 from pairwise import cover_values
 from replay_twins import OPTIONS, are_same, count_replays, diff, set_grads, snapshot
-from thalweg import optim
+from thalweg import Hyper, Measure, Rule, Slot, maximum, optim
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
+from thalweg.formula import FusedStage, gradient_squares
 
 pytestmark = pytest.mark.skipif(
     isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
@@ -57,23 +59,49 @@ def make_params(dtype: torch.dtype = torch.float32) -> list[Parameter]:
     return [Parameter(torch.randn(shape).to(dtype)) for shape in SHAPES]
 
 
-def compare(make: Maker, dtype: torch.dtype, prepare: Callable[..., None], **extras: Any) -> int:
-    """Compare an optimizer with a twin that does not replay; return the replayed steps."""
+def compare(
+    make: Maker,
+    dtype: torch.dtype,
+    prepare: Callable[..., None],
+    errors: tuple[type[Exception], ...] = (),
+    **extras: Any,
+) -> int:
+    """Compare an optimizer with a twin that does not replay; return the replayed steps.
+
+    After one of `errors`, which the twin must raise as well, only the parameters are compared.
+    """
     sides: list[tuple[Any, list[Parameter]]] = []
     for _ in range(2):
         weights = make_params(dtype)
         sides.append((make(weights, **extras), weights))
-    for step in range(6 * extras.get("accumulate", 1)):
+    for step in range(7 * extras.get("accumulate", 1)):
+        messages: list[str] = []
         for is_twin, (opt, weights) in enumerate(sides):
             if extras.get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
             prepare(opt, weights, step)
             if is_twin:
                 opt.step_cache.forget_replay()
-            opt.step()
+            try:
+                opt.step()
+            except errors as error:
+                messages.append(str(error))
+        if messages:
+            assert messages == messages[:1] * 2
+            assert all(map(torch.equal, sides[0][1], sides[1][1]))
+            break
         for (key, actual), (_, expected) in zip(*(snapshot(*run) for run in sides), strict=True):
             assert are_same(actual, expected), (key, step)
     return count_replays(sides[0][0])
+
+
+@pytest.fixture
+def restored_numerics() -> Iterator[None]:
+    """Restore torch's number of threads and its mode of denormals after a test."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
 
 
 def schedule(opt: Any, weights: list[Parameter], step: int) -> None:
@@ -85,7 +113,39 @@ def schedule(opt: Any, weights: list[Parameter], step: int) -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_lines_are_replayed(name: str) -> None:
-    assert compare(MAKERS[name], torch.float32, schedule) == 4
+    assert compare(MAKERS[name], torch.float32, schedule) == 5
+
+
+def keep_largest(*, tops: Any, rows: Any) -> Any:
+    """Return new numbers of the slot, which are stored first, and its previous ones."""
+    return maximum(tops, rows), tops
+
+
+def scale_rows(var: Any, grad: Any, *, rows: Any, tops: Any, learning_rate: Any) -> Any:
+    return (var - learning_rate * grad * (1 + rows) / (1 + tops),)
+
+
+SWAPPED = Rule(
+    name="Swapped",
+    passes=(
+        Measure(gradient_squares, makes="rows", over="row"),
+        FusedStage(keep_largest, makes=("tops", "rows")),
+    ),
+    update=scale_rows,
+    hypers=(Hyper("learning_rate", 0.1),),
+    slots=(Slot("tops", per="row"),),
+)
+
+
+def test_stage_returns_slot_that_it_overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rules with functions of users are not replayed.
+    monkeypatch.setattr("thalweg.formula.is_ours", lambda function: True)
+
+    def make(weights: list[Parameter]) -> Any:
+        matrices = [weight for weight in weights if weight.dim() > 1]
+        return optim.RuleOptimizer(matrices, SWAPPED, lr=0.1)
+
+    assert compare(make, torch.float32, schedule) == 5
 
 
 @pytest.mark.slow
@@ -97,7 +157,7 @@ def test_lines_are_replayed(name: str) -> None:
 def test_options_are_replayed(
     name: str, options: tuple[dict[str, Any], int], dtype: torch.dtype
 ) -> None:
-    assert compare(MAKERS[name], dtype, schedule, **options[0]) == 4
+    assert compare(MAKERS[name], dtype, schedule, **options[0]) == 5
 
 
 @pytest.mark.parametrize("value", [0.0, torch.nan, -torch.inf, 1e-42, 3e38])
@@ -109,7 +169,83 @@ def test_extreme_values_are_replayed(name: str, value: float) -> None:
             weights[2].grad = torch.full_like(weights[2], value)
             weights[0].grad[:3] = value  # pyright: ignore[reportOptionalSubscript]
 
-    assert compare(MAKERS[name], torch.float32, prepare) == 4
+    assert compare(MAKERS[name], torch.float32, prepare) == 5
+
+
+def row_slot(opt: Any, weight: Parameter) -> tuple[str, torch.Tensor]:
+    """Return the name and the tensor of a slot with one number for each row of a matrix."""
+    slots = opt.state[weight].items()
+    return next((name, slot) for name, slot in slots if slot.numel() == len(weight))
+
+
+def assign_slot(opt: Any, weights: list[Parameter]) -> None:
+    name, slot = row_slot(opt, weights[0])
+    opt.state[weights[0]][name] = slot * 0.5
+
+
+def replace_slot_data(opt: Any, weights: list[Parameter]) -> None:
+    _, slot = row_slot(opt, weights[0])
+    slot.data = slot.data * 0.5
+
+
+def change_slot_dtype(opt: Any, weights: list[Parameter]) -> None:
+    name, slot = row_slot(opt, weights[0])
+    opt.state[weights[0]][name] = slot.bfloat16()
+
+
+def free_slot(opt: Any, weights: list[Parameter]) -> None:
+    row_slot(opt, weights[0])[1].untyped_storage().resize_(0)
+
+
+def overlap_slot(opt: Any, weights: list[Parameter]) -> None:
+    weights[5].grad = row_slot(opt, weights[0])[1].view(-1)[:7]
+
+
+def load_state(opt: Any, weights: list[Parameter]) -> None:
+    state_dict = copy.deepcopy(opt.state_dict())
+    row_slot(opt, weights[0])[1].zero_()
+    opt.load_state_dict(state_dict)
+
+
+def flush_denormals(opt: Any, weights: list[Parameter]) -> None:
+    torch.set_flush_denormal(True)
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 1e-42)
+
+
+def replace_param_data(opt: Any, weights: list[Parameter]) -> None:
+    weights[0].data = weights[0].data * 0.5
+
+
+CHANGES = {
+    "slot": assign_slot,
+    "data of a slot": replace_slot_data,
+    "dtype of a slot": change_slot_dtype,
+    "freed slot": free_slot,
+    "gradient over a slot": overlap_slot,
+    "loaded state": load_state,
+    "threads": lambda opt, weights: torch.set_num_threads(3),
+    "denormals": flush_denormals,
+    "data of a parameter": replace_param_data,
+    "deleted state": lambda opt, weights: opt.state.pop(weights[0]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["Adafactor", "AdafactorHF", "SM3"])
+def test_changes_between_replays_equal_careful_steps(
+    name: str, change: str, restored_numerics: None
+) -> None:
+    replays: list[int] = []
+
+    def prepare(opt: Any, weights: list[Parameter], step: int) -> None:
+        schedule(opt, weights, step)
+        if step == 4:
+            replays.append(count_replays(opt))
+            CHANGES[change](opt, weights)
+
+    compare(MAKERS[name], torch.float32, prepare, (ValueError, TypeError, RuntimeError))
+    assert replays[0] == 2
 
 
 def make_random(seed: int) -> tuple[Any, list[Parameter]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import pickle
 from pathlib import Path
@@ -258,6 +259,27 @@ def test_states_without_history_load_and_begin_one(resume: Any, tmp_path: Path) 
     assert "spike_history" not in plain.state_dict()["param_groups"][0]
 
 
+def test_groups_of_a_live_optimizer_load_without_a_history() -> None:
+    optimizer, spikes, _ = train("plain", "skip", range(1, 4))
+    groups = [{**group, "params": [0, 1]} for group in optimizer.param_groups]
+    state = optimizer.state_dict()["state"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    assert spikes.judge is not None
+    assert spikes.judge.history == [0, [], []]
+
+
+def test_history_loaded_before_a_failed_construction_is_kept() -> None:
+    _, spikes, _ = train("plain", "skip", range(1, 4))
+    loaded = Spikes("skip")
+    loaded.load_state_dict(spikes.state_dict())
+    params = make_params()
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        optim.AdamW([{"params": params}, {"params": params}], spikes=loaded)
+    gc.collect()
+    optim.AdamW(params, spikes=loaded)
+    assert loaded.state_dict() == spikes.state_dict()
+
+
 @pytest.mark.parametrize("history", ["?", [1, [0.5]], [-1, [], []], [1, [math.nan], []]])
 def test_invalid_history_is_rejected_and_changes_nothing(history: Any) -> None:
     optimizer, spikes, _ = train("plain", "skip", range(1, 4))
@@ -283,7 +305,7 @@ def test_step_that_allocates_state_keeps_a_logged_loss(loss: float) -> None:
         assert len(optimizer.state) == len(params)
         assert len(spikes.actions) == (factor == 1.0 and loss == math.inf)
     assert spikes.judge is not None
-    assert optimizer.param_groups[0]["spike_history"] == []
+    assert optimizer.param_groups[0]["spike_history"] == [0, [], []]
     step_count, losses, norms = spikes.judge.history
     expected_losses = [loss] if math.isfinite(loss) else []
     assert (step_count, losses, len(norms)) == (1, expected_losses, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -86,6 +86,18 @@ MEASURING_RULE = Rule(
     per_variable=measured,
     slots=(Slot("shrunk", scalar=True),),
 )
+
+
+@dataclass
+class Center:
+    """`center` as a callable without a hash."""
+
+    weight: float = 1.0
+
+    def __call__(self, *, step: Any) -> dict[str, Any]:
+        return {"step": step - self.weight * step.mean(dim=(1, 2), keepdim=True)}
+
+
 HEADS = replace(CENTERED, name="Heads", passes=(CENTERED.passes[0], Stage(center, heads=3)))
 
 
@@ -271,3 +283,22 @@ def test_sparse_rows_follow_the_user_rule() -> None:
     opt.step()
     is_changed = (table.weight.detach() != previous).any(dim=1)
     assert is_changed.tolist() == [row in (1, 3) for row in range(9)]
+
+
+def test_stage_of_unhashable_callable_equals_a_function() -> None:
+    unhashable = replace(CENTERED, passes=(CENTERED.passes[0], Stage(Center())))
+    starts = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    results: list[list[torch.Tensor]] = []
+    for rule in (CENTERED, unhashable):
+        params = [nn.Parameter(start.clone()) for start in starts]
+        optimizers = [
+            optim.RuleOptimizer(params[:1], rule),
+            optim.Mixed([{"params": params[1:], "rule": rule}]),
+        ]
+        for _ in range(3):
+            for param in params:
+                param.grad = param.detach().square()
+            for opt in optimizers:
+                opt.step()
+        results.append([param.detach() for param in params])
+    assert_same(*results)

@@ -38,19 +38,21 @@ def calls(functions: Iterable[Call]) -> Iterator[Any]:
 
 
 def when(condition: Iterable[object], call: Call) -> Call:
-    """Return a call that is made only if a lazy condition, a C iterator of one element, is true."""
+    """Return a function in C that calls `call` if a condition is true when the function runs.
+
+    `condition` is an iterator in C that then yields one value; only its truth counts.
+    """
     return partial(drain, map(operator.call, compress([call], condition)))
 
 
 def unless_resized(call: Call) -> Call:
-    """Return a call that runs `call` unless one of its tensors no longer fits into its storage by
-    then.
+    """Return a function that runs `call` unless one of its tensors no longer fits into its storage.
 
-    Writing to such a tensor would crash.
+    Storages are measured when the function runs; a write to such a tensor would crash.
 
     Args:
-        call: A function in C with tensors among its arguments, bound by `partial`. Other callables
-            are returned unchanged.
+        call: A function in C with tensors among its arguments, bound by `partial`. Another callable
+            is returned unchanged.
     """
     if not isinstance(call, partial):
         return call
@@ -72,13 +74,13 @@ def _required_bytes(tensor: torch.Tensor) -> int:
 
 
 def check_targets(functions: Sequence[Call]) -> None:
-    """Raise if one of these functions in C would write to a tensor in read-only memory.
+    """Check that functions in C write to no tensor in read-only memory.
 
-    The written tensor is the one whose method the function is, or each tensor of the list that is
-    its first argument.
+    A function is taken to write to the tensor whose method it is, or to each tensor of the list
+    that is its first argument.
 
     Raises:
-        LayoutError: Names the shape and dtype of the first such tensor.
+        LayoutError: One of these tensors is read-only; the message has its shape and dtype.
     """
     targets: list[torch.Tensor] = []
     for function in functions:

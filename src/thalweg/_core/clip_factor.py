@@ -93,13 +93,16 @@ def exact_norm(squares_of: Callable[[Formula], object], is_narrow: bool) -> Norm
 def factor_of(
     norm: Norm, limit: float, dtype: Dtype, epsilon: float | None, nan_if_not_finite: bool
 ) -> Factor:
-    """Return the factor that reduces a global norm to a limit.
+    """Return the factor that reduces a global norm to a limit, without overflow or denormals.
 
     Args:
-        limit: The limit. If it is negative, the factor is 1.
+        norm: The norm. The factor is NaN if the norm is, or if it is infinite and the limit is
+            negative or infinite.
+        limit: The limit. If it is negative, the factor is 1. An infinite limit gives 1 in torch's
+            formula, and NaN in TensorFlow's.
         dtype: The dtype of the formula.
         epsilon: The number that torch's formula adds to the norm; None for TensorFlow's formula.
-        nan_if_not_finite: Whether a norm that is not finite gives NaN; see `norms.clip_factor`.
+        nan_if_not_finite: Whether an infinite norm always gives NaN.
     """
     root = norm.root
     is_tensor = isinstance(root, Tensor)
@@ -156,7 +159,10 @@ def _at_most_one(values: Any) -> object:
 
 
 def _clip_factor(norm: Norm, limit: float, epsilon: float, is_narrow: bool) -> Factor:
-    """Return min(1, limit / (norm + epsilon)); 1 or 0 for a norm of 0."""
+    """Return min(1, limit / (norm + epsilon)).
+
+    If norm and epsilon are 0, the factor is 0 for a limit of 0, else 1.
+    """
     functions, device = vectors.functions_of(norm.root), vectors.place_of(norm.root)
     # Only a root of 0 is smaller than this bound.
     divisor = functions.clip(norm.root + epsilon * 2.0**-norm.exponent, _TINY[np.float64], None)

@@ -68,7 +68,14 @@ def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
 
 
 def add_note(error: BaseException, notes: Sequence[str]) -> None:
-    """Add to an exception the note `notes[0]`, or if `notes` is empty, that nothing has changed."""
+    """Add a note to an exception that says if the step was taken; do nothing if it has the same
+    note.
+
+    Args:
+        error: The exception; changed.
+        notes: The first entry becomes the note, and replaces the note that nothing has changed. If
+            `notes` is empty, the note is that nothing has changed.
+    """
     if notes:
         error.__notes__ = [note for note in _notes_of(error) if note != _NOT_APPLIED_NOTE]
         if not any(note.startswith(notes[0].rstrip(".")) for note in _notes_of(error)):
@@ -84,8 +91,9 @@ def add_note(error: BaseException, notes: Sequence[str]) -> None:
 
 
 def say_refused(error: Exception) -> None:
-    """Note on an error that nothing has changed, unless its notes say that a step was taken or
-    skipped.
+    """Note on an error that nothing has changed.
+
+    Do nothing if its notes say that a step was taken or skipped, or if it is a ReplicaLostError.
     """
     if not (says_committed(error) or isinstance(error, ReplicaLostError)):
         add_note(error, ())
@@ -107,7 +115,14 @@ def _notes_of(error: BaseException) -> list[str]:
 
 
 def add_taken(error: BaseException, missing: str = "", message: str = f"{TAKEN}.") -> None:
-    """Add the note that the step was taken, unless the exception has such a note."""
+    """Note on an exception that the step was taken, unless it has a note that a step was taken or
+    skipped.
+
+    Args:
+        error: The exception; changed.
+        missing: What the step lacks: "without the constraint of 'w'"; "" for the note `message`.
+        message: The note if nothing is missing.
+    """
     if not says_committed(error):
         error.add_note(f"{TAKEN}, but {missing}." if missing else message)
 
@@ -229,7 +244,7 @@ class WriteBatch:
 
 
 def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
-    """Return functions in C that set tensors to their present values, from copies made now.
+    """Copy tensors now; return functions in C that set each tensor back to its copy.
 
     A tensor whose storage was cut by the time of the call is skipped.
 
@@ -254,8 +269,11 @@ def copy_writes(copies: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> l
 
 @contextlib.contextmanager
 def restored(tensors: Sequence[Tensor], notes: Sequence[object] = ()) -> Generator[None]:
-    """Restore the values of tensors if the `with` block raises, unless `notes` has an entry by
-    then.
+    """Return a context manager that restores the values of tensors if its block raises.
+
+    Args:
+        tensors: The tensors, which are copied at the begin.
+        notes: If it has an entry by then, because the step was written, nothing is restored.
     """
     with no_grad():
         rollback = calls(putting_back(tensors))
@@ -268,7 +286,12 @@ def restored(tensors: Sequence[Tensor], notes: Sequence[object] = ()) -> Generat
 
 
 def constraint_of(var: Tensor, name: str) -> PostUpdateCall:
-    """Return the call that sets a variable to the result of its constraint."""
+    """Return a call for `write_step` that sets a variable to the result of its constraint.
+
+    Args:
+        var: The variable.
+        name: Its name, for the note on an exception of the constraint.
+    """
     new_values: list[Tensor] = []
     return PostUpdateCall(
         partial(new_values.extend, map(partial(_constrain, name=name), (var,))),
@@ -279,8 +302,9 @@ def constraint_of(var: Tensor, name: str) -> PostUpdateCall:
 
 
 def constrained(var: Tensor, name: str) -> list[BaseException]:
-    """Set a variable to the result of its constraint; return [the exception that it raised], else
-    [].
+    """Set a variable to the result of its constraint, if it has one.
+
+    Return a list with the exception that the constraint raised; [] if it raised none.
     """
     if variable_constraint(var) is None:
         return []
@@ -313,9 +337,10 @@ def _constrain(var: Tensor, name: str) -> Tensor:
 
 
 def raise_first(errors: Sequence[BaseException]) -> None:
-    """Raise the first error that is an interruption, else the first one; note the others on it.
+    """Raise the first error that is not an `Exception`, such as KeyboardInterrupt, or else the
+    first one; return if there are none.
 
-    Return without an error if there is none.
+    The raised error gets a note about each of the others.
     """
     if not errors:
         return
@@ -327,10 +352,11 @@ def raise_first(errors: Sequence[BaseException]) -> None:
 
 
 def raise_within(errors: Sequence[BaseException]) -> None:
-    """Raise as `raise_first`, after the notes of all errors are removed.
+    """Remove all notes of the errors, then raise one of them; return if there are none.
 
-    For errors of one variable's update, whose step can still be rolled back: their notes say that
-    it was taken.
+    Raise the first error that is not an `Exception`, such as KeyboardInterrupt, or else the first
+    one; it gets a note about each of the others. Call this for errors of a single variable's update
+    in a step that can still be rolled back: `write_step` has noted on them that the step was taken.
     """
     for error in errors:
         # Remove the note that the step was taken.

@@ -54,9 +54,13 @@ def device_columns(
 def expand_to_variables(
     keys: Sequence[Hashable], values: Mapping[Any, Any], device: torch.device
 ) -> Tensor:
-    """Return a tensor on a device with one number for each variable, by the variable's key.
+    """Return a tensor with one number for each variable, on a device.
 
-    `values` has for each key a number, a scalar tensor, or a tensor with a number per variable.
+    Args:
+        keys: For each variable its key, such as dtype and group.
+        values: For each key a number, a tensor of shape (), or a tensor with a number for every
+            variable of the step, of which those with this key are used.
+        device: The device of the result.
     """
     parts: list[Tensor] = []
     for key, run in groupby(range(len(keys)), key=keys.__getitem__):

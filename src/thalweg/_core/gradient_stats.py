@@ -219,7 +219,10 @@ class GradientStats:
             return vectors.functions_of(roots).square(roots)
 
     def _mark_overflows(self, roots: Any) -> object:
-        """Return the norms, infinite where the sum of squares overflows like float32."""
+        """Return norms, with infinity where the sum of squares is beyond float32, as in TensorFlow.
+
+        Variables that `overflow` of the transforms exempts keep their norms.
+        """
         overflow = self._overflow_mask(roots)
         if overflow is False:
             return roots
@@ -253,7 +256,11 @@ class GradientStats:
 
     @property
     def plain_range(self) -> PlainRange:
-        """Range of the sum of squares in which the clip factor needs no scaled sums."""
+        """Range of the sum of squares, and largest norm, for which the plain formula of the clip
+        factor holds.
+
+        Outside of it, sums of scaled squares are needed to prevent overflow.
+        """
         transforms, dtype = self._transforms, self._norm_dtype
         if transforms.overflow:
             highest = norms.HIGHEST if self._does_overflow else HIGHEST
@@ -264,7 +271,9 @@ class GradientStats:
 
     @lazy
     def clip_factor(self) -> Factor:
-        """Factor of all gradients when clipping by the global norm, else 1."""
+        """Factor of all gradients: of clipping by the global norm, or as given in the transforms;
+        else 1.
+        """
         transforms, dtype = self._transforms, self._norm_dtype
         limit = transforms.global_clipnorm
         if limit is None:
@@ -312,8 +321,10 @@ class GradientStats:
         return self._transforms.trust(self.variable_norms, self.clipped_norms)
 
     def shared(self, dtype: Dtype) -> dict[str, Any]:
-        """Return the transforms' scalars that are equal for all variables, in a compute dtype, by
-        name.
+        """Return the scalars of the transforms that are equal for all variables, by name.
+
+        Args:
+            dtype: The compute dtype of the scalars.
         """
         scalars = self._transforms.shared(dtype)
         if self._transforms.global_clipnorm is not None and self._has_one_factor:

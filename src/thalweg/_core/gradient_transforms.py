@@ -134,7 +134,9 @@ class GradientTransforms:
 
     @lazy
     def measured(self) -> tuple[Formula, ...]:
-        """Return the formulas whose sums are needed in each step."""
+        """Formulas of squares whose sums over each variable are needed in each step; () if none
+        are.
+        """
         if self.trust is not None:
             return gradient_squares, variable_squares
         is_open = self.global_clipnorm is not None and self.clip_factor is None
@@ -179,8 +181,10 @@ def before_norms(transforms: GradientTransforms) -> Stages:
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs with sparse gradients made dense: rows of equal indices are summed in the
-    dtype of the variable.
+    """Return the pairs with each sparse gradient, in the dtype of its variable, made dense.
+
+    Rows with equal indices are added; rows that no index names are 0. Dense gradients are
+    unchanged.
     """
     return [
         (whole(with_values(grad, grad.values.to(var.dtype)), var), var)

@@ -147,12 +147,13 @@ def distinct(variables: Sequence[Tensor]) -> list[Tensor]:
 
 
 def check_variables(variables: Sequence[object]) -> None:
-    """Raise unless all are variables: `thalweg.Variable`, or leaf tensors that require a gradient.
+    """Check that each element is a variable: a `thalweg.Variable`, or a leaf that requires a
+    gradient.
 
     Raises:
-        InvalidTypeError: An element is not a tensor.
-        NotImplementedError: A tensor is not a variable.
-        LayoutError: A variable is a nested tensor.
+        InvalidTypeError: The first element that is not valid is not a tensor.
+        NotImplementedError: It is a tensor, but not a variable.
+        LayoutError: It is a nested tensor.
     """
     for index, var in enumerate(variables):
         position = f" at index {index}" if len(variables) > 1 else ""

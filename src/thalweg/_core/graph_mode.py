@@ -24,7 +24,13 @@ class GraphMode(Protocol):
     """
 
     def variable(self, initial_value: object, name: str, trainable: bool = False) -> Any:
-        """Return a new variable of the default graph for an optimizer, named below its scope."""
+        """Return a new variable of the default graph for an optimizer's state.
+
+        Args:
+            initial_value: Its first value.
+            name: Its name; the graph's current name scope is put before it.
+            trainable: Whether it is among the graph's trainable variables.
+        """
         ...
 
     def slot(self, var: Any, value: object, name: str) -> Any:
@@ -64,16 +70,19 @@ class GraphMode(Protocol):
         name: str | None,
         aggregates: bool,
     ) -> Any:
-        """Return the operation that takes a step when a session runs it.
+        """Add an operation to the graph that takes a step when a session runs it; return the
+        operation.
 
         Args:
-            name: The name of the step; by default the optimizer's.
-            aggregates: Aggregate gradients over replicas first.
+            grads_and_vars: Pairs of a gradient and a variable.
+            name: The name of the operation; None for the optimizer's name.
+            aggregates: Whether to aggregate gradients over replicas first.
         """
         ...
 
     def update(self, optimizer: Any, grad: object, var: Any, state: object) -> Any:
-        """Return the operation that updates one variable by the rule of an optimizer.
+        """Add an operation to the graph that updates one variable by an optimizer's rule; return
+        it.
 
         Args:
             optimizer: The optimizer.
@@ -93,15 +102,24 @@ class GraphMode(Protocol):
         ...
 
     def as_one_update(self, call: Callable[[], object]) -> Any:
-        """Return the result of a call; what it adds to the graph becomes one update."""
+        """Call a function that adds operations to the graph, which become one update; return its
+        result.
+
+        The update joins that of an enclosing call.
+        """
         ...
 
     def session(self, op_input_list: Sequence[object] = ()) -> Any:
-        """See `thalweg.keras.backend.get_session`."""
+        """Return the session of graph mode: the running one, the default one, the one of
+        `use_session`, or a new one.
+
+        Args:
+            op_input_list: Tensors and variables of the graph that the session shall run.
+        """
         ...
 
     def use_session(self, session: object) -> None:
-        """See `thalweg.keras.backend.set_session`."""
+        """Make `session` the one that later runs operations of graph mode."""
         ...
 
     def values(self, symbols: Sequence[object]) -> list[Any]:
@@ -121,7 +139,15 @@ class GraphMode(Protocol):
         ...
 
     def all_reduce(self, strategy: Any, op: Any, leaves: Sequence[object], axis: int | None) -> Any:
-        """Return an operation that sums or averages over replicas; all ranks run it in order."""
+        """Return an operation that sums or averages tensors over replicas; all ranks run it in one
+        order.
+
+        Args:
+            strategy: The strategy of distribution.
+            op: The reduction, a sum or a mean.
+            leaves: The tensors.
+            axis: The axis that is reduced as well; None for none.
+        """
         ...
 
     def aggregate(self, variable: Any, aggregation: Any) -> None:

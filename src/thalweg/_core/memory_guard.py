@@ -34,8 +34,11 @@ class MemoryGuard:
         return [(t.data_ptr(), t.untyped_storage().nbytes()) for t, _ in self._tensors]
 
     def check_in_place(self) -> None:
-        """Raise LayoutError, which names a tensor, if the address or storage size of one has
-        changed.
+        """Compare addresses and storage sizes of all tensors with those at the construction of the
+        guard.
+
+        Raises:
+            LayoutError: An address or a size differs; the message names the first such tensor.
         """
         locations = zip(self._tensors, self._old_locations, self._locations(), strict=True)
         for (_, title), old, new in locations:

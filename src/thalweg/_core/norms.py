@@ -60,17 +60,20 @@ def _tree_of(count: int, device: Device, is_launched: bool) -> Tree | cuda.Launc
 
 
 def clip_factor(norm: Any, limit: Any, nan_if_not_finite: bool) -> Any:
-    """Return the factor that reduces the global norm of gradients to a limit:
+    """Return `limit * min(1 / norm, 1 / limit)`, TensorFlow's factor that reduces a norm to a
+    limit.
 
-        limit min(1 / norm, 1 / limit)
+    Divisions by 0 give infinity. In the first case that applies the result is
 
-    A norm of 0 gives 1, and so does a negative limit. An infinite norm gives 0, which makes NaN of
-    infinities and 0 of all else; NaN gives NaN.
+        NaN             if an argument is NaN, the limit is infinite or -0, or both are 0;
+        about 1         if the limit is negative, or the norm is at most the limit;
+        0               if the limit is 0, or the norm is infinite;
+        limit / norm    otherwise.
 
     Args:
-        norm: The norm, of the dtype of the result.
-        limit: The limit, likewise.
-        nan_if_not_finite: Return NaN for a norm that is not finite, as tf.clip_by_global_norm does.
+        norm: The global norm of gradients, a NumPy scalar or a tensor of the dtype of the result.
+        limit: The limit, of the same kind.
+        nan_if_not_finite: Return NaN for any infinite norm, as tf.clip_by_global_norm does.
     """
     ops = functions_of(norm)
     with np.errstate(all="ignore"):

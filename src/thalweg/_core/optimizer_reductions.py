@@ -71,7 +71,7 @@ def per_optimizer(
     arguments = bind_arguments(rule, "per_optimizer", arguments)
     with np.errstate(all="ignore"):
         outputs = rule.per_optimizer(**arguments)  # pyright: ignore[reportOptionalCall]
-    new_scalars = {name: _number(rule, name, scalar) for name, scalar in outputs.items()}
+    new_scalars = {name: _as_float(rule, name, scalar) for name, scalar in outputs.items()}
     names = {slot.name for slot in rule.common_slots}
     other_scalars = {name: scalar for name, scalar in new_scalars.items() if name not in names}
     shared = {
@@ -88,8 +88,16 @@ def _scalars_of(columns: Columns) -> Iterator[tuple[str, Any]]:
         yield name, vectors.place_like(scalar, None).astype(np.float64)
 
 
-def _number(rule: Rule, name: str, value: Any) -> float:
-    """Return a result of `per_optimizer` as a float; raise RuleError if variables differ."""
+def _as_float(rule: Rule, name: str, value: Any) -> float:
+    """Return one result of the rule's function `per_optimizer` as a float.
+
+    Args:
+        rule, name: The rule and the name of the result, for the message.
+        value: A number; or a vector with an element for each variable, all equal.
+
+    Raises:
+        RuleError: Elements of the vector differ, or are NaN.
+    """
     if not np.ndim(value):
         return float(value)
     if np.all(value == value[0]):

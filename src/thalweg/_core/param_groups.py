@@ -20,10 +20,11 @@ def params_of(groups: Sequence[Group]) -> list[Any]:
 
 
 def parameter_names(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
-    """Return names of parameters for messages.
+    """Return a name for each of `params`, in order, for messages.
 
-    The name is that of `names_in`; or "parameter 0 of group 1"; or that of `titles_of` for a
-    parameter outside of the groups.
+    A name is the first of these that exists: the parameter's entry in `param_names` of its group;
+    the name of the tensor; "parameter 0 of group 1", with its positions; or, for a parameter in no
+    group, a placeholder, with index and shape if several parameters have no name.
     """
     names = names_in(groups, params)
     if None not in names:

@@ -57,9 +57,9 @@ class PlanCache:
         self._by_variable: dict[int, PlanCache] = {}
 
     def count_repeated(self) -> bool:
-        """Count a rebind; return True after 1, 2, 4, ... rebinds, when a replay should be prepared.
+        """Count a step that rebound its plan; return True if the next step should prepare a replay.
 
-        The intervals grow up to `longest_wait`.
+        This is so after 1 step, then after 2, 4, ... more, at most `longest_wait`.
         """
         self._rebinds += 1
         if self._rebinds < self._rebinds_before_replay:
@@ -71,11 +71,13 @@ class PlanCache:
         return True
 
     def alone(self, var: Tensor) -> PlanCache:
-        """Return the cache of steps over this variable only."""
+        """Return the cache of steps over this variable alone; create it at the first call."""
         return self._by_variable.setdefault(id(var), PlanCache())
 
     def forget_others(self, variables: Sequence[Tensor]) -> None:
-        """Drop the caches of variables updated one by one in earlier steps, if there are many."""
+        """Drop the caches of single variables that are not in `variables`, if there are too many
+        caches.
+        """
         if len(self._by_variable) > 2 * len(variables) + _SPARE_PLANS:
             var_ids = {id(var) for var in variables}
             self._by_variable = {
@@ -93,7 +95,9 @@ class PlanCaches:
         self._sessions: WeakKeyDictionary[object, PlanCache] = WeakKeyDictionary()
 
     def now(self) -> PlanCache:
-        """Return the cache of the session that runs in this thread, or of eager mode."""
+        """Return the cache of the session that runs in this thread, or that of eager mode if none
+        runs.
+        """
         if not thread.frames:
             return self._eager
         return self._sessions.setdefault(current_session(), PlanCache())

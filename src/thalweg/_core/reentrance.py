@@ -52,9 +52,12 @@ def one_step_at_a_time(owner: Any, title: str, caches: Iterable[Any] = ()) -> Co
 
 
 def check_no_step(owner: Any, title: str, call: str) -> None:
-    """Raise FailedPreconditionError if this thread is in a step of an optimizer.
+    """Raise FailedPreconditionError if this thread is in a step of `owner`; steps of other threads
+    are allowed.
 
     Args:
+        owner: The optimizer, whose attribute `stepping` is None outside of steps.
+        title: The name of the optimizer, for the message.
         call: The name of the method that was called, for the message.
     """
     stepping: Stepping | None = owner.stepping and owner.stepping()

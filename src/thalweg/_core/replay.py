@@ -56,16 +56,18 @@ _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 class Launch:
     """A kernel of a replay, with its own argument block and scalars.
 
+    A *place* is a set of variables that share all scalars; it has a key, and a row in the kernel's
+    table of scalars.
+
     Args:
         group: The variables that the kernel updates.
         first: The position in the step of the first variable of its plan.
-        places: For each variable of the step the key of its scalars.
+        places: For each variable of the step the key of its place.
         update: Optional. The launch of the update, whose addresses a pass shares.
 
-    Attributes:
-        members: Positions in the step of the variables that the kernel updates.
-        places: The distinct keys of their scalars.
-        measures: The rule's reductions over them, and the scalars computed from these.
+    Attributes: members: Positions in the step of the variables that the kernel updates. places: The
+    distinct keys of their places. measures: The rule's reductions over these variables, and the
+    scalars computed from them.
     """
 
     def __init__(
@@ -100,19 +102,23 @@ class Launch:
         self.measures: ReplayedReductions | None = None
 
     def separate_members(self) -> None:
-        """Give each variable its own row of scalars and copy of chunks, for a replay to set."""
+        """Give each variable a row of scalars and lengths of its own, which replays can set one by
+        one.
+        """
         self.use_member_rows()
         self._argument.copy_chunks()
         self._row_count = np.zeros(1, np.int64)
 
     def span(self, index: int) -> tuple[int, int, int]:
-        """Return the chunks of the member at this index, as `Member.spans`."""
+        """Return the chunks of the variable with this index in `members`, as in `Member.spans`."""
         return self._argument.span(index)
 
     def place_program(
         self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]]
     ) -> int:
-        """Let a program compute the scalars of a place, for one step count at a time.
+        """Make replays compute the scalars of a place by a program, for one step number at a time.
+
+        Call `separate_members` first.
 
         Args:
             index: The index of the place.
@@ -120,7 +126,7 @@ class Launch:
             inputs: As for `Program.place`.
 
         Returns:
-            The address of its record.
+            The address of the program's record.
         """
         record, names, first, _ = self.program(index)
         program.place(record, names, first, 1, inputs)
@@ -128,7 +134,9 @@ class Launch:
         return record.ctypes.data
 
     def row_cell(self, index: int) -> int:
-        """Return the address of the row number of the member at this index."""
+        """Return the address of the row index of scalars for the variable with this index in
+        `members`.
+        """
         return self._numbers[index:].ctypes.data
 
     @property
@@ -137,17 +145,19 @@ class Launch:
         return self._size
 
     def set_shared(self, values: Mapping[str, Any]) -> None:
-        """Set scalars in the rows of all members, except those that programs compute."""
+        """Write scalars to all rows; names that the kernel does not read are ignored."""
         rows = self._rows if self._own_rows is None else self._own_rows
         for name in self.names:
             if name in values:
                 rows[:, self.names.index(name)] = values[name]
 
     def use_member_rows(self) -> tuple[Int64, Array]:
-        """Give each member a row of scalars, first set as the row of its place.
+        """Give each variable a row of scalars of its own, unless this was done before.
+
+        The rows are 0 until `set_scalars` copies the row of each variable's place.
 
         Returns:
-            The index of each member's place, and the rows.
+            The index of the place of each variable, and the array of rows.
         """
         if self._own_rows is None:
             count = len(self.members)
@@ -161,7 +171,13 @@ class Launch:
         self._programs = records
 
     def program(self, index: int) -> tuple[Int64, Sequence[str], int, int]:
-        """Return a place's record, a row's names, the first row's address and the row count."""
+        """Return four things that a program needs to write the scalars of the place with this
+        index.
+
+        Returns:
+            The record to fill; the names of the scalars of a row; the address of the first row; and
+            the number of rows.
+        """
         rows = self._rows[index : index + 1] if self._own_rows is None else self._own_rows
         return self._programs[index], self.names, rows.ctypes.data, len(rows)
 
@@ -170,14 +186,18 @@ class Launch:
         return self._argument.cells
 
     def record(self) -> tuple[int, int, int, int]:
-        """Return the addresses of kernel, argument and thread launcher, and a thread count."""
+        """Return the addresses of the kernel and of its argument, then 0 and 1, for a call on one
+        thread.
+        """
         return self.kernel.address, self._argument.address, 0, 1
 
     def columns(self, name: str) -> list[tuple[int, int, int, bool, bool]]:
-        """Return the locations of a scalar.
+        """Return the locations of a scalar: one for the kernel, and one for each reduction that
+        reads it.
 
-        Each has the first address, the number of rows, their stride in bytes, whether the scalar is
-        stored as float32, and whether it is rounded to float32.
+        Returns:
+            For each location: the first address, the number of rows, their stride in bytes, whether
+                the scalar is stored as float32, and whether it is rounded to float32.
         """
         member_rows, is_narrow = self._own_rows, self.dtype is np.float32
         rows = self._rows if member_rows is None else member_rows
@@ -193,7 +213,12 @@ class Launch:
         return parallel_address() if count > 1 else 0, count
 
     def set_scalars(self, scalars: Mapping[Any, Mapping[str, Any]]) -> None:
-        """Set the scalars of each place."""
+        """Write the scalars of the step to the rows of the kernel and of its reductions.
+
+        Args:
+            scalars: The scalars by name, for the key of each place. If the kernel has reductions,
+                missing names are 0 until scalars are computed from the results.
+        """
         offset = 0
         if self.measures is not None:
             self.measures.set_scalars([scalars[place] for place in self.places])
@@ -206,10 +231,10 @@ class Launch:
 
 
 def _shared_base(base: Int64, update_base: Int64) -> Int64:
-    """Return the addresses of an update, which has the same as a pass.
+    """Return `update_base`, the addresses that an update reads.
 
     Raises:
-        TypeError: The pass has other addresses.
+        TypeError: A pass reads other addresses, `base`.
     """
     if not np.array_equal(base, update_base):
         raise TypeError("A pass reads other memory than the update.")
@@ -269,7 +294,7 @@ class Launches:
                 self.cells[member] = cell
 
     def of_passes(self) -> Iterator[Launch]:
-        """Yield the kernels of all passes."""
+        """Yield the kernels of all passes of all plans, plan by plan."""
         for passes in self.passes:
             yield from chain.from_iterable(passes)
 
@@ -277,7 +302,13 @@ class Launches:
         return [launch.record() for launch in self.all]
 
     def rule_measures(self) -> tuple[list[tuple[int, int, int, int]], Int64]:
-        """Return the reductions of rules, as `records`, and the records of their scalars."""
+        """Return the launches that reduce variables for rules, and the records that compute scalars
+        of them.
+
+        Returns:
+            For each reduction kernel, address, argument, 0 and 1, as in `GuardedStep`; and an array
+            with a block of `replay_reductions` in each row.
+        """
         records = [x.scalars.record for x in self._measures if x.scalars is not None]
         launches = [(sweep.kernel.address, sweep.address, 0, 1) for sweep in self._sweeps]
         return launches, np.array(records, np.int64)
@@ -288,7 +319,9 @@ class Launches:
         return bool(self._large or self._measures)
 
     def set_threads(self, guards: GuardTable) -> None:
-        """Set the number of threads of large kernels to torch's present number."""
+        """Write the number of threads of each large kernel and reduction, as torch has it now, to
+        `guards`.
+        """
         for index in self._large:
             guards.launches[index, 2:] = self.all[index].threads()
         for index, sweep in enumerate(self._sweeps):
@@ -298,15 +331,15 @@ class Launches:
 
 
 def _add_reductions(launch: Launch, cached_plan: CachedPlan, first: int) -> None:
-    """Let a kernel begin with the reductions of its rule.
+    """Set `launch.measures` to the reductions of the rule over the variables of a kernel.
 
     Args:
-        launch: The kernel.
+        launch: The kernel; changed.
         cached_plan: The plan of the rule.
         first: The position in the step of the first variable of the plan.
 
     Raises:
-        TypeError: The reductions cannot be replayed.
+        TypeError: Native code cannot run the reductions.
     """
     plan, rule = plan_of(cached_plan), cached_plan.request.rule
     if not plan.measures_in_place:
@@ -332,13 +365,18 @@ def is_repeatable(
     stages: Stages = (),
     may_have_passes: bool = False,
 ) -> bool:
-    """Return True if a replay can do the step: a plan over dense gradients, scalars and counters.
+    """Return True if a replay can take the step that a plan describes; False for None.
+
+    Its kernels must be generated ones over dense gradients on the CPU, and its rule's functions
+    those of this library. Callbacks, sharding, a check of numbers, decisions or scalars on a
+    device, and scalars from sums over all variables give False.
 
     Args:
-        cached_plan: The step.
+        cached_plan: The plan of the step.
         adapter: The front end's adapter of the step.
-        stages: The front end's transforms of gradients in the step.
-        may_have_passes: Whether the replay can run passes and stages before the update.
+        stages: The transforms of gradients that the plan must have.
+        may_have_passes: Whether the replay can run passes and stages before the update; if not, a
+            rule with passes gives False.
     """
     if cached_plan is None or not (may_have_passes or isinstance(cached_plan.ready, DensePlan)):
         return False
@@ -361,7 +399,9 @@ def is_repeatable(
 
 
 def _is_repeatable_plan(step_plan: object, stages: Stages) -> bool:
-    """Return True if a plan is of kernels over dense gradients with these transforms."""
+    """Return True if a plan runs generated CPU kernels over dense gradients, after these
+    transforms.
+    """
     return (
         isinstance(step_plan, DensePlan)
         and step_plan.stages == stages
@@ -372,7 +412,7 @@ def _is_repeatable_plan(step_plan: object, stages: Stages) -> bool:
 
 
 def _can_replay_passes(step_plan: StepPlan) -> bool:
-    """Return True if the passes of a plan run before its update, in native calls or between."""
+    """Return True if a plan has passes that a replay can run natively or between native calls."""
     with importing:
         from thalweg._engines.staged_step import StagedStep
     if not isinstance(step_plan, StagedStep):
@@ -381,26 +421,36 @@ def _can_replay_passes(step_plan: StepPlan) -> bool:
 
 
 def are_small(plans: Sequence[CachedPlan], may_lack: bool = False) -> bool:
-    """Return True if Python's lock may be held during the plans of a step; see `may_hold_lock`."""
+    """Return True if plans are so small that an update may hold Python's lock.
+
+    Args:
+        plans: The plans of a step.
+        may_lack: Whether steps may lack gradients, which allows four times as many elements.
+    """
     groups = cast("list[engine.Group]", [group for plan in plans for group in plan_of(plan).groups])
     count = sum(len(group.members) for group in groups)
     return may_hold_lock(count, sum(group.table.elements for group in groups), may_lack)
 
 
 def may_hold_lock(variables: int, elements: int, may_lack: bool = False) -> bool:
-    """Return True if Python's lock may be held while variables are updated.
+    """Return True if an update of so many elements may hold Python's lock.
+
+    The limit is in proportion to the time for which planning the variables would hold the lock.
 
     Args:
         variables: The number of variables.
-        elements: The number of their elements.
-        may_lack: Whether steps may lack gradients; planning them would hold the lock for longer.
+        elements: The number of elements of all variables together.
+        may_lack: Whether steps may lack gradients, which raises the limit, because another set of
+            gradients is planned again.
     """
     factor = _PLANNING_FACTOR if may_lack else 1
     return elements <= factor * max(_LARGE, _LARGE_PER_VARIABLE * variables)
 
 
 def plan_of(cached_plan: CachedPlan) -> DensePlan:
-    """Return the plan of the update of a step that can be replayed."""
+    """Return the plan that updates the variables: for a rule with passes, the part after the
+    passes.
+    """
     has_passes = cached_plan.request.rule.passes
     plan = staged_plan_of(cached_plan).update_plan if has_passes else cached_plan.ready
     return cast("DensePlan", plan)
@@ -412,24 +462,26 @@ def staged_plan_of(cached_plan: CachedPlan) -> StagedStep:
 
 
 def _pass_plans_of(cached_plan: CachedPlan) -> list[DensePlan]:
-    """Return the plans of the passes of a step that can be replayed."""
+    """Return the plan of each pass over elements; [] for a rule without passes."""
     has_passes = cached_plan.request.rule.passes
     return cast("list[DensePlan]", staged_plan_of(cached_plan).pass_plans if has_passes else [])
 
 
 def written_of(cached_plan: CachedPlan) -> list[Tensor]:
-    """Return the tensors that a plan writes, for guards on their versions."""
+    """Return all tensors that a step writes: variables, slots and 16-bit copies."""
     return [*plan_of(cached_plan).written, *_other_slots_of(cached_plan)]
 
 
 def bounds_of(cached_plan: CachedPlan) -> Int64:
-    """Return the begins and ends of the memory that a plan writes, ascending."""
+    """Return begin and end of each range of memory that a step writes, as ascending addresses."""
     bounds, slots = plan_of(cached_plan).bounds, _other_slots_of(cached_plan)
     return merge_ranges([bounds, merge_byte_spans(slots)]) if slots else bounds
 
 
 def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
-    """Return the slots that a rule's reductions and native passes write."""
+    """Return the slots that a step writes outside of its update: those of scalars per variable, and
+    those of rows and columns that a pass makes.
+    """
     rule, slots = cached_plan.request.rule, list[Tensor]()
     if rule.per_variable is not None:
         slots += chain.from_iterable(cached_plan.scalar_slots)
@@ -443,7 +495,14 @@ def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
 
 
 def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
-    """Return True if the full check of a rebind accepts these gradients, and the present slots."""
+    """Return True if the plan can still be bound to these gradients and to its slots.
+
+    No gradient stays bound.
+
+    Args:
+        cached_plan: The plan of a step.
+        gradients: A gradient for each variable of the plan.
+    """
     # Slots share a block of memory, which users may have truncated.
     has_reductions = cached_plan.request.rule.per_variable is not None
     for slot in chain.from_iterable(cached_plan.scalar_slots if has_reductions else ()):
@@ -461,7 +520,12 @@ def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
 
 
 def hold_tensors(guards: GuardTable, tensors: Sequence[Tensor]) -> bool:
-    """Add guards on tensors; return False if a tensor cannot be guarded."""
+    """Call `guards.guard_tensor` for each tensor until one cannot be guarded; return False in that
+    case.
+
+    A tensor can be guarded if it is a strided one on the CPU, has memory for its elements, and has
+    at most five dimensions.
+    """
     return all(
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
@@ -472,7 +536,9 @@ def hold_tensors(guards: GuardTable, tensors: Sequence[Tensor]) -> bool:
 
 
 def is_traced() -> bool:
-    """Return True if a mode or trace of torch observes operations, or tensors have no versions."""
+    """Return True if torch is in a mode that observes operations, traces, or infers; replays stop
+    then.
+    """
     return bool(
         _torch._len_torch_dispatch_stack()
         or _torch._len_torch_function_stack()

@@ -62,9 +62,15 @@ class ReplayedApply(ABC):
         return self._count.value
 
     def take(self, optimizer: Any, cache: PlanCache, arguments: Any) -> bool:
-        """Take the step if all guards hold; else change no tensors, and return False.
+        """Take the step if all guards hold, and return True; else change no tensors, and return
+        False.
 
-        `cache` has the plans of the optimizer, `arguments` what the front end's `_take` expects.
+        If an exception leaves no step taken, the replay removes itself from `cache`.
+
+        Args:
+            optimizer: The optimizer.
+            cache: The plans of the optimizer.
+            arguments: The arguments of the step, passed to `_take` of the front end.
         """
         count_before = self._count.value
         try:
@@ -78,7 +84,9 @@ class ReplayedApply(ABC):
             raise
 
     def _fits(self, optimizer: Any, cache: PlanCache) -> bool:
-        """Return True if this was the last step of the optimizer, which has not changed since."""
+        """Return True if the recorded step is the last one in `cache`, and neither the optimizer
+        nor the choice of engine has changed since, and no graph or trace of torch is active.
+        """
         return (
             cache.last is self._planned
             and type(optimizer) is self._class
@@ -125,7 +133,17 @@ class ReplayedApply(ABC):
             return FAILED
 
     def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
-        """Store the scalars of steps after `count_before` steps; return False if none."""
+        """Compute the scalars of the next steps, and store them in the table that `take_coming`
+        reads.
+
+        Compute one step, or twice as many as last time if all of those were taken, at most
+        `MOST_COMING`. Return False if none was stored: a formula failed, scalars are not computed
+        natively, or the hyperparameters were read again meanwhile.
+
+        Args:
+            optimizer: The optimizer.
+            count_before: The number of steps that this replay has taken.
+        """
         generation, (first, end) = self._generation, self._computed_span
         limit = max(1, min(2 * (end - first), MOST_COMING)) if count_before == end else 1
         steps: list[ComingStep] = []
@@ -156,7 +174,14 @@ class ReplayedApply(ABC):
         return False
 
     def _drop(self, optimizer: Any, cache: PlanCache, mismatch: int) -> None:
-        """Remove this replay from the cache after the guard with the code `mismatch` differed."""
+        """Remove this replay from `cache`, so that the next step is planned; keep it if torch was
+        tracing.
+
+        Args:
+            mismatch: The constant of the guard that failed. If a dictionary differed but the
+                attributes of `optimizer` are equal to the old ones, note in `cache` that they are
+                not constant.
+        """
         # Tracing may end before the next step, which then can be replayed.
         if mismatch == replay_kernel.TRACING:
             return
@@ -170,6 +195,6 @@ class ReplayedApply(ABC):
 
 
 def has_own_methods(optimizer: object) -> bool:
-    """Return True if an attribute of the instance hides a method of its class."""
+    """Return True if the instance has an attribute with the name of a method of its class."""
     optimizer_class = type(optimizer)
     return any(callable(getattr(optimizer_class, name, None)) for name in vars(optimizer))

@@ -22,9 +22,11 @@ class ReplayedGlobalNorm:
     """Memory that `_engines/cpu/replay_global_norm.py` reads and writes.
 
     Args:
-        launches: The kernels, of which those that clip use the factor.
-        sweeps: The reductions over the gradients of each kernel.
+        launches: The kernels; those with the scalar `clip_scale` receive the factor.
+        sweeps: For each kernel the reduction that sums the squares of its gradients.
         count: The number of gradients.
+
+    Attributes: address: The address of the block.
     """
 
     def __init__(self, launches: Sequence[Launch], sweeps: Sequence[Sweep], count: int) -> None:
@@ -49,7 +51,14 @@ class ReplayedGlobalNorm:
         self.address = words.ctypes.data
 
     def set(self, transforms: GradientTransforms, plain_range: PlainRange) -> None:
-        """Set the transforms of gradients, and the range in which the plain formula is exact."""
+        """Write limit, epsilon and unscaling to the block, and the range of sums that the call may
+        use.
+
+        Args:
+            transforms: The transforms of gradients.
+            plain_range: The range in which the plain formula has neither overflow nor denormals;
+                steps outside of it are left to the planned step.
+        """
         words, numbers = self._words, self._numbers
         words[replay_global_norm.IS_FLOAT32] = plain_range.dtype is np.float32
         limit, epsilon = transforms.global_clipnorm, transforms.epsilon
@@ -67,25 +76,31 @@ class ReplayedGlobalNorm:
             numbers[replay_global_norm.UNSCALING] = transforms.unscaling[0]
 
     def set_switches(self, address: int, stride: int) -> None:
-        """Make the norm skip gradients that are missing.
+        """Make the norm leave out each gradient with a flag of 0.
 
         Args:
-            address: Address of the flag of the first gradient; 0 if all are present.
-            stride: Bytes between flags.
+            address: The address of the first gradient's flag; 0 to include all gradients.
+            stride: The bytes from a flag to the next one.
         """
         self._words[replay_global_norm.PRESENCE_FLAGS] = address
         self._words[replay_global_norm.PRESENCE_STRIDE] = stride
 
     def set_largest(self, norm: float) -> None:
-        """Have the call leave steps with a larger norm to the planned step."""
+        """Make the native call refuse steps with a norm above `norm`, so that they are planned."""
         self._numbers[replay_global_norm.MAX_NORM] = min(norm, self._largest_norm)
 
     def next_norm(self) -> Iterator[float]:
-        """Return an iterator in C over the norm that the next call computes."""
+        """Return an iterator that reads the last computed norm when it is advanced, without Python
+        code.
+
+        Advance it after the native call to get the norm of that call.
+        """
         return map(self._numbers.item, (replay_global_norm.NORM,))
 
     def last_norm(self, step_count: int) -> tuple[float, float] | None:
-        """Return norm and clip factor of a step, or None if the last call was another step."""
+        """Return norm and clip factor of the step with the number `step_count`; None unless it was
+        the last.
+        """
         words = self._words.copy()
         if words[replay_global_norm.STEP] != step_count:
             return None

@@ -1,7 +1,8 @@
 """Passes of a rule over rows and columns in a replayed step, as launches before its update.
 
-For the variables of a kernel these launches are, in order: a kernel of `codegen_line_stage.py`
-that copies the addresses of gradients; each sweep over rows, columns and variables with another
+A *sweep* is a kernel that computes measures, sums or largest magnitudes, over rows, columns and
+variables in one reading of memory. The launches of the variables of a kernel are, in order: a
+kernel of `codegen_line_stage.py` that copies the addresses of gradients; each sweep, with another
 such kernel after it; and the programs that compute the scalars of each variable.
 """
 
@@ -52,7 +53,15 @@ class _Work(NamedTuple):
 
 @cache
 def _find_work(rule: Rule) -> _Work:
-    """Return the passes of a rule; raise TypeError if native code cannot run them."""
+    """Divide the passes of a rule into sweeps, each with the fused stages after it, and a last
+    stage.
+
+    The measures of the rule are one more sweep at the end. The result is cached.
+
+    Raises:
+        TypeError: Native code cannot run the passes: one is neither over rows and columns nor a
+            last stage of numbers, or a measure over variables is read before the end.
+    """
     sweeps: list[tuple[tuple[Measure, ...], tuple[FusedStage, ...]]] = [((), ())]
     number_stage: Stage | None = None
     for entry in rule.passes:
@@ -80,14 +89,23 @@ def _find_work(rule: Rule) -> _Work:
 
 
 def _is_of_numbers(rule: Rule, stage: Stage) -> bool:
-    """Return True if a stage reads only scalars, sizes and measures over variables."""
+    """Return True if a stage runs at each step, and reads only scalars, sizes and measures over
+    variables.
+    """
     required, optional = stage_inputs(stage)
     is_each = stage.every == 1 and not stage.of_matrices
     return is_each and not optional and {*required}.isdisjoint((*rule.vectors, RANDOM))
 
 
 def _trace(rule: Rule, work: _Work, dtype: Dtype) -> Program:
-    """Return the program of the scalars that a variable has from its numbers and sizes.
+    """Trace the function that computes the scalars of a variable from its measures, sizes and
+    slots.
+
+    This is `per_variable` of the rule, or else the stage after all sweeps; without both, the
+    measures themselves are the scalars.
+
+    Args:
+        dtype: The compute dtype of the variable.
 
     Raises:
         TypeError: Native code cannot compute the scalars.
@@ -188,7 +206,13 @@ class _Memory:
         return self._results[-1].ctypes.data + 8 * (np.cumsum(counts) - counts)
 
     def table(self, line_stage: LineStage, sweep: Any) -> Int64:
-        """Return the table of the kernel after a sweep, which is None before the first one."""
+        """Return the table of a kernel after a sweep: a row of addresses and sizes for each
+        variable.
+
+        Args:
+            line_stage: The description of the kernel, whose `words` name the columns.
+            sweep: The sweep before the kernel; None for the first kernel.
+        """
         tiles = range(len(line_stage.measures))
         words = self._words | {f"tiles{k}": sweep.tiles.targets[:, k] for k in tiles}
         columns = [words[name] for name in line_stage.words]

@@ -118,15 +118,16 @@ class ReplayedPairs:
         read: Mapping[str, Tensor] = MappingProxyType({}),
         carried_scalars: Sequence[str] = (),
     ) -> ReplayedPairs | None:
-        """Return the replay of a planned step, or None if the step cannot be replayed.
+        """Return a replay of a planned step over pairs, or None if native code cannot replay the
+        step.
 
         Args:
             cached_plan, counters: As in the class.
-            pairs: A list of tuples of gradient and variable.
-            numbers: The counters and further tensors of one number each. A step is not replayed if
-                one of them changed since `expect`.
-            attributes: Pairs of a dictionary and a key. A step is not replayed if a dictionary
-                changed, except in the value of its key; with None, no value may change.
+            pairs: A list of tuples of gradient and variable, in the order of the plan.
+            numbers: The counters, then further tensors of one number each. A replay is refused if
+                one of them has another value than `expect` or a step has set.
+            attributes: Pairs of a dictionary and a key. A replay is refused if a key, or a value at
+                another key, changes; with None, at any key.
             transforms: The transforms of the gradients.
             read, carried_scalars: As in the class; `can_read` is true for each tensor of `read`.
         """
@@ -161,7 +162,15 @@ class ReplayedPairs:
         numbers: Sequence[Tensor],
         attributes: Sequence[tuple[dict[str, object], str | None]],
     ) -> bool:
-        """Add guards on all tensors and attributes; return False if one cannot be guarded."""
+        """Guard all tensors and attributes of the step, and write the block that the native call
+        reads.
+
+        Return False, before the block is written, if a tensor or the attributes of a variable
+        cannot be guarded.
+
+        Raises:
+            LayoutError: A counter is in read-only memory.
+        """
         guards, request = self.snapshot, self.planned.request
         slots = [slot for var_slots in request.slots for slot in var_slots]
         written = [*written_of(self.planned), *self._counters]
@@ -196,27 +205,35 @@ class ReplayedPairs:
         return True
 
     def _drop_dicts(self, attributes: Sequence[tuple[dict[str, object], str | None]]) -> None:
-        """Drop dictionaries that may refer to this replay; callers of `take` hold them."""
+        """Drop references to dictionaries with a key that may change; callers of `take` keep them
+        alive.
+
+        Such a dictionary may contain this replay, and a reference would make a cycle.
+        """
         dict_ids = {id(entries) for entries, varying in attributes if varying is not None}
         self.snapshot.release_dicts(dict_ids)
 
     def expect(self, expected: Sequence[object], first: int = 0) -> None:
-        """Set the values that guarded numbers must have; a step sets those of counters itself.
+        """Set the values that guarded numbers must have, so that the next step is replayed.
+
+        A step sets the values of the counters itself.
 
         Args:
             expected: The values.
-            first: The position of the first of these numbers.
+            first: The index in `numbers` of the first of them.
         """
         for index, value in enumerate(expected, first):
             self.snapshot.set_watched_number(index, self._kinds[index], value)
 
     def change(self, dtype: Dtype, values: dict[str, Any], name: str, value: object) -> None:
-        """Change one of the scalars that `values_of` of `take` returns for a compute dtype.
+        """Set one hyperparameter in the dictionary of a compute dtype, and in all programs that
+        read it.
 
         Args:
             dtype: The compute dtype.
-            values: The dictionary that `values_of` returns.
-            name: The name of a scalar in it.
+            values: The dictionary that `values_of` of `take` returns for this dtype; changed in
+                place.
+            name: The name of the hyperparameter.
             value: The new value.
         """
         values[name] = value
@@ -225,14 +242,15 @@ class ReplayedPairs:
                 scalars.change(values, name)
 
     def set_coming(self, first: int, steps: Sequence[ComingStep]) -> bool:
-        """Set the scalars of coming steps for `take_coming`, which uses no others.
+        """Replace the table of scalars that `take_coming` reads, one row for each coming step.
 
         Args:
-            first: The number of steps taken before these.
-            steps: At most `MOST_COMING` steps; none to forget all scalars.
+            first: The number of steps taken before the first row is used.
+            steps: At most `MOST_COMING` steps; none to empty the table.
 
         Returns:
-            False if scalars are not computed in the call; nothing was set then.
+            True if there are rows now. False if `steps` is empty, or if no program computes the
+            scalars of a kernel, in which case the table is unchanged.
         """
         rows: list[bytes] = []
         for scalars, number, next_counters in steps:
@@ -251,7 +269,9 @@ class ReplayedPairs:
         return bool(rows)
 
     def _connect_columns(self) -> None:
-        """Make steps store the carried scalars, once there are programs that compute them."""
+        """Make steps write carried scalars to their counters; do nothing until programs compute
+        them all.
+        """
         if self._has_columns:
             return
         first = len(self._counters) - len(self._carried_scalars)
@@ -266,15 +286,18 @@ class ReplayedPairs:
         self._has_columns = True
 
     def _can_store(self, rule_scalars: object) -> bool:
-        """Return True if a step can store the carried scalars: a program computes them.
+        """Return True if a step has no carried scalars, or a program computes and stores them.
 
         Args:
-            rule_scalars: The scalars of a launch; None if its program computes them.
+            rule_scalars: The scalars of a kernel that Python has computed; None if a program does.
         """
         self._connect_columns()
         return not self._carried_scalars or (rule_scalars is None and self._has_columns)
 
     def _make_table(self) -> None:
+        """Allocate the table of coming steps, and make steps that use it read the tensors of
+        `read`.
+        """
         scalars = [
             (launch.dtype is np.float32, rule_scalars) for launch, rule_scalars in self._scalars
         ]
@@ -290,16 +313,20 @@ class ReplayedPairs:
         self._has_table = True
 
     def take_coming(self, pairs: list[object], transforms: GradientTransforms = NOTHING) -> int:
-        """Run the next of the coming steps, if all guards hold.
+        """Take the next step with scalars from the table that `set_coming` has filled, if all
+        guards hold.
 
         Args:
-            pairs, transforms: As in `take`.
+            pairs: The pairs of gradient and variable.
+            transforms: The transforms of the gradients.
 
         Returns:
-            0 if the step was taken, else the failed guard or `replay_kernel.NOT_TABLED`.
+            0 if the step was taken. Else nothing was written, and the result is
+            `replay_kernel.NOT_TABLED` without a row for the step, or the constant of the first
+            guard that failed, or FAILED.
 
         Raises:
-            One of `ERRORS`: A gradient's scalars are out of range.
+            One of `ERRORS`: A scalar of the gradients is out of range.
         """
         if self._gradients is not None:
             count = self.snapshot.replay_count
@@ -315,10 +342,12 @@ class ReplayedPairs:
         )
 
     def compare(self, pairs: list[object], count: int) -> int:
-        """Return the first failed guard, or 0 if all hold.
+        """Check all guards without taking the step; return 0, or the constant of the first that
+        failed.
 
         Args:
-            pairs, count: As in `take`.
+            pairs: The pairs of gradient and variable.
+            count: The number of steps that have been replayed; another number is a failure, too.
         """
         return self.snapshot.replay(pairs, count, replay_kernel.MEASURE)
 
@@ -378,13 +407,17 @@ class ReplayedPairs:
         values_of: Callable[[Dtype], Mapping[str, object]] | None = None,
         step: int | None = None,
     ) -> int:
-        """Run a step with reductions over its gradients, for `take` and `take_coming`.
+        """Take a step whose scalars depend on norms of gradients; return as `take` and
+        `take_coming`.
+
+        If the native call finds numbers that are out of its range, Python computes the scalars from
+        the norms, once, and the call is repeated.
 
         Args:
-            gradients: Computes the reductions.
-            pairs, count, transforms, values_of, step: As in `take`; without `values_of`
-                only the scalars of gradients are set here, and the call sets others.
+            gradients: Computes the norms, and scalars from them.
+            pairs, count, transforms, step: As in `take`.
             flags: `replay_kernel.TABLED` or 0.
+            values_of: As in `take`; None if the native call sets the scalars of the rule.
         """
         for is_beyond in (False, True):
             failure = gradients.measure(transforms, self.snapshot, count, pairs, is_beyond)
@@ -405,7 +438,9 @@ class ReplayedPairs:
 
 
 def _are_pairs(pairs: object, cached_plan: CachedPlan) -> bool:
-    """Return True if these are plain gradients of the variables of a step, in their order."""
+    """Return True if `pairs` is a list of tuples of a plain gradient and a variable of the plan, in
+    order.
+    """
     variables = cached_plan.request.variables
     return (
         type(pairs) is list
@@ -419,7 +454,11 @@ def _is_number(tensor: Tensor) -> bool:
 
 
 def can_read(value: object) -> bool:
-    """Return True if `take_coming` can read a number from a value: a plain float tensor."""
+    """Return True if the native call can read a hyperparameter from `value` by its address.
+
+    Such a value is a CPU tensor of shape (), of float32 or float64, in memory of its own, without a
+    lazy negation; it is a Tensor, Parameter or variable, but of no other subclass.
+    """
     return (
         isinstance(value, Tensor)
         and _is_number(value)
@@ -432,7 +471,7 @@ def can_read(value: object) -> bool:
 
 
 def _are_disjoint(counters: Sequence[Tensor], cached_plan: CachedPlan) -> bool:
-    """Return True if counters overlap neither each other nor the memory that the step updates."""
+    """Return True if no two counters share 8 bytes, and none is in memory that the step updates."""
     starts, ends = plan_of(cached_plan).bounds.reshape(-1, 2).T
     addresses = [counter.data_ptr() for counter in counters]
     are_disjoint = len({address // 8 for address in addresses}) == len(addresses)

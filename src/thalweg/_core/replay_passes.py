@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 class StageScalars:
     """Scalars that the stages of a rule read in a replayed step, computed in the native call.
 
+    A *place* is a set of variables with equal hyperparameters. Each place has a program, which
+    computes the scalars once for each step number among its variables.
+
     Args:
         staged_step: The plan of the rule.
-        places: For each variable of the rule the key of its scalars.
+        places: For each variable of the rule the key of its place.
 
-    Attributes:
-        places: The distinct keys.
+    Attributes: places: The distinct keys.
     """
 
     def __init__(self, staged_step: StagedStep, places: Sequence[Hashable]) -> None:
@@ -50,7 +52,14 @@ class StageScalars:
     def place_program(
         self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]]
     ) -> None:
-        """Let a program compute the scalars of a place; arguments as of `Launch.place_program`."""
+        """Make replays compute the scalars of a place by a program.
+
+        Args:
+            index: The index of the place. Index 0 is to be set first, since its program decides
+                which scalars are stored.
+            program: The program, whose first register is the step count.
+            inputs: As for `Program.place`.
+        """
         if index == 0:
             named_registers = zip(self._names, program.registers_of(self._names), strict=True)
             self._names = [name for name, register in named_registers if register != NONE]
@@ -60,7 +69,13 @@ class StageScalars:
         set_row_count(record, self._row_counts[index:])
 
     def members(self, members: Sequence[Member]) -> list[Member]:
-        """Return the records of the rule's variables with the programs of their places."""
+        """Return copies of records of variables, in order, that refer to the scalars of stages.
+
+        Args:
+            members: For each variable of the rule the record of its update. In the copy, `program`,
+                `row_cell` and `row_size` are replaced by addresses and a size of memory of this
+                object.
+        """
         return [
             member._replace(
                 program=self._records[place].ctypes.data,
@@ -71,7 +86,11 @@ class StageScalars:
         ]
 
     def columns(self) -> Columns:
-        """Return the scalars of the step."""
+        """Return the scalars that the last native call has computed.
+
+        Those that are equal for all variables are shared, for each compute dtype; others are
+        vectors with an element for each variable.
+        """
         if len(self._rows) == 1 == self._row_counts[0]:
             shared, by_variable = dict(zip(self._names, self._rows[0, 0].tolist(), strict=True)), {}
         else:
@@ -110,15 +129,19 @@ class ReplayedPasses:
     def run(
         self, guards: GuardTable, step_count: int, flags: int, pairs: list[Any] | None = None
     ) -> tuple[int, list[Call]]:
-        """Run the passes and stages; write no state.
+        """Check the guards and run passes and matrix stages in order; write neither variables nor
+        slots.
 
         Args:
-            guards: The guards of the step.
-            step_count, flags, pairs: As for `GuardTable.replay`.
+            guards: The guard table of the step, which is checked before each pass.
+            step_count: The number of steps replayed so far, or `ANY_STEP`.
+            flags: Flags of `replay_kernel`, or 0.
+            pairs: Optional. The pairs of gradient and variable; None for the gradients of the
+                parameters.
 
         Returns:
-            The status, as from `GuardTable.replay`, and C functions without arguments that write
-            slots after the update, to be called once.
+            0 and a list of C functions without arguments, which write new values of slots once each
+            when they are called after the update; or the constant of the first difference, and [].
         """
 
         def run_pass(index: int) -> int:

@@ -24,18 +24,19 @@ _DTYPES = {np.float32: torch.float32, np.float64: torch.float64}
 
 
 class VariableScalars:
-    """Scalars of each variable of a kernel, computed from reductions between these and the kernel.
+    """Programs that compute scalars of each variable natively, between a rule's reductions and its
+    kernel.
 
     Args:
         launch: The kernel, a `Launch`; each of its variables gets a row of scalars.
         program: Computes the scalars; its first inputs are `sums`, then `slots`.
         sums: The address of the results of reductions, those of a variable and of a leaf adjacent;
-            the number of variables; and the address of the number of leaves of each.
+            the number of variables; and the address of the number of leaves of each. A leaf is a
+            run of elements that is summed by itself.
         slots: The slots of shape () of each variable, in the rule's order.
         slot_names: The scalars that become the values of these slots.
 
-    Attributes:
-        record: The block of `_engines/cpu/replay_reductions.py`.
+    Attributes: record: The block of `_engines/cpu/replay_reductions.py`.
 
     Raises:
         TypeError: A slot is not of the compute dtype, or two variables share a slot.
@@ -69,7 +70,13 @@ class VariableScalars:
         )
 
     def set(self, scalars: Sequence[Mapping[str, Any]]) -> None:
-        """Set the inputs of the programs from the scalars by name, for each place of the launch."""
+        """Round inputs to the program's dtype and store them in the registers of each place's
+        program.
+
+        Args:
+            scalars: For each place, a set of variables with equal hyperparameters, its scalars by
+                name.
+        """
         for values, program in zip(scalars, self._programs, strict=True):
             program.give(_rounded(self._layout, [values[name] for name in program.names]))
 
@@ -105,10 +112,12 @@ class ReplayedReductions:
         ]
 
     def set_scalars(self, scalars: Sequence[Mapping[str, Any]]) -> None:
-        """Set the scalars that the launches and the programs use.
+        """Round the scalars, and write them to the registers of programs and to the rows of each
+        sweep.
 
         Args:
-            scalars: The scalars by name, for each place of the launch.
+            scalars: For each place, a set of variables with equal hyperparameters, its scalars by
+                name.
         """
         if self.scalars is not None:
             self.scalars.set(scalars)
@@ -142,7 +151,11 @@ def replay_sums(
 
 
 def _addresses_of(slots: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Int64:
-    """Return the addresses of all slots; raise TypeError if two are equal or a dtype is another."""
+    """Return the addresses of all slots, variable by variable.
+
+    Raises:
+        TypeError: A slot is not of `dtype`, or two slots have one address.
+    """
     flat_slots = [slot for var_slots in slots for slot in var_slots]
     if {slot.dtype for slot in flat_slots} - {dtype}:
         raise TypeError("A slot has another dtype than the arithmetic.")
@@ -157,7 +170,10 @@ def _rounded(layout: Struct, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def program_of(rule: Rule, dtype: Dtype) -> Program:
-    """Return the program of `rule.per_variable`; its first inputs are measures and scalar slots."""
+    """Return a new program that computes the results of `rule.per_variable` as scalars.
+
+    Its first inputs are the sums of the rule's `measures`, then the slots of shape ().
+    """
     single_inputs: dict[str, Dtype] = dict.fromkeys(rule.measures, np.float64)
     single_inputs |= {slot.name: dtype for slot in rule.measured_slots}
     function: Any = rule.per_variable

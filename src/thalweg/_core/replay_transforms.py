@@ -46,7 +46,11 @@ class NotMeasured(RuntimeError):
 
 
 def has_scalars_in_call(transforms: GradientTransforms) -> bool:
-    """Return True if the native call computes all scalars that depend on gradients."""
+    """Return True if the native call computes all scalars that depend on gradients.
+
+    It computes the factor of the global norm alone, not those of each gradient's norm or of trust
+    ratios.
+    """
     if transforms.clipnorm is not None or transforms.trust is not None:
         return False
     return not transforms.measured or transforms.has_global_norm
@@ -58,10 +62,9 @@ class ReplayedTransforms:
     Args:
         plans: The plans of the step's rules.
         launches: The kernels of the step.
-        how: What happened to its gradients.
+        transforms: The transforms of its gradients.
 
-    Attributes:
-        part: The part of a step to replay after `measure`, a constant of `replay_kernel`.
+    Attributes: part: The part of a step to replay after `measure`, a constant of `replay_kernel`.
 
     Raises:
         NotMeasured: The transforms cannot be replayed.
@@ -125,14 +128,18 @@ class ReplayedTransforms:
         self._transforms, self._stats = transforms, stats
 
     def last_norm(self, taken: int) -> tuple[float, float] | None:
-        """Return the global norm and clip factor of a replayed step, or None if not computed."""
+        """Return global norm and clip factor of the step with the number `taken`; None unless the
+        native call has computed them, and in that step last.
+        """
         return None if self._norm is None else self._norm.last_norm(taken)
 
     def spans(self) -> dict[int, tuple[int, int, int]]:
-        """Have each sweep read a copy of its work table, whose lengths a step may set to 0.
+        """Make each sweep, a kernel that sums squares, read a copy of its chunks, whose lengths may
+        change.
 
-        Returns:
-            The span of each variable's chunks (see `Member`), by the index of the variable.
+        Return three numbers for each variable, by its index: the addresses of the first length in
+        the copy and in the original, and the number of chunks. A chunk is a range of elements of
+        one variable.
         """
         spans: dict[int, tuple[int, int, int]] = {}
         for members, _, sweep in self._sweeps:
@@ -142,16 +149,19 @@ class ReplayedTransforms:
         return spans
 
     def leave_out_absent(self, switches: tuple[int, int]) -> None:
-        """Have the global norm leave out missing gradients.
+        """Make the native call leave missing gradients out of the global norm, if it computes the
+        norm.
 
         Args:
-            switches: As `GuardTable.gradient_switches`.
+            switches: The address of the first gradient's flag, and the bytes between flags.
         """
         if self._norm is not None:
             self._norm.set_switches(*switches)
 
     def for_look(self) -> tuple[list[tuple[int, int, int, int]], int]:
-        """Return `measures` and `clipping` of `GuardedStep`."""
+        """Return the launches that sum squares of gradients, and the address of the block that
+        computes the global norm, or 0, for `GuardedStep`.
+        """
         measures = [(sweep.kernel.address, sweep.address, 0, 1) for *_, sweep in self._sweeps]
         return measures, 0 if self._norm is None else self._norm.address
 
@@ -163,13 +173,19 @@ class ReplayedTransforms:
         pairs: list[Any] | None = None,
         is_beyond: bool = False,
     ) -> int:
-        """Compute the norms that scalars of the stages depend on, if all guards hold.
+        """Compute the norms that the transforms need, if all guards hold, or leave them to the
+        native call.
+
+        Set `part` to `UPDATE` if the norms were computed here, and to `CLIPPED` if the native call
+        is to compute the global norm and its factor. Without norms do neither.
 
         Args:
             transforms: The transforms of this step.
             guards: The guard table of the step.
-            taken, pairs: As `replay_count` and `pairs` of `GuardTable.replay`.
-            is_beyond: The native call has returned `replay_kernel.OUT_OF_RANGE` for this step.
+            taken: The number of steps that were replayed before.
+            pairs: Pairs of gradient and variable; None for the gradients of parameters.
+            is_beyond: Whether the native call has returned `replay_kernel.OUT_OF_RANGE` for this
+                step.
 
         Returns:
             0, or a constant of `replay_kernel` for the first difference.
@@ -222,9 +238,11 @@ class ReplayedTransforms:
         }, by_variable
 
     def judge(self) -> Sequence[Call] | None:
-        """Return the calls of the judge of steps; None if the planned step is to decide.
+        """Return C functions that the judge of steps, if there is one, has called with the writes
+        of a step.
 
-        Call it after `scalars`.
+        Return () without a judge, and None if the norm exceeds the judge's limit, so that a planned
+        step decides. Call it after `scalars`.
         """
         judge = self._transforms.judge
         if judge is None:
@@ -235,7 +253,12 @@ class ReplayedTransforms:
         return judge.taking_calls([norm]) if norm <= judge.norm_limit() else None
 
     def set_by_variable(self, by_variable: Mapping[str, Any]) -> None:
-        """Set the scalars that differ between variables; call it after the shared ones are set."""
+        """Write scalars that differ between variables to the rows of all kernels, after the shared
+        ones.
+
+        Args:
+            by_variable: A vector with an element for each variable, by the name of the scalar.
+        """
         for rows in self._rows:
             rows.set(by_variable)
 
@@ -244,7 +267,11 @@ class ReplayedTransforms:
     device = None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
-        """Return the sums that `measure` has computed; raise `NotMeasured` for others."""
+        """Return the sums that the last `measure` has computed.
+
+        Raises:
+            NotMeasured: `reduction` is another one.
+        """
         if reduction != self._reduction:
             raise NotMeasured
         if len(self._sweeps) == 1 and len(self._sweeps[0][0]) == len(self._variables):
@@ -267,7 +294,7 @@ class _VariableRows:
         self._columns = {name: launch.names.index(name) for name in names}
 
     def set(self, by_variable: Mapping[str, Any]) -> None:
-        """Set these scalars in all rows."""
+        """Write the elements of the kernel's variables to its rows, one column for each name."""
         for name, column in self._columns.items():
             self._rows[:, column] = by_variable[name][self._members]
 
@@ -275,7 +302,13 @@ class _VariableRows:
 def _set_rows(
     kernel: Compiled, rows: Float64, transforms: GradientTransforms, dtype: Dtype
 ) -> None:
-    """Write the scalars of the stages to the first row of a measuring kernel."""
+    """Write the scalars of the transforms to the first row of a kernel that sums squares of
+    gradients.
+
+    Args:
+        rows: The rows of the kernel's scalars; changed.
+        dtype: The compute dtype.
+    """
     shared = transforms.shared(dtype)
     unscaling = transforms.unscaling
     rows[0] = [unscaling[0] if name == "unscaling" else shared[name] for name in kernel.scalars]

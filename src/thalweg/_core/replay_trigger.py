@@ -35,7 +35,15 @@ class ReplayTrigger:
         return True
 
     def take(self, optimizer: Any, cache: PlanCache, step_args: object) -> bool:
-        """Build the replay and run the step; return whether the step was taken."""
+        """Build the replay, store it in `cache` (None if there is none), and take the step with it.
+
+        Return True if the step was taken. `read` is then that of the replay.
+
+        Args:
+            optimizer: The optimizer.
+            cache: The plans of the optimizer; its `replay` is replaced.
+            step_args: The arguments of the step, for `make` and the replay.
+        """
         new_replay, recorder = self._make_replay(optimizer, cache, step_args), optimizer._recorder
         cache.replay = (
             new_replay if new_replay is None or recorder is None else recorder.between(new_replay)
@@ -47,7 +55,12 @@ class ReplayTrigger:
 
 
 def say_what_became(error: Exception, cache: PlanCache, count_before: int) -> None:
-    """Note on an exception what has changed; `count_before` is `count_replayed` before the step."""
+    """Note on an error whether the step was taken before the error, or nothing has changed.
+
+    Args:
+        cache: The cache whose replay may have taken the step.
+        count_before: The result of `count_replayed` before the step.
+    """
     if count_replayed(cache) > count_before:
         add_taken(error)
     else:
@@ -60,7 +73,11 @@ def count_replayed(cache: PlanCache) -> int:
 
 
 def note_repeated(cache: PlanCache, make: ReplayFactory) -> None:
-    """Count a rebind, and let the next step prepare a replay if that is due."""
+    """Count a step that rebound its plan, and set `cache.replay` for the next step.
+
+    After 1, 2, 4, ... such steps it is a `ReplayTrigger`, which builds a replay by `make`; else
+    None.
+    """
     cache.replay = ReplayTrigger(make) if cache.count_repeated() else None
 
 

@@ -79,13 +79,13 @@ class RuleScalars:
         self._may_have_program = launch.measures is None  # which are not made by programs
 
     def made(self, values: Mapping[str, object], step: int | None) -> Mapping[str, Any] | None:
-        """Return the scalars of a step; None if the native call computes them.
+        """Return the scalars of a step by name; None if the native call computes them.
 
         Args:
             values: Hyperparameters as scalars of the compute dtype, by name. Between calls the
                 dictionary may be changed only if `change` is called.
-            step: The number of the step, from 1; None if `values` are all scalars, and no program
-                runs.
+            step: The number of the step, from 1; None if `values` are all scalars and are returned
+                unchanged, without a program from then on.
         """
         if step is None:
             self._forget()
@@ -100,12 +100,15 @@ class RuleScalars:
         return None
 
     def change(self, values: Mapping[str, Any], name: str) -> None:
-        """Copy a changed hyperparameter to its register.
+        """Copy the new number of one hyperparameter to the register from which the program reads
+        it.
 
-        A number of another dtype makes the next `made` run in Python.
+        If the number is not of the launch's compute dtype, the next `made` takes all
+        hyperparameters again and computes the scalars in Python.
 
         Args:
-            values: The dictionary, as passed to `made`; any other one is ignored.
+            values: The dictionary of the last `made`, with the new number. Any other dictionary has
+                no effect.
             name: The name of the hyperparameter.
         """
         if values is self.values:
@@ -115,10 +118,11 @@ class RuleScalars:
                 self.values = None
 
     def pack(self, values: Mapping[str, object], step: int) -> bytes | None:
-        """Return the inputs of the program for a step as bytes, in the order of its registers.
+        """Return the step number and the hyperparameters as bytes, in the order of the program's
+        registers.
 
-        The next `made` sets all registers again. Return the bytes, or None if there is no program,
-        or a value has another dtype.
+        Return None if there is no program, if a value has another dtype, or if names differ from
+        the program's. The registers are not set; the next `made` sets all of them.
         """
         dtype = self._launch.dtype
         if self._may_have_program:
@@ -147,9 +151,10 @@ class RuleScalars:
         return self.span[0] + 8 * int(self._program.registers_of([name])[0])
 
     def _take_up(self, values: Mapping[str, object], dtype: Dtype) -> None:
-        """Trace and place the program at the first call; copy the hyperparameters to its registers.
+        """Copy all hyperparameters to the registers of the program; at the first call, trace the
+        program.
 
-        Drop the program if a hyperparameter has another dtype, or the names have changed.
+        If a value is not of `dtype`, or the names have changed, drop the program for good.
         """
         are_usual = set(map(type, values.values())) <= {dtype}
         if self._may_have_program:

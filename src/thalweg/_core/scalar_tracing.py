@@ -88,7 +88,12 @@ class _Tape:
             self.inputs[name].sample = self.inputs[name].dtype(number)
 
     def register_of(self, number: Any, dtype: Any) -> int:
-        """Return the register of a symbol of a dtype, or of a new constant; else TypeError."""
+        """Return the register of a number: that of a symbol of `dtype`, or a new one with a
+        constant.
+
+        Raises:
+            TypeError: The number is neither; or `dtype` is bool and it is not a symbol.
+        """
         if type(number) is self.kinds[dtype]:
             return number.register
         if dtype is np.bool or type(number) not in (int, float, dtype):
@@ -121,7 +126,7 @@ class _Tape:
         )
 
     def narrowed(self, symbol: Any) -> object:
-        """Append the rounding of a float64 symbol; return the float32 symbol."""
+        """Append the rounding of a float64 symbol to float32; return the symbol of the result."""
         one_register = self._append(1.0)
         narrow_symbol = self._append_operation(
             scalar_program.MULTIPLY, [symbol.register, one_register], np.float32, np.float32
@@ -130,12 +135,14 @@ class _Tape:
         return narrow_symbol
 
     def decide(self, symbol: Any) -> bool:
-        """Return the truth value of a symbol's sample, for a branch in the traced function.
+        """Return the truth value of a symbol's sample, to choose a branch of the traced function.
 
-        Append a guard: a run of the program fails if the truth value would differ.
+        Append operations that divide by 0 in a run in which the truth value differs; the run then
+        fails.
 
         Raises:
-            TypeError: There are no samples, or the operations are speculative.
+            TypeError: The tape has no samples, or its operations are speculative: a run may discard
+                their results.
         """
         # A guard in a discarded branch would be discarded, too.
         if not self._decides or self.is_speculative:
@@ -162,7 +169,14 @@ class _Tape:
     def _append_operation(
         self, operation: int, operands: list[int], dtype: object, output_dtype: Any
     ) -> Any:
-        """Append an operation on registers, rounded to `dtype`; return the symbol of its result."""
+        """Append an operation on registers to the trace; return the symbol of its result.
+
+        Args:
+            operation: A constant of `scalar_program`.
+            operands: The indices of up to three registers.
+            dtype: float32 to round the result, else another dtype.
+            output_dtype: The dtype of the symbol.
+        """
         output = self._append(0.0)
         flags = (
             scalar_program.ROUNDS * (dtype is np.float32)
@@ -189,7 +203,14 @@ class Symbol(NDArrayOperatorsMixin):
         self.sample: Any = dtype(0 if number is None else getattr(number, "sample", number))
 
     def narrow(self, number: Any) -> Any:
-        """Return a number as a symbol of this symbol's class, rounded; for `formula.narrow`."""
+        """Return a number as a symbol of this symbol's class.
+
+        A float64 symbol is rounded if the class is of float32; a float32 one is widened if it is of
+        float64.
+
+        Raises:
+            TypeError: The number is not a symbol, or one of the two is a condition.
+        """
         if type(number) is type(self):
             return number
         if not isinstance(number, Symbol) or np.bool in (type(self).dtype, type(number).dtype):
@@ -199,7 +220,13 @@ class Symbol(NDArrayOperatorsMixin):
         return self._alias(type(self), number)
 
     def __mod__(self, divisor: int) -> Any:
-        """Return this symbol; a run fails unless its number is at least 0 and below the divisor."""
+        """Return this symbol, with a guard that its number is at least 0 and below the divisor.
+
+        A run with another number fails.
+
+        Raises:
+            TypeError: The sample is not in this range.
+        """
         if not (self >= 0.0 and self < float(divisor)):
             raise TypeError("A remainder of a number that is not below the divisor.")
         return self
@@ -208,8 +235,13 @@ class Symbol(NDArrayOperatorsMixin):
         """Return the symbol of "value() if condition else alternative"; this symbol is the
         condition.
 
-        `value` is called and traced; its result may be infinite or NaN where it is not chosen. If
-        native code cannot compute it, the sample of the condition chooses, with a guard.
+        `value()` is traced, and each run chooses; what is not chosen may be infinite or NaN. If
+        native code cannot compute `value()`, the sample of the condition chooses now, and a run
+        that would choose the other one fails.
+
+        Args:
+            value: Called without arguments; returns a symbol or number.
+            alternative: A symbol or number.
         """
         tape = self.tape
         was_speculative, tape.is_speculative = tape.is_speculative, True

@@ -83,11 +83,11 @@ class SlotStore:
         ) = None
 
     def _settled(self) -> dict[int, dict[str, Variable]]:
-        """Return the slots by id of variable and by name; first assign the slots of a finished
-        deepcopy.
+        """Return the slots by the `id` of the variable, and then by name.
 
-        Only a finished deepcopy shows whether it also copied a variable. If so, its slots belong to
-        the copy, else to the original variable.
+        After a `deepcopy`, first store the copied slots: for the copy of a variable if it was
+        copied, too, or else for the original variable. This is known only once the deepcopy has
+        finished.
         """
         if self._pending_copies is not None:
             (slots, memo), self._pending_copies = self._pending_copies, None
@@ -96,7 +96,10 @@ class SlotStore:
         return self._slots
 
     def get(self, var: Tensor, name: str) -> Variable | None:
-        """Return a slot, or None; `var` may be a variable of Keras 3."""
+        """Return the slot `name` of a variable, or None if there is none.
+
+        `var` may also be a variable of Keras 3. In a session the session's tensor is returned.
+        """
         return resolve(self._settled().get(id(handle_of(tensor_of(var))), {}).get(name))
 
     def of(self, var: Tensor, names: Sequence[str]) -> list[Variable]:
@@ -110,7 +113,9 @@ class SlotStore:
         return {name: resolve(slot) for name, slot in slots.items()}
 
     def handed_out(self, slots: Iterable[object]) -> None:
-        """Note that a caller holds these slots and may modify them; replays guard them then."""
+        """Note that a caller holds these slots and may write to them; replays compare them from
+        then on.
+        """
         for slot in slots:
             if isinstance(slot, StateVariable):
                 slot.moves.handed.add(id(slot))
@@ -146,7 +151,9 @@ class SlotStore:
         return id(handle_of(var))
 
     def forget(self, var: object, name: str) -> None:
-        """Remove a slot, if it exists."""
+        """Remove a slot; do nothing if there is none. A variable without further slots is dropped,
+        too.
+        """
         key = id(handle_of(var))
         slots = self._settled().get(key, {})
         if slots.pop(name, None) is None:
@@ -164,7 +171,9 @@ class SlotStore:
         titles: Sequence[str],
         rule_slot: Slot | None = None,
     ) -> list[Variable]:
-        """Create, store and return slots with the shapes, dtypes, devices and strides of variables.
+        """Create a slot for each variable, store the slots, and return them in order.
+
+        A slot has shape, dtype, device and strides of its variable, or of the variable's shard.
 
         Args:
             variables: Distinct variables without this slot.
@@ -200,7 +209,8 @@ class SlotStore:
     def _make_shaped(
         self, variables: Sequence[Tensor], rule_slot: Slot, titles: Sequence[str]
     ) -> list[Variable]:
-        """Create, store and return slots with a shape that the rule defines.
+        """Create a slot of the rule's shape for each variable, store the slots, and return them in
+        order.
 
         Raises:
             InvalidArgumentError: A variable belongs to a graph, and has no shape yet.
@@ -223,10 +233,15 @@ class SlotStore:
         return self.parts if name in self._in_parts else None
 
     def whole(self, var: Tensor, name: str) -> Tensor:
-        """Return the full value of a slot; all processes with shards of it call this.
+        """Return the value of a slot for the complete variable.
+
+        For a sharded slot this is a new tensor, gathered from all processes that have a shard; each
+        of them must make this call. Otherwise it is the slot itself.
 
         Raises:
-            LayoutError: The slot's storage was cut.
+            KeyError: The variable has no such slot.
+            LayoutError: The slot is not sharded, and its storage was resized to less than its
+                elements.
         """
         slot, parts = self.of(var, [name])[0], self.parts_of(name)
         if parts is not None:

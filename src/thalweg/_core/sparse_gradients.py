@@ -26,11 +26,11 @@ is_sparse: Any = Tensor.is_sparse.__get__  # pyright: ignore
 def all_summed(
     pairs: list[tuple[Any, Tensor]], titles_of: Callable[[Sequence[Tensor]], list[str]]
 ) -> list[tuple[Any, Tensor]]:
-    """Return the pairs with duplicate rows of sparse gradients summed, by `summed`.
+    """Return the pairs with each sparse gradient replaced by one with unique rows; see `summed`.
 
     Args:
-        pairs: Gradients with the tensors to update; returned unchanged if no gradient is sparse.
-        titles_of: Returns names of these tensors, for messages.
+        pairs: Gradients with the tensors to update. The list itself is returned if none is sparse.
+        titles_of: Called with a list of one of these tensors; returns a list of its name.
 
     Raises:
         LayoutError: A sparse gradient has no memory that holds its elements.
@@ -54,14 +54,15 @@ def rows_of(grad: Tensor, title: str) -> IndexedSlices:
 
 
 def check_inside(tensor: Tensor, description: str) -> None:
-    """Raise if an index of a sparse tensor is beyond its shape, which torch does not check.
+    """Check the indices of a sparse tensor against its shape, which torch does not do.
 
     Args:
         tensor: The sparse tensor.
         description: The beginning of the message, such as "The gradient of 'w'".
 
     Raises:
-        InvalidArgumentError: Contains the first such index.
+        InvalidArgumentError: An index is outside of the shape; the message has the first such
+            index.
     """
     sparse_shape = tensor.shape[: tensor.sparse_dim()]
     sizes = torch.tensor(sparse_shape, dtype=torch.int64, device=tensor.device)[:, None]
@@ -76,7 +77,11 @@ def check_inside(tensor: Tensor, description: str) -> None:
 
 
 def is_misplaced(tensor: Tensor) -> bool:
-    """Return True if torch adds a sparse tensor to a view at twice the view's storage offset."""
+    """Return True if torch would add a sparse tensor to a view at the wrong elements.
+
+    It uses twice the view's storage offset if the tensor is coalesced or has at most one entry, and
+    has no dense dimensions.
+    """
     return not tensor.dense_dim() and (tensor.is_coalesced() or tensor._nnz() < 2)
 
 

@@ -87,13 +87,13 @@ def try_rebind(
     *,
     is_final: bool = True,
 ) -> StepResult | None:
-    """Run a step with the last plan if only gradients and scalars changed.
+    """Run a step with the last plan in `cache`, if only gradients and scalars have changed since.
 
-    Return the result of the step; None if the last plan does not fit, when nothing has changed.
+    Return the result of the step; or None if `rebind_plan` returns None, and then change nothing.
 
     Args:
-        adapter, cache, grads_and_vars, transforms, copies, is_final: See `run_step`;
-            `grads_and_vars` has not been validated.
+        adapter, cache, transforms, copies, is_final: As for `run_step`.
+        grads_and_vars: Pairs of gradient and variable, not validated.
     """
     if cache.last is None:
         return None
@@ -122,10 +122,11 @@ def rebind_plan(
     transforms: GradientTransforms,
     copies: Copies,
 ) -> CachedPlan | None:
-    """Bind the last plan to new gradients and read the hyperparameters, but do not run it.
+    """Bind the last plan in `cache` to new gradients, and read the hyperparameters; do not run the
+    step.
 
-    Return the plan for `execute_plan`; None if the last plan does not fit, as its tensors, rule or
-    engine changed or user functions must see the step.
+    Return the bound plan for `execute_plan`. Return None, with no gradient bound, if there is no
+    plan, if its variables, rule, options or memory differ, or if user functions must see the step.
     """
     rule = adapter.step_rule()
     if cache.last is None or rule is None or not adapter.repeats:
@@ -159,11 +160,12 @@ def _check_pairs(adapter: StepAdapter, pairs: Sequence[Pair], narrow: bool) -> N
 
 
 def _check_matrices(adapter: StepAdapter, rule: Rule, pairs: Sequence[Pair]) -> None:
-    """Raise unless a rule with pre-update passes supports these variables.
+    """Check that a rule with passes, which update before the variables, supports these variables.
 
     Raises:
         NotImplementedError: The matrices are sharded so that no process holds a full one.
-        InvalidArgumentError, InvalidTypeError: As `check_step` of the engines.
+        InvalidArgumentError, InvalidTypeError: A variable or a gradient has an unsupported shape or
+            type.
     """
     with importing:
         from thalweg._engines.matrix_shapes import check_step
@@ -256,11 +258,14 @@ def plan_step(
     transforms: GradientTransforms,
     copies: Copies,
 ) -> CachedPlan | None:
-    """Plan a step without running it; drop the last plan of `cache`.
+    """Validate a step, create missing state and plan the step, but write no variable.
 
-    Return the plan, bound to the gradients, for `execute_plan`. None if `run_step` has to plan the
-    step, because user functions update variables or the rule makes sparse gradients dense; no state
-    was created then.
+    Return the plan, bound to the gradients, for `execute_plan`; it is not stored in `cache`, whose
+    last plan is dropped. Return None, and create no state, if only `run_step` can take the step:
+    user functions update the variables, or the rule makes sparse gradients dense.
+
+    Args:
+        copies: For each variable its 16-bit copy or None; None without copies.
 
     Raises:
         Exception: Any error of a check.
@@ -319,18 +324,22 @@ def execute_plan(
     is_final: bool = True,
     is_checked: bool | None = None,
 ) -> StepResult:
-    """Run a bound plan: reduce, decide, run passes, write, constrain, finish, count.
+    """Run a plan that is bound to gradients: update variables and state, unless the step is
+    skipped.
 
-    Update the variables and their state, unless the decision is to skip the step. Then release the
-    gradients of the plan, or keep the plan in `adapter.gathered` until its writes are done. Return
-    whether the step was taken, and the exceptions raised after its writes.
+    In order: reduce the gradients, decide on the step, run passes, write, apply constraints, call
+    user callbacks and count. Then drop the gradients of the plan, or keep the plan in
+    `adapter.gathered` until its writes are done. Return whether the step was taken, and the
+    exceptions raised after its writes.
 
     Args:
-        cached_plan: The plan, bound to gradients by `plan_step` or `rebind_plan`. A new plan is not
-            cached here; see `keep_plan`.
+        adapter: The front end's adapter of the step.
+        cached_plan: The plan, bound to gradients by `plan_step` or `rebind_plan`; not stored in a
+            cache.
+        transforms: The transforms of the gradients.
         is_new: Whether the plan has not run before: the scalars are validated then.
-        is_final: Run `finishing_calls` and count the step; False for one variable's part of it.
-        is_checked: Raise on gradients that are not finite; None follows `raises_if_not_finite`.
+        is_final: Run user callbacks and count the step; False for one variable's part of it.
+        is_checked: Whether gradients that are not finite raise; None for the choice of the engine.
     """
     if is_checked is None:
         is_checked = raises_if_not_finite(adapter, transforms)

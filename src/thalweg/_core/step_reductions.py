@@ -44,17 +44,22 @@ def reduce_gradients(
     is_final: bool,
     is_checked: bool,
 ) -> tuple[Columns, Decision, GradientStats | None]:
-    """Compute the scalars of a step and reductions of its gradients; decide whether to take the
-    step.
+    """Compute the scalars of a step and reductions of its gradients; decide if the step is to be
+    taken.
 
-    If a device decides, the decision is also stored as `adapter.apply_flag`. Return the scalars
-    with those of the transforms; the decision; and the statistics of the gradients, or None if
-    neither transforms nor the rule need any.
+    If a device decides, the decision is also stored as `adapter.apply_flag`.
 
     Args:
+        adapter: The front end's part of the step.
         request: The step over full variables.
         plan: The bound plan over this process's shards.
-        is_checked: Raise on gradients that are not finite.
+        transforms: The transforms of the gradients.
+        is_final: Whether no other part of the optimizer's step follows.
+        is_checked: Whether gradients that are not finite raise an error.
+
+    Returns:
+        The scalars with those of the transforms; the decision; and the statistics of the gradients,
+        or None if neither transforms nor the rule need any.
 
     Raises:
         InvalidArgumentError: A gradient is not finite, with `is_checked`.
@@ -95,12 +100,17 @@ def reduce_gradients(
 def run_passes(
     adapter: StepAdapter, cached_plan: CachedPlan, columns: Columns, stats: GradientStats | None
 ) -> tuple[Columns, list[Call]]:
-    """Run the matrix stages of a rule and its functions of reductions, which no variable sees yet.
-
-    Return the scalars with the results of these functions, and the calls that write state.
+    """Run the passes of a rule, and its functions of sums over variables; write neither variables
+    nor slots.
 
     Args:
-        columns, stats: Results of `reduce_gradients`.
+        adapter: The front end's part of the step.
+        cached_plan: The plan, bound to gradients.
+        columns, stats: The first and the last result of `reduce_gradients`.
+
+    Returns:
+        The scalars, with the results of these functions; and C functions that write state of the
+        rule.
 
     Raises:
         FailedPreconditionError: The rule sums over all variables, but this step lacks some.
@@ -134,7 +144,11 @@ def run_passes(
 
 
 def _can_decide_on_device(adapter: StepAdapter, request: StepRequest, plan: StepPlan) -> bool:
-    """Return True if the device can decide, without the host, whether the step is taken."""
+    """Return True if a GPU can decide, without waiting for it, whether the step is taken.
+
+    The step must be unsharded, written in one commit of its own, with dense gradients and a
+    variable on a device, and without constraints or user functions that end it.
+    """
     is_unsharded = adapter.sharing is None and adapter.gathered is None and plan.is_single
     if not (adapter.may_leave and is_unsharded) or all(map(is_host, request.variables)):
         return False

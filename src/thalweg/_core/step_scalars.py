@@ -27,10 +27,13 @@ _RESERVED = SCALARS | {"t"}  # scalars that a step adds to the rule's
 
 
 def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> dict[str, Any]:
-    """Return the scalars that a rule's formulas may use; adds powers and "t" to `values`.
+    """Return the scalars that a rule's formulas may use: hyperparameters, powers, "t", and those of
+    `prepare`.
 
     Args:
-        values: Its hyperparameters as scalars of `dtype`; powers among them are not computed.
+        rule: The rule.
+        values: The hyperparameters as scalars of `dtype`, by name; powers and "t" are added in
+            place. A power that is there already is not computed.
         dtype: The compute dtype.
         step: The number of this step, from 1.
 
@@ -82,10 +85,12 @@ def _reserved_error(rule: Rule, action: str, names: Any) -> RuleError:
 
 
 def _converted(rule: Rule, name: str, value: object, dtype: Dtype) -> object:
-    """Return a scalar that `prepare` returned, in the compute dtype.
+    """Return a scalar that `prepare` of a rule returned, converted to the compute dtype.
 
-    NaN and integers that are too large become NaN. Raise RuleError for a value that is not a
-    number.
+    An integer that is too large becomes NaN.
+
+    Raises:
+        RuleError: The scalar is not a number.
     """
     try:
         with np.errstate(over="ignore"):
@@ -133,7 +138,13 @@ def columns_of(
 
 
 def processed(columns: Columns, stats: GradientStats, dtypes: Sequence[Dtype]) -> Columns:
-    """Return columns with the scalars of the transforms of gradients added."""
+    """Return `columns` with the scalars of the transforms of gradients, which `stats` computes.
+
+    Args:
+        columns: The scalars of the rule; not changed.
+        stats: The statistics of the gradients.
+        dtypes: The compute dtypes of the step.
+    """
     shared = {dtype: {**columns.shared[dtype], **stats.shared(dtype)} for dtype in dtypes}
     return columns._replace(
         shared=shared, by_variable={**columns.by_variable, **stats.variable_scalars}

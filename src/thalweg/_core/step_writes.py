@@ -35,17 +35,18 @@ def commit_single_round(
     callbacks: list[PostUpdateCall],
     counters: list[Call],
 ) -> list[BaseException]:
-    """Write a step in which each variable occurs once in one commit, then run constraints and
-    callbacks.
+    """Write a step in one commit, then run constraints and callbacks; no variable may occur twice.
 
-    With `adapter.gathered`, only append the writes to that batch. Return the exceptions of
-    constraints and callbacks.
+    With `adapter.gathered`, only append all of that to the batch, and return [].
 
     Args:
         adapter, request: The step.
         rounds: Iterator of its only round of writes.
         callbacks: User callbacks after the constraints.
         counters: Functions in C that update counts and state after the callbacks.
+
+    Returns:
+        The exceptions of constraints and callbacks.
     """
     (write_round,) = rounds
     if adapter.constrains:
@@ -73,10 +74,15 @@ def commit_rounds(
     callbacks: list[PostUpdateCall],
     counters: list[Call],
 ) -> list[BaseException]:
-    """Write a step in which variables repeat, one round for each repetition; then run the rest.
+    """Write a step in which variables repeat: first occurrences, then second ones, and so on.
 
-    The constraints of a round run after its writes. If anything raises before the callbacks begin,
-    variables, slots and copies are restored. Return the exceptions of constraints and callbacks.
+    Constraints follow the writes of each such round; callbacks and counters follow the last one. If
+    anything raises before the callbacks begin, variables, slots and copies are restored. Return the
+    exceptions of constraints and callbacks.
+
+    Args:
+        adapter, request, callbacks, counters: As for `commit_single_round`.
+        rounds: Iterator of the rounds of writes; a round is taken when the one before is written.
     """
     tensors = [*request.variables, *(slot for var_slots in request.slots for slot in var_slots)]
     tensors += [copy for copy in request.copies or () if copy is not None]
@@ -129,9 +135,9 @@ def constrained_indices(request: StepRequest) -> list[int]:
 
 
 def skip_step(calls: Sequence[Call], notes: list[str]) -> list[BaseException]:
-    """Write a skipped step in one commit: its calls, and the note in `notes`.
+    """Run the calls of a skipped step in one commit, and add to `notes` that the step was skipped.
 
-    Return the exceptions raised after the commit.
+    Return the exceptions that were raised after the commit.
     """
     return write_step(calls, notes=notes, message=f"{SKIPPED}.")
 
@@ -143,12 +149,18 @@ def run_user_updates(
     copies: Copies,
     is_final: bool,
 ) -> StepResult:
-    """Run a step whose variables are updated by user functions, each followed by its constraint.
+    """Run a step in which a user function updates each variable, followed by the variable's
+    constraint.
 
-    Restore all variables, slots and copies if anything raises before the final commit.
+    Restore all variables, slots and copies if anything raises before the final commit. A step that
+    the transforms decide to skip changes no variable.
 
     Args:
+        adapter: The front end's part of the step, whose `apply_one` calls the user function.
         pairs: Validated pairs.
+        transforms: The transforms of the gradients.
+        copies: For each variable its 16-bit copy or None; None without copies.
+        is_final: Whether the step ends here, so that counters and callbacks run, too.
     """
     flush = adapter.selection.denormals == "flush"
     pairs, decision = process_gradients(pairs, transforms, flush)

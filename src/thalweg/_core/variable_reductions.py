@@ -34,16 +34,19 @@ def per_variable(
     columns: Columns,
     stats: GradientStats,
 ) -> tuple[Columns, list[Call]]:
-    """Call `per_variable` of each level of a rule; add its results to the scalars of a step.
+    """Call `per_variable` of each level of a rule; return its results with the scalars of the step.
 
-    A variable that is listed twice is reduced once, and its scalar slots are updated twice. Return
-    new scalars that include the results, and the calls that write the scalar slots.
+    A level has reductions over each variable, and a function that may use scalars of the levels
+    before. A variable that is listed twice is reduced once, and its scalar slots are updated twice.
 
     Args:
         request: The step.
-        scalar_slots: For each variable its slots of shape (), in the rule's order.
+        scalar_slots: For each variable its slots of shape (), in the rule's order; not written.
         columns: The scalars of the rule and of the gradient transforms.
         stats: Computes the reductions.
+
+    Returns:
+        The scalars of the step and of all levels; and the calls that write the scalar slots.
     """
     rule = request.rule
     slots = {id(slot): slot.detach() for var_slots in scalar_slots for slot in var_slots}
@@ -150,14 +153,28 @@ def _scalars_of_members(
 
 
 def _members_by_dtype(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
-    """Yield the indices of variables of one dtype; a repeated variable comes in later lists."""
+    """Yield lists of indices of variables with one compute dtype.
+
+    First occurrences of variables come first, then second ones, so that no list repeats a variable.
+    """
     for round_members in split_into_rounds(variables):
         for dtype in dict.fromkeys(dtypes[index] for index in round_members):
             yield [index for index in round_members if dtypes[index] == dtype]
 
 
 def _over(rule: Rule, name: str, value: object, dtype: Dtype, count: int, device: Device) -> object:
-    """Return a result of `per_variable` as a vector over `count` variables; raise RuleError."""
+    """Return a result of `per_variable`, a number or a vector, as a vector over `count` variables.
+
+    Args:
+        rule, name: The rule and the name of the result, for the message.
+        value: The result.
+        dtype: The dtype of the vector.
+        count: The number of variables.
+        device: The device of the vector; None for the host.
+
+    Raises:
+        RuleError: The result is neither a number nor a vector of this length.
+    """
     try:
         return vectors.spread_over(value, dtype, count, device)
     except (RuntimeError, TypeError, ValueError):

@@ -39,7 +39,7 @@ def is_host(tensor: Tensor) -> bool:
 
 
 def send_to(values: object, device: torch.device) -> Tensor:
-    """Return an array as a tensor of a device, copied asynchronously."""
+    """Return an array as a tensor on a device; a GPU may still be receiving it."""
     tensor = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
     tensor = tensor.pin_memory() if device.type == "cuda" else tensor
     return tensor.to(device, non_blocking=True)
@@ -82,7 +82,7 @@ def for_each(vector: Any, scalar: Any) -> Any:
 
 
 def round_to(vector: Any, dtype: Dtype, device: Device) -> Any:
-    """Return a vector on a device, rounded to a compute dtype."""
+    """Return a vector rounded to a compute dtype: a tensor on `device`, or an array without one."""
     if device is None:
         vector = vector.cpu().numpy() if isinstance(vector, Tensor) else vector
         return vector.astype(dtype)
@@ -102,7 +102,10 @@ def split_numbers(vector: Any) -> Sequence[Any]:
 
 
 def number(value: object, device: Device) -> Any:
-    """Return a NumPy scalar as a tensor of a device; other values unchanged."""
+    """Return a NumPy scalar as a tensor of shape () on a device.
+
+    Return `value` itself without a device, or if it is not a NumPy floating scalar.
+    """
     if device is None or not isinstance(value, np.floating):
         return value
     dtype = TORCH[type(value)]  # pyright: ignore[reportUnknownArgumentType]
@@ -117,14 +120,20 @@ def spread_over(value: object, dtype: Dtype, count: int, device: Device) -> Any:
 
 
 def log(value: Any) -> Any:
-    """Return the natural logarithm of a float32; a tensor is computed in float64, rounded once."""
+    """Return the natural logarithm of a float32 scalar or tensor.
+
+    A tensor is computed in float64 and rounded to its dtype once.
+    """
     if not isinstance(value, Tensor):
         return scalars.log(value)
     return value.double().log().to(value.dtype)
 
 
 def power(base: float, exponent: Any) -> Any:
-    """Return a number to the power of a float32, 0 for denormal results; rounded like `log`."""
+    """Return a number to the power of a float32 scalar or tensor, with 0 in place of denormals.
+
+    A tensor is computed in float64 and rounded to its dtype once.
+    """
     if not isinstance(exponent, Tensor):
         return scalars.power(type(exponent)(base), exponent)
     return without_denormals(torch.pow(base, exponent.double()).to(exponent.dtype))

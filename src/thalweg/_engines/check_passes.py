@@ -114,7 +114,17 @@ def _check_measure(
 
 
 def _try_stage(stage: Stage, available: _Available) -> None:
-    """Raise a RuleError if a stage fails over random matrices, or its outputs are invalid."""
+    """Call a stage with random float32 matrices of 3 by 2 and of 2 by 3 elements, to find its
+    errors.
+
+    The random numbers are from a generator of its own. `available` describes the values that the
+    stage may take, and is not changed.
+
+    Raises:
+        RuleError: The stage raises an exception; its result is not a dict of tensors that it also
+            takes, of the same shapes; or it writes to an argument other than a measure that it
+            returns.
+    """
     rule, pass_names, measure_dims, _ = available
     dice = torch.Generator(device="cpu").manual_seed(0)
     rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")

@@ -33,7 +33,14 @@ class Part(Protocol):
     def written(self) -> Sequence[Tensor]: ...
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """See `StepPlan`; return False if a gradient overlaps with memory in `bounds`, too."""
+        """Bind the part to the gradients of a request; return False if anything else in it differs.
+
+        Return False, too, if a gradient overlaps the memory that the step writes.
+
+        Args:
+            request: A request for the variables of the part.
+            bounds: Begin and end addresses of that memory, in ascending order.
+        """
         ...
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results: ...

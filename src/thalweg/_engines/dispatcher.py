@@ -200,7 +200,14 @@ class Dispatcher:
         return engine
 
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
-        """Return True if kernels can access a variable by address; warn once about its strides."""
+        """Return True if kernels can update the variable at `index` by the addresses of its
+        tensors.
+
+        The variable must be aligned and dense, slots and copy must have its strides, and it must be
+        contiguous if slots are encoded or formulas read vectors; otherwise warn about its strides,
+        once per variable. A sparse gradient with too many indices, or of a variable that is not
+        contiguous, gives False without a warning.
+        """
         var, grad = request.variables[index], request.gradients[index]
         copy = None if request.copies is None else request.copies[index]
         slots = layout.without_records(request.slots[index], request.rule.codecs)

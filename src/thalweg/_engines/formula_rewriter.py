@@ -448,7 +448,19 @@ class HelperFunctions:
         return len(value.elts) if isinstance(value, ast.Tuple) else 1
 
     def name_helper(self, helper: types.FunctionType, result: int) -> str:
-        """Return the name of a helper's definition for one result; write it at the first call."""
+        """Return the name, without `FUNCTION_PREFIX`, of the function that computes one result of a
+        helper.
+
+        At the first call for a helper and a result, rewrite the helper and append the function to
+        `definitions`.
+
+        Args:
+            helper: A Python function that a formula calls.
+            result: The index in the tuple that the helper returns; 0 if it returns a single number.
+
+        Raises:
+            RuleError: The helper calls itself, or cannot be rewritten.
+        """
         if helper in self._open:
             raise RuleError(f"{place_of(helper)} calls itself, which a formula cannot.")
         key = helper, result

@@ -87,7 +87,15 @@ class Streams(NamedTuple):
 
 
 def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
-    """Return the streams of the variables at the indices `members`, which one kernel updates."""
+    """Return the dtypes, sizes and addresses of variables that one kernel updates, as tables.
+
+    A *stream* is a tensor of a variable: the variable itself, its gradient, a slot or its 16-bit
+    copy. The dtypes are those of the first variable, which the others must share. Addresses of
+    gradients are left 0. The result does not keep the tensors alive.
+
+    Args:
+        members: The indices of the variables in the request; the rows of tables are in this order.
+    """
     copies = request.copies or [None] * len(request.variables)
     tensors_by_member = [
         [request.variables[i], *request.slots[i], *([] if (copy := copies[i]) is None else [copy])]

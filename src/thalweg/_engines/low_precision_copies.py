@@ -21,11 +21,13 @@ def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def resumed(var: Tensor, copy: Tensor) -> Tensor:
-    """Return the variable, or its copy for elements to which other code has written the copy.
+    """Return `var` as a new tensor, with the values of `copy` in elements that other code has
+    changed.
 
-    Other code has written an element if the copy is not the rounded variable, compared by bits: -0
-    is not 0. A write of a value to which the variable rounds is not detected. The result is a new
-    tensor.
+    A step leaves `copy` equal to `var`, rounded to its 16-bit dtype. An element of `copy` with
+    other bits than that rounding was written by other code; -0 is not 0, and a bfloat16 may be
+    either neighbour of a tie. A write that leaves the bits as they were is not detected. The result
+    has the dtype of `var`; neither argument changes.
     """
     original = flushed = var.detach()
     # A product with 1 flushes the denormals that a step would have flushed.

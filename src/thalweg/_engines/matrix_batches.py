@@ -136,10 +136,14 @@ class Batch:
                 self.pass_values[name] = list(map(empty_like_elements, variables))
 
     def matrices(self, name: str, rows: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Return a value that passes computed for some variables, (rows, *shape).
+        """Return a value that passes computed for some variables, as a tensor of shape (rows,
+        *shape).
+
+        The result may share memory with the value.
 
         Args:
-            rows: The rows of the variables in the batch.
+            name: The name of the value.
+            rows: The indices of the variables in the batch.
             shape: The shape of one variable in the stage.
         """
         if name in self._blocks:
@@ -148,7 +152,13 @@ class Batch:
         return torch.stack([self.pass_values[name][row].reshape(shape) for row in rows])
 
     def set_pass_values(self, name: str, rows: Sequence[int], values: Tensor) -> None:
-        """Overwrite a value that passes computed, for the variables at `rows`."""
+        """Overwrite a value that passes computed with the output of a stage.
+
+        Args:
+            name: The name of the value.
+            rows: The indices in the batch of the variables that are overwritten.
+            values: The new values, one for each of `rows`.
+        """
         if name in self._blocks and len(rows) == len(self.members):
             self._blocks[name].copy_(values.view(self._blocks[name].shape))
             return
@@ -172,7 +182,11 @@ class Batch:
             self.vectors[name].copy_(values)
 
     def set_slot(self, name: str, values: Tensor, rows: Sequence[int]) -> None:
-        """Set `new_slot_values` for the variables at `rows`, rounded to the dtype of the slot."""
+        """Store new values of slots of rows or columns in `new_slot_values`, rounded to the slots'
+        dtype.
+
+        Variables that are not at `rows` get their earlier new value, or else their old value.
+        """
         values = values.to(self.slots[name])
         if len(rows) < len(self.members):
             all_values = self.new_slot_values.get(name, self.vectors[name]).to(
@@ -183,9 +197,10 @@ class Batch:
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
-        """Return groups of rows whose variables have the same step number.
+        """Return the indices of variables in this batch, in one list for each step number.
 
-        Rows of variables for which a stage with this period does not run are left out.
+        Variables whose step number, from 1, is not 1 plus a multiple of `period` are left out. The
+        result is [] if that leaves none.
         """
         rows_by_step: dict[float, list[int]] = {}
         for row, count in enumerate(counts_of(columns, self.members)):
@@ -241,7 +256,7 @@ def empty_like_elements(var: Tensor) -> Tensor:
 
 
 def counts_of(columns: Columns, members: Sequence[int]) -> list[float]:
-    """Return the step number of each of some variables."""
+    """Return the step number, from 1, of each variable at an index in `members`."""
     if COUNT not in columns.by_variable:
         scalars = next(iter(columns.shared.values()))
         return [float(scalars[COUNT])] * len(members)
@@ -250,7 +265,9 @@ def counts_of(columns: Columns, members: Sequence[int]) -> list[float]:
 
 
 def is_due(count: float, period: int) -> bool:
-    """Return True if a stage with a period runs in a step with this number."""
+    """Return True if a stage with a period runs in the step with the number `count`: 1, 1 + period,
+    ...
+    """
     return not (count - 1) % period
 
 

@@ -307,7 +307,16 @@ class ReferencePart:
         self._grad = None
 
     def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
-        """Return calls that copy the new values of variable, slots and copy."""
+        """Compute the update of all elements now; return calls that copy the results in place.
+
+        There is a call for each tensor that the rule's formula changes: the variable, then slots.
+        If the variable has a 16-bit copy, one more call sets the copy to the rounded variable,
+        unless the step begins at copies and does not change the variable.
+
+        Args:
+            grad: The dense gradient, to which the stages of the request are applied here.
+            scalars: The scalars of the step, by name.
+        """
         with importing:
             from thalweg._engines.row_updates import find_changed
         var = self._tensors[0]

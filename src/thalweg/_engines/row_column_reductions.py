@@ -55,9 +55,15 @@ def view_of(shape: torch.Size) -> View:
 def make_line_rows(
     names: Sequence[str], vectors: Sequence[Mapping[str, Tensor]], views: Sequence[View]
 ) -> Int64:
-    """Return rows of a kernel's table, (variables, names + 2).
+    """Return the table that a kernel reads: an int64 array of shape (variables, len(names) + 2).
 
-    A row has the addresses of a variable's vectors, then rows and columns of its matrices.
+    The row of a variable has the addresses of its vectors, in the order of `names`, and then the
+    number of rows and the number of columns of a matrix. The table does not keep the vectors alive.
+
+    Args:
+        names: The names of vectors.
+        vectors: For each variable its vectors, by name; may be empty if `names` is.
+        views: For each variable its shape as a batch of matrices.
     """
     no_vectors: list[Mapping[str, Tensor]] = [{}] * len(views)
     pairs = zip(vectors or no_vectors, views, strict=True)

@@ -177,7 +177,12 @@ class WholeMatrices:
                 batch.stays_on_device = True
 
     def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """See `Matrices`."""
+        """Copy slots of rows and columns into vectors that formulas read, and drop new values of
+        slots.
+
+        Args:
+            slots: For each variable its `shaped_slots`.
+        """
         for batch in self._batches:
             batch.new_slot_values.clear()
             for position, shaped_slot in self._line_slots:
@@ -191,7 +196,13 @@ class WholeMatrices:
                 block.copy_(stacked.view(block.shape))
 
     def write_slots(self, slots: Sequence[Sequence[Tensor]], updates: SlotUpdates) -> None:
-        """See `Matrices`."""
+        """Add the new values that stages gave to slots of rows and columns to `updates`.
+
+        No slot is written. A slot without a new value is not added.
+
+        Args:
+            slots: For each variable its `shaped_slots`.
+        """
         for batch in self._batches:
             for position, shaped_slot in self._line_slots:
                 block = batch.new_slot_values.get(shaped_slot.name)
@@ -211,7 +222,9 @@ class WholeMatrices:
                 updates.update(zip(keys, zip(old_tensors, new_tensors, strict=True), strict=True))
 
     def give(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """See `Matrices`."""
+        """Store a measure, one tensor for each variable, so that formulas and stages read it by
+        `name`.
+        """
         for batch in self._batches:
             if all(batch.shape):
                 batch.set_values(
@@ -219,7 +232,11 @@ class WholeMatrices:
                 )
 
     def numbers(self) -> dict[str, Any]:
-        """See `Matrices`."""
+        """Return measures over whole variables, by name: float64 vectors with an element per
+        variable.
+
+        A vector is a tensor if all matrices are on one GPU, else an array. Empty variables have 0.
+        """
         return {name: self._numbers_of(name) for name in _measured_names(self._rule)}
 
     def _numbers_of(self, name: str) -> Any:
@@ -246,7 +263,18 @@ class WholeMatrices:
         slots: Sequence[Sequence[Tensor]],
         updates: SlotUpdates,
     ) -> None:
-        """See `Matrices`."""
+        """Run a stage for every variable that has elements and at whose step number the stage is
+        due.
+
+        New values of `shaped_slots` are stored in `updates`, by the `id` of the slot, and no slot
+        is written. All other outputs replace, in the batches, the values that earlier passes
+        computed.
+
+        Args:
+            columns: The scalars of the step.
+            slots: For each variable its `shaped_slots`. The stage reads the value in `updates`
+                instead, if there is one.
+        """
 
         def slot_of(member: int, place: int) -> Tensor:
             return newest(slots[member][place], updates)
@@ -386,7 +414,10 @@ class StagedStep:
         return request if is_update or request.from_copies else request._replace(copies=None)
 
     def try_rebind(self, request: StepRequest) -> bool:
-        """See `StepPlan`."""
+        """Bind the plan to the gradients of a request; return False if anything else has changed.
+
+        `request` has the variables of the plan, and the slots of the last request.
+        """
         if request.rule is not self._rule or request.stages != self.stages:
             return False
         if request.numbers != self._variable_numbers:
@@ -395,7 +426,7 @@ class StagedStep:
         return all(plan.try_rebind(self._request_for(request, update)) for plan, update in plans)
 
     def run_passes(self, columns: Columns, slots: Sequence[Sequence[Tensor]]) -> list[Call]:
-        """Run measures, passes and stages; variables and slots are not written.
+        """Run measures, passes and stages in order; write neither variables nor slots.
 
         Args:
             columns: The scalars of the step.
@@ -406,7 +437,7 @@ class StagedStep:
 
         Raises:
             RuleError: A stage returns an invalid value.
-            InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
+            InvalidArgumentError, InvalidTypeError, LayoutError: A slot is invalid.
         """
         self.check_slots(slots)
         passes, updates = iter(self.pass_plans), SlotUpdates()
@@ -454,9 +485,11 @@ class StagedStep:
         )
 
     def has_native_lines(self) -> bool:
-        """Return True if passes are over rows and columns of whole, large matrices on the CPU.
+        """Return True if a replay may run the passes over rows and columns natively.
 
-        `_core/replay_lines.py` then runs those that native code can run.
+        The rule must have such passes, over unsharded matrices on the CPU that are not small, and
+        no stage may draw random numbers. `_core/replay_lines.py` raises TypeError for passes that
+        it cannot run.
         """
         is_whole = type(self._matrices) is WholeMatrices
         return (
@@ -471,15 +504,20 @@ class StagedStep:
         columns: Callable[[], Columns],
         slots: Sequence[Sequence[Tensor]],
     ) -> tuple[int, list[Call]]:
-        """Run passes by a function, and stages, of a step with `has_stages_alone`.
+        """Run the rule's passes and matrix stages in order; write neither variables nor slots.
+
+        Call it only if `has_stages_alone` returns True: each pass computes a value for every
+        element, and each stage is a function of whole matrices on the CPU.
 
         Args:
-            run_pass: Runs the pass at an index; returns 0, or a status that ends the step.
-            columns: Returns the scalars of stages, after a pass.
-            slots: As in `run_passes`, unchanged since then.
+            run_pass: Called with 0, 1, ... for each pass in turn. Returns 0, or a status that ends
+                the run.
+            columns: Called before each stage; returns the scalars that the stage reads.
+            slots: For each variable its `shaped_slots`, which `check_slots` has accepted.
 
         Returns:
-            The status, and functions as those of `run_passes`.
+            0 and C functions without arguments that write the new values of `slots`; or the status
+            of the pass that did not return 0, and [].
         """
         updates, pass_indices = SlotUpdates(), count()
         with no_grad():

@@ -231,9 +231,17 @@ def _is_address(word: int) -> bool:
 
 
 def _find_version(storage_offset: int) -> tuple[int, int]:
-    """Return the offset of the version counter, and that of the count in the counter.
+    """Return two offsets in bytes: of the pointer to the version counter, in a TensorImpl; and of
+    the number of writes, in the counter.
 
-    A tensor shares the counter with its `detach()`; the count increases with each write.
+    The pointer is the address that a tensor shares with its `detach()` and with no other tensor;
+    the number of writes is the word that equals `_version`.
+
+    Args:
+        storage_offset: The offset of the pointer to the storage, which `detach()` shares, too.
+
+    Raises:
+        UnknownLayoutError: There is not exactly one such word.
     """
     trials = [(_zeros(4), writes) for writes in (3, 5, 8)]
     shared: list[set[int]] = []

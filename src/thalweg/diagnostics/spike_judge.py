@@ -119,10 +119,11 @@ class SpikeJudge:
         self.action, self.keep, self.copies = action, keep, 2 if keep else 0
         self.actions: list[SpikeAction] = []
         self._source: StepSource | None = None
+        self._first_step = 0  # `step` when the optimizer was attached
         vars(self).update(_new_history())
 
     def attach_to(self, source: StepSource) -> None:
-        """Attach to an optimizer; empty the history if it is of a former optimizer.
+        """Attach to an optimizer; empty the history if it is of steps of a former optimizer.
 
         Raises:
             FailedPreconditionError: Another optimizer that is still alive is judged.
@@ -133,9 +134,9 @@ class SpikeJudge:
             raise FailedPreconditionError(
                 "These Spikes judge another optimizer's steps: give each optimizer its own."
             )
-        if self._source is not None:
+        if self._source is not None and self.step != self._first_step:
             vars(self).update(_new_history())
-        self._source = source
+        self._source, self._first_step = source, self.step
 
     @property
     def source(self) -> StepSource:
@@ -168,8 +169,8 @@ class SpikeJudge:
         The block may take a step, which then counts neither in the history nor in the copies.
         """
         state = {**_new_history(*self.history), "_loss": self._loss, "_copies": self._copies}
-        self._loss = None
         try:
+            self._loss = None
             yield
         finally:
             run([partial(vars(self).update, state)])

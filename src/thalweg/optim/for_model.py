@@ -67,11 +67,13 @@ def mixed_for_model(
 
 def _check_names(
     title: str,
-    options: Mapping[str, Any],
+    options: Mapping[Any, Any],
     names: AbstractSet[str],
     more_names: AbstractSet[str] = frozenset(),
 ) -> None:
     """Raise InvalidArgumentError for the first option without a valid name.
+
+    A name that is not text raises InvalidTypeError.
 
     Args:
         title: The name of the argument or function that took the options, for the message.
@@ -80,6 +82,10 @@ def _check_names(
         more_names: Other names that the message may suggest.
     """
     for name in options:
+        if not isinstance(name, str):
+            raise InvalidTypeError(
+                f"The names of the options in {title} must be text, not {show_value(name)}."
+            )
         if name not in names:
             hint = did_you_mean(name, names | more_names)
             raise InvalidArgumentError(f"{title} takes no option {name!r}. {hint}".rstrip())

@@ -184,7 +184,7 @@ class GroupChecks(GradScalerMixin):
         """Return reasons why no step could be taken with groups that are each valid; [] if none."""
         return []
 
-    def choice_faults(self, group: Mapping[str, Any]) -> list[str]:
+    def choice_faults(self, group: Group) -> list[str]:
         """Return reasons why the options of a group choose no rule of its class; [] if they do.
 
         Raises:

@@ -32,7 +32,7 @@ def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, A
     has_sums, entries = optimizer.step_options.kinds.sums, rounding_entries(optimizer)
     if optimizer.step_options.judge is not None:
         # `describe_state` fills in the history, which changes with each step.
-        entries[HISTORY] = []
+        entries[HISTORY] = [0, [], []]
     for group in groups:
         group.update(entries)
         if has_sums:

@@ -84,7 +84,13 @@ class StateStorage(NamedTuple):
         }
 
     def of(self, slot: Slot, param: Tensor) -> torch.dtype:
-        """Return the dtype of the parameter's slot: the rule's own, or as the options choose."""
+        """Return the dtype in which a slot of a parameter is stored.
+
+        A slot that is a scalar, or that has a dtype in the rule, keeps the rule's dtype. Any other
+        slot has the dtype `state`, if that option is set. Otherwise it has the parameter's dtype,
+        but float32 instead of 16 bits if parameters have masters or are parts of split weights. A
+        slot in `beginning` ignores `state`, and has float32 instead of 16 bits.
+        """
         dtype = dtype_of(slot, param)
         if slot.scalar or slot.dtype is not None:
             return dtype

@@ -54,14 +54,16 @@ def positioned_keys_of(variables: Sequence[Any]) -> list[str]:
 def as_now(
     state: Mapping[str, object], old_names: Sequence[str], new_names: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Return the state with names of an old version replaced by present ones.
+    """Rename the keys of a state that was saved by an old version.
 
-    The state itself is returned if it has no name that only the old version had, or one that only
-    the present version has.
+    Return a new dictionary in which each key `old_names[k]` has become `new_names[k]`; other keys
+    stay. Return `state` itself, not a copy, if it has no key that is in `old_names` alone, or has a
+    key that is in `new_names` alone.
 
     Args:
-        state: Values by name.
-        old_names, new_names: Names of the same entries in the old version, and at present.
+        state: Values by name; not changed.
+        old_names, new_names: Names in the old and in the present version, of equal length; the
+            names at an index are those of one entry.
     """
     removed_names, added_names = set(old_names) - set(new_names), set(new_names) - set(old_names)
     if not state.keys() & removed_names or state.keys() & added_names:

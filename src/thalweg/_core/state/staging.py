@@ -26,11 +26,10 @@ class Staged:
 
 
 def staged(holder: _T) -> _T:
-    """Return a copy of a stateful object, its *twin*, that shares tensors but no containers with
-    it.
+    """Return a copy of a stateful object, its *twin*, to which slots and variables can be added.
 
-    Slots and variables can be added to the twin without a change of `holder`. Attributes that are
-    `Staged` have twins, too.
+    The twin shares tensors with `holder`, but has copies of its lists, dictionaries, sets and
+    slots. Attributes that are `Staged` have twins, too.
     """
     return _staged(holder, {})
 
@@ -51,14 +50,16 @@ def _staged(holder: _T, twins: dict[int, object]) -> _T:
 
 
 def published(holder: object, twin: object) -> list[Call]:
-    """Return C functions that give `holder`, and its `Staged` attributes, the attributes of its
-    twin.
+    """Return C functions that copy all attributes of a twin to `holder`, and those of the twins of
+    its `Staged` attributes to these.
     """
     return _published(holder, twin, set())
 
 
 def _published(holder: object, twin: object, visited: set[int]) -> list[Call]:
-    """Return the calls of `published`; adds the `id` of each holder to `visited`."""
+    """Return the calls of `published`; add the `id` of `holder` and of each `Staged` attribute to
+    `visited`.
+    """
     visited.add(id(holder))
     new_attributes: dict[str, Any] = {**vars(twin)}
     calls: list[Call] = []
@@ -73,11 +74,15 @@ def _published(holder: object, twin: object, visited: set[int]) -> list[Call]:
 
 @contextlib.contextmanager
 def whole(holder: object, unless: Sequence[object] = ()) -> Generator[None]:
-    """Undo the creation of slots and variables of `holder` if the block raises.
+    """Return a context manager that undoes the creation of slots and variables if its block raises.
+
+    If the block raises while `unless` is empty, all attributes of `holder` and of its `Staged`
+    attributes are set back to those before the block. Values in tensors are not restored. The
+    exception is always raised again.
 
     Args:
-        holder: Object with slots.
-        unless: List that is not empty once a step has been written; nothing is undone then.
+        holder: Object with slots, such as an optimizer.
+        unless: List to which the block appends once the step has been written.
     """
     backup = staged(holder)
     try:
@@ -91,7 +96,9 @@ def whole(holder: object, unless: Sequence[object] = ()) -> Generator[None]:
 def making(
     holder: Any, variables: Iterable[object], unless: Sequence[object] = ()
 ) -> contextlib.AbstractContextManager[None]:
-    """Return `whole`, or a context manager that does nothing if all the variables have slots."""
+    """Return `whole(holder, unless)`; or a context manager that does nothing if each variable has
+    slots.
+    """
     known_ids = set(map(id, holder._slots.owners()))
     requested_ids = (id(handle_of(var)) for var in variables)
     return (

@@ -15,22 +15,29 @@ PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 def define_codecs(
     writer: FormulaWriter, codecs: Iterable[Codec], parts: Iterable[str] = PARTS
 ) -> dict[str, str]:
-    """Return the source of the formulas `parts` of codecs, by the name of the function.
+    """Return the source of formulas of codecs, by the name of the function without its prefix.
 
-    The names lack the prefix that they have in kernels.
+    Args:
+        writer: Writes the source.
+        codecs: The codecs.
+        parts: The formulas that are written: some of `PARTS`.
     """
     names = {f"{part}_{codec.name}": getattr(codec, part) for codec in codecs for part in parts}
     return {name: writer.define_function(name, trace_formula(x)) for name, x in names.items()}
 
 
 def codec_fields(codec: Codec) -> dict[str, Field]:
-    """Return fields of templates that decode or encode.
+    """Return the values of template placeholders that describe a codec, by placeholder.
 
     Returns:
-        `block`, the numbers of a block, and `shift`, its logarithm; `record` and `header`, bytes of
-        a record and before its codes; `kind`, the type of codes; `round_to`, the function that
-        rounds a real to a code, and `limits`, its arguments after the dither; and the function of
-        each of `PARTS`.
+        block: The count of numbers that share a scale, a power of 2.
+        shift: The base-2 logarithm of `block`.
+        record: The bytes of a block: its scale and its codes.
+        header: The bytes of the scale.
+        kind: The type of a code, "int8" or "uint8".
+        round_to: The name of the function that rounds a real number to a code.
+        limits: The text of the last argument of that function, with a comma before it, or "".
+        decode, prepare, encode: The names of the functions of these formulas.
     """
     return {
         "block": codec.block,

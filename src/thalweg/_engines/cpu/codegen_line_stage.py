@@ -126,7 +126,11 @@ class LineStageKernel:
         self._scalars = {name: f"s{k}" for k, name in enumerate(names)}
 
     def write(self) -> Kernel:
-        """Return the kernel."""
+        """Return the source of the kernel with its name and the names of its scalars.
+
+        The kernel copies slots for formulas of elements, combines the results of tiles for each
+        measure, and then runs each fused stage for every matrix.
+        """
         lines = [line for name in self._stage.copied_slots for line in self._copy_slot(name)]
         for number, measure in enumerate(self._stage.measures):
             lines += self._combine(number, measure)

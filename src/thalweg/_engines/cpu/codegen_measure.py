@@ -1,4 +1,8 @@
-"""Source of CPU kernels that sum formulas over leaves, or find largest magnitudes."""
+"""Source of CPU kernels that sum formulas over leaves, or find largest magnitudes.
+
+A leaf is a run of elements of one variable, in row-major order. Its lanes are `LANES` running sums
+of each formula: lane j adds the elements j, j + `LANES`, and so on; see `reduction_order.py`.
+"""
 
 from __future__ import annotations
 
@@ -247,7 +251,9 @@ class Elements(Sweep):
         return definitions
 
     def add_rows(self, count: int) -> list[str]:
-        """Return lines that add the elements of `count` rows of lanes to the lanes at `lane`."""
+        """Return lines that add `count` elements to each running sum at `lane`, `LANES` elements
+        apart.
+        """
         lines = self.per_measure("sum{0} = lanes{0}[lane]")
         for row in range(count):
             values = ", ".join([f"start + lane + {row * LANES}", *self.arguments])
@@ -256,7 +262,7 @@ class Elements(Sweep):
         return lines + self.per_measure("lanes{0}[lane] = sum{0}")
 
     def per_measure(self, *lines: str) -> list[str]:
-        """Return lines for every measure, with its index in place of {0}."""
+        """Return the lines once for each measure, with the index of the measure in place of {0}."""
         return [line.format(index) for index in range(len(self.measures)) for line in lines]
 
     def _list_names(self, name: str) -> str:
@@ -264,14 +270,28 @@ class Elements(Sweep):
 
 
 def _is_count(formula_graph: FormulaGraph) -> bool:
-    """Return True if a measure is `where(.., 1.0, 1.0)`, whose sum is the number of elements."""
+    """Return True if the formula of a measure is 1 for every element, so that the sum is their
+    number.
+
+    Only `where(condition, 1.0, 1.0)` is recognized.
+    """
     (result,) = formula_graph.results
     values = result.inputs[1:] if result.op == "where" else []
     return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)
 
 
 def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
-    """Return the fields of `_SETUP` and `_LEAVES` that fill, add and fold lanes."""
+    """Return source lines for placeholders of the templates `_SETUP` and `_LEAVES`, by placeholder.
+
+    The lines reserve the lanes, which are running sums, and scratch memory; copy or decode elements
+    to the scratch; set lanes to 0; add elements to the lanes; and add the upper half of the lanes
+    to the lower half. The caller fills the other placeholders of `_LEAVES`.
+
+    Args:
+        sweep: Writes the lines for the formulas of a kernel.
+        gathers: Whether tensors may not be in row-major order, so that their elements are copied to
+            scratch first. Ignored if `sweep` reads no tensor, or encoded slots.
+    """
     rows = _ROWS if len(sweep.read) <= _STREAMS else 1
     # `Dispatcher` leaves variables with encoded slots that are not contiguous to the reference.
     gathers = gathers and bool(sweep.read) and not sweep.codecs

@@ -44,10 +44,15 @@ def read_origin(update: TracedUpdate) -> str:
 
 
 def begin_draws(update: TracedUpdate, numbers: Iterable[int]) -> list[str]:
-    """Return lines that set key, step and buffers of the draws of a chunk.
+    """Return source lines that assign the local variables from which a chunk's random bits are
+    drawn.
+
+    The lines assign `step`, `key_low` and `key_high` from scalars; `number`, which identifies the
+    random stream of the variable, from the kernel's table; and an array `words{k}`, still without
+    random bits, for each k in `numbers`.
 
     Args:
-        update: The update, with the scalars of `SCALARS` and `draws`.
+        update: The traced update, which must have the names in `SCALARS` among its scalars.
         numbers: The indices of the random numbers that an element needs.
     """
     names = dict(zip(SCALARS, ("step", "key_low", "key_high"), strict=True))

@@ -180,7 +180,11 @@ class SmallMatrixKernel:
         self._parts: list[tuple[bool, list[str]]] = []
 
     def write(self) -> Kernel:
-        """Return the kernel, with all passes and the update."""
+        """Return the source of the kernel with its name and the names of its scalars; call it once.
+
+        The kernel runs the fused stages and measures of the sweep in order, and then the update, if
+        there is one. It writes the slots of rows and columns only with an update.
+        """
         slots, totals = self._read_slots(), list[str]()
         for number, pass_group in enumerate(_group_passes(self._passes)):
             if isinstance(pass_group, FusedStage):

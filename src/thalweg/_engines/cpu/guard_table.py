@@ -42,7 +42,7 @@ def _word(address: int, offset: int) -> int:
 
 
 def _records(rows: Sequence[Sequence[int]], size: int) -> Int64:
-    """Return rows of words as an array of shape (rows, size / 8), one record per row."""
+    """Return an int64 array with a record in each row; `size` is the size of a record in bytes."""
     return np.array(rows, np.int64).reshape(-1, size // 8)
 
 
@@ -147,7 +147,11 @@ class GuardTable:
         self.detects_tracing = False
 
     def guard_list(self, items: list[Any]) -> None:
-        """Make every replay compare the items of a list by identity with the present items."""
+        """Make `replay` refuse steps in which the list has other items, by identity, than it has
+        now.
+
+        The table keeps the present items alive.
+        """
         self._lists.append((items, np.array(list(map(id, items)), np.int64)))
         self._references.append([*items])
 
@@ -158,15 +162,18 @@ class GuardTable:
         numbers: Mapping[str, Numbers] | None = None,
         pointer: int = 0,
     ) -> None:
-        """Make every replay compare the keys, values and order of a dictionary by identity.
+        """Make `replay` refuse steps in which a dictionary has other keys, values or another order
+        than now.
+
+        Keys and values are compared by identity, and the table keeps them alive.
 
         Args:
             entries: The dictionary.
             varying: Optional. A key whose value may change.
             numbers: Optional. For keys whose value is a float, or a tuple of floats, that may
                 change: the array to which each replay copies the value. Signs may not change.
-            pointer: Optional. The address of a pointer that must refer to the dictionary; 0 for
-                no comparison.
+            pointer: Optional. The address of a pointer that must refer to the dictionary; 0 for no
+                comparison.
         """
         numbers = numbers or {}
         words: list[int] = []
@@ -184,9 +191,11 @@ class GuardTable:
         self._references.append([*entries, *guarded_values])
 
     def _add_option(self, option: Any, numbers: Numbers) -> int:
-        """Add a float or tuple that each replay copies to `numbers`; return its word in a record.
+        """Add a float or tuple of floats that each replay copies to `numbers`; copy it there now,
+        too.
 
-        Copy the present value to `numbers`, too.
+        Return the negative word that stands for its value in the record of the dictionary: -1 for
+        the first option that was added, -2 for the next one, and so on.
         """
         is_tuple = isinstance(option, tuple)
         numbers[:] = option
@@ -195,16 +204,22 @@ class GuardTable:
         return -len(self._options)
 
     def release_dicts(self, ids: Set[int]) -> None:
-        """Drop the references to dictionaries with these ids; the caller must keep them alive."""
+        """Drop the table's references to the dictionaries with these `id`s, which replays still
+        compare.
+
+        The caller must keep them alive while it calls `replay`.
+        """
         self._dicts = [
             ({} if id(entries) in ids else entries, items, pointer)
             for entries, items, pointer in self._dicts
         ]
 
     def guard_attributes(self, owner: object) -> bool:
-        """Make every replay compare the `__dict__` of an object, as `guard_dict`.
+        """Make `replay` refuse steps in which an object has another `__dict__`, or other attributes
+        in it.
 
-        Return False, and add nothing, if the address of the dictionary's pointer is unknown.
+        Return True; or False, and add nothing, if the address of the object's pointer to its
+        `__dict__` is unknown.
         """
         pointer = torch_layout_probe.find_attributes_pointer(owner)
         if pointer:
@@ -213,9 +228,12 @@ class GuardTable:
         return bool(pointer)
 
     def guard_tensor(self, tensor: Tensor) -> int | None:
-        """Make every replay compare the fields of a tensor with the present ones.
+        """Make `replay` refuse steps in which the memory, shape, strides or dtype of a tensor has
+        changed.
 
-        Return the tensor's index in the table, or None if it has more than five dimensions.
+        The values of its elements are not compared. Return the index of the tensor in the table,
+        the old one for a tensor that is already there; or None, and add nothing, if it has more
+        than five dimensions. The table keeps the tensor alive.
         """
         index = self._indices.get(id(tensor))
         if index is None:
@@ -250,7 +268,12 @@ class GuardTable:
         self._call = bind_replay(self._address)
 
     def _write_tensors(self, gradients: Sequence[tuple[Tensor, Tensor | None, int]]) -> None:
-        """Create the records of guarded tensors and of gradients."""
+        """Fill `records` from the guarded tensors, and `gradients` from the gradients of
+        parameters.
+
+        Args:
+            gradients: As in `GuardedStep`.
+        """
         shape = max(len(self._tensors), 1), replay_kernel.TENSOR_BYTES // 8
         self.records = np.zeros(shape, np.int64)
         for record, tensor in zip(self.records, self._tensors, strict=False):
@@ -264,7 +287,11 @@ class GuardTable:
             self._write_gradient_record(record, owner, param, grad, cell)
 
     def _write_kernels(self, contents: GuardedStep) -> None:
-        """Create the records of kernels, of scalar programs and of columns."""
+        """Store the records of kernels, columns, written memory and programs as arrays of this
+        table.
+
+        A column is an array whose elements a step sets to one number; a program computes scalars.
+        """
         self.launches = _records(contents.launches, replay_kernel.LAUNCH_BYTES)
         self.measures = _records(contents.measures, replay_kernel.LAUNCH_BYTES)
         self.rule_measures = _records(contents.rule_measures, replay_kernel.LAUNCH_BYTES)
@@ -284,7 +311,12 @@ class GuardTable:
     def _write_written(
         self, written_tensors: Sequence[Tensor], writer_indices: Mapping[int, Sequence[int]]
     ) -> None:
-        """Create the records of tensors whose version counters a step increments."""
+        """Store a record for each tensor whose version counter a step increments.
+
+        Args:
+            written_tensors, writer_indices: As in `GuardedStep`. A tensor that is not in
+                `writer_indices` is written by each step.
+        """
         self._writers = [
             np.array(writer_indices.get(id(tensor), ()), np.int64) for tensor in written_tensors
         ]
@@ -316,7 +348,11 @@ class GuardTable:
         self._option_records = _records(options, replay_kernel.OPTION_BYTES)
 
     def _set_tables(self) -> None:
-        """Set the count and the address of all records in the block."""
+        """Write to the block the count of each kind of records, and the address of the first one.
+
+        Find torch's functions that detect tracing, too; set `detects_tracing` to True if there are
+        any.
+        """
         guard_functions = guards.find_guards()
         self._guards = _records(guard_functions, replay_kernel.GUARD_BYTES)
         self.detects_tracing = bool(guard_functions)
@@ -364,11 +400,12 @@ class GuardTable:
     def _set_members(
         self, members: Sequence[Member], pass_members: Sequence[Member], may_be_absent: bool
     ) -> None:
-        """Create records of members and pass members; enable the gradient of each member.
+        """Store the records of members and pass members; enable the gradient of each member.
 
-        The record of a gradient, which must exist, gets the spans of its member. A step sets their
-        lengths
-        to 0 to leave the member out. `may_be_absent`: True if steps may lack gradients.
+        Args:
+            members, pass_members, may_be_absent: As in `GuardedStep`. The record of each member's
+                gradient, which must exist, gets the addresses of chunk lengths that are set to 0 to
+                skip the member.
         """
         # The references keep the tables of the spans alive.
         self._spans = [member.spans for member in members]
@@ -385,19 +422,23 @@ class GuardTable:
 
     @property
     def gradient_switches(self) -> tuple[int, int]:
-        """Address of the flag of the first gradient, and the stride of flags in bytes."""
+        """Address of the first gradient's flag, 1 if its variable is updated, and bytes between
+        flags.
+        """
         return (
             self.gradients.ctypes.data + 8 * replay_kernel.IS_ENABLED,
             replay_kernel.GRADIENT_BYTES,
         )
 
     def set_column(self, index: int, number: Any, expected: Any = None) -> None:
-        """Set the number that the next step writes to all elements of a column.
+        """Set the number that the next step writes to all elements of a column, one of `columns` of
+        the step.
 
         Args:
             index: The index of the column.
             number: The number, in the column's format.
-            expected: Optional. The number that the elements must have before the step.
+            expected: Optional. The number that all elements must have before the next step; other
+                values make `replay` refuse it.
         """
         numbers, first = self._column_words[index], replay_kernel.COLUMN_BYTES // 8 * index
         numbers[first + 3] = number
@@ -406,10 +447,11 @@ class GuardTable:
             self.columns[index, 5] = 1
 
     def set_watched_number(self, index: int, kind: int, number: Any) -> None:
-        """Set the value that a watched number must have at the next step.
+        """Set the value that a watched number must have, bit for bit, so that `replay` takes the
+        next step.
 
         Args:
-            index: The index of the watched number.
+            index: The index of the number in `watched_numbers` of the step.
             kind: `replay_kernel.FLOAT32`, `replay_kernel.FLOAT64` or `replay_kernel.INT64`.
             number: The value.
         """
@@ -422,12 +464,16 @@ class GuardTable:
             self._watch_records[index, 2] = number
 
     def make_step_table(self, spans: Int64, rows: int) -> None:
-        """Allocate a table of the scalars of coming steps, for `replay_kernel.TABLED`.
+        """Allocate the table of precomputed scalars, without rows, from which `TABLED` replays
+        read.
+
+        An older table is kept alive, but no longer read.
 
         Args:
-            spans: For each scalar program: the address of its first register, and the number of its
-                registers. A row of the table has the values of all these registers.
-            rows: The largest number of steps.
+            spans: For each scalar program: the address of its first input register, and the number
+                of these registers. A row of the table has the values of all of them, then one for
+                each column.
+            rows: The largest number of rows; there is one for each coming step.
         """
         width = int(spans[:, 1].sum()) + len(self.columns)
         table = np.zeros(replay_kernel.TABLE_HEAD_BYTES // 8 + width * rows, np.int64)
@@ -446,7 +492,7 @@ class GuardTable:
         return self._tables[int(self.block[replay_kernel.STEP_TABLE])][0]
 
     def set_reads(self, reads: Sequence[tuple[Tensor, int, bool]]) -> None:
-        """Make steps with a row of the table copy scalars from tensors to registers.
+        """Make `TABLED` replays copy scalars from tensors to registers, which programs then read.
 
         Args:
             reads: Tensors of shape () that were added by `guard_tensor`, each with the address of
@@ -458,10 +504,11 @@ class GuardTable:
         self.block[replay_kernel.READS : replay_kernel.READS + 2] = len(rows), records.ctypes.data
 
     def set_register_columns(self, rows: Sequence[tuple[int, int]]) -> None:
-        """Make steps write the values of registers to columns.
+        """Make each replay write the values that programs have left in registers to columns.
 
         Args:
-            rows: The address of a register, and the index of its column.
+            rows: Pairs: the address of a register, and the index of the column that receives its
+                value.
         """
         records = _records(rows, replay_kernel.REGISTER_COLUMN_BYTES)
         self._references.append(records)
@@ -512,13 +559,14 @@ class GuardTable:
     def _write_gradient_record(
         self, record: Int64, owner: int, param: Tensor, grad: Tensor | None, cell: int
     ) -> None:
-        """Write the record of a gradient, or of a parameter without a gradient.
+        """Write the fields of a gradient that each replay compares; without a gradient, write that
+        there is none.
 
         Args:
-            record: The record.
+            record: The record, all zeros; changed in place.
             owner: The address of the parameter's record.
-            param, grad: The parameter and its gradient.
-            cell: The address of the cell from which kernels read the gradient's address.
+            param, grad: The parameter, and its gradient or None.
+            cell: The address at which each replay stores the gradient's address for kernels.
         """
         layout = self._layout
         record[replay_kernel.OWNER] = owner
@@ -538,7 +586,8 @@ class GuardTable:
         return bool(self.launches[:, 2].any())
 
     def _set_team(self) -> None:
-        """Set the threads for the checks in the block: torch's threads if kernels use them, else 1.
+        """Write to the block how many threads compare tensors: those of the kernels, or one if each
+        kernel runs on one thread.
 
         If other processes use the cores, waiting for a thread takes far longer than all checks.
         Therefore checks use only threads that the kernels wait for anyway.

@@ -44,7 +44,11 @@ MIN_FACTOR = 1.1754943508222875e-38  # the least normal number of float32
 
 
 def factor_of(norm, limit, epsilon, unit, is_torchs):
-    """Return the clip factor in the dtype of the arguments; `unit` is 1 in that dtype."""
+    """Return min(1, limit / (norm + epsilon)), or limit * min(1 / norm, 1 / limit) unless
+    `is_torchs`.
+
+    All numbers have one dtype, in which the factor is computed; `unit` is 1.
+    """
     if is_torchs:
         factor = limit / (norm + epsilon)
         if factor > unit:
@@ -57,10 +61,12 @@ def factor_of(norm, limit, epsilon, unit, is_torchs):
 
 
 def sum_squares(block):
-    """Return the sum of squares of all present gradients; store that of each in SQUARES.
+    """Return the sum of the squares of all gradients, and store the sum of each gradient in
+    SQUARES.
 
-    The kernels of SWEEPS must have measured the gradients before. Gradients of which the flag is 0
-    are left out: the sums of the others move to the front.
+    The squares are added from the leaves, partial sums that the kernels of SWEEPS have stored. A
+    gradient with a flag of 0 is left out, and later entries of SQUARES move forward. Unscaling is
+    applied to each gradient's norm.
     """
     numbers, squares = float64_pointer(address_of(block)), float64_pointer(block[SQUARES])
     for i in range(block[COUNT]):
@@ -87,9 +93,12 @@ def sum_squares(block):
 
 
 def clip(block):
-    """Compute the factor, store it in NORM, FACTOR and the scalars of kernels, and set HAS_FACTOR.
+    """Compute norm and clip factor from the sums of squares, and write the factor to all rows of
+    scalars.
 
-    If a number is out of range, such as NaN, only HAS_FACTOR, then 0, and SQUARES are written.
+    Store both in NORM and FACTOR, and 1 in HAS_FACTOR. If the sum or the norm is out of range or
+    NaN, or the factor is below MIN_FACTOR, only store 0 in HAS_FACTOR; SQUARES is written even
+    then.
     """
     numbers = float64_pointer(address_of(block))
     squares = sum_squares(block)

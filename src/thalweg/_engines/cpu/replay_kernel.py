@@ -217,7 +217,10 @@ def word(address):
 
 
 def lists_differ(block):
-    """Return 1 if the items of a list of the block differ from the recorded addresses; else 0."""
+    """Compare all lists of LISTS with their records: the number of items, and the address of each.
+
+    Return 1 at the first difference, such as an item that was replaced, else 0.
+    """
     for k in range(block[LISTS]):
         record = int64_pointer(block[LISTS + 1] + LIST_BYTES * k)
         list_address, count, items = record[0], record[1], int64_pointer(record[2])
@@ -230,10 +233,11 @@ def lists_differ(block):
 
 
 def number_differs(block, py_object, number, sign):
-    """Store the value of a float object at the pointer `number`; return 0.
+    """Store the value of a float object at the pointer `number`, and compare its sign with `sign`.
 
-    Return 1 for a class that is not a float class, for a magnitude above MAX_OPTION and for a sign
-    that is not `sign` (-1, 0 or 1). For example, a momentum of 0 selects another rule.
+    Return 1 if the object is neither a float nor a NumPy float64, if its sign is not `sign` (-1, 0
+    or 1), or if its magnitude is not below MAX_OPTION; else 0. A sign counts because, for example,
+    a momentum of 0 selects another rule.
     """
     cls = word(py_object + 8)
     if cls != block[CLASS_OF_FLOATS]:
@@ -257,9 +261,16 @@ def number_differs(block, py_object, number, sign):
 
 
 def option_differs(block, py_object, option):
-    """Store the numbers of an option, a float or a tuple, at the addresses of its record.
+    """Store the present numbers of an option, which is a float or a tuple of floats in a
+    dictionary.
 
-    Return 1 if the class, the length or a sign differs from the record, else 0.
+    Return 1 at the first number for which `number_differs`, or if the option is no tuple of the
+    recorded length, else 0.
+
+    Args:
+        py_object: The address of the option.
+        option: The option's record of OPTION_BYTES, with the addresses of the numbers and of their
+            signs.
     """
     numbers, signs = option[1], int64_pointer(option[2])
     if option[0] == 0:
@@ -276,10 +287,12 @@ def option_differs(block, py_object, option):
 
 
 def dicts_differ(block):
-    """Return 1 if a dictionary was replaced, or has other keys, values or another order; else 0.
+    """Compare all dictionaries of DICTS with their records, and store the present numbers of
+    options.
 
-    The recorded value of an entry is an address, 0 for any value, or -1 - k for option k. Store the
-    present numbers of options.
+    Return 1 if an owner has another dictionary, or if number, order or identity of keys or values
+    differ, else 0. The recorded value of an entry is its address, or 0 if any value is accepted, or
+    -1 - k if `option_differs` compares it with the record k of OPTIONS.
     """
     position, key, value = cell(), cell(), cell()
     for k in range(block[DICTS]):
@@ -314,7 +327,11 @@ def dicts_differ(block):
 
 
 def shape_differs(impl, record, dims):
-    """Return 1 if a TensorImpl has other sizes or strides than a record; else 0."""
+    """Return 1 if the TensorImpl at `impl` has other dimensions, sizes or strides than a tensor's
+    record; else 0.
+
+    `dims` is the offset of the number of dimensions in a TensorImpl.
+    """
     sizes = int64_pointer(impl + dims)
     count = record[SHAPE]
     if sizes[0] != count:
@@ -328,7 +345,9 @@ def shape_differs(impl, record, dims):
 
 
 def storage_differs(block, record, storage):
-    """Return 1 if a StorageImpl is not the one of a record or has other memory; else 0."""
+    """Return 1 if the StorageImpl at `storage` is not the recorded one, or if its data, size,
+    deleter or context differs from the record of a tensor; else 0.
+    """
     if storage != record[STORAGE]:
         return 1
     if word(storage + block[IN_STORAGE_DATA]) != record[DATA]:
@@ -341,9 +360,12 @@ def storage_differs(block, record, storage):
 
 
 def tensor_differs(block, record):
-    """Compare a tensor with its record; return a constant for the first difference, or 0.
+    """Compare the tensor whose address is in a record with the fields in the record.
 
-    Store the present address of the version counter in the record.
+    Return OTHER_TENSOR if class, TensorImpl, dispatch keys, flags, sizes, strides or offset differ;
+    OTHER_MEMORY if the storage does; OTHER_COUNTER if there is no version counter. Otherwise return
+    0, and store the present address of the version counter in the record. `block` has the offsets
+    of torch's fields.
     """
     tensor = record[OBJECT]
     if word(tensor + 8) != record[CLASS]:
@@ -371,7 +393,11 @@ def tensor_differs(block, record):
 
 
 def is_apart(block, address, extent):
-    """Return 1 if `extent` bytes at an address do not overlap with written memory; else 0."""
+    """Return 1 if the bytes from `address` to `address + extent` overlap no memory that the step
+    writes; else 0.
+
+    BOUNDS has the begin and end of each range of that memory, in ascending order.
+    """
     bounds, edges = int64_pointer(block[BOUNDS + 1]), block[BOUNDS]
     low, high = 0, edges
     while low < high:
@@ -388,7 +414,10 @@ def is_apart(block, address, extent):
 
 
 def gradient_of(block, record):
-    """Return the TensorImpl of the `grad` of the parameter in a tensor's record, or 0."""
+    """Return the address of the TensorImpl of a parameter's `grad`, or 0 if there is none.
+
+    `record` is the record of the parameter.
+    """
     autograd = word(word(record[OBJECT] + block[IN_OBJECT]) + block[IN_IMPL_AUTOGRAD])
     if autograd == 0:
         return 0
@@ -396,9 +425,10 @@ def gradient_of(block, record):
 
 
 def gradient_in_pair(block, record, number):
-    """Return the TensorImpl of the gradient in pair `number` of PAIRS.
+    """Return the address of the TensorImpl of the gradient in the pair with index `number` of
+    PAIRS.
 
-    Return 0 if the pair is not a tuple of a tensor and the variable of the record.
+    Return 0 if the pair is not a tuple of a plain tensor and the variable whose record is `record`.
     """
     pair = call(block[PY_LIST_GET_ITEM], block[PAIRS], number)
     if word(pair + 8) != block[CLASS_OF_TUPLES]:
@@ -414,11 +444,11 @@ def gradient_in_pair(block, record, number):
 
 
 def set_enabled(gradient, enabled):
-    """Restore the lengths of a variable's chunks, or set them to 0, so that kernels skip it.
+    """Make kernels update a variable, or skip it.
 
-    Args:
-        gradient: The gradient's record, whose IS_ENABLED is updated.
-        enabled: 1 to restore, 0 to skip.
+    Kernels skip a variable whose chunks, ranges of its elements, have length 0. If `enabled`
+    differs from IS_ENABLED of the gradient's record, restore the lengths (1) or set them to 0 (0),
+    and store `enabled` there. Return 0.
     """
     if gradient[IS_ENABLED] != enabled:
         for span in range(2):
@@ -432,7 +462,12 @@ def set_enabled(gradient, enabled):
 
 
 def find_gradient(block, gradient, number):
-    """Store the TensorImpl of gradient `number`, or 0, in its record, and prefetch it."""
+    """Store the address of the TensorImpl of a gradient in the gradient's record, 0 if there is
+    none; prefetch it and return 0.
+
+    The gradient is that of the parameter, or that of the pair with index `number` if the step has
+    PAIRS.
+    """
     record = int64_pointer(gradient[OWNER])
     grad = 0
     if block[PAIRS] == 0:
@@ -447,13 +482,16 @@ def find_gradient(block, gradient, number):
 
 
 def memory_differs(block, gradient, grad, storage):
-    """Check the memory of a gradient; return a constant for the first difference, or 0.
+    """Check the memory of a gradient, and store its address in its record and where the kernel
+    reads it.
 
-    Store the address of the gradient in its record and in the kernel's cell.
+    Return OTHER_GRADIENT if the storage is too small, or if the address is not the measured one and
+    NEEDS_MEASURED_ADDRESSES is set; SHARED_GRADIENT if the memory overlaps memory that the step
+    writes; else 0. Nothing is stored unless the result is 0.
 
     Args:
-        block, gradient: The block, and the gradient's record.
-        grad, storage: The TensorImpl and the StorageImpl.
+        gradient: The record of the gradient.
+        grad, storage: The addresses of its TensorImpl and StorageImpl.
     """
     begin = word(grad + block[IN_IMPL_OFFSET]) * gradient[ELEMENT_BYTES]
     data = word(storage + block[IN_STORAGE_DATA])
@@ -474,10 +512,11 @@ def memory_differs(block, gradient, grad, storage):
 
 
 def gradient_differs(block, gradient):
-    """Compare a gradient with its record; return a constant for the first difference, or 0.
+    """Compare the gradient that `find_gradient` has stored in a record with the other fields there.
 
-    `find_gradient` must have stored the TensorImpl. If a gradient may be absent, enable or disable
-    its variable.
+    Return 0, OTHER_GRADIENT or SHARED_GRADIENT. If the record has MAY_BE_ABSENT, a missing gradient
+    is no difference: kernels then skip its variable, and they update it again once there is a
+    gradient.
     """
     record = int64_pointer(gradient[OWNER])
     grad, storage = gradient[CURRENT_IMPL], 0
@@ -515,7 +554,12 @@ def bits_of(watch):
 def column_differs(column, words):
     """Return 1 if an element of a column is not the number that a step wrote last; else 0.
 
-    Version counters do not detect all writes. `words` is the record at the address `column`.
+    A column is an array whose elements a step sets to one number. Return 0 for a column that is not
+    compared. Version counters alone do not detect all writes.
+
+    Args:
+        column: The address of the column's record.
+        words: A pointer to the same record.
     """
     if words[5] == 0:
         return 0
@@ -540,11 +584,12 @@ def gradient_record(block, number):
 
 
 def first_that_differs(block, table, begin, end):
-    """Return a constant for the first difference among tensors or gradients, or 0.
+    """Compare tensors or gradients with their records; return a constant for the first difference,
+    or 0.
 
     Args:
         table: TENSORS or GRADIENTS.
-        begin, end: The range of their indices.
+        begin, end: The first index, and the index after the last one.
     """
     if table == GRADIENTS:
         for k in range(begin, end + PREFETCH_DISTANCE):
@@ -571,10 +616,11 @@ def first_that_differs(block, table, begin, end):
 
 
 def check_parts(block):
-    """Check parts of tensors and gradients until none is left; set TEAM_DIFFERS if one differs.
+    """Compare tensors and gradients until none is left; set TEAM_DIFFERS to 1 if one differs.
 
-    Several threads run this function at once, and none of them calls a function of Python. The
-    calling thread waits, and holds the interpreter lock.
+    Several threads run this function at once; each takes the next RECORDS_PER_PART records in turn.
+    None of them calls a function of Python. The thread that started them waits, and holds the
+    interpreter lock.
     """
     ticket = int64_pointer(address_of(block) + 8 * NEXT_PART)
     tensors, gradients = block[TENSORS], block[TEAM_GRADIENTS]
@@ -591,7 +637,11 @@ def check_parts(block):
 
 
 def team_differs(block):
-    """Check tensors and gradients on several threads; return 1 if anything differs, else 0."""
+    """Run `check_parts` on several threads; return 1 if a tensor or gradient differs, else 0.
+
+    Gradients in PAIRS are left to the caller, because functions of Python read them: TEAM_GRADIENTS
+    is 0 then, and the number of gradients otherwise.
+    """
     block[NEXT_PART], block[TEAM_DIFFERS], block[TEAM_GRADIENTS] = 0, 0, block[GRADIENTS]
     # Pairs are read by functions of Python, so one thread checks their gradients.
     if block[PAIRS] != 0:
@@ -601,7 +651,9 @@ def team_differs(block):
 
 
 def pairs_differ(block):
-    """Return 1 if the list of pairs, if there is one, has another class or length; else 0."""
+    """Return 1 if PAIRS is not a list with one item for each gradient; 0 if it is, or if there is
+    none.
+    """
     if block[PAIRS] == 0:
         return 0
     if word(block[PAIRS] + 8) != block[CLASS_OF_LISTS]:
@@ -610,7 +662,10 @@ def pairs_differ(block):
 
 
 def numbers_differ(block):
-    """Return 1 if something else has written a watched number or a column; else 0."""
+    """Return 1 if a watched number or an element of a column does not have its last value; else 0.
+
+    Only steps write these numbers, so a difference is a write by other code.
+    """
     for k in range(block[WATCHED_NUMBERS]):
         watch = int64_pointer(block[WATCHED_NUMBERS + 1] + WATCH_BYTES * k)
         if bits_of(watch) != watch[2]:
@@ -623,7 +678,11 @@ def numbers_differ(block):
 
 
 def check_guards(block):
-    """Return a constant for the first difference from the block; 0 if nothing differs."""
+    """Compare lists, dictionaries, pairs, tensors, numbers and gradients with the block.
+
+    Return a constant of the section "Differences" for the first difference, or 0. Numbers of
+    options and addresses of gradients and version counters are stored on the way.
+    """
     if lists_differ(block):
         return OTHER_LIST
     if dicts_differ(block):
@@ -644,9 +703,10 @@ def check_guards(block):
 
 
 def launch_all(block, table):
-    """Call all kernels of a table in turn.
+    """Call the kernels of a table one after the other, each on its number of threads; return 0.
 
-    The words `table` and `table + 1` of the block are the number of launches and their address.
+    `table` is the index in the block of the number of launches; the address of the first one
+    follows.
     """
     for k in range(block[table]):
         launch = int64_pointer(block[table + 1] + LAUNCH_BYTES * k)
@@ -660,14 +720,22 @@ def launch_all(block, table):
 
 
 def next_step(member):
-    """Return the step count of a member after this step as float64; 1 without a stored count."""
+    """Return as float64 1 plus the step count of a member, a variable that counts its own steps.
+
+    Without a stored count the result is 1.
+    """
     if member[STEP_COUNT] == 0:
         return 1.0
     return load_number(member[STEP_COUNT], member[STEP_KIND]) + 1.0
 
 
 def load_state_numbers(program, member):
-    """Copy the numbers of a member to registers; return 1 if a register had another value."""
+    """Copy the numbers that a member's step replaces to the registers of its program, from register
+    1.
+
+    A member is a variable that counts its own steps. Return 1 if a register had another value
+    before, else 0.
+    """
     registers, differs = float64_pointer(program[REGISTERS]), 0
     for k in range(program[STATE_NUMBERS]):
         record = int64_pointer(member[NUMBER_RECORDS] + STATE_NUMBER_BYTES * k)
@@ -679,7 +747,10 @@ def load_state_numbers(program, member):
 
 
 def follow_state_numbers(program, member):
-    """Store the next numbers of a member, which the program has computed, in their records."""
+    """Copy the numbers that a program has computed to the records of a member; return 0.
+
+    They replace the member's numbers when `write_state_numbers` is called.
+    """
     registers, outputs = (
         float64_pointer(program[REGISTERS]),
         int64_pointer(program[STATE_NUMBERS + 1]),
@@ -691,7 +762,9 @@ def follow_state_numbers(program, member):
 
 
 def write_state_numbers(member):
-    """Write the next numbers of a member."""
+    """Replace the numbers of a member's state by those in its records; do nothing without a
+    program.
+    """
     if member[MEMBER_PROGRAM] != 0:
         for k in range(word(member[MEMBER_PROGRAM] + 8 * STATE_NUMBERS)):
             first = member[NUMBER_RECORDS] + STATE_NUMBER_BYTES * k
@@ -705,10 +778,11 @@ def write_state_numbers(member):
 
 
 def set_scalars_of_member(member):
-    """Assign to a member the row of scalars for its numbers; compute the row if necessary.
+    """Set the row of scalars that a member's kernel reads; compute it unless the last row fits.
 
-    Members with the same program, step count and other numbers share a row. Return 1 if computing a
-    scalar would raise an error in Python, else 0.
+    A member is a variable that counts its own steps. The last row of its program fits if it was
+    computed for the same step number and the same numbers of state. Return 1 if computing a scalar
+    would raise an error in Python, else 0.
     """
     program = int64_pointer(member[MEMBER_PROGRAM])
     last_step = float64_pointer(address_of(program) + 8 * LAST_STEP)
@@ -733,10 +807,13 @@ def set_scalars_of_member(member):
 
 
 def set_scalars_of_members(block):
-    """Compute the scalars of all members that have a gradient.
+    """Compute the scalars of all members that have a gradient; a member is a variable with a step
+    count of its own, for the update or for a pass.
 
-    Return ALL_GRADIENTS_ABSENT if no member has one, OUT_OF_RANGE if a scalar would raise an error,
-    else 0.
+    Rows of scalars from the last step are discarded, and members with equal inputs share a new row.
+    Members without a gradient or without elements are skipped. Return ALL_GRADIENTS_ABSENT if no
+    member has a gradient; OUT_OF_RANGE, after some of the rows were written, if computing a scalar
+    would raise an error in Python; else 0.
     """
     for k in range(block[MEMBERS]):
         member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
@@ -763,7 +840,9 @@ def set_scalars_of_members(block):
 
 
 def count_steps(block):
-    """Write the next step counts and other numbers of all members that have a gradient."""
+    """Write step count and other numbers after the step, for each variable with a gradient that
+    counts its own steps.
+    """
     for k in range(block[COUNTED_MEMBERS]):
         member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
         if gradient_record(block, k)[IS_ENABLED]:
@@ -782,7 +861,11 @@ def count_steps(block):
 
 
 def is_written(block, write_record):
-    """Return True if the step writes the tensor of a record of WRITTEN_TENSORS."""
+    """Return 1 if this step writes a tensor of WRITTEN_TENSORS, else 0.
+
+    `write_record` has the indices of the members that write the tensor, of which one must have a
+    gradient; without indices each step writes it.
+    """
     writers = int64_pointer(write_record[2])
     for k in range(write_record[1]):
         if gradient_record(block, writers[k])[IS_ENABLED]:
@@ -791,7 +874,11 @@ def is_written(block, write_record):
 
 
 def write(block):
-    """Run kernels, write step counts and columns, and increment version counters."""
+    """Write the step: run all kernels, and write step counts, columns and watched numbers.
+
+    Then increment the version counters of the written tensors, and REPLAY_COUNT. Reductions of
+    rules and the scalars computed from them come first.
+    """
     launch_all(block, RULE_MEASURES)
     for k in range(block[RULE_SCALARS]):
         rule_block = block[RULE_SCALARS + 1] + RULE_SCALARS_BYTES * k
@@ -826,7 +913,10 @@ def write(block):
 
 
 def is_active(guard):
-    """Call a guard function of torch; return whether the masked bits of its result are not 0."""
+    """Call a function of torch that tells whether a tracer or mode is on; return True if it is.
+
+    `guard` has the function, a mask for its result, and 1 if the result is the address of the bits.
+    """
     bits = call(guard[0])
     if guard[2]:
         bits = word(bits)
@@ -834,7 +924,9 @@ def is_active(guard):
 
 
 def is_traced(block, first):
-    """Return 1 if a guard function with index `first` or higher is active, else 0."""
+    """Return 1 if a tracer or mode of torch is on, according to the guard functions from index
+    `first`; else 0.
+    """
     for k in range(first, block[GUARDS]):
         if is_active(int64_pointer(block[GUARDS + 1] + GUARD_BYTES * k)):
             return 1
@@ -842,7 +934,7 @@ def is_traced(block, first):
 
 
 def is_tabled(block):
-    """Return True if the table of coming steps has a row for the next step."""
+    """Return 1 if there is a table of precomputed scalars with a row for the next step; else 0."""
     if block[STEP_TABLE] == 0:
         return 0
     table = int64_pointer(block[STEP_TABLE])
@@ -851,7 +943,11 @@ def is_tabled(block):
 
 
 def load_step(block):
-    """Copy the scalars of the next step from the table of coming steps to registers and columns."""
+    """Copy the next step's row of precomputed scalars to the registers and records of columns;
+    return 0.
+
+    `is_tabled` must have returned 1.
+    """
     row = block[REPLAY_COUNT] - word(block[STEP_TABLE])
     source = block[STEP_TABLE] + TABLE_HEAD_BYTES + block[STEP_TABLE_ROW_BYTES] * row
     for k in range(block[STEP_TABLE_SPANS]):
@@ -868,7 +964,11 @@ def load_step(block):
 
 
 def read_numbers(block):
-    """Copy scalars of READS from tensors to registers; return 1 if one is denormal, else 0."""
+    """Copy the scalars of READS from tensors to registers, rounded to float32 where the record says
+    so.
+
+    Return 1 at the first denormal number, which may have to be flushed; else 0.
+    """
     for k in range(block[READS]):
         read = int64_pointer(block[READS + 1] + READ_BYTES * k)
         number = load_number(read[0], read[1])
@@ -882,7 +982,10 @@ def read_numbers(block):
 
 
 def clip_by_norm(block):
-    """Compute the clip factor of the measured gradients; return 1 if it is out of range, else 0."""
+    """Compute the clip factor from the sums of squares that kernels have measured, and store it.
+
+    Return 1 if a number is out of range, and then store no factor; else 0.
+    """
     clipping = int64_pointer(block[CLIPPING])
     call(clipping[CLIPPING_ROUTINE], block[CLIPPING])
     if clipping[CLIPPING_HAS_FACTOR] == 0:
@@ -892,7 +995,11 @@ def clip_by_norm(block):
 
 
 def run_programs(block):
-    """Compute the scalars of all kernels; return 1 if a scalar would raise an error, else 0."""
+    """Run all programs of PROGRAMS, which store the scalars of kernels; return 1 if one fails, else
+    0.
+
+    A program fails where Python would raise an error.
+    """
     for k in range(block[PROGRAMS]):
         if run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)):
             return 1
@@ -900,7 +1007,11 @@ def run_programs(block):
 
 
 def fill_columns(block):
-    """Copy the numbers of REGISTER_COLUMNS, float64 in registers, to the records of the columns."""
+    """Store the numbers that programs have computed for columns in the records of the columns;
+    return 0.
+
+    `write` copies them to the columns.
+    """
     for k in range(block[REGISTER_COLUMNS]):
         source = int64_pointer(block[REGISTER_COLUMNS + 1] + REGISTER_COLUMN_BYTES * k)
         column = int64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * source[1])
@@ -909,7 +1020,11 @@ def fill_columns(block):
 
 
 def run_part(block, part):
-    """Run a part of a step after all checks; return 0, ALL_GRADIENTS_ABSENT or OUT_OF_RANGE."""
+    """Run a part of a step, such as MEASURE or FULL_STEP, after `check_guards` has returned 0.
+
+    Return 0; ALL_GRADIENTS_ABSENT; or OUT_OF_RANGE if a scalar cannot be computed. Unless it is 0,
+    no variable and no state was written. MEASURE and RUN_PASS write memory of the plan alone.
+    """
     if block[MEMBERS] != 0 and part != MEASURE:
         difference = set_scalars_of_members(block)
         if difference != 0:

@@ -34,25 +34,34 @@ class ReplayArgument:
         self.cells: list[int] = [first + step * k + item for k in range(len(self.base))]
 
     def use_rows(self, rows: Array, row_of: Int64) -> None:
-        """Let each tensor read the row of scalars that `row_of` names; the caller keeps both."""
+        """Make each tensor read the row of `rows` at its index in `row_of`; the caller keeps both
+        alive.
+        """
         self._words[SCALAR_ROW], self._words[SCALARS] = row_of.ctypes.data, rows.ctypes.data
 
     def copy_chunks(self) -> None:
-        """Read a copy of the chunks, whose lengths a replay may change."""
+        """Make the kernel read a copy of its chunks, so that a replay may change their lengths.
+
+        A chunk is a range of elements of one tensor.
+        """
         self._chunks = self._table.chunks.copy()
         self._words[CHUNKS] = self._chunks.ctypes.data
 
     def span(self, member: int) -> tuple[int, int, int]:
-        """Return the copied chunks of a tensor, as `Member.spans`."""
+        """Return two addresses and a count for the chunks of the tensor at an index; see `span_of`.
+
+        Call `copy_chunks` first.
+        """
         return span_of(self._chunks, self._table.chunks, member)
 
 
 def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
-    """Return where a replay sets the lengths of a work-table member's chunks.
+    """Return the place of the lengths of one tensor's chunks, which are ranges of its elements.
 
     Args:
-        chunks: The chunks that a kernel reads, whose lengths may change.
-        full: The chunks with all lengths.
+        chunks: The chunks that a kernel reads, whose lengths may be 0.
+        full: The chunks with all lengths, in the order of tensors.
+        member: The index of the tensor.
 
     Returns:
         The addresses of the first length in `chunks` and in `full`, and the number of chunks.
@@ -67,7 +76,10 @@ def make_program_records(count: int) -> Int64:
 
 
 def make_inputs(inputs: Sequence[tuple[int, int, int]]) -> Int64:
-    """Return an array of the registers that a program loads, their addresses and kinds."""
+    """Return an array with a row for each value that a program loads from memory.
+
+    `inputs` has for each value the register, its address and its format.
+    """
     return np.array(inputs, np.int64).reshape(-1, scalar_program.INPUT // 8)
 
 
@@ -84,13 +96,15 @@ def write_program_record(
     stores_float32: bool,
     is_pythons: bool,
 ) -> None:
-    """Write the record of a program; the caller keeps its arrays.
+    """Overwrite a record with a program and its memory; the caller keeps all arrays alive.
 
     Args:
-        names: The register of each scalar of a row.
-        inputs: The result of `make_inputs`.
+        record: The record; changed.
+        operations: The program.
         registers: The address of the first register.
-        rows: The number of rows, and the address of the first one.
+        names: For each scalar of a row the index of its register.
+        rows: The number of rows that the program writes, and the address of the first one.
+        inputs: The result of `make_inputs`.
         power: The address of C's power function.
         in_float32, stores_float32, is_pythons: The arithmetic; see `scalar_program`.
     """
@@ -102,12 +116,18 @@ def write_program_record(
 
 
 def set_row_count(record: Int64, row_count: Int64) -> None:
-    """Set the number of rows in use, which a program reads; the caller keeps the array."""
+    """Make a program read the number of rows in use from `row_count`; the caller keeps it alive."""
     record[scalar_program.ROW_COUNT] = row_count.ctypes.data
 
 
 def set_state_numbers(record: Int64, registers: Int64) -> None:
-    """Set the registers of new values of a variable's numbers; the caller keeps the array."""
+    """Make a program compute new values of numbers in a variable's state, one for each register.
+
+    Args:
+        record: The record of the program; changed.
+        registers: The indices of the registers with the new values; the caller keeps the array
+            alive.
+    """
     first = scalar_program.STATE_NUMBERS
     record[first : first + 2] = len(registers), registers.ctypes.data
 
@@ -125,9 +145,10 @@ def rule_scalars_record(
     """Return the words of a block of `replay_reductions`; the caller keeps the arrays alive.
 
     Args:
-        routine: The address of the compiled function.
-        sweep_record: The address of the leaves, the number of variables, the address of leaf
-            counts.
+        routine: The address of the compiled function `set_rule_scalars`.
+        sweep_record: The address of the leaves, which are the partial sums of measures; the number
+            of variables; and the address of the number of leaves of each.
+        measures: The number of measures.
         programs: The index of each variable's program, and the records of the programs.
         rows: The kernel's scalars, a row for each variable.
         slot_addresses: The addresses of scalar slots, variable after variable.

@@ -41,10 +41,11 @@ def store_slot(program, address, number):
 
 
 def set_rule_scalars(block):
-    """Compute all variables' scalars from the leaves; write the kernel's rows and the slots.
+    """Run a program for each variable, which writes its row of scalars; then store new values of
+    slots.
 
-    For each variable the leaves are summed into the first registers of its program, its slots are
-    loaded into the next ones, the program runs, and the new values of slots are stored.
+    The first registers of the program get the measures of the variable, each added up from leaves,
+    the partial sums that kernels have stored. The next registers get the slots of shape ().
     """
     leaves, measures, slots = block[LEAVES], block[MEASURES_OF_LEAF], block[SLOTS]
     slot_addresses = int64_pointer(block[SLOT_ADDRESSES])

@@ -89,7 +89,9 @@ class _MethodDefinition(ctypes.Structure):
 
 @cache
 def _method_address() -> int:
-    """Return the address of the PyMethodDef of the compiled replay."""
+    """Compile the replay; return the address of its PyMethodDef, which stays alive until Python
+    exits.
+    """
     entry_function = _REPLAY_FUNCTION.replace("IN_BYTES", str(_IN_BYTES))
     address = _compiled_address(entry_function, replay_kernel.__file__, scalar_program.__file__)
     method = _MethodDefinition(b"look", address, _FASTCALL, None)
@@ -99,10 +101,11 @@ def _method_address() -> int:
 
 
 def bind_replay(block: int) -> Callable[[list[Any] | None, int, int], int]:
-    """Return the compiled replay, bound to the block at an address.
+    """Return `replay_kernel.step` as a built-in function of Python, bound to the block at an
+    address.
 
-    The returned function takes the pairs, the replay count and the sum of part and flags of
-    `GuardTable.replay`, and returns 0 or a constant of `replay_kernel` for the first difference.
+    The function takes a list of pairs or None, the replay count, and the sum of part and flags; see
+    `GuardTable.replay`. It returns 0, or a constant of `replay_kernel` for the first difference.
     """
     return _builtin_maker()(_method_address(), block.to_bytes(8, sys.byteorder), None)
 

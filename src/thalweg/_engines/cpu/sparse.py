@@ -112,7 +112,15 @@ class SparsePlan(RowsPlan):
         return [*calls, self._mark]
 
     def _touched_calls(self, scalars: Scalars) -> list[Call]:
-        """Return the call that updates the named rows; an empty list without elements."""
+        """Prepare the kernel's argument; return [the call that updates the rows of the bound
+        gradient].
+
+        Only rows that are among the gradient's indices are updated. Return [] if the gradient has
+        no values.
+
+        Args:
+            scalars: The scalars of the step, by name.
+        """
         width, groups, kernel = self._width, self._groups, self._touched
         elements = self.values.numel()
         if not elements:

@@ -127,7 +127,12 @@ class RowsPlan(ABC):
             return False
 
     def _matches_request(self, request: StepRequest) -> bool:
-        """Return True if rule, stages, variable, copy and options are those of the plan."""
+        """Return True if a step of this variable can reuse the plan with another gradient.
+
+        Rule, variable and copy must be the objects of the plan, stages and options must be equal to
+        its own, and the written tensors must have the addresses, shapes and dtypes that they had.
+        Gradient and slots of the request are not compared.
+        """
         if (
             request.rule is not self.rule
             or request.stages != self.stages
@@ -254,7 +259,12 @@ class RowsPlan(ABC):
 
     @abstractmethod
     def make_calls(self, columns: Columns) -> list[Call]:
-        """See `Part`."""
+        """Return C functions that update the rows of the bound gradient, and other rows if the rule
+        does so.
+
+        Args:
+            columns: The scalars of the step.
+        """
 
     def release_gradients(self) -> None:
         self._values = None

@@ -80,11 +80,24 @@ class RowsPart(RowsPlan):
         return True
 
     def point_at(self, slices: IndexedSlices) -> None:
-        """See `RowsPlan`; indices have been checked before."""
+        """Bind the plan to a gradient, whose indices the caller has checked."""
         self._values, self._indices = layout.as_packed(slices.values), slices.indices
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """See `Part`."""
+        """Return C functions that update the variable when they are called in order.
+
+        They launch the kernel for the rows that the bound gradient names, launch that for all other
+        rows if the rule has `update_untouched`, and increment the version counters of the written
+        tensors. The indices are sorted on the GPU now; variable and slots are written by the calls
+        alone.
+
+        Args:
+            columns: The scalars of the step. If its `apply_flag` is False on the GPU, the kernels
+                write no row.
+
+        Raises:
+            RuntimeError: No gradient is bound, or a CUDA graph is being captured.
+        """
         if self._indices is None:
             raise RuntimeError("the part is not aimed at a gradient")
         _check_not_capturing()
