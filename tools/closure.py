@@ -3,8 +3,9 @@
     python tools/closure.py              a table of lines and files, one row per face
     python tools/closure.py keras        the modules of one face, the largest rooms first
 
-Lines are those of the files of `thalweg` that a fresh process has loaded, without docstrings. What
-compiles kernels is not among them: the process before has left them in the store.
+Lines are those of the files of `thalweg` that a fresh process has loaded: of code, which are all
+but docstrings, and in total. What compiles kernels is not among them: the process before has left
+them in the store.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-# The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
-BOUNDS = {"optim": 17_900, "optim.tensorflow": 18_800, "keras": 17_150, "checkpoint": 22_225}
+# The most lines (of code, in total) of a face on import and after training, which
+# tests/test_layers.py holds. A total is the present one, rounded up to 50.
+BOUNDS = {
+    "optim": (17_900, 23_350),
+    "optim.tensorflow": (18_800, 24_400),
+    "keras": (17_150, 22_350),
+    "checkpoint": (22_225, 28_900),
+}
 
 _MODEL = """
 import io, torch
@@ -45,7 +52,8 @@ documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 def count(text):
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
     docs = [node.body[0] for node in nodes if ast.get_docstring(node) is not None]
-    return len(text.splitlines()) - sum(doc.end_lineno - doc.lineno + 1 for doc in docs)
+    total = len(text.splitlines())
+    return total - sum(doc.end_lineno - doc.lineno + 1 for doc in docs), total
 print(json.dumps({
     name: count(Path(module.__file__).read_text())
     for name, module in sys.modules.items()
@@ -54,7 +62,7 @@ print(json.dumps({
 """
 _COMPILER = "thalweg._engines.cpu.compiler"
 
-Lines = dict[str, int]  # of each module
+Lines = dict[str, list[int]]  # [of code, in total] of each module
 
 
 class Face(NamedTuple):
@@ -128,6 +136,12 @@ def after_training(face: Face, run: Callable[[str], str]) -> Lines:
     return json.loads(run(program)) if _COMPILER in lines_by_module else lines_by_module
 
 
+def add_up(lines_by_module: Lines) -> tuple[int, int]:
+    """Return the lines (of code, in total) of all modules."""
+    code, total = map(sum, zip(*lines_by_module.values(), strict=True))
+    return code, total
+
+
 def _run(program: str) -> str:
     command = [sys.executable, "-c", program]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -137,12 +151,13 @@ def _run(program: str) -> str:
 
 
 def _table() -> str:
-    rows: list[tuple[str, ...]] = [("", "imported", "files", "trained", "files", "bound")]
+    columns = "imported", "total", "files", "trained", "total", "files", "bound", "total"
+    rows: list[tuple[str, ...]] = [("", *columns)]
     for name, face in FACES.items():
         figures: list[str] = []
         for lines in (after_import(face, _run), after_training(face, _run)):
-            figures += [f"{sum(lines.values()):,}", str(len(lines))]
-        rows.append((name, *figures, f"{BOUNDS[name]:,}" if name in BOUNDS else ""))
+            figures += [*(f"{count:,}" for count in add_up(lines)), str(len(lines))]
+        rows.append((name, *figures, *(f"{bound:,}" for bound in BOUNDS.get(name, ()))))
     return "\n".join(
         f"{name:<18}" + "".join(f"{cell:>10}" for cell in cells) for name, *cells in rows
     )
@@ -151,15 +166,15 @@ def _table() -> str:
 def _rooms(face: Face) -> str:
     imported, trained = after_import(face, _run), after_training(face, _run)
     rooms: Counter[str] = Counter()
-    for name, lines in trained.items():
-        rooms[".".join(name.split(".")[:2])] += lines
+    for name, (code, _) in trained.items():
+        rooms[".".join(name.split(".")[:2])] += code
     text: list[str] = []
     for room, lines in rooms.most_common():
         text.append(f"{lines:>7,}  {room}")
         for name in sorted(trained):
             if name == room or name.startswith(f"{room}."):
                 late = "" if name in imported else "   (in training)"
-                text.append(f"{trained[name]:>7,}      {name}{late}")
+                text.append(f"{trained[name][0]:>7,}      {name}{late}")
     return "\n".join(text)
 
 

@@ -12,7 +12,7 @@ import torch
 import thalweg
 from keras_table import ROWS, Row, all_rows, pair, train
 from thalweg.keras import optimizers
-from thalweg.keras.optimizers import SGD, Adagrad, Adam, Nadam, Optimizer, RMSprop, schedules
+from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, Optimizer, RMSprop, schedules
 
 HALVING = schedules.ExponentialDecay(1.0, 2, 0.5)
 
@@ -68,6 +68,13 @@ def test_clip_keys_only_where_set(key: str) -> None:
 def test_aggregator_and_transformers_are_not_saved() -> None:
     config = SGD(gradient_aggregator=list, gradient_transformers=[list]).get_config()
     assert set(config) == {"name", "learning_rate", "decay", "momentum", "nesterov"}
+
+
+@pytest.mark.parametrize("kind", [Adagrad, Ftrl])
+def test_config_ignores_attributes_named_like_arguments(kind: type[Any]) -> None:
+    optimizer = kind()
+    optimizer.initial_accumulator_value = 0.5
+    assert optimizer.get_config() == kind().get_config()
 
 
 def test_from_config_reads_lr_and_leaves_the_dictionary() -> None:

@@ -14,10 +14,11 @@ from thalweg._base.execution_context import (
 from thalweg._base.static_shape import Shape
 from thalweg._core.graph_mode import register
 from thalweg._core.graph_update import apply_as_one_update
-from thalweg._graph import graph_mode_backend, tensorflow_names
+from thalweg._graph import compat_v1_names, graph_mode_backend
 from thalweg._graph.arguments import by_reference
 from thalweg._graph.assertions import must_hold
 from thalweg._graph.atomic_update import after_writes, updates_since
+from thalweg._graph.compat_v1_names import *  # noqa: F403
 from thalweg._graph.conditional import case, cond
 from thalweg._graph.control import group, no_op, tuple_
 from thalweg._graph.default_graph import control_dependencies, graph_variable_of, name_scope
@@ -49,24 +50,23 @@ from thalweg._graph.shape_arguments import ints, known_size, known_sizes, sizes_
 from thalweg._graph.shapes import Output
 from thalweg._graph.sparse_rows import deduplicated
 from thalweg._graph.symbolic_slices import IndexedSlicesValue, SymbolicSlices
-from thalweg._graph.tensorflow_names import *  # noqa: F403
 from thalweg._graph.traced_hooks import apply_constraint, explain_errors, gradient_symbol, update_of
 from thalweg._graph.variable_creation import Variable, make_variable
 from thalweg._graph.variables import GraphVariable, check_updates
 
-__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
-    *tensorflow_names.__all__, "GraphVariable", "IndexedSlicesValue", "Initializer", "Output",
-    "SessionVariable", "Shape", "SymbolicSlices", "SymbolicTensor", "Variable", "after_writes",
-    "apply_as_one_update", "apply_constraint", "by_reference", "case", "cast", "check_updates",
-    "cond", "constant", "control_dependencies", "convert_to_tensor", "current_session",
-    "deduplicated", "embedding_lookup", "explain_errors", "foldl", "foldr", "gather",
-    "get_variable", "gradient_symbol", "graph_variable_of", "group", "handle_of", "identity",
-    "ints", "is_symbolic", "known_size", "known_sizes", "made_of_gradients", "make_variable",
-    "map_fn", "must_hold", "name_scope", "no_op", "numbers_of", "ones", "operation",
-    "random_normal", "random_uniform", "resolve", "scan", "set_random_seed", "sizes_of",
-    "stop_gradient", "truncated_normal", "tuple_", "update_of", "updates_since", "while_loop",
-    "zeros",
+__all__ = [
+    "GraphVariable", "IndexedSlicesValue", "Initializer", "Output", "SessionVariable", "Shape",
+    "SymbolicSlices", "SymbolicTensor", "Variable", "after_writes", "apply_as_one_update",
+    "apply_constraint", "by_reference", "case", "cast", "check_updates", "cond", "constant",
+    "control_dependencies", "convert_to_tensor", "current_session", "deduplicated",
+    "embedding_lookup", "explain_errors", "foldl", "foldr", "gather", "get_variable",
+    "gradient_symbol", "graph_variable_of", "group", "handle_of", "identity", "ints", "is_symbolic",
+    "known_size", "known_sizes", "made_of_gradients", "make_variable", "map_fn", "must_hold",
+    "name_scope", "no_op", "numbers_of", "ones", "operation", "random_normal", "random_uniform",
+    "resolve", "scan", "set_random_seed", "sizes_of", "stop_gradient", "truncated_normal", "tuple_",
+    "update_of", "updates_since", "while_loop", "zeros",
 ]  # fmt: skip
+__all__ += compat_v1_names.__all__
 
 __dir__ = __all__.copy
 

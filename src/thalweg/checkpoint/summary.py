@@ -21,15 +21,6 @@ _INTEGER_DTYPES, _POWER_DTYPES = ("I64", "I32"), {"F32": np.float32, "F64": np.f
 # The beta that is closer to 1 first: its power underflows later.
 _POWERS = {"beta2_power": "beta2", "beta1_power": "beta1"}
 _COUNTERS = ("iterations", "global_step")
-# Marks of values that are written without the mark.
-_INNER = (optimizer_config.RULE, optimizer_config.VARIABLE, optimizer_config.YOURS, kinds.FLOAT,
-          kinds.TUPLE)  # fmt: skip
-# Keys of the title and the arguments of marked dicts.
-_CALLS = {
-    optimizer_config.SCHEDULE: ("class_name", "config"),
-    optimizer_config.RATE: ("function", "arguments"),
-    optimizer_config.OPTIMIZER: ("class", "arguments"),
-}
 
 
 def step_of(path: Path, description: Description) -> int | None:
@@ -124,15 +115,24 @@ def in_words(encoded: Any) -> str:
     mark = next(iter(fields), "")
     content = fields.get(mark)
     inner = as_object(content)
-    if mark in _CALLS:
-        title, arguments = map(inner.get, _CALLS[mark])
-        return f"{title}({format_arguments(arguments)})"
     match mark:
+        case optimizer_config.SCHEDULE:
+            return f"{inner.get('class_name')}({format_arguments(inner.get('config'))})"
+        case optimizer_config.RATE:
+            return f"{inner.get('function')}({format_arguments(inner.get('arguments'))})"
+        case optimizer_config.OPTIMIZER:
+            return f"{inner.get('class')}({format_arguments(inner.get('arguments'))})"
         case optimizer_config.LOSS_SCALER:
             return f"AutomaticLossScaler({format_arguments(content)})"
         case optimizer_config.NUMBER | kinds.SCALAR if isinstance(content, list):
             return in_words(cast(list[Any], content)[-1]) if content else "[]"
-        case _ if mark in _INNER:
+        case (
+            optimizer_config.RULE
+            | optimizer_config.VARIABLE
+            | optimizer_config.YOURS
+            | kinds.FLOAT
+            | kinds.TUPLE
+        ):
             return in_words(content)
         case _:
             return f"{{{format_arguments(encoded)}}}" if isinstance(encoded, dict) else str(encoded)

@@ -10,12 +10,21 @@ from thalweg.rules.ftrl import FTRL, HYPERS, clipped, shrink, thresholded
 
 
 def update(
-    var, grad, accum, linear, *, learning_rate, learning_rate_power, l1, l2_adjusted, l2_shrinkage
+    var,
+    grad,
+    accumulator,
+    linear,
+    *,
+    learning_rate,
+    learning_rate_power,
+    l1,
+    l2_adjusted,
+    l2_shrinkage,
 ):
     """Return the updated variable and slots; the last bit of TensorFlow's pow may differ."""
-    new = accum + grad * grad
+    new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
-    change = root - power(accum, -learning_rate_power)
+    change = root - power(accumulator, -learning_rate_power)
     shrunk_grad = shrink(grad, var, l2_shrinkage)
     linear = linear + (shrunk_grad - change / learning_rate * var)
     quadratic = root / learning_rate + 2 * l2_adjusted
@@ -23,12 +32,21 @@ def update(
 
 
 def update_sparse(
-    var, grad, accum, linear, *, learning_rate, learning_rate_power, l1, l2_adjusted, l2_shrinkage
+    var,
+    grad,
+    accumulator,
+    linear,
+    *,
+    learning_rate,
+    learning_rate_power,
+    l1,
+    l2_adjusted,
+    l2_shrinkage,
 ):
     """Return the updated variable and slots of a row with sparse entries."""
-    new = accum + grad * grad
+    new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
-    change = root - power(accum, -learning_rate_power)
+    change = root - power(accumulator, -learning_rate_power)
     shrunk_grad = shrink(grad, var, l2_shrinkage)
     linear = linear + (shrunk_grad - change / learning_rate * var)
     quadratic = root / learning_rate + 2 * l2_adjusted
@@ -36,12 +54,21 @@ def update_sparse(
 
 
 def update_single(
-    var, grad, accum, linear, *, learning_rate, learning_rate_power, l1, l2_adjusted, l2_shrinkage
+    var,
+    grad,
+    accumulator,
+    linear,
+    *,
+    learning_rate,
+    learning_rate_power,
+    l1,
+    l2_adjusted,
+    l2_shrinkage,
 ):
     """Return the updated variable and slots of a one-element sparse row."""
-    new = accum + grad * grad
+    new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
-    change = root - power(accum, -learning_rate_power)
+    change = root - power(accumulator, -learning_rate_power)
     shrunk_grad = shrink(grad, var, l2_shrinkage)
     linear = (linear + shrunk_grad) - change / learning_rate * var
     quadratic = root / learning_rate + 2 * l2_adjusted

@@ -61,9 +61,10 @@ def lay_out_table(
 
     table_ = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
-        is_name = heading == "optimizer"
-        justify, style = ("left", "bold") if is_name else ("right", None)
-        table_.add_column(heading, justify=justify, style=style, overflow="fold")
+        if heading == "optimizer":
+            table_.add_column(heading, style="bold", overflow="fold")
+        else:
+            table_.add_column(heading, justify="right")
     for row, style in zip(rows, styles, strict=True):
         table_.add_row(*(row[heading] for heading in headings), style=style)
     return table_

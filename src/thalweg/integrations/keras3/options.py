@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def _delegate(name: str, description: str) -> Any:
+def _delegate(name: str, description: str) -> property:
     """Return a property that reads and sets an option of `wrapped`; None before it exists."""
 
     def read(self: Any) -> float | None:

@@ -31,7 +31,7 @@ class Adadelta(BuiltIn):
 
     EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "rho")
-    CONFIG_FIELDS = ("epsilon",)
+    CONFIG_FIELDS = {"epsilon": "epsilon"}
 
     def __init__(
         self,

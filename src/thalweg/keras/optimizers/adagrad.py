@@ -37,7 +37,10 @@ class Adagrad(BuiltIn):
 
     EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate",)
-    CONFIG_FIELDS = ("initial_accumulator_value", "epsilon")
+    CONFIG_FIELDS = {
+        "initial_accumulator_value": "_initial_accumulator_value",
+        "epsilon": "epsilon",
+    }
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class Adam(BuiltIn):
 
     EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "beta_1", "beta_2")
-    CONFIG_FIELDS = ("epsilon", "amsgrad")
+    CONFIG_FIELDS = {"epsilon": "epsilon", "amsgrad": "amsgrad"}
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class Adamax(BuiltIn):
 
     EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "beta_1", "beta_2")
-    CONFIG_FIELDS = ("epsilon",)
+    CONFIG_FIELDS = {"epsilon": "epsilon"}
 
     def __init__(
         self,

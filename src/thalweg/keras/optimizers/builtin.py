@@ -30,12 +30,12 @@ class BuiltIn(RuleOptimizer):
     Attributes:
         EXACT: Attributes that formulas read without rounding to float32, by the rule's names.
         CONFIG_HYPERS: Hyperparameters in the configuration, followed by "decay".
-        CONFIG_FIELDS: Other arguments in the configuration, which are attributes.
+        CONFIG_FIELDS: Attributes of the other arguments in the configuration, by argument.
     """
 
     EXACT: dict[str, str] = {}
     CONFIG_HYPERS: tuple[str, ...] = ()
-    CONFIG_FIELDS: tuple[str, ...] = ()
+    CONFIG_FIELDS: dict[str, str] = {}
     epsilon: float
     NAMES = {"beta1": "beta_1", "beta2": "beta_2"}
 
@@ -86,10 +86,7 @@ class BuiltIn(RuleOptimizer):
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, from which `from_config` makes an equal optimizer."""
         hypers = {name: self._serialize_hyperparameter(name) for name in self.CONFIG_HYPERS}
-        fields = {
-            name: getattr(self, name if hasattr(self, name) else f"_{name}")
-            for name in self.CONFIG_FIELDS
-        }
+        fields = {name: getattr(self, field) for name, field in self.CONFIG_FIELDS.items()}
         return {**Optimizer.get_config(self), **hypers, "decay": self._initial_decay, **fields}
 
     @classmethod

@@ -54,7 +54,10 @@ class Ftrl(BuiltIn):
         "learning_rate", "learning_rate_power", "l1_regularization_strength",
         "l2_regularization_strength", "beta",
     )  # fmt: skip
-    CONFIG_FIELDS = ("initial_accumulator_value", "l2_shrinkage_regularization_strength")
+    CONFIG_FIELDS = {
+        "initial_accumulator_value": "_initial_accumulator_value",
+        "l2_shrinkage_regularization_strength": "_l2_shrinkage_regularization_strength",
+    }
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class Nadam(BuiltIn):
 
     EXACT = {"epsilon": "epsilon", "decay": "_initial_decay"}
     CONFIG_HYPERS = ("learning_rate", "beta_1", "beta_2")
-    CONFIG_FIELDS = ("epsilon",)
+    CONFIG_FIELDS = {"epsilon": "epsilon"}
     EXTRA = ("momentum_cache",)
 
     def __init__(

@@ -43,7 +43,7 @@ class RMSprop(BuiltIn):
 
     EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "rho", "momentum")
-    CONFIG_FIELDS = ("epsilon", "centered")
+    CONFIG_FIELDS = {"epsilon": "epsilon", "centered": "centered"}
 
     def __init__(
         self,

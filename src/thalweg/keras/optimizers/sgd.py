@@ -44,7 +44,7 @@ class SGD(BuiltIn):
     """
 
     CONFIG_HYPERS = ("learning_rate", "momentum")
-    CONFIG_FIELDS = ("nesterov",)
+    CONFIG_FIELDS = {"nesterov": "nesterov"}
 
     def __init__(
         self,

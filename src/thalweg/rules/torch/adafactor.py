@@ -4,6 +4,8 @@ from functools import lru_cache
 from math import inf
 from typing import Any
 
+from torch import Tensor
+
 from thalweg._base.divisors import as_divisor
 from thalweg.formula import (
     FusedStage,
@@ -60,7 +62,8 @@ def divided(grad, square, direction, least):
 
 def root(number):
     """Return a square root; torch's power is correctly rounded on the CPU, its `sqrt` is not."""
-    return number**0.5 if hasattr(number, "clamp") else sqrt(number)
+    # Pyright takes `torch` for the package of this file.
+    return number**0.5 if isinstance(number, Tensor) else sqrt(number)  # pyright: ignore
 
 
 def rate_of(variable, step, count, share, d, eps2):

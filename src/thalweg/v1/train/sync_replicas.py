@@ -418,7 +418,9 @@ class _SyncReplicasHook(SessionRunHook):
     """Starts a worker, and the chief beside it."""
 
     def __init__(self, optimizer: SyncReplicasOptimizer, is_chief: bool, num_tokens: int) -> None:
-        self._optimizer, self._is_chief, self._num_tokens = optimizer, is_chief, num_tokens
+        self._optimizer = optimizer
+        self._is_chief = is_chief
+        self._num_tokens = num_tokens
         self._tokens: _graph.Operation | None = None
 
     def begin(self) -> None:

@@ -185,4 +185,4 @@ def measured(model: nn.Module, examples: Examples, decodes: bool = True) -> tupl
             target = [label for label in line if label != BLANK]
             edits, labels = edits + distance(predicted, target), labels + len(target)
     model.train()
-    return loss / len(examples.targets), edits / max(labels, 1)
+    return loss / len(examples.targets), edits / labels if decodes else 0.0

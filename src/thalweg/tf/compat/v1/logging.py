@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 DEBUG, INFO, WARN = logging.DEBUG, logging.INFO, logging.WARNING
 ERROR, FATAL = logging.ERROR, logging.FATAL
@@ -44,20 +44,31 @@ def log(level: int, msg: object, *args: object, **kwargs: object) -> None:
     _log_message(level, msg, args, kwargs)
 
 
-def _at_level(level: int, name: str) -> Callable[..., None]:
-    """Return a function `(msg, *args, **kwargs)` that logs a message of a level."""
-
-    def log_at_level(msg: object, *args: object, **kwargs: object) -> None:
-        _log_message(level, msg, args, kwargs)
-
-    log_at_level.__name__ = log_at_level.__qualname__ = name
-    log_at_level.__doc__ = f"Log a message of level {logging.getLevelName(level)}."
-    return log_at_level
+def debug(msg: object, *args: object, **kwargs: object) -> None:
+    """Log a message of level DEBUG."""
+    _log_message(DEBUG, msg, args, kwargs)
 
 
-debug, info = _at_level(DEBUG, "debug"), _at_level(INFO, "info")
-warning, error = _at_level(WARN, "warning"), _at_level(ERROR, "error")
-fatal = _at_level(FATAL, "fatal")
+def info(msg: object, *args: object, **kwargs: object) -> None:
+    """Log a message of level INFO."""
+    _log_message(INFO, msg, args, kwargs)
+
+
+def warning(msg: object, *args: object, **kwargs: object) -> None:
+    """Log a message of level WARN."""
+    _log_message(WARN, msg, args, kwargs)
+
+
+def error(msg: object, *args: object, **kwargs: object) -> None:
+    """Log a message of level ERROR."""
+    _log_message(ERROR, msg, args, kwargs)
+
+
+def fatal(msg: object, *args: object, **kwargs: object) -> None:
+    """Log a message of level FATAL."""
+    _log_message(FATAL, msg, args, kwargs)
+
+
 warn = warning
 vlog = log
 

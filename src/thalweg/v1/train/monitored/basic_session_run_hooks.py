@@ -42,7 +42,6 @@ class GlobalStepHook(SessionRunHook):
     """Base class of hooks that fetch the global step as it is before each run."""
 
     _step: object = None  # the tensor of the global step, once `begin` was called
-    _steps_per_run = 1
 
     def begin(self) -> None:
         """Find the global step of the default graph.
@@ -58,10 +57,6 @@ class GlobalStepHook(SessionRunHook):
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the global step."""
         return SessionRunArgs(self._step)
-
-    def _set_steps_per_run(self, steps_per_run: int) -> None:
-        """Set the number of steps that one run takes; 1 by default."""
-        self._steps_per_run = steps_per_run
 
 
 class LoggingTensorHook(SessionRunHook):
@@ -102,7 +97,8 @@ class LoggingTensorHook(SessionRunHook):
             dict(sorted(tensors.items())) if has_names else {tag: tag for tag in tensors}
         )
         self._timer = SecondOrStepTimer(every_n_secs, every_n_iter) if intervals else None
-        self._at_end, self._formatter = at_end, formatter
+        self._at_end = at_end
+        self._formatter = formatter
         self._current: dict[object, object] = {}
         self._count = 0
         self._is_log_step = False
@@ -193,7 +189,8 @@ class NanTensorHook(SessionRunHook):
     """
 
     def __init__(self, loss_tensor: object, fail_on_nan_loss: bool = True) -> None:
-        self._loss_tensor, self._fail_on_nan_loss = loss_tensor, fail_on_nan_loss
+        self._loss_tensor = loss_tensor
+        self._fail_on_nan_loss = fail_on_nan_loss
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Ask for the loss."""
@@ -225,7 +222,8 @@ class FinalOpsHook(SessionRunHook):
     """
 
     def __init__(self, final_ops: object, final_ops_feed_dict: object = None) -> None:
-        self._final_ops, self._final_ops_feed_dict = final_ops, final_ops_feed_dict
+        self._final_ops = final_ops
+        self._final_ops_feed_dict = final_ops_feed_dict
         self._final_ops_values: object = None
 
     @property

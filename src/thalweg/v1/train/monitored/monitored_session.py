@@ -36,7 +36,8 @@ class StepContext:
     """
 
     def __init__(self, session: Session, run_with_hooks: Callable[..., object]) -> None:
-        self._session, self._run_with_hooks = session, run_with_hooks
+        self._session = session
+        self._run_with_hooks = run_with_hooks
 
     @property
     def session(self) -> Session:

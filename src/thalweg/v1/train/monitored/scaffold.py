@@ -63,9 +63,13 @@ class Scaffold:
         self.init_fn: Callable[[object], object] | None = None
         if init_fn is not None:
             self.init_fn = lambda session: init_fn(self, session)
-        self.init_op, self.init_feed_dict, self.ready_op = init_op, init_feed_dict, ready_op
-        self.ready_for_local_init_op, self.local_init_op = ready_for_local_init_op, local_init_op
-        self.summary_op, self.saver = summary_op, saver
+        self.init_op = init_op
+        self.init_feed_dict = init_feed_dict
+        self.ready_op = ready_op
+        self.ready_for_local_init_op = ready_for_local_init_op
+        self.local_init_op = local_init_op
+        self.summary_op = summary_op
+        self.saver = saver
         self.local_init_feed_dict = local_init_feed_dict
         for name, attribute in list(vars(self).items()):
             if attribute is None and source is not None:

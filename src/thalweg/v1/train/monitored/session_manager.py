@@ -53,7 +53,8 @@ class SessionManager:
                 "If you pass a ready_for_local_init_op you must also pass a local_init_op"
                 f" (ready_for_local_init_op is {show_value(ready_for_local_init_op)})."
             )
-        self._local_init_op, self._ready_op = local_init_op, ready_op
+        self._local_init_op = local_init_op
+        self._ready_op = ready_op
         self._ready_for_local_init_op = ready_for_local_init_op
         self._graph = get_default_graph() if graph is None else graph
         self._recovery_wait_secs = recovery_wait_secs

@@ -42,7 +42,8 @@ class SessionRunContext:
     """
 
     def __init__(self, original_args: SessionRunArgs, session: object) -> None:
-        self._original_args, self._session = original_args, session
+        self._original_args = original_args
+        self._session = session
         self._stop_requested = False
 
     @property

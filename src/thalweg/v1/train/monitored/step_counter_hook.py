@@ -46,9 +46,11 @@ class StepCounterHook(GlobalStepHook):
                 "exactly one of every_n_steps and every_n_secs should be provided."
             )
         self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
-        self._output_dir, self._summary_writer = output_dir, summary_writer
+        self._output_dir = output_dir
+        self._summary_writer = summary_writer
         self._tag = ""
         self._previous_step: int | None = None
+        self._steps_per_run = 1
         self._stuck_runs = 0  # runs that have not raised the step
 
     def begin(self) -> None:
@@ -57,6 +59,10 @@ class StepCounterHook(GlobalStepHook):
         self._tag = f"{get_global_step().op.name}/sec"
         if self._summary_writer is None and self._output_dir is not None and is_installed():
             self._summary_writer = FileWriterCache.get(self._output_dir)
+
+    def _set_steps_per_run(self, steps_per_run: int) -> None:
+        """Set the number of steps that one run takes; 1 by default."""
+        self._steps_per_run = steps_per_run
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Log the rate if it is time."""

@@ -29,7 +29,8 @@ class SecondOrStepTimer:
             raise InvalidArgumentError("Can not provide both every_secs and every_steps.")
         if every_secs is not None:
             check_seconds("every_secs", every_secs)
-        self._every_secs, self._every_steps = every_secs, every_steps
+        self._every_secs = every_secs
+        self._every_steps = every_steps
         self._last_trigger: tuple[int, float] | None = None
 
     def reset(self) -> None:

@@ -49,7 +49,8 @@ class SummarySaverHook(GlobalStepHook):
         self._timer = SecondOrStepTimer(save_secs, save_steps)
         self._output_dir = output_dir
         self._writer = summary_writer
-        self._scaffold, self._summary_op = scaffold, summary_op
+        self._scaffold = scaffold
+        self._summary_op = summary_op
         self._goal: int | None = None  # the step that the next run is expected to end with
         self._writes = False
 

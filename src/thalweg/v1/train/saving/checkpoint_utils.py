@@ -80,9 +80,9 @@ def init_from_checkpoint(
     `assignment_map` has entries of two kinds:
 
     * `{"name": variable}`, or the name of the variable: the initial value is the checkpoint's value
-    of that name. A partitioned variable, or a list of its parts, gets the parts of the value. *
-    `{"scope/": "other/"}`: each variable below `other` gets the value below `scope` that has the
-    same relative name. "/" is the outermost scope.
+      of that name. A partitioned variable, or a list of its parts, gets the parts of the value.
+    * `{"scope/": "other/"}`: each variable below `other` gets the value below `scope` that has the
+      same relative name. "/" is the outermost scope.
 
     A scope has the variables of `get_variable`, the trainable variables, and those that stand for
     parameters and buffers of modules.
