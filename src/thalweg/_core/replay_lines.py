@@ -9,7 +9,7 @@ such kernel after it; and the programs that compute the scalars of each variable
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ from thalweg._engines.protocol import Dtype, Stages
 from thalweg.formula import Rule
 
 
-class _Work(NamedTuple):
+class _LinePasses(NamedTuple):
     """Passes of a rule over rows and columns.
 
     Attributes:
@@ -51,8 +51,8 @@ class _Work(NamedTuple):
         return [measure for measures, _ in self.sweeps for measure in measures]
 
 
-@cache
-def _find_work(rule: Rule) -> _Work:
+@lru_cache(256)
+def _sort_passes(rule: Rule) -> _LinePasses:
     """Divide the passes of a rule into sweeps, each with the fused stages after it, and a last
     stage.
 
@@ -73,19 +73,19 @@ def _find_work(rule: Rule) -> _Work:
             number_stage = entry
         else:
             raise TypeError("A pass is neither over rows and columns nor a last stage of numbers.")
-    passes = (entry for entry in rule.passes if isinstance(entry, Measure))
-    numbers = [measure.makes for measure in passes if measure.over == "variable"]
+    measure_passes = (entry for entry in rule.passes if isinstance(entry, Measure))
+    numbers = [measure.makes for measure in measure_passes if measure.over == "variable"]
     if rule.measures:
         measures = (Measure(formula, makes=name) for name, formula in rule.measures.items())
         sweeps.append((tuple(measures), ()))
-    work = _Work(sweeps, number_stage, [*numbers, *rule.measures])
-    functions = [measure.function for measure in work.measures]
+    line_passes = _LinePasses(sweeps, number_stage, [*numbers, *rule.measures])
+    functions = [measure.function for measure in line_passes.measures]
     scalars = {name for function in functions for name in trace_formula(function).scalars}
-    is_ambiguous = len({measure.makes for measure in work.measures}) < len(functions)
+    is_ambiguous = len({measure.makes for measure in line_passes.measures}) < len(functions)
     has_two_sources = rule.measures and (numbers or number_stage)
     if is_ambiguous or has_two_sources or not scalars.isdisjoint(numbers):
         raise TypeError("Measures over variables are not read after all sweeps alone.")
-    return work
+    return line_passes
 
 
 def _is_of_numbers(rule: Rule, stage: Stage) -> bool:
@@ -97,7 +97,7 @@ def _is_of_numbers(rule: Rule, stage: Stage) -> bool:
     return is_each and not optional and {*required}.isdisjoint((*rule.vectors, RANDOM))
 
 
-def _trace(rule: Rule, work: _Work, dtype: Dtype) -> Program:
+def _trace_scalars(rule: Rule, line_passes: _LinePasses, dtype: Dtype) -> Program:
     """Trace the function that computes the scalars of a variable from its measures, sizes and
     slots.
 
@@ -112,12 +112,12 @@ def _trace(rule: Rule, work: _Work, dtype: Dtype) -> Program:
     """
     if rule.per_variable is not None:
         return program_of(rule, dtype)
-    stage = work.number_stage
+    stage = line_passes.number_stage
     names = () if stage is None else stage_inputs(stage).required
-    single_inputs: dict[str, Dtype] = dict.fromkeys((*work.numbers, *SIZES), np.float64)
+    single_inputs: dict[str, Dtype] = dict.fromkeys((*line_passes.numbers, *SIZES), np.float64)
 
     def make(inputs: Mapping[str, Any], _: Any) -> dict[str, Any]:
-        outputs = {name: inputs[name] for name in work.numbers}
+        outputs = {name: inputs[name] for name in line_passes.numbers}
         return outputs if stage is None else outputs | stage.call({x: inputs[x] for x in names})
 
     scalars = [name for name in names if name not in single_inputs]
@@ -155,7 +155,7 @@ class _StageLaunch:
         self.address = self._block.ctypes.data
 
 
-@cache
+@lru_cache(256)
 def _kernel_of(line_stage: LineStage) -> Compiled:
     return Compiled(LineStageKernel(line_stage).write(), np.float64)
 
@@ -164,7 +164,7 @@ class _Memory:
     """Memory of passes over rows and columns for the variables of a kernel.
 
     Args:
-        rule, work: The rule and its passes.
+        rule, line_passes: The rule and its passes over rows and columns.
         group: The variables.
         slots: The `shaped_slots` of each variable.
 
@@ -176,30 +176,30 @@ class _Memory:
     """
 
     def __init__(
-        self, rule: Rule, work: _Work, group: Any, slots: Sequence[Sequence[Tensor]]
+        self, rule: Rule, line_passes: _LinePasses, group: Any, slots: Sequence[Sequence[Tensor]]
     ) -> None:
         self.sizes: Int64 = group.lines.sizes
         matrices, rows, columns = self.sizes[:, :3].T
         size_columns = [rows, columns, matrices * rows * columns]
-        numbers = [np.zeros(len(rows))] * len(work.numbers)
+        numbers = [np.zeros(len(rows))] * len(line_passes.numbers)
         has_sizes = rule.per_variable is None
         self.numbers = np.stack([*numbers, *size_columns[: len(SIZES) * has_sizes]], 1) * 1.0
         self.leaf_counts = np.ones(len(rows), np.int64)
         self.scratch = np.zeros(max(rows.max(), columns.max()))
         self._results: list[Float64] = []
         self._words: dict[str, Any] = dict(zip(SIZE_WORDS, self.sizes.T, strict=True))
-        for measure in work.measures:
-            self._words[f"result_{measure.makes}"] = self._place_result(work, measure)
+        for measure in line_passes.measures:
+            self._words[f"result_{measure.makes}"] = self._place_result(line_passes, measure)
         vectors = zip(rule.vectors, group.lines.base_of((*rule.vectors,)).T, strict=False)
         self._words |= {f"vector_{name}": addresses for name, addresses in vectors}
         for k, slot in enumerate(rule.shaped_slots):
             self._words[f"slot_{slot.name}"] = [var_slots[k].data_ptr() for var_slots in slots]
 
-    def _place_result(self, work: _Work, measure: Measure) -> Int64:
+    def _place_result(self, line_passes: _LinePasses, measure: Measure) -> Int64:
         """Return the addresses of the results of a measure; add memory for rows and columns."""
         matrices, rows, columns = self.sizes[:, :3].T
         if measure.over == "variable":
-            column = self.numbers[:, work.numbers.index(measure.makes) :]
+            column = self.numbers[:, line_passes.numbers.index(measure.makes) :]
             return column.ctypes.data + column.strides[0] * np.arange(len(column))
         counts = matrices * (rows if measure.over == "row" else columns)
         self._results.append(np.zeros(int(counts.sum())))
@@ -254,9 +254,9 @@ def replay_lines(
     Raises:
         TypeError: Native code cannot run the passes, or as of `VariableScalars`.
     """
-    work, group, dtype = _find_work(rule), launch.group, launch.dtype
-    memory = _Memory(rule, work, group, shaped_slots)
-    line_sweeps = [group.line_sweep(x, stages, launch.base) for x, _ in work.sweeps[1:]]
+    line_passes, group, dtype = _sort_passes(rule), launch.group, launch.dtype
+    memory = _Memory(rule, line_passes, group, shaped_slots)
+    line_sweeps = [group.line_sweep(x, stages, launch.base) for x, _ in line_passes.sweeps[1:]]
     # Kernels read the addresses of gradients from the second column of their tables.
     pairs = [
         (launch.base[member:, 1:].ctypes.data, sweep.base[member:, 1:].ctypes.data)
@@ -268,17 +268,17 @@ def replay_lines(
     copied_slots = tuple(x.name for x in rule.shaped_slots if x.name in read_names)
     common = _slot_types(shaped_slots, dtype), np.dtype(dtype).name, group.flush and bool(stages)
     launches: list[Any] = []
-    for (measures, fused), sweep in zip(work.sweeps, [None, *line_sweeps], strict=True):
+    for (measures, fused), sweep in zip(line_passes.sweeps, [None, *line_sweeps], strict=True):
         line_stage = LineStage(rule, measures, fused, copied_slots, *common)
         table = memory.table(line_stage, sweep)
         launches += [] if sweep is None else [sweep]
         launches.append(_StageLaunch(line_stage, memory, table, pairs))
         pairs, copied_slots = [], ()
     scalars: VariableScalars | None = None
-    if work.numbers or rule.per_variable is not None:
+    if line_passes.numbers or rule.per_variable is not None:
         counts = memory.leaf_counts
         sums = memory.numbers.ctypes.data, len(counts), counts.ctypes.data
         slot_names = [slot.name for slot in rule.measured_slots]
-        program = _trace(rule, work, dtype)
+        program = _trace_scalars(rule, line_passes, dtype)
         scalars = VariableScalars(launch, program, sums, scalar_slots, slot_names)
     return ReplayedReductions(launch, launches, scalars, "d")
