@@ -23,8 +23,9 @@ from thalweg.formula import FusedStage, gradient_squares
 pytestmark = pytest.mark.skipif(
     isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
 )
-# Matrices of up to 8 rows and columns have kernels of their own, and are not replayed.
+# Matrices of up to 8 rows and columns have kernels of their own, over blocks of 32 matrices.
 SHAPES = [(9, 12), (3, 4, 17), (130, 1030), (20, 1), (1, 20), (7,), (9, 12)]
+SHAPES += [(13, 5, 3, 3), (3, 3), (2, 8, 5), (4, 1, 1)]
 Maker = Callable[..., Any]
 
 

@@ -79,15 +79,15 @@ class Launch:
     ) -> None:
         self.group = group
         self.members = [first + member for member in group.members]
-        table = group.table
-        self.kernel, self.names = group.kernel, group.kernel.scalars
-        self.dtype = group.dtype
+        self.kernel, table = group.update_launch
+        self.dtype, self.names = group.dtype, self.kernel.scalars
         self.unset: dict[str, Any] = dict.fromkeys(self.names, 0)
         # One more name, so that the result is a tuple for a single name, too.
         self._chosen: Any = itemgetter(*self.names, *self.names[:1])
         self.places = list(dict.fromkeys(places[member] for member in self.members))
         rows = [self.places.index(places[member]) for member in self.members]
-        layout = Struct(f"={len(self.names)}{'f' if group.dtype is np.float32 else 'd'}")
+        letter = "f" if self.kernel.dtype is np.float32 else "d"
+        layout = Struct(f"={len(self.names)}{letter}")
         self._pack, self._size = layout.pack_into, layout.size
         base = None if update is None else _shared_base(table.base, update.base)
         self._argument = ReplayArgument(table, group.flush, base)
@@ -95,7 +95,7 @@ class Launch:
         self.elements, self._slices = table.elements, len(table.bounds) - 1
         self._row_of = np.array(rows, np.int64)
         self._packed = bytearray(self._size * len(self.places))
-        self._rows = np.frombuffer(self._packed, self.dtype).reshape(-1, len(self.names))
+        self._rows = np.frombuffer(self._packed, self.kernel.dtype).reshape(-1, len(self.names))
         self._own_rows: Array | None = None
         self._argument.use_rows(self._rows, self._row_of)
         self._programs = make_program_records(0)
@@ -161,7 +161,7 @@ class Launch:
         """
         if self._own_rows is None:
             count = len(self.members)
-            self._own_rows = np.zeros((count, len(self.names)), self.dtype)
+            self._own_rows = np.zeros((count, len(self.names)), self.kernel.dtype)
             self._numbers = np.arange(count, dtype=np.int64)
             self._argument.use_rows(self._own_rows, self._numbers)
         return self._row_of, self._own_rows
@@ -202,7 +202,8 @@ class Launch:
         member_rows, is_narrow = self._own_rows, self.dtype is np.float32
         rows = self._rows if member_rows is None else member_rows
         first = rows.ctypes.data + rows.itemsize * self.names.index(name)
-        locations = [(first, len(rows), rows.strides[0], is_narrow, is_narrow)]
+        is_stored_narrow = self.kernel.dtype is np.float32
+        locations = [(first, len(rows), rows.strides[0], is_stored_narrow, is_narrow)]
         if self.measures is not None:
             locations += [(*x, False, is_narrow) for x in self.measures.columns(name)]
         return locations
@@ -406,7 +407,8 @@ def _is_repeatable_plan(step_plan: object, stages: Stages) -> bool:
         isinstance(step_plan, DensePlan)
         and step_plan.stages == stages
         and all(
-            isinstance(group, engine.Group) and group.kernel.scalars for group in step_plan.groups
+            isinstance(group, engine.Group) and group.update_launch[0].scalars
+            for group in step_plan.groups
         )
     )
 

@@ -21,7 +21,9 @@ from thalweg._core.replay_reductions import ReplayedReductions, VariableScalars,
 from thalweg._core.scalar_tracing import Program
 from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.cpu.codegen_line_stage import SIZE_WORDS, LineStage, LineStageKernel
-from thalweg._engines.cpu.launch import Compiled
+from thalweg._engines.cpu.launch import Compiled, is_serial, threads_for
+from thalweg._engines.cpu.replay_records import ReplayArgument
+from thalweg._engines.cpu.small_matrices import ShortGroup, SmallSweep
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.fused_stage import SIZES
 from thalweg._engines.layout import STORAGE_NAMES
@@ -97,7 +99,9 @@ def _is_of_numbers(rule: Rule, stage: Stage) -> bool:
     return is_each and not optional and {*required}.isdisjoint((*rule.vectors, RANDOM))
 
 
-def _trace_scalars(rule: Rule, line_passes: _LinePasses, dtype: Dtype) -> Program:
+def _trace_scalars(
+    rule: Rule, line_passes: _LinePasses, dtype: Dtype, storage_dtype: Dtype
+) -> Program:
     """Trace the function that computes the scalars of a variable from its measures, sizes and
     slots.
 
@@ -105,7 +109,8 @@ def _trace_scalars(rule: Rule, line_passes: _LinePasses, dtype: Dtype) -> Progra
     measures themselves are the scalars.
 
     Args:
-        dtype: The compute dtype of the variable.
+        dtype: The compute dtype of the variable, to which scalars are rounded.
+        storage_dtype: The dtype in which the kernel reads scalars.
 
     Raises:
         TypeError: Native code cannot compute the scalars.
@@ -118,10 +123,59 @@ def _trace_scalars(rule: Rule, line_passes: _LinePasses, dtype: Dtype) -> Progra
 
     def make(inputs: Mapping[str, Any], _: Any) -> dict[str, Any]:
         outputs = {name: inputs[name] for name in line_passes.numbers}
-        return outputs if stage is None else outputs | stage.call({x: inputs[x] for x in names})
+        outputs |= {} if stage is None else stage.call({x: inputs[x] for x in names})
+        if dtype is np.float32:
+            outputs = {name: x.tape.narrowed(x) for name, x in outputs.items()}
+        return outputs
 
     scalars = [name for name in names if name not in single_inputs]
-    return Program(np.float64, single_inputs, scalars, make, storage_dtype=dtype)
+    return Program(np.float64, single_inputs, scalars, make, storage_dtype=storage_dtype)
+
+
+class _SmallLaunch:
+    """Kernel of a sweep over small matrices with its argument block, for `ReplayedReductions`.
+
+    Args:
+        sweep: The kernel, with its work table.
+        launch: The update, a `Launch`, whose addresses the kernel shares.
+    """
+
+    def __init__(self, sweep: SmallSweep, launch: Any) -> None:
+        self.kernel, self._table = sweep
+        self.rows = np.zeros((len(launch.members), len(self.kernel.scalars)))
+        self._numbers = np.arange(len(launch.members), dtype=np.int64)
+        self._argument = ReplayArgument(self._table, launch.group.flush, launch.base)
+        self._argument.use_rows(self.rows, self._numbers)
+        self.address = self._argument.address
+
+    @property
+    def is_serial(self) -> bool:
+        """Return True if the sweep is too small for several threads."""
+        return is_serial(self._table.elements)
+
+    def threads(self) -> int:
+        """Return the number of threads for a call now."""
+        return threads_for(len(self._table.bounds) - 1, self._table.elements)
+
+
+def _replay_small(rule: Rule, line_passes: _LinePasses, launch: Any) -> ReplayedReductions:
+    """Return the passes of a rule for a kernel over small matrices, which runs fused stages, too.
+
+    Raises:
+        TypeError: As of `replay_lines`.
+    """
+    group: ShortGroup = launch.group
+    if not group.is_direct or len(group.sweeps) > 1:
+        raise TypeError("Small matrices have copied slots, or measures that depend on each other.")
+    launches = [_SmallLaunch(sweep, launch) for sweeps in group.sweeps for sweep in sweeps]
+    scalars: VariableScalars | None = None
+    if launches:
+        program = _trace_scalars(rule, line_passes, launch.dtype, np.float64)
+        blocks, counts = group.blocks, group.block_counts
+        sums = blocks.ctypes.data, len(counts), counts.ctypes.data
+        scalars = VariableScalars(launch, program, sums, (), ())
+        scalars.references = blocks, counts
+    return ReplayedReductions(launch, launches, scalars, "d")
 
 
 class _StageLaunch:
@@ -255,6 +309,8 @@ def replay_lines(
         TypeError: Native code cannot run the passes, or as of `VariableScalars`.
     """
     line_passes, group, dtype = _sort_passes(rule), launch.group, launch.dtype
+    if isinstance(group, ShortGroup):
+        return _replay_small(rule, line_passes, launch)
     memory = _Memory(rule, line_passes, group, shaped_slots)
     line_sweeps = [group.line_sweep(x, stages, launch.base) for x, _ in line_passes.sweeps[1:]]
     # Kernels read the addresses of gradients from the second column of their tables.
@@ -279,6 +335,6 @@ def replay_lines(
         counts = memory.leaf_counts
         sums = memory.numbers.ctypes.data, len(counts), counts.ctypes.data
         slot_names = [slot.name for slot in rule.measured_slots]
-        program = _trace_scalars(rule, line_passes, dtype)
+        program = _trace_scalars(rule, line_passes, dtype, dtype)
         scalars = VariableScalars(launch, program, sums, scalar_slots, slot_names)
     return ReplayedReductions(launch, launches, scalars, "d")

@@ -36,7 +36,8 @@ class VariableScalars:
         slots: The slots of shape () of each variable, in the rule's order.
         slot_names: The scalars that become the values of these slots.
 
-    Attributes: record: The block of `_engines/cpu/replay_reductions.py`.
+    Attributes: record: The block of `_engines/cpu/replay_reductions.py`. references: Further
+    objects that keep the memory of `sums` alive.
 
     Raises:
         TypeError: A slot is not of the compute dtype, or two variables share a slot.
@@ -50,6 +51,7 @@ class VariableScalars:
         slots: Sequence[Sequence[Tensor]],
         slot_names: Sequence[str],
     ) -> None:
+        self.references: Any = None
         places, own_rows = launch.use_member_rows()
         self._programs = [program.again() for _ in launch.places]
         self._layout = Struct(f"={len(program.names)}{'f' if program.is_narrow else 'd'}")

@@ -75,7 +75,7 @@ while left > 1:
         {total}[half] = {total}[left - 1]
     left = (left + 1) >> 1
 target = float64_pointer(base[place + {stream}])
-target[first // {lanes}] = {total}[0]
+target[first // {lanes} * {width}] = {total}[0]
 """
 
 
@@ -89,6 +89,12 @@ def stream_of_pass(rule: Rule, storage: Sequence[str], place: int) -> int:
         place: The index of the pass in the rule.
     """
     return len(storage) + len(rule.shaped_slots) + place
+
+
+def names_of_blocks(rule: Rule) -> list[str]:
+    """Return the names of the numbers of a block: measures over variables, and `SIZES`."""
+    measures = [x for x in rule.passes if isinstance(x, Measure) and x.over == "variable"]
+    return [*(measure.makes for measure in measures), *SIZES]
 
 
 class _MeasureGroup(Elements):
@@ -393,7 +399,8 @@ class SmallMatrixKernel:
             total = self._reserve(f"total_{measure.makes}", 1)
             lines.append(f"{total}[lane] = {line_texts[0]}")
             stream = stream_of_pass(self._rule, self._storage, self._rule.passes.index(measure))
-            totals += fill(_COMBINE, total=total, stream=stream, lanes=LANES)
+            width = len(names_of_blocks(self._rule))
+            totals += fill(_COMBINE, total=total, stream=stream, lanes=LANES, width=width)
         self._add_part(lines, flush=bool(self._stages))
         return totals
 
