@@ -16,8 +16,10 @@ from torch.nn import Parameter
 from pairwise import cover_values
 from replay_twins import OPTIONS, are_same, count_replays, diff, set_grads, snapshot
 from thalweg import Hyper, Measure, Rule, Slot, maximum, optim
+from thalweg._core import replay
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
+from thalweg._engines.cpu import openmp
 from thalweg.formula import FusedStage, gradient_squares
 
 pytestmark = pytest.mark.skipif(
@@ -115,6 +117,49 @@ def schedule(opt: Any, weights: list[Parameter], step: int) -> None:
 @pytest.mark.parametrize("name", MAKERS)
 def test_lines_are_replayed(name: str) -> None:
     assert compare(MAKERS[name], torch.float32, schedule) == 5
+
+
+@pytest.fixture
+def large_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run kernels of all steps without Python's lock, as those of large steps."""
+    monkeypatch.setattr(replay, "_LARGE", 0)
+    monkeypatch.setattr(replay, "_LARGE_PER_VARIABLE", 0)
+
+
+@pytest.mark.parametrize("name", ["Adafactor in groups", "beside others"])
+def test_large_steps_are_replayed(name: str, large_steps: None) -> None:
+    def prepare(opt: Any, weights: list[Parameter], step: int) -> None:
+        schedule(opt, weights, step)
+        if step > 2:
+            assert opt.step_cache.replay is None or opt.step_cache.replay.snapshot.releases_lock
+
+    assert compare(MAKERS[name], torch.float32, prepare) == 5
+
+
+def test_large_steps_keep_gradients_and_let_other_threads_run(
+    large_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, twins = make_params(), make_params()
+    sides = [(optim.Adafactor(weights), weights), (optim.Adafactor(twins), twins)]
+    for step in range(4):
+        for opt, tensors in sides:
+            set_grads(tensors, step)
+            opt.step()
+    call_on_team = openmp.call_on_team
+
+    def run_after_removal(address: int, argument: int, threads: int) -> Callable[[], object]:
+        for weight in weights:
+            weight.grad = None
+        return call_on_team(address, argument, threads)
+
+    for opt, tensors in sides:
+        set_grads(tensors, 4)
+        with monkeypatch.context() as context:
+            if opt is sides[0][0]:
+                context.setattr(openmp, "call_on_team", run_after_removal)
+            opt.step()
+    assert count_replays(sides[0][0]) == 3
+    assert all(map(torch.equal, weights, twins))
 
 
 def keep_largest(*, tops: Any, rows: Any) -> Any:

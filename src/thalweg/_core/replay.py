@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 # Errors in the scalars of a step; `StructError` is raised for a complex one.
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, StructError)
-# A step with more elements, in all and per variable, releases Python's lock. Planning a variable
-# holds the lock for about as long as updating `_LARGE_PER_VARIABLE` elements.
+# The kernels of a step with more elements, in all and per variable, run without Python's lock.
+# Planning a variable holds the lock for about as long as updating `_LARGE_PER_VARIABLE` elements.
 _LARGE = 4 << 20
 _LARGE_PER_VARIABLE = 8 << 10
 _PLANNING_FACTOR = 4

@@ -127,8 +127,6 @@ class ReplayedStep:
         if not all(share.is_repeatable(transforms.stages) for share in shares):
             return False
         plans = [share.plan for share in shares]
-        if not are_small(plans, self.may_lack):
-            return False
         places = [place for share in shares for place in share.places]
         if not self._are_in_groups(self._owners, places):
             return False
@@ -140,6 +138,9 @@ class ReplayedStep:
             return False
         idle_params = self._find_idle_params()
         guards = make_guard_table()
+        is_small = are_small(plans, self.may_lack)
+        if not is_small and (self._has_passes or transforms.measured or transforms.judge):
+            return False
         if guards is None or not self._add_guards(guards, places, idle_params):
             return False
         self._ids = set(map(id, self._owners))
@@ -148,6 +149,7 @@ class ReplayedStep:
         if self._has_passes and not self._can_run_passes(optimizer, transforms):
             return False
         self._make_launches(optimizer, transforms, plans)
+        guards.releases_lock = not is_small
         self._write_guards(guards, gradients, idle_params)
         self._absent = {}
         return True
@@ -243,10 +245,13 @@ class ReplayedStep:
             writer_indices=writers,
         )
         guards.write_block(step)
+        self._gradient_owners = [param for param, *_ in step.gradients]
+        self._storages = [tensor.untyped_storage() for tensor in step.written_tensors]
         if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(guards.gradient_switches)
         self.snapshot = guards
-        self._has_guards = guards.detects_tracing
+        # Without the lock, `_hold_gradients` calls functions of torch before the guards.
+        self._has_guards = guards.detects_tracing and not guards.releases_lock
         has_gradients = self._has_sums or self._gradients is not None
         self._is_single_call = in_call is not None and not has_gradients
         self._has_threads = launches.may_have_threads
@@ -410,8 +415,9 @@ class ReplayedStep:
             if self._passes:
                 status = self._replay((self.snapshot.replay_count, None, (), flags))
             else:
+                pairs = self._hold_gradients() if self.snapshot.releases_lock else None
                 status = self.snapshot.replay(
-                    None, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
+                    pairs, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
                 )
             if status:
                 if status not in _STEADY:
@@ -446,6 +452,8 @@ class ReplayedStep:
         of the optimizer has changed.
         """
         pairs, end_calls = None, ()
+        if self.snapshot.releases_lock:
+            pairs = self._hold_gradients()
         if self._has_sums:
             if optimizer.step_cache.sums.keys() != self._ids:
                 return False
@@ -462,6 +470,15 @@ class ReplayedStep:
             column.wrote(values)
         fields["_opt_called"] = True
         return True
+
+    def _hold_gradients(self) -> list[tuple[Tensor | None, Tensor]]:
+        """Return (gradient, parameter) pairs that keep the memory of the gradients alive, whatever
+        other threads do to the gradients; None in place of a gradient that is missing.
+        """
+        return [
+            (None if param.grad is None else param.grad.detach(), param)
+            for param in self._gradient_owners
+        ]
 
     def _set_and_replay(
         self, optimizer: Any, call_args: tuple[int, Any, Any, int], beyond_range: bool = False

@@ -22,7 +22,12 @@ from torch import Tensor
 from thalweg._engines import guards, torch_layout_probe
 from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.cpu import openmp, replay_kernel
-from thalweg._engines.cpu.replay_routines import bind_replay, parts_routine, python_functions
+from thalweg._engines.cpu.replay_routines import (
+    bind_replay,
+    kernels_routine,
+    parts_routine,
+    python_functions,
+)
 from thalweg._engines.protocol import Call
 from thalweg._engines.torch_layout_probe import Layout
 
@@ -131,6 +136,8 @@ class GuardTable:
     Attributes:
         block: (replay_kernel.BLOCK,) words that the native replay reads.
         detects_tracing: True if `replay` detects that this thread traces or records operations.
+        releases_lock: True if the kernels of the update run without Python's lock. The caller of
+            `replay` then passes `pairs`, and keeps the memory of all tensors alive. Set by callers.
         replay_counter: The number of replayed steps; a ctypes integer in the block.
     """
 
@@ -144,7 +151,7 @@ class GuardTable:
         self._indices: dict[int, int] = {}
         self._options: list[tuple[int, Numbers, Int64]] = []
         self.block = np.zeros(replay_kernel.BLOCK, np.int64)
-        self.detects_tracing = False
+        self.detects_tracing = self.releases_lock = False
 
     def guard_list(self, items: list[Any]) -> None:
         """Make `replay` refuse steps in which the list has other items, by identity, than it has
@@ -636,6 +643,10 @@ class GuardTable:
         """
         if self._is_long:
             self._set_team()
+        if self.releases_lock:
+            kernels = openmp.call_on_team(kernels_routine(), self._address, 1)
+            end_calls = [kernels, partial(self._call, None, 0, replay_kernel.FINISH), *end_calls]
+            flags |= replay_kernel.PREPARED
         if not end_calls:
             return self._call(pairs, replay_count, part | flags)
         # No Python instruction runs between the calls, so that a signal handler cannot interrupt

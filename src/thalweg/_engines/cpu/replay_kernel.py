@@ -187,9 +187,13 @@ MEASURE = 1  # compute the norms of gradients; write nothing
 UPDATE = 2  # update with the gradients that were measured
 CLIPPED = 3  # the complete step: measure gradients, clip by their global norm, update
 RUN_PASS = 4  # compute scalars and run the kernels of a pass; write only memory of the plan
+FINISH = 5  # without checks, the writes that follow the kernels of a PREPARED step
 # Flags that are added to a part.
 TABLED = 8  # read scalars from the table of coming steps; not with MEASURE
 UNRECORDED = 16  # do not replay while a profiler records operations
+# Stop before the kernels of the update. The caller then calls `run_kernels`, which needs no
+# interpreter lock, and the part FINISH.
+PREPARED = 32
 
 # Differences.
 OTHER_LIST = 1
@@ -873,17 +877,20 @@ def is_written(block, write_record):
     return write_record[1] == 0
 
 
-def write(block):
-    """Write the step: run all kernels, and write step counts, columns and watched numbers.
-
-    Then increment the version counters of the written tensors, and REPLAY_COUNT. Reductions of
-    rules and the scalars computed from them come first.
-    """
+def run_kernels(block):
+    """Run the reductions of rules, compute scalars from them, and run the update's kernels."""
     launch_all(block, RULE_MEASURES)
     for k in range(block[RULE_SCALARS]):
         rule_block = block[RULE_SCALARS + 1] + RULE_SCALARS_BYTES * k
         call(word(rule_block), rule_block)
     launch_all(block, LAUNCHES)
+
+
+def finish(block):
+    """Write step counts, columns and watched numbers after the kernels.
+
+    Then increment the version counters of the written tensors, and REPLAY_COUNT.
+    """
     count_steps(block)
     for k in range(block[COLUMNS]):
         column = int64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * k)
@@ -1010,7 +1017,7 @@ def fill_columns(block):
     """Store the numbers that programs have computed for columns in the records of the columns;
     return 0.
 
-    `write` copies them to the columns.
+    `finish` copies them to the columns.
     """
     for k in range(block[REGISTER_COLUMNS]):
         source = int64_pointer(block[REGISTER_COLUMNS + 1] + REGISTER_COLUMN_BYTES * k)
@@ -1019,8 +1026,9 @@ def fill_columns(block):
     return 0
 
 
-def run_part(block, part):
-    """Run a part of a step, such as MEASURE or FULL_STEP, after `check_guards` has returned 0.
+def run_part(block, part, is_prepared):
+    """Run a part of a step, such as MEASURE or FULL_STEP, after `check_guards` has returned 0; with
+    `is_prepared`, without the kernels of the update and all that follows.
 
     Return 0; ALL_GRADIENTS_ABSENT; or OUT_OF_RANGE if a scalar cannot be computed. Unless it is 0,
     no variable and no state was written. MEASURE and RUN_PASS write memory of the plan alone.
@@ -1042,7 +1050,9 @@ def run_part(block, part):
             if run_programs(block):
                 return OUT_OF_RANGE
             fill_columns(block)
-        write(block)
+        if is_prepared == 0:
+            run_kernels(block)
+            finish(block)
     return 0
 
 
@@ -1060,6 +1070,9 @@ def step(block, pairs, replay_count, request):
         0, or a constant for the first difference; then no tensor but sums of a norm was written.
     """
     part, first_guard = request & 7, 1
+    if part == FINISH:
+        finish(block)
+        return 0
     if request & UNRECORDED:
         first_guard = 0
     if is_traced(block, first_guard):
@@ -1079,4 +1092,4 @@ def step(block, pairs, replay_count, request):
         load_step(block)
         if read_numbers(block):
             return DENORMAL
-    return run_part(block, part)
+    return run_part(block, part, request & PREPARED)
