@@ -114,9 +114,12 @@ def schedule(opt: Any, weights: list[Parameter], step: int) -> None:
             group["lr"] *= 0.9
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_lines_are_replayed(name: str) -> None:
-    assert compare(MAKERS[name], torch.float32, schedule) == 5
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in MAKERS), ("Adafactor in groups", torch.float64)],
+)
+def test_lines_are_replayed(name: str, dtype: torch.dtype) -> None:
+    assert compare(MAKERS[name], dtype, schedule) == 5
 
 
 @pytest.fixture
