@@ -14,7 +14,15 @@ import torch
 from torch.nn import Parameter
 
 from pairwise import cover_values
-from replay_twins import OPTIONS, are_same, count_replays, diff, set_grads, snapshot
+from replay_twins import (
+    OPTIONS,
+    are_same,
+    count_replays,
+    diff,
+    look_carefully,
+    set_grads,
+    snapshot,
+)
 from thalweg import Hyper, Measure, Rule, Slot, maximum, optim
 from thalweg._core import replay
 from thalweg._core.plan_cache import PlanCache
@@ -67,6 +75,7 @@ def compare(
     dtype: torch.dtype,
     prepare: Callable[..., None],
     errors: tuple[type[Exception], ...] = (),
+    steps: int = 7,
     **extras: Any,
 ) -> int:
     """Compare an optimizer with a twin that does not replay; return the replayed steps.
@@ -77,14 +86,14 @@ def compare(
     for _ in range(2):
         weights = make_params(dtype)
         sides.append((make(weights, **extras), weights))
-    for step in range(7 * extras.get("accumulate", 1)):
+    for step in range(steps * extras.get("accumulate", 1)):
         messages: list[str] = []
         for is_twin, (opt, weights) in enumerate(sides):
             if extras.get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
             prepare(opt, weights, step)
             if is_twin:
-                opt.step_cache.forget_replay()
+                look_carefully(opt)
             try:
                 opt.step()
             except errors as error:
@@ -295,6 +304,27 @@ def test_changes_between_replays_equal_careful_steps(
 
     compare(MAKERS[name], torch.float32, prepare, (ValueError, TypeError, RuntimeError))
     assert replays[0] == 2
+
+
+SETS: tuple[set[int], ...] = ({1, 2, 7}, {3, 4, 5}, set())
+
+
+@pytest.mark.parametrize("change", [None, "slot", "loaded state", "data of a parameter"])
+@pytest.mark.parametrize("name", ["Adafactor in groups", "beside others"])
+def test_recurring_sets_of_gradients_are_replayed(name: str, change: str | None) -> None:
+    replays: list[int] = []
+
+    def prepare(opt: Any, weights: list[Parameter], step: int) -> None:
+        schedule(opt, weights, step)
+        for index in SETS[step % len(SETS)]:
+            weights[index].grad = None
+        if step == 14 and change is not None:
+            CHANGES[change](opt, weights)
+        kept = [] if opt.step_cache.sets is None else opt.step_cache.sets.values()
+        replays.append(count_replays(opt) + sum(x.taken for _, x, *_ in kept if x is not None))
+
+    compare(MAKERS[name], torch.float32, prepare, steps=17)
+    assert replays[28] == 6 if change else replays[-2] == 8
 
 
 def make_random(seed: int) -> tuple[Any, list[Parameter]]:

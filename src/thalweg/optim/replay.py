@@ -420,8 +420,7 @@ class ReplayedStep:
                     pairs, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
                 )
             if status:
-                if status not in _STEADY:
-                    cache.forget_replay()
+                self._drop(optimizer, status)
                 return False
             fields["_opt_called"] = True
             return True
@@ -471,6 +470,18 @@ class ReplayedStep:
         fields["_opt_called"] = True
         return True
 
+    @staticmethod
+    def _drop(optimizer: Any, status: int) -> None:
+        """Remove the replay from the cache after a refusal, unless it may take later steps: another
+        set of gradients may have a replay of its own.
+        """
+        cache = optimizer.step_cache
+        is_of_set = status == replay_kernel.OTHER_GRADIENT and cache.sets is not None
+        if is_of_set and cache.gradient_set != optimizer.find_gradient_set():
+            return
+        if status not in _STEADY:
+            cache.forget_replay()
+
     def _hold_gradients(self) -> list[tuple[Tensor | None, Tensor]]:
         """Return (gradient, parameter) pairs that keep the memory of the gradients alive, whatever
         other threads do to the gradients; None in place of a gradient that is missing.
@@ -511,8 +522,8 @@ class ReplayedStep:
         can_repeat = not (beyond_range or self._gradients is None or self.may_lack)
         if can_repeat and status == replay_kernel.OUT_OF_RANGE:
             return self._set_and_replay(optimizer, call_args, beyond_range=True)
-        if status and status not in _STEADY:
-            optimizer.step_cache.forget_replay()
+        if status:
+            self._drop(optimizer, status)
         return None if status else column_updates
 
     def _prepare(
