@@ -128,7 +128,12 @@ def schedule(opt: Any, weights: list[Parameter], step: int) -> None:
     [*((name, torch.float32) for name in MAKERS), ("Adafactor in groups", torch.float64)],
 )
 def test_lines_are_replayed(name: str, dtype: torch.dtype) -> None:
-    assert compare(MAKERS[name], dtype, schedule) == 5
+    def prepare(opt: Any, weights: list[Parameter], step: int) -> None:
+        schedule(opt, weights, step)
+        replay = opt.step_cache.replay
+        assert replay is None or replay._in_call is not None
+
+    assert compare(MAKERS[name], dtype, prepare) == 5
 
 
 @pytest.fixture
@@ -275,7 +280,13 @@ def replace_param_data(opt: Any, weights: list[Parameter]) -> None:
     weights[0].data = weights[0].data * 0.5
 
 
+def change_options(opt: Any, weights: list[Parameter]) -> None:
+    group = opt.param_groups[0]
+    group |= {name: x * 0.75 for name, x in group.items() if type(x) is float}
+
+
 CHANGES = {
+    "options": change_options,
     "slot": assign_slot,
     "data of a slot": replace_slot_data,
     "dtype of a slot": change_slot_dtype,

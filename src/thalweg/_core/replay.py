@@ -150,6 +150,8 @@ class Launch:
         for name in self.names:
             if name in values:
                 rows[:, self.names.index(name)] = values[name]
+        if self.measures is not None:
+            self.measures.set_shared(values)
 
     def use_member_rows(self) -> tuple[Int64, Array]:
         """Give each variable a row of scalars of its own, unless this was done before.
@@ -313,6 +315,10 @@ class Launches:
         records = [x.scalars.record for x in self._measures if x.scalars is not None]
         launches = [(sweep.kernel.address, sweep.address, 0, 1) for sweep in self._sweeps]
         return launches, np.array(records, np.int64)
+
+    def spreads(self) -> list[list[int]]:
+        """Return the records by which the native call sets scalars of reductions and kernels."""
+        return [measures.spread_record() for measures in self._measures]
 
     @property
     def may_have_threads(self) -> bool:

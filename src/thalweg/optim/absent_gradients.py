@@ -84,7 +84,7 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStep
     if not all(are_numbers_in_call(adapter.part) for adapter, _ in steps):
         return ()
     if any(
-        rule.passes or rule.is_whole for rule in members_by_rule
+        rule.passes or rule.is_whole or rule.all_levels for rule in members_by_rule
     ) or not optimizer._supports_step(steps):
         return ()
     for adapter, given_pairs in steps:

@@ -239,6 +239,7 @@ class ReplayedStep:
             clipping,
             launches.programs,
             *launches.rule_measures(),
+            () if in_call is None else launches.spreads(),
             members=members,
             pass_members=pass_members,
             may_be_absent=self.may_lack,

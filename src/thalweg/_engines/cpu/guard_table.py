@@ -99,6 +99,7 @@ class GuardedStep(NamedTuple):
         programs: Records of programs that compute scalars; a record of zeros has no program.
         rule_measures: Launches that compute the measures of rules.
         rule_scalars: Blocks of `replay_reductions`, which compute scalars from rule measures.
+        spreads: Records of scalars that are copied before the launches of rule measures.
         members: The variables of the first gradients, if each has scalars for its own step count.
         pass_members: Members whose scalars are those of passes and stages, a multiple of `members`:
             each has the gradient of the member at its index modulo their number.
@@ -118,6 +119,7 @@ class GuardedStep(NamedTuple):
     programs: Int64 | None = None
     rule_measures: Sequence[tuple[int, int, int, int]] = ()
     rule_scalars: Int64 | None = None
+    spreads: Sequence[Sequence[int]] = ()
     members: Sequence[Member] = ()
     pass_members: Sequence[Member] = ()
     may_be_absent: bool = False
@@ -302,6 +304,7 @@ class GuardTable:
         self.launches = _records(contents.launches, replay_kernel.LAUNCH_BYTES)
         self.measures = _records(contents.measures, replay_kernel.LAUNCH_BYTES)
         self.rule_measures = _records(contents.rule_measures, replay_kernel.LAUNCH_BYTES)
+        self._spreads = _records(contents.spreads, replay_kernel.SPREAD_BYTES)
         columns = contents.columns
         self.columns = np.zeros((len(columns), replay_kernel.COLUMN_BYTES // 8), np.int64)
         self.columns[:, :3] = np.array(columns, np.int64).reshape(-1, 3)
@@ -380,6 +383,7 @@ class GuardTable:
                     (replay_kernel.PROGRAMS, self._programs),
                     (replay_kernel.RULE_MEASURES, self.rule_measures),
                     (replay_kernel.RULE_SCALARS, self._rule_scalars),
+                    (replay_kernel.SPREADS, self._spreads),
                     (replay_kernel.OPTIONS, self._option_records),
                     (replay_kernel.MEMBERS, self._members),
                     (replay_kernel.GUARDS, self._guards),

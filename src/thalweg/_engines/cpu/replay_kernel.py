@@ -89,7 +89,8 @@ READS = 79  # scalars that are read from tensors and not from the table
 PASS = 81  # launches of the pass that runs next
 COUNTED_MEMBERS = 83  # the first members, one for each gradient; further ones are of passes
 REGISTER_COLUMNS = 84  # columns whose numbers programs compute
-BLOCK = 86
+SPREADS = 86  # scalars that are copied to the rows of kernels, reductions and their programs
+BLOCK = 88
 
 PREFETCH_DISTANCE = 8  # tensors between a prefetch and its use
 RECORDS_PER_PART = 64
@@ -98,7 +99,7 @@ RECORDS_PER_PART = 64
 TEAM_MIN_TENSORS = 512
 
 # Sizes of records in bytes, and the words of small records.
-RULE_SCALARS_BYTES = 96  # the block of `replay_reductions`; its first word is a function's address
+RULE_SCALARS_BYTES = 104  # the block of `replay_reductions`; its first word is a function's address
 LIST_BYTES = 24  # the list, the number of items, the address of their table
 # The dictionary, the number of entries, their table, and the address of the owner's pointer to the
 # dictionary; 0 for dictionaries without an owner.
@@ -126,6 +127,12 @@ TABLE_HEAD_BYTES = 16
 # The address of a number, its format, the register that receives it, and 1 to round to float32.
 READ_BYTES = 32
 SPAN_BYTES = 16  # registers of a program: the address of the first one, and their number
+# The number of variables, the address of the first row of each, the address of the index of each
+# variable's row from there on, the bytes of a row, the number of columns, and their address.
+SPREAD_BYTES = 48
+# The column of the source; the first address, and the bytes from one variable to the next; 1 to
+# round to float32, and 1 to store float32.
+SPREAD_COLUMN_BYTES = 40
 CHUNK_BYTES = 32  # a row of a work table; its last word is the number of elements
 
 # Words of the block of `replay_global_norm`.
@@ -877,8 +884,29 @@ def is_written(block, write_record):
     return write_record[1] == 0
 
 
+def spread_scalars(block):
+    """Copy the scalars of each variable, which programs have computed, to the rows of SPREADS."""
+    for s in range(block[SPREADS]):
+        spread = int64_pointer(block[SPREADS + 1] + SPREAD_BYTES * s)
+        first_rows, row_of = int64_pointer(spread[1]), int64_pointer(spread[2])
+        for i in range(spread[0]):
+            numbers = float64_pointer(first_rows[i] + spread[3] * row_of[i])
+            for k in range(spread[4]):
+                column = int64_pointer(spread[5] + SPREAD_COLUMN_BYTES * k)
+                number, target = numbers[column[0]], column[1] + column[2] * i
+                if column[4]:
+                    float32_target = float32_pointer(target)
+                    float32_target[0] = number
+                else:
+                    if column[3]:
+                        number = float64(float32(number))
+                    float64_target = float64_pointer(target)
+                    float64_target[0] = number
+
+
 def run_kernels(block):
     """Run the reductions of rules, compute scalars from them, and run the update's kernels."""
+    spread_scalars(block)
     launch_all(block, RULE_MEASURES)
     for k in range(block[RULE_SCALARS]):
         rule_block = block[RULE_SCALARS + 1] + RULE_SCALARS_BYTES * k
