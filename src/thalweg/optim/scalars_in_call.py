@@ -62,7 +62,7 @@ class ScalarsInCall:
         for sub_step in sub_steps:
             _check_sub_step(sub_step)
             scalars_by_group = {
-                index: TorchScalars(sub_step.hooks, index, sub_step.places.index(index))
+                index: TorchScalars(sub_step.adapter, index, sub_step.places.index(index))
                 for index in dict.fromkeys(sub_step.places)
             }
             for scalars in scalars_by_group.values():

@@ -161,7 +161,7 @@ class StepCache:
 
     def _is_replayed(self, adapters: Sequence[ParamGroupAdapter]) -> bool:
         """Return True if `replay` repeats exactly the plans that `adapters` ran last."""
-        plans = [] if self.replay is None else [share.plan for share in self.replay.shares]
+        plans = [] if self.replay is None else [sub_step.plan for sub_step in self.replay.sub_steps]
         current_plans = [adapter.part.plans.last for adapter in adapters]
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 
