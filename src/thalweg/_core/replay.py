@@ -49,7 +49,6 @@ ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, StructError)
 # Planning a variable holds the lock for about as long as updating `_LARGE_PER_VARIABLE` elements.
 _LARGE = 4 << 20
 _LARGE_PER_VARIABLE = 8 << 10
-_PLANNING_FACTOR = 4
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
@@ -428,31 +427,15 @@ def _can_replay_passes(step_plan: StepPlan) -> bool:
     return step_plan.has_stages_alone() or step_plan.has_native_lines()
 
 
-def are_small(plans: Sequence[CachedPlan], may_lack: bool = False) -> bool:
+def are_small(plans: Sequence[CachedPlan]) -> bool:
     """Return True if plans are so small that an update may hold Python's lock.
 
-    Args:
-        plans: The plans of a step.
-        may_lack: Whether steps may lack gradients, which allows four times as many elements.
+    The limit is in proportion to the time for which planning the variables would hold the lock.
     """
     groups = cast("list[engine.Group]", [group for plan in plans for group in plan_of(plan).groups])
-    count = sum(len(group.members) for group in groups)
-    return may_hold_lock(count, sum(group.table.elements for group in groups), may_lack)
-
-
-def may_hold_lock(variables: int, elements: int, may_lack: bool = False) -> bool:
-    """Return True if an update of so many elements may hold Python's lock.
-
-    The limit is in proportion to the time for which planning the variables would hold the lock.
-
-    Args:
-        variables: The number of variables.
-        elements: The number of elements of all variables together.
-        may_lack: Whether steps may lack gradients, which raises the limit, because another set of
-            gradients is planned again.
-    """
-    factor = _PLANNING_FACTOR if may_lack else 1
-    return elements <= factor * max(_LARGE, _LARGE_PER_VARIABLE * variables)
+    variables = sum(len(group.members) for group in groups)
+    elements = sum(group.table.elements for group in groups)
+    return elements <= max(_LARGE, _LARGE_PER_VARIABLE * variables)
 
 
 def plan_of(cached_plan: CachedPlan) -> DensePlan:

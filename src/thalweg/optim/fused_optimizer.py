@@ -377,7 +377,9 @@ class FusedOptimizer(GroupChecks):
         with cache.lock:
             has_sets = cache.sets is not None
             if has_sets:
-                cache.select_set(self.find_gradient_set())
+                with importing:
+                    from thalweg.optim.absent_gradients import select_set
+                select_set(self)
             is_due = bool(cache.due_adapters) or cache.changes.needs_plan
             may_replay = closure is not None or is_due or has_sets
             if may_replay and self.step_options.accumulate == 1 and self._try_replay():
@@ -511,29 +513,9 @@ class FusedOptimizer(GroupChecks):
                 from thalweg.optim.replay import ReplayedStep
             kind = ReplayedStep if cache.diagnosing is None else cache.diagnosing.replay_class()
             replay = self._plan_with_absent(kind) if cache.changes.needs_plan else None
-            if cache.changes.needs_plan:
-                self._keep_sets(replay is None)
             cache.changes.needs_plan = False
             cache.replay = kind.of(self, adapters) if replay is None and adapters else replay
         return cache.replay is not None and cache.replay.take(self, has_sums)
-
-    def _keep_sets(self, are_kept: bool) -> None:
-        """Begin to keep plans for each set of gradients, or end to.
-
-        Numbers of all parameters move to common blocks, so that no set needs another block.
-        """
-        cache = self.step_cache
-        if not are_kept or self.step_options.accumulate > 1:
-            cache.sets = None
-            return
-        cache.blocks.gather(self.state, self._single, are_in_blocks=True)
-        if cache.sets is None:
-            cache.sets, cache.gradient_set = {}, self.find_gradient_set()
-
-    def find_gradient_set(self) -> tuple[bool, ...]:
-        """Return for each parameter whether it has a gradient."""
-        params = params_of(self.param_groups)
-        return tuple([param.grad is not None for param in params])
 
     def is_torchs_group(self, group: Group) -> bool:
         """Return True if options of a group leave the step to torch."""

@@ -20,6 +20,7 @@ from thalweg._base.execution_context import replicas, thread
 from thalweg._core.atomic_section import Call
 from thalweg._core.commit import TAKEN, add_note
 from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.param_groups import gradient_set_of
 from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.replay import (
     ERRORS,
@@ -138,7 +139,7 @@ class ReplayedStep:
             return False
         idle_params = self._find_idle_params()
         guards = make_guard_table()
-        is_small = are_small(plans, self.may_lack)
+        is_small = are_small(plans)
         if not is_small and (
             self._has_passes_between_calls or transforms.measured or transforms.judge
         ):
@@ -257,8 +258,7 @@ class ReplayedStep:
         self.snapshot = guards
         # Without the lock, `_hold_gradients` calls functions of torch before the guards.
         self._has_guards = guards.detects_tracing and not guards.releases_lock
-        has_gradients = self._has_sums or self._gradients is not None
-        self._is_single_call = in_call is not None and not has_gradients
+        self._is_single_call = not (in_call is None or self._has_sums or self._gradients)
         self._has_threads = launches.may_have_threads
 
     def _place_programs(self) -> tuple[list[Member], list[Member]]:
@@ -482,7 +482,7 @@ class ReplayedStep:
         """
         cache = optimizer.step_cache
         is_of_set = status == replay_kernel.OTHER_GRADIENT and cache.sets is not None
-        if is_of_set and cache.gradient_set != optimizer.find_gradient_set():
+        if is_of_set and cache.gradient_set != gradient_set_of(optimizer.param_groups):
             return
         if status not in _STEADY:
             cache.forget_replay()

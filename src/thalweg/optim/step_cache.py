@@ -66,14 +66,14 @@ class SetChanges:
             self._patience = 2
 
 
-# Recurring sets of gradients whose plans are kept; each plan has memory of its own.
-_MOST_SETS = 4
-
-
 class StepCache:
     """Caches and counters of an optimizer outside its state; copied or loaded optimizers have new
     ones.
     """
+
+    # Plans of steps in which other parameters had gradients; see `absent_gradients.select_set`.
+    sets: dict[tuple[bool, ...], Any] | None = None
+    gradient_set: tuple[bool, ...] = ()
 
     def __init__(self, optimizer: object) -> None:
         self.lock = Guard(self)  # held by a step
@@ -109,10 +109,6 @@ class StepCache:
         self.replay: ReplayedStep | None = None
         self.due_adapters: Sequence[ParamGroupAdapter] = ()  # the next replay is planned from these
         self.changes = SetChanges()
-        # Plans of steps in which other parameters had gradients, by these parameters; None until
-        # sets of gradients have changed. `gradient_set` is that of the attributes above.
-        self.sets: dict[tuple[bool, ...], Any] | None = None
-        self.gradient_set: tuple[bool, ...] = ()
         self.diagnosing: Diagnosing | None = None
         self.watch: StepWatch | None = None  # set in a measured step
         # Ranks that exchange messages in the present step, and in the last such step.
@@ -132,25 +128,6 @@ class StepCache:
                 self.report, self.has_applied_grads = self.replay.seen, False
                 # The last assignment, so that an interrupted call is repeated.
                 self.count, self.replay.reported = self.total, self.replay.taken
-
-    def select_set(self, gradient_set: tuple[bool, ...]) -> None:
-        """Use the plans and the replay of the last steps with a set of gradients, if there are any.
-
-        Keep those of the present set for its next step; those of the set that was used least
-        recently are dropped if there are more than `_MOST_SETS`.
-
-        Args:
-            gradient_set: For each parameter whether it has a gradient.
-        """
-        if self.sets is None or gradient_set == self.gradient_set:
-            return
-        self.settle()
-        plans = self.parts, self.replay, self.due_adapters, self.rebind_target
-        self.sets[self.gradient_set], self.gradient_set = plans, gradient_set
-        plans = self.sets.pop(gradient_set, ({}, None, (), None))
-        self.parts, self.replay, self.due_adapters, self.rebind_target = plans
-        if len(self.sets) >= _MOST_SETS:
-            del self.sets[next(iter(self.sets))]
 
     def forget_replay(self) -> None:
         """Drop the replayed step, so that the next step runs all checks."""

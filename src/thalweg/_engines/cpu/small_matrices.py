@@ -30,6 +30,7 @@ from thalweg._engines.cpu.work_table import Table, choose_chunk_size, cut_slices
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.fused_stage import read_stage
 from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage, stage_inputs
+from thalweg._engines.pass_updates import group_passes
 from thalweg._engines.protocol import Call, Columns, Reduction, StepRequest
 from thalweg._engines.reduction_order import Tree
 from thalweg._engines.row_column_reductions import view_of
@@ -56,36 +57,34 @@ def plan_sweeps(rule: Rule) -> SweepPlan | None:
     A sweep ends where a pass or stage reads a measure over variables. Later sweeps compute passes
     over rows and columns again, and read measures over variables as scalars.
     """
-    if rule.before or rule.measures or rule.levels or rule.per_variable or rule.per_optimizer:
+    if rule.before or rule.measures or rule.all_levels or rule.per_optimizer or rule.codecs:
         return None
-    if rule.codecs or not rule.is_of_lines or any(slot.per is None for slot in rule.shaped_slots):
+    groups = group_passes(rule)
+    has_matrix_slots = any(slot.per is None for slot in rule.shaped_slots)
+    if groups is None or has_matrix_slots or not rule.is_of_lines:
         return None
     sweeps: list[tuple[tuple[Measure | FusedStage, ...], list[Stage]]] = []
     passes: list[Measure | FusedStage] = []
-    for rule_pass in rule.passes:
-        if isinstance(rule_pass, Stage) and not isinstance(rule_pass, FusedStage):
-            passes = _end_sweep(sweeps, passes)
-            if not sweeps or not _is_of_variables(rule, rule_pass, passes):
-                return None
-            sweeps[-1][1].append(rule_pass)
-        elif isinstance(rule_pass, FusedStage):
-            if "element_count" in read_stage(rule, rule_pass).scalars:
-                return None
-            passes.append(rule_pass)
-        elif isinstance(rule_pass, Measure) and (
-            rule_pass.over != "variable" or rule_pass.reduce == "sum"
-        ):
-            scalar_names = trace_formula(rule_pass.function).scalars
-            if any(
-                measure.makes in scalar_names for measure in passes if not _reduces_lines(measure)
-            ):
+    for measures, fused_stages, stages in groups:
+        for measure in measures:
+            names = trace_formula(measure.function).scalars
+            if any(x.makes in names for x in passes if not _reduces_lines(x)):
                 passes = _end_sweep(sweeps, passes)
-            passes.append(rule_pass)
-        else:
-            return None
+            passes.append(measure)
+        passes += fused_stages
+        if stages:
+            passes = _end_sweep(sweeps, passes)
+            if not sweeps or not all(_keeps_lines(rule, stage, passes) for stage in stages):
+                return None
+            sweeps[-1][1].extend(stages)
+    formulas = [read_stage(rule, x).scalars for x in passes if isinstance(x, FusedStage)]
+    if any("element_count" in scalars for scalars in formulas) or any(
+        x.over == "variable" and x.reduce != "sum" for group in groups for x in group.measures
+    ):
+        return None
     update_passes = _end_sweep(sweeps, passes)
-    groups = ((sweep_passes, tuple(stages)) for sweep_passes, stages in sweeps)
-    return SweepPlan(tuple(groups), tuple(update_passes))
+    plan = ((sweep_passes, tuple(stages)) for sweep_passes, stages in sweeps)
+    return SweepPlan(tuple(plan), tuple(update_passes))
 
 
 def _end_sweep(sweeps: list[Any], passes: list[Measure | FusedStage]) -> list[Measure | FusedStage]:
@@ -103,23 +102,15 @@ def _reduces_lines(rule_pass: Measure | FusedStage) -> bool:
     return isinstance(rule_pass, FusedStage) or rule_pass.over != "variable"
 
 
-def _is_of_variables(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedStage]) -> bool:
-    """Return True if a stage takes only measures over variables that no formula of `passes` reads.
+def _keeps_lines(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedStage]) -> bool:
+    """Return True if a stage takes no measures over variables that formulas of `passes` read.
 
     The next sweep computes `passes` again, and would read a measure that the stage has replaced.
     """
-    input_names = {name for names in stage_inputs(stage) for name in names}
-    measure_names = input_names & {
-        measure.makes for measure in rule.passes if isinstance(measure, Measure)
-    }
-    names_read = (
-        trace_formula(measure.function).scalars
-        for measure in passes
-        if isinstance(measure, Measure)
-    )
-    return input_names.isdisjoint(rule.vectors) and all(
-        measure_names.isdisjoint(names) for names in names_read
-    )
+    names = {name for names in stage_inputs(stage) for name in names}
+    names &= {measure.makes for measure in rule.passes if isinstance(measure, Measure)}
+    measures = (x for x in passes if isinstance(x, Measure))
+    return all(names.isdisjoint(trace_formula(x.function).scalars) for x in measures)
 
 
 def find_short(request: StepRequest, engines: Sequence[str]) -> list[bool]:
