@@ -87,6 +87,11 @@ class FusedTorchOptimizer(TorchGroups):
     _unread: ClassVar[tuple[str, ...]] = ()  # options that no step reads
 
     def __init_subclass__(cls) -> None:
+        if FusedTorchOptimizer in cls.__bases__:
+            cls._torch = cls.__bases__[-1]
+        # Classes of users keep the message of the class that they are derived from.
+        if "_rule" in vars(cls) and "_sparse" not in vars(cls):
+            cls._sparse = f"{cls.__name__} does not support sparse gradients"
         # What a constructor takes is read by people and by frameworks.
         signature = cls._signature()
         cls.constructor_signature = with_options(signature)

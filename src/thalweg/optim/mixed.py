@@ -75,7 +75,6 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         [('AdamW', 4), ('Lion', 1)]
     """
 
-    _torch = MixedArguments
     _named: Mapping[str, Rule] = {}  # rules of the user's own
     # Decisions of `for_model` about parameters, which `print` shows.
     layouts: MatrixLayouts | None = None

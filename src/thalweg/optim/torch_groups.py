@@ -26,6 +26,7 @@ from thalweg.optim.param_scalars import CPU, STEP
 from thalweg.optim.param_state import Entries, ScalarSpec
 from thalweg.optim.rule_names import KINDS
 from thalweg.optim.state_mismatch import REAL_DTYPES, StateEntrySpec, state_mismatches, sum_spec
+from thalweg.rules import torch as torch_rules
 
 
 class TorchGroups(FusedOptimizer):
@@ -36,7 +37,9 @@ class TorchGroups(FusedOptimizer):
         fixed_options: Values of hyperparameters that groups may lack.
     """
 
-    _torch: ClassVar[Any]  # the class of `torch.optim`
+    _torch: ClassVar[Any]  # the class of `torch.optim`, which is the last base
+    _rule: ClassVar[str]  # its name in `_rule_package`, unless `_choose_rule` is overridden
+    _rule_package: ClassVar[Any] = torch_rules
     _sparse: ClassVar[str] = ""  # error for sparse gradients; "" if they are supported
     _dense: ClassVar[str] = ""  # error for dense gradients, likewise
     _counts: ClassVar[bool] = True  # True if each parameter has a step count
@@ -131,10 +134,10 @@ class TorchGroups(FusedOptimizer):
         ]
         return [problem for problem in problems if problem]
 
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
+    @classmethod
+    def _choose_rule(cls, group: Group) -> Rule:
         """Return the rule that updates a group."""
-        raise NotImplementedError
+        return getattr(cls._rule_package, cls._rule)
 
     def base_rule(self, group: Group, param: Tensor) -> Rule:
         """Return the rule that updates a parameter of a group, without options."""

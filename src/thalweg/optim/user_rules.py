@@ -39,7 +39,6 @@ UserRuleArguments.__signature__ = Signature([Parameter("params", Parameter.POSIT
 class UserRuleOptimizer(FusedTorchOptimizer, UserRuleArguments):
     """Optimizer of a user-defined rule, with torch's numbers."""
 
-    _torch = UserRuleArguments
     _number_dtype = torch.float32
     _declared_rule: ClassVar[Rule]
     _prepared_rule: ClassVar[Rule]

@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from thalweg._core.param_groups import Group
-from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.modern.arguments import Arguments
 from thalweg.rules import modern as rules
@@ -51,14 +49,12 @@ class DeclaredArguments(Arguments):
 class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
     """Base class of optimizers with one rule; subclasses define `_rule` and `_arguments`."""
 
-    _torch = DeclaredArguments
+    _rule_package = rules
     _number_dtype = torch.float32
-    _rule: ClassVar[str]  # its name in `thalweg.rules.modern`
 
     def __init_subclass__(cls) -> None:
         if "_rule" in vars(cls):
             cls._title = cls.__name__
-            cls._sparse = f"{cls.__name__} does not support sparse gradients"
         super().__init_subclass__()
 
     @classmethod
@@ -66,7 +62,3 @@ class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
         signature = inspect.signature(cls._arguments, eval_str=True)
         _, *parameters = signature.parameters.values()  # without `self`
         return signature.replace(parameters=parameters)
-
-    @classmethod
-    def _choose_rule(cls, group: Group) -> Rule:
-        return getattr(rules, cls._rule)
