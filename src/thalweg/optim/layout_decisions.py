@@ -21,6 +21,7 @@ from thalweg.optim.module_layouts import (
     unused_decision,
 )
 from thalweg.optim.selectors import ModuleParams
+from thalweg.optim.text_table import format_table
 from thalweg.optim.weight_use import UndecidedError, UnusedError, WeightUse
 
 Layouts = Mapping[str, MatrixLayout | str]
@@ -81,7 +82,7 @@ class MatrixLayouts(Sequence[ParamLayout]):
             rows.append(
                 (decision.name, shape, decision.kind, str(decision.layout or ""), decision.reason)
             )
-        return table(rows)
+        return format_table(rows)
 
     def by_group(self, groups: Iterable[Mapping[str, Any]]) -> str:
         """Return a table with one row for the parameters of a group that have the same reason.
@@ -98,17 +99,7 @@ class MatrixLayouts(Sequence[ParamLayout]):
             for reason, members in names.items():
                 head = (str(group["rule"]), str(group.get("layout") or ""), reason)
                 rows.append((*head, str(len(members)), members[0]))
-        return table(rows)
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of text as aligned lines."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines)
+        return format_table(rows)
 
 
 @exported_from("thalweg.optim")

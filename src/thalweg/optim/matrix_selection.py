@@ -117,16 +117,8 @@ def _select_params(
     Raises:
         InvalidArgumentError: A pattern selects no parameter.
     """
-    selected_ids: set[int] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        ids = {
-            id(param)
-            for _, param in module_params.named_params
-            if module_params.called(pattern, param)
-        }
-        module_params.check_selects(ids, pattern, argument)
-        selected_ids |= ids
-    return selected_ids
+    selectors = [patterns] if isinstance(patterns, str) else patterns
+    return module_params.select_ids(selectors, argument, module_params.called)
 
 
 def _params_of_getter(module: nn.Module, name: str) -> set[int] | None:

@@ -22,6 +22,7 @@ from thalweg.optim.param_scalars import CPU
 from thalweg.optim.param_state import ParamState
 from thalweg.optim.rule_optimizer import RuleOptimizer
 from thalweg.optim.step_options import OPTIONS, StepOptions
+from thalweg.optim.text_table import format_table
 from thalweg.variable import REDUCED, dtype_name
 
 # Options that are reported, but not applied.
@@ -89,15 +90,8 @@ class MemoryUse:
             )
         for device in dict.fromkeys(row.device for row in self.rows):
             cells.append(("total", "", device, *self._format_bytes(self.on(device))))
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [f"{self.title}: {self.parameters:,} parameters{' here' * self.is_part}"]
-        for texts in cells:
-            aligned = [
-                text.rjust(width) if place > 2 else text.ljust(width)
-                for place, (text, width) in enumerate(zip(texts, widths, strict=True))
-            ]
-            lines.append("  ".join(aligned).rstrip())
-        return "\n".join(lines)
+        head = f"{self.title}: {self.parameters:,} parameters{' here' * self.is_part}"
+        return f"{head}\n{format_table(cells, right_aligned=(3, 4))}"
 
     def _format_bytes(self, nbytes: int) -> tuple[str, str]:
         """Return the bytes and the bytes per parameter as text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -134,16 +135,8 @@ def _base_widths(
 
 def _select_ids(module_params: ModuleParams, selectors: object, argument: str) -> set[int]:
     """Return the `id` of each parameter that a selector selects; raise if one selects nothing."""
-    selected_ids: set[int] = set()
-    for selector in _as_list(selectors):
-        ids = {
-            id(p)
-            for _, p in module_params.named_params
-            if module_params.selects(selector, p, argument)
-        }
-        module_params.check_selects(ids, selector, argument)
-        selected_ids |= ids
-    return selected_ids
+    matches = partial(module_params.selects, argument=argument)
+    return module_params.select_ids(_as_list(selectors), argument, matches)
 
 
 def _set_decay(group: Group, decay: float | None, has_no_decay: bool) -> None:

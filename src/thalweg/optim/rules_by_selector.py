@@ -14,6 +14,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.class_lookup import kind_of
 from thalweg.optim.selectors import EMBEDDINGS, ModuleParams
+from thalweg.optim.text_table import format_table
 
 _LAST_TURN = 10**6  # comes last
 
@@ -201,13 +202,7 @@ class ParamGroups(list[Group]):
 
     def __str__(self) -> str:
         head = ("rule", "options", "parameters", "elements", "such as")
-        rows = [head, *map(_row, self)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        lines: list[str] = []
-        for row in rows:
-            cells = zip(row, widths, ("<", "<", ">", ">", "<"), strict=True)
-            lines.append("  ".join(f"{cell:{side}{width}}" for cell, width, side in cells).rstrip())
-        return "\n".join(lines)
+        return format_table([head, *map(_row, self)], right_aligned=(2, 3))
 
 
 def _row(group: Group) -> tuple[str, ...]:

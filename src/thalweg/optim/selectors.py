@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor
 from torch.nn import Embedding, EmbeddingBag, Module
@@ -68,6 +69,26 @@ class ModuleParams:
             f"{argument} must hold names, classes of modules or numbers of dimensions, not"
             f" {show_value(selector)}."
         )
+
+    def select_ids(
+        self, selectors: Iterable[Any], argument: str, matches: Callable[[Any, Tensor], bool]
+    ) -> set[int]:
+        """Return the `id` of each parameter that one of the selectors matches.
+
+        Args:
+            selectors: The selectors, each an argument of `matches` with a parameter.
+            argument: The name of the argument that has them, for messages.
+            matches: Returns True if a selector matches a parameter.
+
+        Raises:
+            InvalidArgumentError: A selector matches no parameter.
+        """
+        selected_ids: set[int] = set()
+        for selector in selectors:
+            ids = {id(param) for _, param in self.named_params if matches(selector, param)}
+            self.check_selects(ids, selector, argument)
+            selected_ids |= ids
+        return selected_ids
 
     def check_selects(self, selected: Collection[object], selector: object, argument: str) -> None:
         """Raise if `selected` is empty.
