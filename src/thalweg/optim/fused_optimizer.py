@@ -328,7 +328,7 @@ class FusedOptimizer(GroupChecks):
         has_own_step = type(self).step is FusedOptimizer.step
         if is_dynamo_compiling() or (has_own_step and has_hooks(self)):
             return self._hooked_step(closure)
-        # Inlined from `_eager_step`: the call would take 5 % of a replayed step.
+        # As in `_plain_step`: the call would take 5 % of a replayed step.
         replay = self.step_cache.replay if closure is None else None
         if replay is not None and replay.take(self, False, has_own_step):
             return None
@@ -342,10 +342,6 @@ class FusedOptimizer(GroupChecks):
         """Take a step, in a traced function as one operation of the graph; return the loss."""
         if is_dynamo_compiling() and closure is None and put_in_graph(self.step_cache.operands):
             return None
-        return self._eager_step(closure)
-
-    def _eager_step(self, closure: Callable[[], object] | None = None) -> object:
-        """Take a step, replayed if possible; return the loss of the closure, or None."""
         replay = self.step_cache.replay if closure is None else None
         if replay is not None and replay.take(self):
             return None
@@ -418,7 +414,7 @@ class FusedOptimizer(GroupChecks):
             is_replayed = cache.sums is not None and self._try_replay(has_sums=True)
             if not (is_replayed or self._try_rebind()):
                 self._check_options_held()
-                self._take_step(cache.parts)
+                self._take_step()
             if cache.has_applied_grads:
                 self._end_step()
 
@@ -605,7 +601,7 @@ class FusedOptimizer(GroupChecks):
             self._check_alone()
             with cache.lock, one_step_at_a_time(cache, type(self).__name__):
                 self.check_not_swapped(_SWAPPED_STEP)
-                self._take_step(cache.single_param_states.setdefault(id(param), {}), param)
+                self._take_step(param)
         except BaseException as error:
             self._add_progress_note(error)
             raise
@@ -725,7 +721,9 @@ class FusedOptimizer(GroupChecks):
             elif cache.is_folded:
                 error.add_note(_FOLDED)
 
-    def _end_calls(self, grad_report: GradientReport) -> list[Call]:
+    def _end_calls(
+        self, grad_report: GradientReport, single_param: Tensor | None = None
+    ) -> list[Call]:
         """Return C functions that record a step as taken; they run with its writes.
 
         If a device decides on the step, they add its decision to a counter there. Accumulated sums
@@ -733,8 +731,13 @@ class FusedOptimizer(GroupChecks):
 
         Args:
             grad_report: Receives norm and clip factor of the gradients, and becomes the report.
+            single_param: The only parameter of an update in the backward pass, whose gradient is
+                freed; `step` records the step later.
         """
         cache = self.step_cache
+        if single_param is not None:
+            mark_applied = partial(vars(cache).__setitem__, "has_applied_grads", True)
+            return [mark_applied, partial(setattr, single_param, "grad", None)]
         updates: dict[str, Any] = {"report": grad_report, "has_applied_grads": False}
         updates["last_apply_flag"] = cache.apply_flag
         calls: list[Call] = []
@@ -761,13 +764,10 @@ class FusedOptimizer(GroupChecks):
         calls = clearing_sums(self.param_groups, self.state)
         return [*calls, partial(vars(self.step_cache).update, {"sums": None})]
 
-    def _end_calls_of(self, param: Tensor) -> list[Call]:
-        """Return calls that end the update of one parameter during the backward pass."""
-        mark_applied = partial(vars(self.step_cache).__setitem__, "has_applied_grads", True)
-        return [mark_applied, partial(setattr, param, "grad", None)]
-
-    def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
-        """Take a step of all parameters, or of one of them; `parts` has the state of each rule."""
+    def _take_step(self, single_param: Tensor | None = None) -> None:
+        """Take a step of all parameters that have a gradient, or of a single one in the backward
+        pass.
+        """
         raise NotImplementedError
 
 

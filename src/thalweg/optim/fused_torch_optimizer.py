@@ -130,7 +130,7 @@ class FusedTorchOptimizer(TorchGroups):
             # `torch.distributed.checkpoint` takes a step only if there is no state yet.
             self.state.clear()
 
-    def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
+    def _take_step(self, single_param: Tensor | None = None) -> None:
         """Take a step of all parameters, or of one; leave it to torch if an option demands that."""
         if any(map(self.is_torchs_group, self.param_groups)):
             return self._step_of_torch()
@@ -141,6 +141,10 @@ class FusedTorchOptimizer(TorchGroups):
         )
         if not members_by_rule:
             return None
+        cache = self.step_cache
+        parts = cache.parts
+        if single_param is not None:
+            parts = cache.single_param_states.setdefault(id(single_param), {})
         steps = [self._sub_step(rule, members, parts) for rule, members in members_by_rule.items()]
         return self._take_sub_steps(steps, single_param)
 
@@ -155,9 +159,7 @@ class FusedTorchOptimizer(TorchGroups):
             return self._step_of_torch()
         report, options = GradientReport(), self.step_options
         # The last sub-step commits the writes of all others.
-        steps[-1][0].ending = (
-            self._end_calls(report) if single_param is None else self._end_calls_of(single_param)
-        )
+        steps[-1][0].ending = self._end_calls(report, single_param)
         make_transforms = partial(
             gradient_transforms, options, self.unscaling(), grad_report=report, is_torchs=True
         )

@@ -22,13 +22,14 @@ from thalweg._core.options.update_targets import ENCODED_SHAPE, MASTER, StateSto
 from thalweg._core.param_groups import Group, params_of, states_of
 from thalweg._core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
+from thalweg.formula import Rule, Slot
 from thalweg.optim import state_mismatch
 from thalweg.optim.dtensor_params import entry_of
 from thalweg.optim.group_options import hypers_of
 from thalweg.optim.param_scalars import STEP, scalar_dtype
 from thalweg.optim.slot_memory import separate_slots
 from thalweg.optim.state_mismatch import StateEntrySpec, keys_in, parameter_states, sum_spec
-from thalweg.optim.step_options import ENTRY_KEYWORDS
+from thalweg.optim.step_options import ENTRY_KEYWORDS, StepOptions
 from thalweg.variable import REDUCED
 
 _HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
@@ -157,15 +158,17 @@ def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
         saved_state: The state dict, with dtypes before torch's loader cast them.
     """
     options = optimizer.step_options
-    if not options.is_lossless:
-        _restore_dtypes(twin, saved_state, options.kinds, options.keeps_as_torch)
-    _restore_numbers(twin, optimizer, saved_state)
-    for group in twin.param_groups:
-        for param in group["params"]:
-            entries = twin.state.get(param, {})
-            if not options.is_lossless:
-                options.kinds.widen_slots(entries, optimizer.base_rule(group, param).slots, param)
-            fit_slots(twin, options.kinds, group, param, entries)
+    keys = [key for group in saved_state["param_groups"] for key in group["params"]]
+    members = [(group, param) for group in twin.param_groups for param in group["params"]]
+    for key, (group, param) in zip(keys, members, strict=True):
+        entries, saved_entries = twin.state.get(param, {}), saved_state["state"].get(key, {})
+        rule = optimizer.base_rule(group, param)
+        if not options.is_lossless:
+            _restore_dtypes(entries, saved_entries, param, rule, options)
+        _restore_numbers(entries, saved_entries, optimizer.wrapped_rule(group, param).slots)
+        if not options.is_lossless:
+            options.kinds.widen_slots(entries, rule.slots, param)
+        fit_slots(twin, options.kinds, group, param, entries)
 
 
 def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
@@ -330,34 +333,38 @@ def _members(
 
 
 def _restore_dtypes(
-    twin: Any, saved_state: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
+    entries: dict[str, Any],
+    saved_entries: Mapping[str, Any],
+    param: Tensor,
+    rule: Rule,
+    options: StepOptions,
 ) -> None:
     """Replace tensors that torch's loader cast or moved by copies with the saved dtype.
 
     Args:
-        twin: The optimizer that has loaded the state; its state is changed.
-        saved_state: The state dict, as saved.
-        kinds: The `StateStorage` of the optimizer, which defines the device of each entry.
-        keeps_as_torch: True to restore sums of gradients only.
+        entries: The state of a parameter as torch's loader made it; changed.
+        saved_entries: The state as saved.
+        param: The parameter.
+        rule: The rule of the parameter, whose scalar slots may also stay wider.
+        options: The options, which define the device of each entry. Without options that change
+            dtypes, sums of gradients alone are replaced.
     """
-    keys = [key for group in saved_state["param_groups"] for key in group["params"]]
-    members = [(group, param) for group in twin.param_groups for param in group["params"]]
-    for key, (group, param) in dict(zip(keys, members, strict=True)).items():
-        numbers = {slot.name for slot in twin.base_rule(group, param).scalar_slots}
-        for name, value in saved_state["state"].get(key, {}).items():
-            loaded = twin.state[param].get(name)
-            are_tensors = isinstance(loaded, Tensor) and isinstance(value, Tensor)
-            if (keeps_as_torch and name != SUM) or not are_tensors:
-                continue
-            home = kinds.home_of(name, param)
-            needs_move = kinds.device is not None and loaded.device != home
-            # `_without_slots` replaced a slot on another device by an empty tensor.
-            must_replace = needs_move or loaded.shape != value.shape
-            if must_replace or (_is_kept(value) and loaded.dtype != value.dtype):
-                dtype = value.dtype if _is_kept(value) else loaded.dtype
-                if name in numbers:
-                    dtype = torch.promote_types(dtype, loaded.dtype)
-                twin.state[param][name] = value.detach().to(home, dtype, copy=True)
+    kinds, numbers = options.kinds, {slot.name for slot in rule.scalar_slots}
+    for name, value in saved_entries.items():
+        loaded = entries.get(name)
+        if not (isinstance(loaded, Tensor) and isinstance(value, Tensor)):
+            continue
+        if options.keeps_as_torch and name != SUM:
+            continue
+        home = kinds.home_of(name, param)
+        needs_move = kinds.device is not None and loaded.device != home
+        # `_without_slots` replaced a slot on another device by an empty tensor.
+        must_replace = needs_move or loaded.shape != value.shape
+        if must_replace or (_is_kept(value) and loaded.dtype != value.dtype):
+            dtype = value.dtype if _is_kept(value) else loaded.dtype
+            if name in numbers:
+                dtype = torch.promote_types(dtype, loaded.dtype)
+            entries[name] = value.detach().to(home, dtype, copy=True)
 
 
 def _is_kept(tensor: Tensor) -> bool:
@@ -365,30 +372,28 @@ def _is_kept(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.dtype == torch.uint8
 
 
-def _restore_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]) -> None:
+def _restore_numbers(
+    entries: dict[str, Any], saved_entries: Mapping[str, Any], slots: Iterable[Slot]
+) -> None:
     """Replace numbers and slots with a fixed dtype, which torch's loader cast, by copies as saved.
 
     The loader casts floating-point entries except `step` to the dtype of the parameter. Casts of
     numbers to a wider dtype stay.
 
     Args:
-        twin: The optimizer that has loaded the state; its state is changed.
-        optimizer: The optimizer with all options.
-        saved_state: The state dict, as saved.
+        entries: The state of a parameter as torch's loader made it; changed.
+        saved_entries: The state as saved.
+        slots: The slots of the rule with all options.
     """
-    keys = [key for group in saved_state["param_groups"] for key in group["params"]]
-    members = [(group, param) for group in twin.param_groups for param in group["params"]]
-    for key, (group, param) in zip(keys, members, strict=True):
-        entries, saved_entries = twin.state.get(param, {}), saved_state["state"].get(key, {})
-        for slot in optimizer.wrapped_rule(group, param).slots:
-            if not slot.scalar and slot.dtype is None:
-                continue
-            value, loaded = saved_entries.get(slot.name), entries.get(slot.name)
-            if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
-                continue
-            is_wider = torch.promote_types(value.dtype, loaded.dtype) == loaded.dtype
-            if slot.dtype is not None or not is_wider:
-                entries[slot.name] = value.detach().to(loaded.device, copy=True)
+    for slot in slots:
+        if not slot.scalar and slot.dtype is None:
+            continue
+        value, loaded = saved_entries.get(slot.name), entries.get(slot.name)
+        if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
+            continue
+        is_wider = torch.promote_types(value.dtype, loaded.dtype) == loaded.dtype
+        if slot.dtype is not None or not is_wider:
+            entries[slot.name] = value.detach().to(loaded.device, copy=True)
 
 
 def fit_slots(

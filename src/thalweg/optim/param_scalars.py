@@ -55,7 +55,36 @@ def _unchanged(value: object) -> object:
     return value
 
 
-class Column:
+class _StoredNumbers:
+    """Base of columns whose numbers are elements of tensors on the host.
+
+    Args:
+        name: The key in the state of a parameter.
+        views: The tensors in the state.
+        storages: The memory of the tensors.
+    """
+
+    is_on_device: ClassVar[Literal[False]] = False  # see `device_param_scalars`
+
+    def __init__(
+        self, name: str, views: Sequence[Tensor], storages: list[torch.UntypedStorage]
+    ) -> None:
+        self.name = name
+        self._state_tensors = views
+        self._pointers = list(map(Tensor.data_ptr, views))
+        # Held, so that no other storage gets the address of a freed one.
+        self._storages = storages
+        self._sizes = list(map(torch.UntypedStorage.nbytes, storages))
+
+    def stands(self) -> bool:
+        """Return True if the state tensors still have the addresses, and their memory the size, of
+        construction.
+        """
+        has_sizes = list(map(torch.UntypedStorage.nbytes, self._storages)) == self._sizes
+        return has_sizes and list(map(Tensor.data_ptr, self._state_tensors)) == self._pointers
+
+
+class Column(_StoredNumbers):
     """Per-parameter numbers of one state key, stored as elements of one tensor.
 
     Args:
@@ -68,19 +97,14 @@ class Column:
         reads: How often the numbers were read again after writes by other code.
     """
 
-    is_on_device: ClassVar[Literal[False]] = False  # see `device_param_scalars`
-
     def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
-        self.name = name
+        super().__init__(name, views, [block.untyped_storage()])
         self.reads = 0
         self.dtype = block.dtype
         self.views = views
         self.block = block
-        self._pointers = list(map(Tensor.data_ptr, views))
-        self._memory = [block.untyped_storage()]
         self._is_on_host = block.is_cpu
         first, size = block.data_ptr(), block.element_size()
-        self._sizes = [self._memory[0].nbytes()]
         places = [(pointer - first) // size for pointer in self._pointers]
         self.places = None
         if places != list(range(len(block))):
@@ -96,12 +120,6 @@ class Column:
     def pointers(self) -> Sequence[int]:
         """Address of the number of each parameter."""
         return self._pointers
-
-    def stands(self) -> bool:
-        """Return True if the state tensors still have the addresses, and the block the size, of
-        construction.
-        """
-        return _have_storage(self) and list(map(Tensor.data_ptr, self.views)) == self._pointers
 
     def read(self) -> None:
         """Update `values`, `common` and `reads` if other code wrote to the numbers.
@@ -175,7 +193,7 @@ class Column:
             self._version += 1  # last: what is interrupted before is read again
 
 
-class ForeignColumn:
+class ForeignColumn(_StoredNumbers):
     """Per-parameter numbers in state tensors of other code, read again in every step.
 
     Args:
@@ -187,27 +205,15 @@ class ForeignColumn:
             else None.
     """
 
-    is_on_device: ClassVar[Literal[False]] = False  # see `device_param_scalars`
-
     def __init__(self, name: str, views: Sequence[Tensor]) -> None:
-        self.name = name
+        super().__init__(name, views, list(map(Tensor.untyped_storage, views)))
         self.dtype = reduce(torch.promote_types, [view.dtype for view in views])
         self.views = [view.detach().reshape(()) for view in views]
-        self._pointers = list(map(Tensor.data_ptr, views))
-        self._memory = list(map(Tensor.untyped_storage, views))
-        self._sizes = list(map(torch.UntypedStorage.nbytes, self._memory))
-        self._foreign_views = views
         dtypes = [view.dtype for view in views]
         self.kinds = dtypes if name != STEP and len({*dtypes}) > 1 else None
         plainly = [_unchanged] * len(views)
         self._scalars = plainly if name == STEP else [_SCALARS.get(d, float) for d in dtypes]
         self.read()
-
-    def stands(self) -> bool:
-        return (
-            _have_storage(self)
-            and list(map(Tensor.data_ptr, self._foreign_views)) == self._pointers
-        )
 
     def read(self) -> None:
         devices = {view.device for view in self.views}
@@ -262,22 +268,17 @@ class PlainColumn:
         self.name = name
         self.dtype = torch.int64
         self._owners = owners
-        self._set_values(
-            [number.item() if isinstance(number, Tensor) else number for number in values]
-        )
+        self._set_values(values)
 
     def stands(self) -> bool:
         """Return True: Python numbers have no address that could change."""
         return True
 
     def read(self) -> None:
-        numbers = [entries.get(self.name, 0) for entries in self._owners]
-        self._set_values(
-            [number.item() if isinstance(number, Tensor) else number for number in numbers]
-        )
+        self._set_values([entries.get(self.name, 0) for entries in self._owners])
 
-    def _set_values(self, values: Sequence[Any]) -> None:
-        self.values = values = [*values]
+    def _set_values(self, numbers: Sequence[Any]) -> None:
+        self.values = values = [x.item() if isinstance(x, Tensor) else x for x in numbers]
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
@@ -354,11 +355,6 @@ class Blocks:
 def scalar_dtype() -> torch.dtype:
     """Return torch's dtype for numbers of a state: float64 if that is the default, else float32."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-
-
-def _have_storage(column: Column | ForeignColumn) -> bool:
-    """Return True if the storages of the numbers have kept their size."""
-    return list(map(torch.UntypedStorage.nbytes, column._memory)) == column._sizes
 
 
 def _is_plain(tensor: Tensor) -> bool:

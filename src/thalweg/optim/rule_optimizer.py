@@ -215,13 +215,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             for param, place in zip(params, places, strict=True)
         }
 
-    def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
+    def _take_step(self, single_param: Tensor | None = None) -> None:
         """Take a step over all parameters with a gradient, or over a single one in the backward
         pass.
-
-        Args:
-            parts: Not used.
-            single_param: The parameter, or None for all.
         """
         part, params, places = self.whole_state()
         grads = self._gradients(params) if single_param is None else [single_param.grad]
@@ -229,24 +225,19 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         pairs = [pair for pair in zip(grads, updated, strict=True) if pair[0] is not None]
         if not pairs:
             return
-        if single_param is None:
-            members = [index for index, grad in enumerate(grads) if grad is not None]
-            adapter, plans = TensorFlowStepAdapter(self, part, params, places, members), part.plans
-        else:
-            members = [next(k for k, param in enumerate(params) if param is single_param)]
-            adapter = TensorFlowStepAdapter(self, part, params, places, members)
+        updated_ids = {id(param) for _, param in pairs}
+        members = [index for index, param in enumerate(params) if id(param) in updated_ids]
+        adapter, plans = TensorFlowStepAdapter(self, part, params, places, members), part.plans
+        if single_param is not None:
             if not adapter.repeats:  # what a step makes is published by its last update alone
                 self._make()
                 adapter = TensorFlowStepAdapter(self, part, params, places, members)
-            plans = part.plans.alone(single_param)
+            plans = plans.alone(single_param)
         report = GradientReport()
         arguments = self.unscaling(), len(pairs), report, self.has_torch_numbers
         transforms = gradient_transforms(self.step_options, *arguments)
         ends_step = single_param is None
-        ending = (
-            self._end_calls(report) if single_param is None else self._end_calls_of(single_param)
-        )
-        adapter.ending = ending
+        adapter.ending = self._end_calls(report, single_param)
         with no_grad():
             pairs, copies = adapter.aim(pairs)
         outcome = try_rebind(adapter, plans, pairs, transforms, copies, is_final=ends_step)
