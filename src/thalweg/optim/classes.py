@@ -83,8 +83,8 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         super()._check_memories()
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
-            titles = parameter_names(self.param_groups, params)
-            for param, title in zip(params, titles, strict=True):
+            names = parameter_names(self.param_groups, params)
+            for param, name in zip(params, names, strict=True):
                 entries = self.state.get(param) or {}
                 momentum = entries.get("momentum_buffer")
                 if group["momentum"] == 0 or not isinstance(momentum, Tensor):
@@ -92,7 +92,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 # Torch's step fails here after it has written to other parameters.
                 if momentum.is_sparse and not param.grad.is_sparse:
                     raise InvalidArgumentError(
-                        f"The gradient of '{title}' is dense, and its momentum sparse, to which"
+                        f"The gradient of '{name}' is dense, and its momentum sparse, to which"
                         " torch adds none. Have all of its gradients dense, or all sparse."
                     )
                 # Ours lies in a block, which is beside its place for what torch adds.

@@ -47,8 +47,10 @@ class DeviceColumn:
 
     def _choose_numbers(self, values: Tensor, apply_flag: Tensor | None) -> Tensor:
         """Return the numbers after a step: new ones if the device applies it, else the present."""
-        numbers = values.to(self.dtype)
-        return numbers if apply_flag is None else torch.where(apply_flag, numbers, self.common)
+        next_values = values.to(self.dtype)
+        return (
+            next_values if apply_flag is None else torch.where(apply_flag, next_values, self.common)
+        )
 
 
 class ForeignDeviceColumn(DeviceColumn):
@@ -73,5 +75,5 @@ class ForeignDeviceColumn(DeviceColumn):
     def moving(self, values: Tensor, apply_flag: Tensor | None) -> Call:
         """Return a call that writes one number per parameter if `apply_flag` is None or True."""
         copy: Any = torch._foreach_copy_  # pyright: ignore
-        numbers = self._choose_numbers(values, apply_flag).expand(len(self._foreign_views))
-        return partial(copy, self._foreign_views, list(numbers.unbind()))
+        next_values = self._choose_numbers(values, apply_flag).expand(len(self._foreign_views))
+        return partial(copy, self._foreign_views, list(next_values.unbind()))

@@ -32,16 +32,16 @@ def locals_of(params: Sequence[Tensor]) -> LocalShards | None:
     return LocalShards()
 
 
-def sharing_of(parts: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
+def sharing_of(shards: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
     """Return the object that shares a step over local parts between ranks.
 
     Args:
-        parts: The local parts.
+        shards: The local parts.
         team: The ranks that take the step together; None if they send no messages in it.
     """
     from thalweg.distribute.sharding.dtensor_step import LocalStep
 
-    return LocalStep(parts, team)
+    return LocalStep(shards, team)
 
 
 @contextmanager
@@ -91,10 +91,10 @@ def placed(
 
 def entry_of(name: str, tensor: Tensor) -> Entry:
     """Return the `Entry` that sets a tensor from a loaded state; for a DTensor its local part."""
-    parts = locals_of([tensor])
-    if parts is None:
+    shards = locals_of([tensor])
+    if shards is None:
         return Entry(name, tensor)
-    return Part(name, parts.part(tensor), var=tensor, parts=parts)
+    return Part(name, shards.part(tensor), var=tensor, parts=shards)
 
 
 def has_positions(param: Any) -> bool:

@@ -39,7 +39,7 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
         return saved_state
     states, problems = dict(saved_state["state"]), list[str]()
     for group, saved_group in zip(groups, saved_groups, strict=True):
-        for param, key, title in members_here(optimizer, group, saved_group):
+        for param, key, label in members_here(optimizer, group, saved_group):
             entries = cast("Mapping[str, Any]", states.get(key))
             if not is_on_mesh(param) or not isinstance(entries, Mapping):
                 continue
@@ -50,7 +50,7 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
                 if slot_name in slots and _is_full(entry)
             }
             if full and not _are_known(param):
-                problems.append(_describe_unknown(param, title))
+                problems.append(_describe_unknown(param, label))
                 continue
             states[key] = {
                 **entries,
@@ -71,11 +71,11 @@ def _are_known(param: Tensor) -> bool:
     return are_known(param)
 
 
-def _describe_unknown(param: Any, title: object) -> str:
+def _describe_unknown(param: Any, label: object) -> str:
     """Return why a full state cannot be cut like a parameter."""
     placements = ", ".join(map(str, param.placements))
     return (
-        f"'{title}' is a DTensor of shape {tuple(param.shape)}, whose placements ({placements})"
+        f"'{label}' is a DTensor of shape {tuple(param.shape)}, whose placements ({placements})"
         " do not determine the elements of each rank, and its state is of full tensors: load a"
         " state of DTensors, such as by torch.distributed.checkpoint"
     )
@@ -109,13 +109,13 @@ def _cut_slot(full: Tensor, param: Any, slot: Slot) -> Tensor:
         return _part_of(full, param, likeness_of(codec, param))
     if slot.storage and full.dtype == torch.uint8:
         # Meshes do not encode rows that are not whole blocks.
-        whole_codec, template = (
+        full_codec, template = (
             CODECS[slot.storage],
             torch.empty(param.shape, dtype=torch.float32, device="cpu"),
         )
-        if full.numel() != whole_codec.bytes_of(param.numel()):
+        if full.numel() != full_codec.bytes_of(param.numel()):
             return full
-        full = decode_tensor(whole_codec, full.cpu().reshape(-1), template)
+        full = decode_tensor(full_codec, full.cpu().reshape(-1), template)
     return _part_of(full, param, param)
 
 
@@ -139,9 +139,9 @@ def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
     if tuple(full.shape) != tuple(shape_beside(slot, param.shape)):
         return full
     tensor = sharded_tensor(param).slot(tuple(full.shape))
-    part = _read_part(full, param, tensor)
+    local_tensor = _read_part(full, param, tensor)
     options: Any = {"run_check": False, "shape": full.shape, "stride": full.stride()}
-    return DTensor.from_local(part, param.device_mesh, tensor.placements, **options)
+    return DTensor.from_local(local_tensor, param.device_mesh, tensor.placements, **options)
 
 
 def _read_part(full: Tensor, param: Any, tensor: ShardedTensor) -> Tensor:
@@ -155,8 +155,8 @@ def gathered(tensor: Tensor) -> Tensor:
 
     All ranks of the mesh call this. Any other tensor is returned unchanged.
     """
-    parts = locals_of([tensor])
-    if parts is None:
+    shards = locals_of([tensor])
+    if shards is None:
         return tensor
-    full = parts.whole(parts.part(tensor), tensor)
+    full = shards.whole(shards.part(tensor), tensor)
     return full.new_empty(0) if torch.distributed.get_rank() else full.cpu()

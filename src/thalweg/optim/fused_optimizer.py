@@ -114,7 +114,7 @@ class FusedOptimizer(GroupChecks):
         return optimizer
 
     def __init__(self, *args: object, **keywords: object) -> None:
-        arguments = {f"argument {place}": value for place, value in enumerate(args) if place}
+        arguments = {f"argument {index}": value for index, value in enumerate(args) if index}
         check_options_held({**arguments, **keywords})
         options = pop_options(keywords)
         if options is not NO_OPTIONS:
@@ -176,21 +176,23 @@ class FusedOptimizer(GroupChecks):
     def _complete(self) -> None:
         """Prepare the last group of `param_groups`, and validate it, before its first step."""
 
-    def _warn_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
+    def _warn_of_zeros(self, params: Sequence[Tensor], group_indices: Sequence[int]) -> None:
         """Warn of new parameters that are 0, if the rule or an option has no effect on these."""
         kinds = map(self._kind_of, self.param_groups)
         zero_notes = [kind._zero_warning or self.step_options.zero_warning for kind in kinds]
         if any(zero_notes):
             with importing:
                 from thalweg.optim.zero_params import warn_zero_params
-            warn_zero_params(self, zip(params, map(zero_notes.__getitem__, places), strict=True))
+            warn_zero_params(
+                self, zip(params, map(zero_notes.__getitem__, group_indices), strict=True)
+            )
 
     @contextmanager
     def _undo_on_error(self) -> Generator[None]:
         """Remove groups that were added in the `with` block, with state, hooks and buffers, if it
         raises.
         """
-        cache, count, known_params = self.step_cache, len(self.param_groups), list(self.state)
+        cache, count, former_params = self.step_cache, len(self.param_groups), list(self.state)
         heard, flat = list(cache.heard), cache.flat
         former_grads = [] if flat is None else [(param, param.grad) for param in flat.params]
         try:
@@ -199,7 +201,7 @@ class FusedOptimizer(GroupChecks):
             groups = self.param_groups[count:]
             del self.param_groups[count:]
             for param in params_of(groups):
-                if not any(param is known_param for known_param in known_params):
+                if not any(param is former_param for former_param in former_params):
                     self.state.pop(param, None)
             for key in cache.heard.keys() - heard:
                 cache.heard.pop(key).remove()
@@ -480,7 +482,7 @@ class FusedOptimizer(GroupChecks):
         self.step_cache.rebind_target = None
 
     def _make_adapter(
-        self, part: ParamState, params: Sequence[Tensor], places: list[int]
+        self, param_state: ParamState, params: Sequence[Tensor], group_indices: list[int]
     ) -> ParamGroupAdapter:
         """Return the adapter of a step over all parameters."""
         raise NotImplementedError
@@ -524,21 +526,23 @@ class FusedOptimizer(GroupChecks):
         cache = self.step_cache
         if cache.rebind_target is None:
             return False
-        part, places = cache.rebind_target
+        param_state, group_indices = cache.rebind_target
         groups = self.param_groups
         if len(groups) == 1:
             params: list[Tensor] = groups[0]["params"]
         else:
             params = params_of(groups)
-            if places != [place for place, group in enumerate(groups) for _ in group["params"]]:
+            if group_indices != [
+                index for index, group in enumerate(groups) for _ in group["params"]
+            ]:
                 return False
-        if len(params) != len(places):
+        if len(params) != len(group_indices):
             return False
         gradients = [param.grad for param in params]
         has_absent = any(map(is_, gradients, itertools.repeat(None)))
-        if has_absent or not self._updates_all(part, gradients):
+        if has_absent or not self._updates_all(param_state, gradients):
             return False
-        adapter = self._make_adapter(part, params, places)
+        adapter = self._make_adapter(param_state, params, group_indices)
         report, unscaling = GradientReport(), self.unscaling()
         adapter.ending = self._end_calls(report)
         if not adapter.repeats:
@@ -550,7 +554,7 @@ class FusedOptimizer(GroupChecks):
         pairs = list(zip(gradients, params, strict=True))
         if self.step_options.clips and any(map(is_sparse, gradients)):
             pairs = adapter.seen(pairs)
-        outcome = try_rebind(adapter, part.plans, pairs, transforms)
+        outcome = try_rebind(adapter, param_state.plans, pairs, transforms)
         if outcome is None:
             return False
         if outcome.taken is not False:
@@ -565,21 +569,23 @@ class FusedOptimizer(GroupChecks):
         """Return the rules of all groups, with their options."""
         return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
-    def _updates_all(self, part: ParamState, gradients: Sequence[object]) -> bool:
+    def _updates_all(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if a part still updates all groups, given these gradients."""
         return True
 
-    def _keep_rebind_target(self, part: ParamState, places: Sequence[int]) -> None:
-        """Store `part` as the state that updated all groups, for `_try_rebind`.
+    def _keep_rebind_target(self, param_state: ParamState, group_indices: Sequence[int]) -> None:
+        """Store `param_state` as the state that updated all groups, for `_try_rebind`.
 
         Clear the stored one if the step did not update all parameters, or options exclude a rebind.
         """
         cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)
         cache.rebind_target = None
-        is_rebindable = not options.kinds.sums and not options.kinds.masters and part.locals is None
-        if len(places) == count and is_rebindable:
-            cache.rebind_target = (part, list(places))
+        is_rebindable = (
+            not options.kinds.sums and not options.kinds.masters and param_state.locals is None
+        )
+        if len(group_indices) == count and is_rebindable:
+            cache.rebind_target = (param_state, list(group_indices))
 
     def _check_alone(self) -> None:
         """Raise FailedPreconditionError in a strategy of several replicas."""

@@ -196,23 +196,23 @@ class _Decisions(Iterable[ParamLayout]):
         """
         if name in self._named_layouts:
             return self._named_layouts[name], "layouts="
-        owners = self._params.owners[id(param)]
-        title = " and ".join(sorted({type(owner).__name__ for owner in owners}))
+        layers = self._params.modules[id(param)]
+        class_names = " and ".join(sorted({type(owner).__name__ for owner in layers}))
         if param.dim() < 2:
-            return None, f"{title}: one dimension"
+            return None, f"{class_names}: one dimension"
         leaf = name.rsplit(".", maxsplit=1)[-1]
-        if (decision := class_decision(owners, leaf, param)) is not None:
-            return decision[0], f"{title}: {decision[1]}"
+        if (decision := class_decision(layers, leaf, param)) is not None:
+            return decision[0], f"{class_names}: {decision[1]}"
         if (base := adapter_layout(name, self._base_layout)) is not None:
-            return base, f"{title}: adapter of PEFT"
+            return base, f"{class_names}: adapter of PEFT"
         if is_router(self._module, name):
-            return None, f"{title}: router"
+            return None, f"{class_names}: router"
         if id(param) in self._ends:
-            return None, f"{title}: output layer"
+            return None, f"{class_names}: output layer"
         layout, reason = self._by_use(name, param, self._run.uses.get(id(param)))
         if layout is not None and all(1 in block.shape for block in layout.blocks(param.shape)):
             layout, reason = None, "a vector"
-        return layout, f"{title}: {reason}"
+        return layout, f"{class_names}: {reason}"
 
     def _by_use(
         self, name: str, param: Tensor, use: WeightUse | None
@@ -236,10 +236,10 @@ class _Decisions(Iterable[ParamLayout]):
         try:
             layout = use.layout()
         except UnusedError:
-            owners = self._params.owners[id(param)]
-            if reason := unused_decision(owners, name.rsplit(".", maxsplit=1)[-1]):
+            layers = self._params.modules[id(param)]
+            if reason := unused_decision(layers, name.rsplit(".", maxsplit=1)[-1]):
                 return None, reason
-            if not all(is_whole_by_source(self._module, name, owner) for owner in owners):
+            if not all(is_whole_by_source(self._module, name, owner) for owner in layers):
                 raise
             return MatrixLayout(), "the source of the forward pass divides no outputs"
         return layout, _describe_blocks(layout, len(layout.blocks(param.shape)))
@@ -254,7 +254,7 @@ class _Decisions(Iterable[ParamLayout]):
     def _undecided_error(self, undecided: Sequence[tuple[str, Tensor, str]]) -> Exception:
         """Return the error about undecided parameters, (name, parameter, reason) each."""
         name, param, reason = undecided[0]
-        owner = self._params.owners[id(param)][0]
+        owner = self._params.modules[id(param)][0]
         tail = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""
         pattern = re.sub(r"\.\d+\.", ".*.", name)
         is_stack = param.dim() == 3 and not isinstance(owner, nn.Conv1d)

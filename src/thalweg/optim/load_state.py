@@ -138,9 +138,9 @@ def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
     problems, lacking = list[str](), list[str]()
     saved_groups = saved_state["param_groups"]
     if state_mismatch.sizes(saved_groups) == state_mismatch.sizes(optimizer.param_groups):
-        for group, key, param, title in _members(optimizer, saved_groups, problems):
+        for group, key, param, label in _members(optimizer, saved_groups, problems):
             entries = saved_state["state"].get(key, {})
-            problems += optimizer._unfit_state(group, entries, param, title)
+            problems += optimizer._unfit_state(group, entries, param, label)
             if not problems and not state_mismatch.is_before_steps(entries):
                 lacking += [n for n in optimizer.step_options.keys(param) if entries.get(n) is None]
     if problems:
@@ -262,9 +262,9 @@ def warn_of(optimizer: object, lacking: Collection[str], notes: Collection[str])
     """Warn of entries that a loaded state lacks (`lacking`), and with each of the sentences in
     `notes`.
     """
-    title = _title(optimizer)
-    messages = [state_mismatch.lacking_message(title, lacking)] if lacking else []
-    for note in (*messages, *(f"{title}: {note}" for note in notes)):
+    label = _title(optimizer)
+    messages = [state_mismatch.lacking_message(label, lacking)] if lacking else []
+    for note in (*messages, *(f"{label}: {note}" for note in notes)):
         warn(note, CheckpointWarning)
 
 
@@ -322,11 +322,11 @@ def _members(
         for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True)
     ]
     optimizer._torch.__setstate__(probe, {"state": {}, "param_groups": groups})
-    for place, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
-        faults = optimizer._unfit_options(group, place)
+    for group_index, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
+        faults = optimizer._unfit_options(group, group_index)
         problems += faults
-        for param, key, title in state_mismatch.members_of(group, saved_group):
-            yield optimizer.param_groups[place] if faults else group, key, param, title
+        for param, key, label in state_mismatch.members_of(group, saved_group):
+            yield optimizer.param_groups[group_index] if faults else group, key, param, label
     # A group with problems may have no class.
     if not problems:
         problems += optimizer._unfit_groups(groups)
@@ -349,22 +349,22 @@ def _restore_dtypes(
         options: The options, which define the device of each entry. Without options that change
             dtypes, sums of gradients alone are replaced.
     """
-    kinds, numbers = options.kinds, {slot.name for slot in rule.scalar_slots}
+    kinds, scalar_names = options.kinds, {slot.name for slot in rule.scalar_slots}
     for name, value in saved_entries.items():
         loaded = entries.get(name)
         if not (isinstance(loaded, Tensor) and isinstance(value, Tensor)):
             continue
         if options.keeps_as_torch and name != SUM:
             continue
-        home = kinds.home_of(name, param)
-        needs_move = kinds.device is not None and loaded.device != home
+        target_device = kinds.home_of(name, param)
+        needs_move = kinds.device is not None and loaded.device != target_device
         # `_without_slots` replaced a slot on another device by an empty tensor.
         must_replace = needs_move or loaded.shape != value.shape
         if must_replace or (_is_kept(value) and loaded.dtype != value.dtype):
             dtype = value.dtype if _is_kept(value) else loaded.dtype
-            if name in numbers:
+            if name in scalar_names:
                 dtype = torch.promote_types(dtype, loaded.dtype)
-            entries[name] = value.detach().to(home, dtype, copy=True)
+            entries[name] = value.detach().to(target_device, dtype, copy=True)
 
 
 def _is_kept(tensor: Tensor) -> bool:
@@ -468,13 +468,13 @@ def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     calls: list[Call] = []
     names, optional = optimizer._state_names(), optimizer.step_options.begins
     saved_states: dict[Tensor, Any] = {}
-    for place, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
+    for group_index, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
         if optimizer.step_options.kinds.sums:
             saved_group.setdefault(COUNT, 0)
-        problems += optimizer._unfit_options(saved_group, place)
-        for param, key, title in state_mismatch.matched(group, saved_group, problems):
+        problems += optimizer._unfit_options(saved_group, group_index)
+        for param, key, label in state_mismatch.matched(group, saved_group, problems):
             entries, saved_entries = optimizer.state[param], saved_state["state"].get(key, {})
-            calls += setting(entries, saved_entries, title, problems, pairs, param, names, optional)
+            calls += setting(entries, saved_entries, label, problems, pairs, param, names, optional)
             saved_states[param] = saved_entries
         retained = {key: group[key] for key in ("params", "param_names") if key in group}
         calls.append(partial(group.update, {**saved_group, **retained}))
@@ -523,7 +523,7 @@ def _lacking(
 def setting(
     entries: dict[str, Any],
     saved_entries: Mapping[str, Any],
-    title: Any,
+    label: Any,
     problems: list[str],
     pairs: list[tuple[Item, Any]],
     param: Tensor,
@@ -538,7 +538,7 @@ def setting(
     Args:
         entries: The state of the parameter, which the calls change.
         saved_entries: The state to load.
-        title: The name of the parameter, for messages.
+        label: The name of the parameter, for messages.
         problems: Differences are appended; if there are any, [] is returned.
         pairs: (existing tensor, saved tensor) of entries that are written in place are appended.
         names: Optional. The keys of the optimizer's own entries. All others in `entries` are the
@@ -547,7 +547,7 @@ def setting(
     """
     specs = _entry_specs(entries, saved_entries, param, names, optional)
     allowed = () if names is None else entries
-    mismatches = state_mismatch.state_mismatches(saved_entries, specs, title, allowed)
+    mismatches = state_mismatch.state_mismatches(saved_entries, specs, label, allowed)
     problems += mismatches
     if mismatches:
         return []
@@ -563,7 +563,7 @@ def setting(
         elif value is not None and name not in entries:
             calls.append(partial(entries.__setitem__, name, value.detach().clone()))
         elif value is not None:
-            pairs.append((entry_of(f"{title}/{name}", entries[name]), value))
+            pairs.append((entry_of(f"{label}/{name}", entries[name]), value))
     return calls
 
 

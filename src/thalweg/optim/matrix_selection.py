@@ -59,7 +59,7 @@ def hidden_matrices(
     inputs = _params_of_getter(module, "get_input_embeddings") or set()
     ends = _of_output(module, params, output) | inputs
     for name, param in params.named_params:
-        kinds = params.owners[id(param)]
+        kinds = params.modules[id(param)]
         if id(param) in excluded_ids:
             continue
         if id(param) in allowed:
@@ -85,7 +85,7 @@ def _undecided_error(
     """Return the error for parameters that may not be matrices of layers."""
     name, param = unclassified[0]
     owner = " and ".join(
-        sorted({type(module).__name__ for module in module_params.owners[id(param)]})
+        sorted({type(module).__name__ for module in module_params.modules[id(param)]})
     )
     suffix = f" and {len(unclassified) - 1} more" if len(unclassified) > 1 else ""
     message = (

@@ -22,7 +22,7 @@ def engines_support(
     pairs: Sequence[tuple[Tensor, Tensor]],
     state: Mapping[Tensor, Any],
     names: Container[str],
-    wide: bool = False,
+    allows_float32_sums: bool = False,
     anywhere: bool = False,
     coded: Container[str] = (),
 ) -> bool:
@@ -32,7 +32,8 @@ def engines_support(
         pairs: Gradients and parameters; False if a parameter occurs twice.
         state: The states of the parameters.
         names: The keys that a step reads from a state; all other entries belong to the user.
-        wide: True if gradients of 16-bit parameters may be float32: sums of them, for masters.
+        allows_float32_sums: True if gradients of 16-bit parameters may be float32: sums of them,
+            for masters.
         anywhere: True if tensors may be on a device without an engine.
         coded: The names of slots that may be bytes of a codec.
     """
@@ -44,7 +45,7 @@ def engines_support(
             and isinstance(entry, Tensor)
             and not (entry.dtype == torch.uint8 and name in coded)
         ]
-        is_sum = wide and param.dtype in REDUCED and grad.dtype == torch.float32
+        is_sum = allows_float32_sums and param.dtype in REDUCED and grad.dtype == torch.float32
         if not (
             all(_is_supported_tensor(local(tensor), anywhere) for tensor in (param, *slots))
             and (grad.dtype == param.dtype or is_sum)

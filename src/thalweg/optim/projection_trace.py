@@ -400,14 +400,14 @@ class ProjectionTrace(TorchFunctionMode):
         labels = self._labels_of(target)
         if labels is None or any(stride == 0 for stride in labels.stride()):
             base = target if target._base is None else target._base
-            known_labels = self._label_arg(target)
+            former_labels = self._label_arg(target)
             base_labels = torch.empty_strided(
                 base.shape, base.stride(), dtype=torch.int64, device="cpu"
             )
             base_labels.fill_(NO_LABEL)
             self._set_labels(base, base_labels)
             labels = base_labels.as_strided(target.shape, target.stride(), target.storage_offset())
-            labels.copy_(known_labels)
+            labels.copy_(former_labels)
             self._set_labels(target, labels)
         values = self._label_arg(source) if isinstance(source, Tensor) else NO_LABEL
         labels[... if name == "copy_" else args[1]] = values

@@ -71,17 +71,17 @@ def _describe_step(optimizer: Any) -> list[str]:
     ]
     options = sorted(optimizer.step_options.on.items())
     lines += [f"{name}: {_words(value)}" for name, value in options]
-    for place, group in enumerate(optimizer.param_groups):
+    for group_index, group in enumerate(optimizer.param_groups):
         if not any_on_mesh(group["params"]):
             continue
         names = [*optimizer._wanted_options(group), "rule"]
-        lines += [f"{n} of group {place}: {_words(group[n])}" for n in names if n in group]
+        lines += [f"{n} of group {group_index}: {_words(group[n])}" for n in names if n in group]
     params: list[Tensor] = list(filter(is_on_mesh, params_of(optimizer.param_groups)))
-    titles = parameter_names(optimizer.param_groups, params)
-    lines += describe_dtensors(params, titles, [param.grad for param in params])
+    labels = parameter_names(optimizer.param_groups, params)
+    lines += describe_dtensors(params, labels, [param.grad for param in params])
     states = [optimizer.state.get(param, {}) for param in params]
-    pairs = zip(titles, map(_words_of_state, states), strict=True)
-    return lines + [f"the state of '{title}': {words}" for title, words in pairs]
+    pairs = zip(labels, map(_words_of_state, states), strict=True)
+    return lines + [f"the state of '{title}': {texts}" for title, texts in pairs]
 
 
 def _words(value: object) -> str:
@@ -104,5 +104,5 @@ _TENSOR = "a tensor"
 
 def _words_of_state(entries: dict[str, Any]) -> str:
     """Return the names of a parameter's state entries, with the values of host numbers."""
-    words = {name: _words(entries[name]) for name in sorted(entries, key=str)}
-    return " ".join(n if word == _TENSOR else f"{n}={word}" for n, word in words.items()) or "none"
+    texts = {name: _words(entries[name]) for name in sorted(entries, key=str)}
+    return " ".join(n if word == _TENSOR else f"{n}={word}" for n, word in texts.items()) or "none"

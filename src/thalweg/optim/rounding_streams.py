@@ -27,8 +27,8 @@ def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[Plac
     """
     check_params(optimizer, rule, params)
     all_params = (param for group in optimizer.param_groups for param in group["params"])
-    numbers = {id(param): number for number, param in enumerate(all_params)}
-    return [(numbers[id(param)], positions_of(param)) for param in params]
+    param_indices = {id(param): param_index for param_index, param in enumerate(all_params)}
+    return [(param_indices[id(param)], positions_of(param)) for param in params]
 
 
 def check_group(optimizer: Any, group: Group) -> None:

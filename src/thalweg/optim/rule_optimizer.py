@@ -128,8 +128,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         )
         for name in arguments:
             if name not in hyper_values:
-                hint = did_you_mean(title_of(name), map(title_of, hyper_values))
-                raise TypeError(f"{self._title} takes no {title_of(name)!r}. {hint}".rstrip())
+                suggestion = did_you_mean(title_of(name), map(title_of, hyper_values))
+                raise TypeError(f"{self._label} takes no {title_of(name)!r}. {suggestion}".rstrip())
         hyper_values |= arguments
         check_rule(rule, {**hyper_values, **self._extra})
         if capturable and options.get("state_device"):
@@ -139,16 +139,16 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         self._initial = dict(initial or {})
         self._capturable = capturable
         super().__init__(params, {**as_options(hyper_values), "rule": rule.name}, **options)
-        self._check_effect({self._title: rule})
+        self._check_effect({self._label: rule})
 
     @property
-    def _title(self) -> str:
+    def _label(self) -> str:
         """Name of the rule for users."""
         return self.rule.name if type(self) is RuleOptimizer else type(self).__name__
 
     def _complete(self) -> None:
         """Validate the last group, and create its state."""
-        self.step_options.check_rule(self.rule, self._title)
+        self.step_options.check_rule(self.rule, self._label)
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
             self._check_matrices(self.rule, f"rule {self.rule.name!r}", -1)
@@ -162,26 +162,30 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _make(self) -> None:
         """Create the state that parameters lack, and add it to the optimizer's state."""
         with self.step_cache.lock, writable():
-            part, params, places = self.whole_state()
-            part.targets(self.state, params, False)
-            part.make(
+            param_state, params, group_indices = self.whole_state()
+            param_state.targets(self.state, params, False)
+            param_state.make(
                 self.state,
                 params,
-                self._initial_entries(params, places),
+                self._initial_entries(params, group_indices),
                 self.scalar_devices(params),
             )
-            run(part.publishing())
-            part.settle(self.state)
+            run(param_state.publishing())
+            param_state.settle(self.state)
 
     def whole_state(self) -> tuple[ParamState, list[Tensor], list[int]]:
         """Return the state of all parameters, the parameters, and the indices of their groups."""
-        parts, rule = self.step_cache.parts, self.step_options.rule(self.rule)
-        if rule not in parts:
+        param_states, rule = self.step_cache.parts, self.step_options.rule(self.rule)
+        if rule not in param_states:
             kinds, blocks = self.step_options.kinds, self.step_cache.blocks
-            parts[rule] = ParamState(rule, self._numbers(), kinds=kinds, blocks=blocks)
+            param_states[rule] = ParamState(rule, self._numbers(), kinds=kinds, blocks=blocks)
         params = params_of(self.param_groups)
-        places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
-        return parts[rule], params, places
+        group_indices = [
+            group_index
+            for group_index, group in enumerate(self.param_groups)
+            for _ in group["params"]
+        ]
+        return param_states[rule], params, group_indices
 
     def _numbers(self) -> dict[str, ScalarSpec]:
         """Return specifications of the rule's per-parameter numbers, by state key."""
@@ -195,9 +199,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             for slot in rule.numbers
         }
 
-    def _initial_entries(self, params: Sequence[Tensor], places: list[int]) -> dict[int, Entries]:
+    def _initial_entries(
+        self, params: Sequence[Tensor], group_indices: list[int]
+    ) -> dict[int, Entries]:
         """Return the initial state of parameters by `id`; counts are those of older parameters."""
-        self._warn_of_zeros(params, places)
+        self._warn_of_zeros(params, group_indices)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
         going: dict[str, object] = {}
         for name in self._numbers():
@@ -211,15 +217,15 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             for hyper_values in factors
         ]
         return {
-            id(param): {**self._initial, **products[place], **going}
-            for param, place in zip(params, places, strict=True)
+            id(param): {**self._initial, **products[group_index], **going}
+            for param, group_index in zip(params, group_indices, strict=True)
         }
 
     def _take_step(self, single_param: Tensor | None = None) -> None:
         """Take a step over all parameters with a gradient, or over a single one in the backward
         pass.
         """
-        part, params, places = self.whole_state()
+        param_state, params, group_indices = self.whole_state()
         grads = self._gradients(params) if single_param is None else [single_param.grad]
         updated = params if single_param is None else [single_param]
         pairs = [pair for pair in zip(grads, updated, strict=True) if pair[0] is not None]
@@ -227,11 +233,14 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             return
         updated_ids = {id(param) for _, param in pairs}
         members = [index for index, param in enumerate(params) if id(param) in updated_ids]
-        adapter, plans = TensorFlowStepAdapter(self, part, params, places, members), part.plans
+        adapter, plans = (
+            TensorFlowStepAdapter(self, param_state, params, group_indices, members),
+            param_state.plans,
+        )
         if single_param is not None:
             if not adapter.repeats:  # what a step makes is published by its last update alone
                 self._make()
-                adapter = TensorFlowStepAdapter(self, part, params, places, members)
+                adapter = TensorFlowStepAdapter(self, param_state, params, group_indices, members)
             plans = plans.alone(single_param)
         report = GradientReport()
         arguments = self.unscaling(), len(pairs), report, self.has_torch_numbers
@@ -249,14 +258,16 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             adapter.settle()
         raise_first(outcome.errors)
         if ends_step and outcome.taken is not False:
-            self._keep_rebind_target(part, places if len(members) == len(params) else [])
+            self._keep_rebind_target(
+                param_state, group_indices if len(members) == len(params) else []
+            )
             if was_rebound:
                 self.step_cache.note_repeated(adapter)
 
     def _make_adapter(
-        self, part: ParamState, params: Sequence[Tensor], places: list[int]
+        self, param_state: ParamState, params: Sequence[Tensor], group_indices: list[int]
     ) -> TensorFlowStepAdapter:
-        return TensorFlowStepAdapter(self, part, params, places, range(len(params)))
+        return TensorFlowStepAdapter(self, param_state, params, group_indices, range(len(params)))
 
     def _counts_on_device(self) -> bool:
         if self.step_options.kinds.device:
@@ -278,11 +289,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         names = {SUM, *self._numbers(), *(slot.name for slot in slots)}
         return names | {MASTER} if self.step_options.kinds.masters else names
 
-    def _unfit_options(self, group: Group, place: int) -> list[str]:
+    def _unfit_options(self, group: Group, group_index: int) -> list[str]:
         rule = group.get("rule")
         if not isinstance(rule, str) or rule != self.rule.name:
             return [f"its rule is {told(rule)}, here {self.rule.name!r}"]
-        return super()._unfit_options(group, place)
+        return super()._unfit_options(group, group_index)
 
     def rules_around(self, group: Group) -> set[Rule]:
         return {self.step_options.rule(self.rule)}
@@ -313,8 +324,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 reasons[name] = f"but the constructor of {kind} decides it for all groups"
         for name in self._hypers & group.keys() - set(option_names):
             pairs = (key for key in PAIRS if name in members_of(key, self._hypers))
-            title = next(pairs, title_of(name))
-            reasons[name] = f"which groups of {kind} call {title!r}"
+            label = next(pairs, title_of(name))
+            reasons[name] = f"which groups of {kind} call {label!r}"
         for name in _TORCH_OPTIONS:
             if name not in (*option_names, *reasons) and group.get(name):
                 reasons[name] = f"which is no option of {kind}"
@@ -327,8 +338,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _end_step(self) -> None:
         """Count a step after its gradients were applied in the backward pass."""
-        part, params, places = self.whole_state()
-        adapter = TensorFlowStepAdapter(self, part, params, places, [])
+        param_state, params, group_indices = self.whole_state()
+        adapter = TensorFlowStepAdapter(self, param_state, params, group_indices, [])
         adapter.read_hypers(params)
         adapter.ending = self._end_calls(GradientReport())
         errors = finish(adapter)

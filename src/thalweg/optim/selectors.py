@@ -24,7 +24,7 @@ class ModuleParams:
     Attributes:
         named_params: Those parameters with their names; one that is tied has its first.
         names: All names of each parameter, by its `id`.
-        owners: The modules that own it, likewise.
+       modules: The modules that own it, likewise.
     """
 
     def __init__(self, module: Module) -> None:
@@ -32,10 +32,10 @@ class ModuleParams:
         self.names: dict[int, list[str]] = {}
         for name, param in module.named_parameters(remove_duplicate=False):
             self.names.setdefault(id(param), []).append(name)
-        self.owners: dict[int, list[Module]] = {}
+        self.modules: dict[int, list[Module]] = {}
         for owner in module.modules():
             for param in owner.parameters(recurse=False):
-                self.owners.setdefault(id(param), []).append(owner)
+                self.modules.setdefault(id(param), []).append(owner)
         self.all_names = [name for names in self.names.values() for name in names]
         self._name_set = set(self.all_names)
 
@@ -62,7 +62,7 @@ class ModuleParams:
         if isinstance(selector, str):
             return self.called(selector, param)
         if isinstance(selector, type) and issubclass(selector, Module):
-            return any(isinstance(owner, selector) for owner in self.owners[id(param)])
+            return any(isinstance(owner, selector) for owner in self.modules[id(param)])
         if isinstance(selector, int) and not isinstance(selector, bool):
             return param.dim() <= selector
         raise InvalidTypeError(
@@ -98,7 +98,9 @@ class ModuleParams:
         """
         if selected:
             return
-        parts = {part for name in self.all_names for part in name.split(".")}
-        hint = did_you_mean(selector, parts) if isinstance(selector, str) else ""
-        title = "`...`" if selector is ... else repr(selector)
-        raise InvalidArgumentError(f"{argument} {title} selects no parameter. {hint}".rstrip())
+        segments = {segment for name in self.all_names for segment in name.split(".")}
+        suggestion = did_you_mean(selector, segments) if isinstance(selector, str) else ""
+        label = "`...`" if selector is ... else repr(selector)
+        raise InvalidArgumentError(
+            f"{argument} {label} selects no parameter. {suggestion}".rstrip()
+        )

@@ -61,12 +61,12 @@ def _argument_notes() -> Notes:
     return notes_in(NOTES, "Args:")
 
 
-def notes_in(doc: str | None, title: str) -> Notes:
+def notes_in(doc: str | None, label: str) -> Notes:
     """Return {name: description} of a section of a docstring, with line breaks."""
     notes: Notes = {}
     lines = inspect.cleandoc(doc or "").splitlines()
     names: list[str] = []
-    for line in lines[lines.index(title) + 1 :] if title in lines else []:
+    for line in lines[lines.index(label) + 1 :] if label in lines else []:
         if line and not line.startswith(" "):
             break
         if entry := _ENTRY.match(line):
@@ -120,8 +120,8 @@ def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
     for name, parameter in [*parameters.items()][1:]:
         note = next((notes[name] for notes in sources if name in notes), None)
         if note is not None:
-            title = f"**{name}" if parameter.kind is parameter.VAR_KEYWORD else name
-            lines.append(f"    {title}: {note}")
+            label = f"**{name}" if parameter.kind is parameter.VAR_KEYWORD else name
+            lines.append(f"    {label}: {note}")
     return "\n".join(lines)
 
 

@@ -101,8 +101,8 @@ def _apply_first(optimizer: Any) -> None:
 
 def place_of(optimizer: Any, param: Tensor) -> int | None:
     """Return the index of a parameter's group; None if it is in no group any more."""
-    places = optimizer.step_cache.places
-    if not places:
+    group_indices = optimizer.step_cache.places
+    if not group_indices:
         for index, group in enumerate(optimizer.param_groups):
-            places |= {id(param): index for param in group["params"]}
-    return places.get(id(param))
+            group_indices |= {id(param): index for param in group["params"]}
+    return group_indices.get(id(param))

@@ -195,18 +195,20 @@ def _kind(value: object) -> Hashable:
 def _are_plain(optimizer: Any, group: Group) -> bool:
     """Return True if a group has all options that a step reads, as ordinary numbers."""
     return all(
-        name in group and _is_plain(group[name], is_share=name.startswith("betas"))
+        name in group and _is_plain(group[name], is_fraction=name.startswith("betas"))
         for name in optimizer.read_options
     )
 
 
-def _is_plain(option: object, is_share: bool = False) -> bool:
+def _is_plain(option: object, is_fraction: bool = False) -> bool:
     """Return True for a number that torch computes with, several of them, or None."""
     if isinstance(option, tuple | list):
-        return all(_is_plain(number, is_share) for number in cast("Sequence[Any]", option))
+        return all(_is_plain(number, is_fraction) for number in cast("Sequence[Any]", option))
     if option is None or not isinstance(option, int | float):
         return option is None
-    return -1 < option < 1 if is_share else abs(option) <= _FLOAT32_MAX or abs(option) == math.inf
+    return (
+        -1 < option < 1 if is_fraction else abs(option) <= _FLOAT32_MAX or abs(option) == math.inf
+    )
 
 
 def _restore_calls(optimizer: Any, param: Tensor) -> list[Call]:

@@ -82,8 +82,8 @@ def _with_powers(rule: Rule) -> Rule:
     """Return the rule with a `prepare` that also computes its powers, in Python floats."""
     users = rule.prepare
     user_args = () if users is None else tuple(signature(users).parameters)
-    numbers = (*rule.hypers, *rule.numbers, *rule.common_slots)
-    available = {*(number.name for number in numbers), "t"}
+    scalars = (*rule.hypers, *rule.numbers, *rule.common_slots)
+    available = {*(scalar.name for scalar in scalars), "t"}
     names = [name for name in user_args if name in available]
     if rule.powers:
         names += [*rule.powers.values(), "t"]

@@ -182,10 +182,10 @@ class WeightUse:
         has_followed_outputs = self.is_returned or len(factors) > len(self._factor_outputs)
         if not has_followed_outputs and not _union_of(consumed, self.output_count).all():
             raise UnusedError("the use of its outputs could not be followed")
-        parts = _number_parts(factors) * (len(consumed) + 1)
+        segments = _number_parts(factors) * (len(consumed) + 1)
         if consumed:
-            parts += _number_parts(consumed)
-        out_blocks, out_interleaved = _find_blocks(parts)
+            segments += _number_parts(consumed)
+        out_blocks, out_interleaved = _find_blocks(segments)
         in_blocks, in_interleaved = _find_blocks(
             _number_parts(_repeat_sets(list(self._factor_inputs.values())))
         )
@@ -238,25 +238,25 @@ def _repeat_sets(sets: list[Flags]) -> list[Flags]:
 
 def _number_parts(sets: Sequence[Flags]) -> Indices:
     """Return for each index the number of the largest set that contains it, or 0 for none."""
-    parts = np.zeros(len(sets[0]), np.int64)
-    for number, flags in enumerate(sorted(sets, key=lambda s: -int(s.sum())), 1):
-        parts_inside = parts[flags]
-        if not parts_inside.any():
-            parts[flags] = number
-        elif (parts_inside != parts_inside[0]).any():
+    segments = np.zeros(len(sets[0]), np.int64)
+    for index, flags in enumerate(sorted(sets, key=lambda s: -int(s.sum())), 1):
+        segments_inside = segments[flags]
+        if not segments_inside.any():
+            segments[flags] = index
+        elif (segments_inside != segments_inside[0]).any():
             raise UndecidedError("its outputs are used in parts that overlap")
-    return parts
+    return segments
 
 
-def _find_blocks(parts: Indices) -> tuple[Blocks, bool]:
+def _find_blocks(segments: Indices) -> tuple[Blocks, bool]:
     """Return the number of equal blocks, or their sizes; and True if they are interleaved.
 
     Raises:
         UndecidedError: The parts do not repeat evenly.
     """
-    starts = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1))
-    sizes = np.diff(starts, append=len(parts)).tolist()
-    order = parts[starts].tolist()
+    starts = np.flatnonzero(np.diff(segments, prepend=segments[0] - 1))
+    sizes = np.diff(starts, append=len(segments)).tolist()
+    order = segments[starts].tolist()
     count = len(set(order))
     repeats, remainder = divmod(len(order), count)
     if remainder or order != order[:count] * repeats or sizes != sizes[:count] * repeats:

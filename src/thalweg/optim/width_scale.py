@@ -131,7 +131,7 @@ class BaseWidths:
 
     def _spectral_factor(self, name: str, options: Group) -> WidthFactor:
         """Return the factor that keeps the spectral norm of steps at `sqrt(rows / columns)`."""
-        shape, base, heads = self._shapes[name], self._base[name], options.get("heads") or 1
+        shape, base, head_count = self._shapes[name], self._base[name], options.get("heads") or 1
         if self._ratios[name][:2].count(None):
             raise InvalidArgumentError(
                 f"{name!r} of shape {shape} has one dimension that differs from its base {base},"
@@ -139,12 +139,14 @@ class BaseWidths:
                 f" selector for it, such as {{{name!r}: 'AdamW'}}; or give a pair of models, which"
                 " tell the widths that have not changed."
             )
-        if not isinstance(heads, int) or options.get("layout") is not None:
+        if not isinstance(head_count, int) or options.get("layout") is not None:
             raise InvalidArgumentError(
                 f"width_scale has no factor for {name!r} with blocks of given sizes: leave out"
                 " layout=, or give heads= a number."
             )
-        matrix, base_matrix = ((sizes[0] // heads, math.prod(sizes[1:])) for sizes in (shape, base))
+        matrix, base_matrix = (
+            (sizes[0] // head_count, math.prod(sizes[1:])) for sizes in (shape, base)
+        )
         up_factor = (matrix[0] * base_matrix[1] / (matrix[1] * base_matrix[0])) ** 0.5
         adjust = options.get("adjust_lr_fn")
         if options["rule"] == "AdaMuon" or options.get("update_scale") == "match_rms":

@@ -74,14 +74,14 @@ class Diagnosing(TableRecorder):
         params = params_of(groups)
         param_ids = [id(param) for param in params]
         if self._param_ids != param_ids:  # else names are the same
-            titles = [
+            labels = [
                 f"parameter {index}" if name is None else name
                 for index, name in enumerate(names_in(groups, params))
             ]
-            self._param_ids, self._names = param_ids, make_distinct(titles)
-        places = [place for place, group in enumerate(groups) for _ in group["params"]]
+            self._param_ids, self._names = param_ids, make_distinct(labels)
+        group_indices = [place for place, group in enumerate(groups) for _ in group["params"]]
         sizes = [param.numel() for param in params]
-        self._table_parameters = Parameters(self.config.every, self._names, sizes, places)
+        self._table_parameters = Parameters(self.config.every, self._names, sizes, group_indices)
         return self._table_parameters
 
     def note_loss(self, loss: object) -> None:

@@ -15,7 +15,7 @@ from thalweg.rules import modern as rules
 class DeclaredArguments(Arguments):
     """Arguments of a constructor, as the signature of `_arguments` has them."""
 
-    _title: ClassVar[str]  # the class of this package that declares them
+    _class_name: ClassVar[str]  # the class of this package that declares them
     _added_options: ClassVar[tuple[str, ...]] = ()  # options that a state may lack
 
     def _arguments(self, params: object) -> None:
@@ -26,8 +26,8 @@ class DeclaredArguments(Arguments):
         try:
             declared(*args, **keywords)
         except TypeError as error:  # in which Python calls what the user wrote by another name
-            title = f"{self._title}.__init__"
-            raise TypeError(str(error).replace(declared.__qualname__, title, 1)) from None
+            label = f"{self._class_name}.__init__"
+            raise TypeError(str(error).replace(declared.__qualname__, label, 1)) from None
         bound = inspect.signature(declared).bind(*args, **keywords)
         bound.apply_defaults()
         super().__init__(**self._completed(bound.arguments))
@@ -54,7 +54,7 @@ class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
 
     def __init_subclass__(cls) -> None:
         if "_rule" in vars(cls):
-            cls._title = cls.__name__
+            cls._class_name = cls.__name__
         super().__init_subclass__()
 
     @classmethod
