@@ -81,7 +81,7 @@ class JsonLinesReader:
         self.damaged = self.restarts = 0
         self._columns = columns
         self._header: LogHeader | None = None
-        self._numbers = _NumberCache()
+        self._cache = _NumberCache()
         self._file = self._open()
         self._partial_line = b""
         if not self._file.seekable():
@@ -157,7 +157,7 @@ class JsonLinesReader:
             return
         try:
             header = self._header
-            if header and (record := self._numbers.read_record(line, header, self._columns)):
+            if header and (record := self._cache.read_record(line, header, self._columns)):
                 yield record
                 return
             fields = json.loads(line)
@@ -212,8 +212,8 @@ class _NumberCache(dict[bytes, float]):
         parsed = json.loads(token)
         if len(self) >= _CACHE_SIZE:
             self.clear()
-        self[token] = number = UNMEASURED if parsed is None else float(parsed)
-        return number
+        self[token] = parsed_value = UNMEASURED if parsed is None else float(parsed)
+        return parsed_value
 
     def read_record(
         self, line: bytes, header: LogHeader, selected: frozenset[str] | None

@@ -52,9 +52,10 @@ def _is_triple(value: object) -> bool:
     """Return True if a value is three numbers of float32."""
     if not isinstance(value, tuple) or len(value) != 3:  # pyright: ignore
         return False
-    numbers = cast("tuple[Any, ...]", value)
+    triple = cast("tuple[Any, ...]", value)
     return all(
-        isinstance(number, int | float) and abs(number) <= _FLOAT32_MAX for number in numbers
+        isinstance(coefficient, int | float) and abs(coefficient) <= _FLOAT32_MAX
+        for coefficient in triple
     )
 
 

@@ -134,7 +134,7 @@ def _of_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
     if (
         type(loss) is not torch.Tensor
         or not loss.requires_grad
-        or tape._shares_graph
+        or tape._keeps_graph
         or has_replicas()
         or not _are_followed(variables)  # the loss may have changed that
     ):
