@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,12 +13,10 @@ from thalweg._core.options.update_targets import MASTER
 from thalweg._core.param_groups import Group
 from thalweg._core.quantized_slots import CODECS, codec_of, decode_tensor, likeness_of
 from thalweg._core.state import flaw, mismatch
+from thalweg.distribute.sharding.shard_index import ShardedTensor, are_known, sharded_tensor
 from thalweg.formula import Slot
 from thalweg.optim.dtensor_params import locals_of
 from thalweg.optim.state_mismatch import members_here, sizes
-
-if TYPE_CHECKING:
-    from thalweg.distribute.sharding.shard_index import ShardedTensor
 
 
 def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +47,7 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
                 for slot_name, entry in entries.items()
                 if slot_name in slots and _is_full(entry)
             }
-            if full and not _are_known(param):
+            if full and not are_known(param):
                 problems.append(_describe_unknown(param, label))
                 continue
             states[key] = {
@@ -62,13 +60,6 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
     if problems:
         raise mismatch(problems, type(optimizer).__name__)
     return {**saved_state, "state": states}
-
-
-def _are_known(param: Tensor) -> bool:
-    """Return True if placements determine the elements of the local part."""
-    from thalweg.distribute.sharding.shard_index import are_known
-
-    return are_known(param)
 
 
 def _describe_unknown(param: Any, label: object) -> str:
@@ -109,10 +100,8 @@ def _cut_slot(full: Tensor, param: Any, slot: Slot) -> Tensor:
         return _part_of(full, param, likeness_of(codec, param))
     if slot.storage and full.dtype == torch.uint8:
         # Meshes do not encode rows that are not whole blocks.
-        full_codec, template = (
-            CODECS[slot.storage],
-            torch.empty(param.shape, dtype=torch.float32, device="cpu"),
-        )
+        full_codec = CODECS[slot.storage]
+        template = torch.empty(param.shape, dtype=torch.float32, device="cpu")
         if full.numel() != full_codec.bytes_of(param.numel()):
             return full
         full = decode_tensor(full_codec, full.cpu().reshape(-1), template)
@@ -123,8 +112,6 @@ def _part_of(full: Tensor, param: Any, template: Tensor) -> Tensor:
     """Return this rank's part of a tensor, placed as a parameter, with the shape of `template`."""
     if full.shape != template.shape:
         return full
-    from thalweg.distribute.sharding.shard_index import sharded_tensor
-
     tensor = sharded_tensor(param)._replace(shape=template.shape)
     return beside(_read_part(full, param, tensor), param, template)
 
@@ -134,7 +121,6 @@ def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     from thalweg._engines.matrix_shapes import shape_beside
-    from thalweg.distribute.sharding.shard_index import sharded_tensor
 
     if tuple(full.shape) != tuple(shape_beside(slot, param.shape)):
         return full

@@ -36,7 +36,7 @@ from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.spikes import HISTORY
 from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.weight_averaging import Average
-from thalweg._core.param_groups import Group, params_of
+from thalweg._core.param_groups import Group, group_indices_of, params_of
 from thalweg._core.reentrance import check_no_step, one_step_at_a_time
 from thalweg._core.sparse_gradients import is_sparse, summed
 from thalweg._core.step import try_rebind
@@ -532,9 +532,7 @@ class FusedOptimizer(GroupChecks):
             params: list[Tensor] = groups[0]["params"]
         else:
             params = params_of(groups)
-            if group_indices != [
-                index for index, group in enumerate(groups) for _ in group["params"]
-            ]:
+            if group_indices != group_indices_of(groups):
                 return False
         if len(params) != len(group_indices):
             return False

@@ -250,7 +250,8 @@ class FusedTorchOptimizer(TorchGroups):
         bound: Iterable[_BoundPlan] = map(self._bind, steps, targets, transforms)
         try:
             with note_not_applied(adapters[-1].begun), writable():
-                if adapters[-1].gathered is not None and self._has_common_norm():
+                has_global_norm = self.step_options.base_transforms.has_global_norm
+                if adapters[-1].gathered is not None and has_global_norm:
                     bound = list(bound)
                     all_transforms = make_transforms(sum(len(pairs) for pairs, _ in targets))
                     with importing:
@@ -272,10 +273,6 @@ class FusedTorchOptimizer(TorchGroups):
                 return outcome
         finally:
             batch.release_gradients()
-
-    def _has_common_norm(self) -> bool:
-        """Return True if gradients of several rules are clipped, or judged, together."""
-        return self.step_options.base_transforms.has_global_norm
 
     def _bind(
         self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms

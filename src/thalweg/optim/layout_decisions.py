@@ -154,7 +154,8 @@ class _Decisions(Iterable[ParamLayout]):
         self._named_layouts = _layouts_by_name(layouts, self._params)
         self._run = DryRun(module, inputs)
         ends = output_ids(module, self._params, output)
-        self._ends = self._returned_ids() if ends is None else ends
+        returned_ids = {key for key, use in self._run.uses.items() if use.is_output}
+        self._ends = returned_ids if ends is None else ends
         if ends is None and self._run.error is not None:
             raise InvalidArgumentError(
                 f"Nothing says which parameters of {type(module).__name__} are those of its output"
@@ -183,10 +184,6 @@ class _Decisions(Iterable[ParamLayout]):
         """Return a sentence about the error that ended the forward pass; "" if none."""
         error = self._run.error
         return f" The forward pass ended with {type(error).__name__}: {error}" if error else ""
-
-    def _returned_ids(self) -> set[int]:
-        """Return `id`s of weights with outputs that the model returns and no function takes."""
-        return {key for key, use in self._run.uses.items() if use.is_output}
 
     def _decide(self, name: str, param: Tensor) -> tuple[MatrixLayout | None, str]:
         """Return the layout of a parameter, or None for AdamW, and the reason.

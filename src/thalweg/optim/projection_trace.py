@@ -275,8 +275,7 @@ class ProjectionTrace(TorchFunctionMode):
         elif name.startswith("conv") and args[0] is labelled[0] and args[1].shape[1] == 1:
             self._pass_channels(args[0], output)
         elif name.strip("_") in CONTRACTIONS:
-            for tensor in labelled:
-                self._consume(tensor)
+            self._consume(*labelled)
         else:
             self._follow_elementwise(name, args, labelled, results)
 
@@ -332,8 +331,7 @@ class ProjectionTrace(TorchFunctionMode):
         first, *other_tensors = labelled
         fits = bool(results) and all(covers(output, first.shape) for output in results)
         if not fits:
-            for tensor in labelled:
-                self._consume(tensor)
+            self._consume(*labelled)
             return
         labels = self._labels[id(first)][1]
         is_sum = name.strip("_").strip("ri") in ("add", "sub")
@@ -344,8 +342,7 @@ class ProjectionTrace(TorchFunctionMode):
         if not (is_sum and self._join_sum(first, other_tensors)) and not self._have_same_outputs(
             first, other_tensors
         ):
-            for tensor in labelled:
-                self._consume(tensor)
+            self._consume(*labelled)
             uses = [{id(use) for use, _ in self._outputs_in(source)} for source in labelled]
             if any(use_ids != uses[0] for use_ids in uses):
                 # What gates the outputs of another weight ends here.
@@ -358,11 +355,10 @@ class ProjectionTrace(TorchFunctionMode):
 
     def _have_same_outputs(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
         """Return True if all tensors have the same outputs, in any order."""
-        label_sets = (
-            [distinct_labels(self._labels[id(tensor)][1]) for tensor in (first, *other_tensors)]
-            if other_tensors
-            else []
-        )
+        if not other_tensors:
+            return True
+        tensors = (first, *other_tensors)
+        label_sets = [distinct_labels(self._labels[id(tensor)][1]) for tensor in tensors]
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
     def _join_sum(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
@@ -446,10 +442,11 @@ class ProjectionTrace(TorchFunctionMode):
             uses.append((use, output_labels[owners == owner] - use.first_label))
         return uses
 
-    def _consume(self, tensor: Tensor) -> None:
-        """Record that a function uses all outputs in a tensor together."""
-        if (labels := self._labels_of(tensor)) is not None:
-            self._record(labels, WeightUse.consume)
+    def _consume(self, *tensors: Tensor) -> None:
+        """Record for each tensor that a function uses all outputs in it together."""
+        for tensor in tensors:
+            if (labels := self._labels_of(tensor)) is not None:
+                self._record(labels, WeightUse.consume)
 
     def _record(self, labels: Tensor, method: Callable[[WeightUse, Any], None]) -> None:
         """Call `method(record, output indices)` for each weight with these labels."""

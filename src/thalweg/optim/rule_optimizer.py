@@ -16,7 +16,7 @@ from thalweg._core.commit import raise_first
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.update_targets import MASTER
-from thalweg._core.param_groups import Group, Params, params_of
+from thalweg._core.param_groups import Group, Params, group_indices_of, params_of
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.state import shown as told
 from thalweg._core.step import finish, run_step, try_rebind
@@ -179,13 +179,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         if rule not in param_states:
             kinds, blocks = self.step_options.kinds, self.step_cache.blocks
             param_states[rule] = ParamState(rule, self._numbers(), kinds=kinds, blocks=blocks)
-        params = params_of(self.param_groups)
-        group_indices = [
-            group_index
-            for group_index, group in enumerate(self.param_groups)
-            for _ in group["params"]
-        ]
-        return param_states[rule], params, group_indices
+        groups = self.param_groups
+        return param_states[rule], params_of(groups), group_indices_of(groups)
 
     def _numbers(self) -> dict[str, ScalarSpec]:
         """Return specifications of the rule's per-parameter numbers, by state key."""
