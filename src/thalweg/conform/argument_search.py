@@ -53,7 +53,10 @@ def list_trials(external: Candidate, native: Candidate) -> Iterator[Trial]:
 def _list_changes(
     arguments: dict[str, object], counterpart: dict[str, Any]
 ) -> Iterator[tuple[str, object]]:
-    """Yield distinct changes (name, value) of the arguments of one candidate."""
+    """Yield (name, value) for values that differ from that in `arguments` and from each other.
+
+    For flags this is the other one; else the value in `counterpart`, and those in `VALUES`.
+    """
     for name, value in arguments.items():
         if name in MACHINERY or name == "maximize":
             continue

@@ -74,11 +74,15 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         return group["momentum"] == 0 and group["weight_decay"] == 0
 
     def _check_memories(self) -> None:
-        """Raise for memory that torch's step would corrupt; replace misplaced momentum by a copy.
+        """Raise if torch's step would write outside of a tensor; replace misplaced momentum.
+
+        A momentum that does not begin where its storage does is replaced in the state by a copy, as
+        torch would add a sparse gradient elsewhere.
 
         Raises:
-            InvalidArgumentError: A dense gradient has a sparse momentum, or as the base class.
-            LayoutError: As the base class.
+            InvalidArgumentError: A dense gradient has a sparse momentum, or an index is out of
+                range.
+            LayoutError: A tensor has no memory that holds its elements.
         """
         super()._check_memories()
         for group in self.param_groups:

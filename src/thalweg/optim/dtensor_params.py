@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
 
 
-def locals_of(params: Sequence[Tensor]) -> LocalShards | None:
+def make_local_shards(params: Sequence[Tensor]) -> LocalShards | None:
     """Return a map from DTensors to their local parts, or None if no parameter is a DTensor."""
     if not any_on_mesh(params):
         return None
@@ -32,8 +32,8 @@ def locals_of(params: Sequence[Tensor]) -> LocalShards | None:
     return LocalShards()
 
 
-def sharing_of(shards: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
-    """Return the object that shares a step over local parts between ranks.
+def make_local_step(shards: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
+    """Return the object by which an adapter gathers norms and matrices of DTensors over ranks.
 
     Args:
         shards: The local parts.
@@ -56,8 +56,8 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
     team = None
     if is_imported() and any_on_mesh(params_of(optimizer.param_groups)):
         with importing:
-            from thalweg.optim.rank_guard import team_of
-        team = team_of(optimizer)
+            from thalweg.optim.rank_guard import gather_ranks
+        team = gather_ranks(optimizer)
     if team is None:
         yield
         return
@@ -70,7 +70,7 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
         team.end()
 
 
-def placed(
+def place_pairs_on_mesh(
     pairs: list[tuple[object, Tensor]], team: MatrixProcessGroup | None = None
 ) -> list[tuple[Any, Tensor]]:
     """Return (gradient, parameter) pairs with each DTensor gradient placed as its parameter.
@@ -89,9 +89,9 @@ def placed(
     return dtensor_step.place_on_mesh(pairs, team)
 
 
-def entry_of(name: str, tensor: Tensor) -> Entry:
+def make_entry(name: str, tensor: Tensor) -> Entry:
     """Return the `Entry` that sets a tensor from a loaded state; for a DTensor its local part."""
-    shards = locals_of([tensor])
+    shards = make_local_shards([tensor])
     if shards is None:
         return Entry(name, tensor)
     return Part(name, shards.part(tensor), var=tensor, parts=shards)

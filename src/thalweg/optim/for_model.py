@@ -98,9 +98,10 @@ def _groups(
     rule_options: Group,
     adamw_options: Group,
 ) -> list[Group]:
-    """Return parameter groups: one per layout, one for AdamW, one for AdamW without weight decay.
+    """Return parameter groups: one per layout for `rule`, and up to two for AdamW.
 
-    The last one has the parameters of less than two dimensions.
+    One group of AdamW has the parameters of two dimensions or more that have no layout; the other
+    has vectors and scalars, with a weight decay of 0.
     """
     params = dict(module.named_parameters())
     groups: dict[tuple[str, bool], Group] = {}

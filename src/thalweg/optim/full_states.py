@@ -15,7 +15,7 @@ from thalweg._core.quantized_slots import CODECS, codec_of, decode_tensor, liken
 from thalweg._core.state import flaw, mismatch
 from thalweg.distribute.sharding.shard_index import ShardedTensor, are_known, sharded_tensor
 from thalweg.formula import Slot
-from thalweg.optim.dtensor_params import locals_of
+from thalweg.optim.dtensor_params import make_local_shards
 from thalweg.optim.state_mismatch import members_here, sizes
 
 
@@ -41,7 +41,7 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
             entries = cast("Mapping[str, Any]", states.get(key))
             if not is_on_mesh(param) or not isinstance(entries, Mapping):
                 continue
-            slots = _slots_of(optimizer, group, param)
+            slots = _select_slots(optimizer, group, param)
             full = {
                 slot_name: entry
                 for slot_name, entry in entries.items()
@@ -79,7 +79,7 @@ def _is_full(entry: object) -> bool:
     return entry.dim() > 0 and flaw(entry) is None
 
 
-def _slots_of(optimizer: Any, group: Group, param: Tensor) -> dict[str, Slot]:
+def _select_slots(optimizer: Any, group: Group, param: Tensor) -> dict[str, Slot]:
     """Return the slots of a parameter by name, including its master."""
     has_rule = hasattr(optimizer, "rule")
     rule = optimizer.rule_of(group) if has_rule else optimizer.wrapped_rule(group, param)
@@ -97,7 +97,7 @@ def _cut_slot(full: Tensor, param: Any, slot: Slot) -> Tensor:
     if slot.is_shaped:
         return _cut_shaped(full, param, slot)
     if codec is not None:
-        return _part_of(full, param, likeness_of(codec, param))
+        return _cut_like(full, param, likeness_of(codec, param))
     if slot.storage and full.dtype == torch.uint8:
         # Meshes do not encode rows that are not whole blocks.
         full_codec = CODECS[slot.storage]
@@ -105,10 +105,10 @@ def _cut_slot(full: Tensor, param: Any, slot: Slot) -> Tensor:
         if full.numel() != full_codec.bytes_of(param.numel()):
             return full
         full = decode_tensor(full_codec, full.cpu().reshape(-1), template)
-    return _part_of(full, param, param)
+    return _cut_like(full, param, param)
 
 
-def _part_of(full: Tensor, param: Any, template: Tensor) -> Tensor:
+def _cut_like(full: Tensor, param: Any, template: Tensor) -> Tensor:
     """Return this rank's part of a tensor, placed as a parameter, with the shape of `template`."""
     if full.shape != template.shape:
         return full
@@ -136,12 +136,12 @@ def _read_part(full: Tensor, param: Any, tensor: ShardedTensor) -> Tensor:
     return shard.read(full.detach()).to(local(param).device, copy=True).contiguous()
 
 
-def gathered(tensor: Tensor) -> Tensor:
+def gather_full(tensor: Tensor) -> Tensor:
     """Return the full tensor of a DTensor on the CPU of rank 0, and an empty tensor on other ranks.
 
     All ranks of the mesh call this. Any other tensor is returned unchanged.
     """
-    shards = locals_of([tensor])
+    shards = make_local_shards([tensor])
     if shards is None:
         return tensor
     full = shards.whole(shards.part(tensor), tensor)

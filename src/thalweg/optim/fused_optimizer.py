@@ -232,7 +232,7 @@ class FusedOptimizer(GroupChecks):
         self.step_cache.operands.read_again(self)
         groups = self.param_groups if is_copy else self.param_groups[-1:]
         self.step_cache.added_params.add(params_of(groups))
-        self._listen()
+        self._register_hooks()
         if self.step_options.of(Flat).gradients == "flat":
             self._flatten()
         if (diagnostics := self.step_options.of(Diagnosed).diagnostics) is not None:
@@ -261,12 +261,12 @@ class FusedOptimizer(GroupChecks):
             for group in groups:
                 group[HISTORY] = judge.history
 
-    def _listen(self) -> None:
+    def _register_hooks(self) -> None:
         """Register hooks that update parameters in the backward pass, if `in_backward` is on."""
         if self.step_options.in_backward:
             with importing:
-                from thalweg.optim.step_in_backward import listen
-            listen(self)
+                from thalweg.optim.step_in_backward import register_hooks
+            register_hooks(self)
 
     def check_not_swapped(self, message: str) -> None:
         """Raise if the parameters are their averages at present.
@@ -397,7 +397,7 @@ class FusedOptimizer(GroupChecks):
         """
         cache = self.step_cache
         self.check_not_swapped(_SWAPPED_STEP)
-        self._listen()
+        self._register_hooks()
         cache.apply_flag = self._found_finite()
         if cache.apply_flag is None and self._skip_overflowed_step():
             return

@@ -31,7 +31,7 @@ from thalweg._engines import current
 from thalweg.errors import InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
 from thalweg.optim.group_options import PAIRS, STEP_FLAGS
-from thalweg.optim.load_state import as_torch, load
+from thalweg.optim.load_state import load, plan_torch_load
 from thalweg.optim.native_support import device_of, engines_support, find_shared_scalar
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import ParamState
@@ -391,11 +391,12 @@ class FusedTorchOptimizer(TorchGroups):
         return self.step_options.of(Unscaling).fused_unscale and self.unscaling() is not None
 
     def _shares_counts(self, steps: Sequence[_SubStep]) -> bool:
-        """Return True if two parameters share a state tensor of one number, which torch counts
-        twice.
+        """Return True if one state tensor, such as a step count, belongs to two parameters.
+
+        Torch's step increases such a tensor once for each parameter; the engines do not.
 
         Raises:
-            NotImplementedError: They do, and options exclude torch's step.
+            NotImplementedError: A tensor is shared, and options exclude torch's step.
         """
         scalars = {slot.name for adapter, _ in steps for slot in adapter.part.rule.scalar_slots}
         params = [param for _, pairs in steps for _, param in pairs]
@@ -447,8 +448,8 @@ class FusedTorchOptimizer(TorchGroups):
     def _members_of_param(self, param: Tensor) -> dict[Rule, _RuleMembers]:
         """Return the rule of one parameter, with the parameter as its only member."""
         with importing:
-            from thalweg.optim.step_in_backward import place_of
-        group_index = cast("int", place_of(self, param))
+            from thalweg.optim.step_in_backward import find_group_index
+        group_index = cast("int", find_group_index(self, param))
         rule = self.step_options.rule(self.base_rule(self.param_groups[group_index], param))
         return {rule: _RuleMembers([(cast("Tensor", param.grad), param)], [group_index])}
 
@@ -477,7 +478,7 @@ class FusedTorchOptimizer(TorchGroups):
             check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
             torch_class: Any = super(FusedTorchOptimizer, type(self))
             torch_load = without_dynamo(torch_class.load_state_dict)
-            load(self, state_dict, partial(as_torch, load=torch_load), convert, allow_loss)
+            load(self, state_dict, partial(plan_torch_load, load=torch_load), convert, allow_loss)
 
     def _step_of_torch(self) -> None:
         """Take the step by the code of torch: all of it, or on an error nothing.

@@ -24,7 +24,7 @@ from thalweg._core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.formula import Rule, Slot
 from thalweg.optim import state_mismatch
-from thalweg.optim.dtensor_params import entry_of
+from thalweg.optim.dtensor_params import make_entry
 from thalweg.optim.group_options import hypers_of
 from thalweg.optim.param_scalars import STEP, scalar_dtype
 from thalweg.optim.slot_memory import separate_slots
@@ -50,8 +50,9 @@ def load(
     Args:
         optimizer: A `FusedOptimizer`.
         state_dict: The state dict from the user; not changed.
-        plan: `as_torch` or `in_place`. Called with the optimizer and the state; returns the writes
-            that load it, and names of optional slots that it lacks, for a warning.
+        plan: `plan_torch_load` or `plan_load_in_place`. Called with the optimizer and the state;
+            returns the writes that load it, and names of optional slots that it lacks, for a
+            warning.
         convert: True to convert slots in another storage and states of other packages; otherwise
             they raise.
         allow_loss: True to drop parts of other packages without a counterpart; otherwise they
@@ -65,7 +66,7 @@ def load(
         f"A state was loaded into {type(optimizer).__name__} inside of swapped(), which gives the"
         " parameters their former values when it ends. Load the state outside of the block."
     )
-    loaded_state = _after_hooks(optimizer, state_dict)
+    loaded_state = _run_pre_hooks(optimizer, state_dict)
     state_mismatch.check_form(loaded_state, type(optimizer).__name__)
     conversion = None
     if convert:
@@ -78,7 +79,9 @@ def load(
     loading, lacking = plan(optimizer, loaded_state)
     if conversion is not None:
         notes = [*conversion.notes(), *notes]
-        param_pairs = [(entry_of(name, param), tensor) for name, param, tensor in conversion.values]
+        param_pairs = [
+            (make_entry(name, param), tensor) for name, param, tensor in conversion.values
+        ]
         loading = replace(loading, pairs=[*loading.pairs, *param_pairs])
     warn_of(optimizer, lacking, notes)
     restore(loading, Loading(then=history_calls))
@@ -88,7 +91,7 @@ def load(
         hook(optimizer)
 
 
-def as_torch(
+def plan_torch_load(
     optimizer: Any, saved_state: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
 ) -> Plan:
     """Load a state by torch's loader into a copy of the optimizer; return the writes that move it
@@ -109,8 +112,8 @@ def as_torch(
         CheckpointMismatchError: No step could be taken with the state.
         ValueError: From torch: groups have other numbers of parameters.
     """
-    lacking = _lacking_options(optimizer, saved_state)
-    twin, kinds = _twin(optimizer), optimizer.step_options.kinds
+    lacking = _check_saved_entries(optimizer, saved_state)
+    twin, kinds = _make_twin(optimizer), optimizer.step_options.kinds
     try:
         with host_allocations():
             load(twin, saved_state if kinds.device is None else _without_slots(saved_state))
@@ -119,17 +122,17 @@ def as_torch(
     # A subclass or an object in the state can raise anything.
     except Exception as error:
         reason = f"{type(error).__name__} while it was loaded: {error}"
-        raise mismatch([reason], _title(optimizer)) from error
+        raise mismatch([reason], _describe_optimizer(optimizer)) from error
     _fit_twin(twin, optimizer, saved_state)
     for _, entries in states_of(twin.state):
-        entries.update(dict(_resolved(entries)))
+        entries.update(dict(_resolve_views(entries)))
     optimizer.record_format(twin.param_groups, twin.state)
     separate_slots(twin, optimizer.step_options)
     twin.step_cache.blocks.gather(twin.state, twin._single)
     return Loading(then=_move_calls(twin, optimizer)), lacking
 
 
-def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
+def _check_saved_entries(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
     """Return the names of slots that options need and a state lacks, once per parameter.
 
     Raises:
@@ -138,13 +141,13 @@ def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
     problems, lacking = list[str](), list[str]()
     saved_groups = saved_state["param_groups"]
     if state_mismatch.sizes(saved_groups) == state_mismatch.sizes(optimizer.param_groups):
-        for group, key, param, label in _members(optimizer, saved_groups, problems):
+        for group, key, param, label in _iterate_members(optimizer, saved_groups, problems):
             entries = saved_state["state"].get(key, {})
             problems += optimizer._unfit_state(group, entries, param, label)
             if not problems and not state_mismatch.is_before_steps(entries):
                 lacking += [n for n in optimizer.step_options.keys(param) if entries.get(n) is None]
     if problems:
-        raise mismatch(problems, _title(optimizer))
+        raise mismatch(problems, _describe_optimizer(optimizer))
     return lacking
 
 
@@ -171,7 +174,7 @@ def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
         fit_slots(twin, options.kinds, group, param, entries)
 
 
-def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
+def _run_pre_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
     """Call torch's pre-hooks of loading with a shallow copy of the state; return the state they
     leave.
 
@@ -262,19 +265,19 @@ def warn_of(optimizer: object, lacking: Collection[str], notes: Collection[str])
     """Warn of entries that a loaded state lacks (`lacking`), and with each of the sentences in
     `notes`.
     """
-    label = _title(optimizer)
+    label = _describe_optimizer(optimizer)
     messages = [state_mismatch.lacking_message(label, lacking)] if lacking else []
     for note in (*messages, *(f"{label}: {note}" for note in notes)):
         warn(note, CheckpointWarning)
 
 
-def _title(optimizer: Any) -> str:
+def _describe_optimizer(optimizer: Any) -> str:
     """Return the name of an optimizer's class, with its options, for messages."""
     options = optimizer.step_options.named()
     return type(optimizer).__name__ + (f" with {options}" if options else "")
 
 
-def _twin(optimizer: Any) -> Any:
+def _make_twin(optimizer: Any) -> Any:
     """Return a copy of an optimizer with the same parameters, groups and state objects.
 
     The copy has no hooks, no options of this library, and a new step cache.
@@ -304,7 +307,7 @@ def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
     ]
 
 
-def _members(
+def _iterate_members(
     optimizer: Any, saved_groups: list[Any], problems: list[str]
 ) -> Iterator[tuple[Group, Any, Tensor, Any]]:
     """Yield (group, saved key, parameter, title) for each parameter, matched by order.
@@ -316,7 +319,7 @@ def _members(
         saved_groups: The groups of the state.
         problems: Differences are appended.
     """
-    probe = _twin(optimizer)
+    probe = _make_twin(optimizer)
     groups = [
         {**saved_group, "params": group["params"]}
         for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True)
@@ -429,7 +432,7 @@ def _as_number(tensor: Tensor) -> Tensor:
     return tensor.long()
 
 
-def _resolved(entries: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+def _resolve_views(entries: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, plain tensor) for entries that are negated, conjugated or part of a graph."""
     tensors = [(name, x) for name, x in entries.items() if isinstance(x, Tensor)]
     for name, tensor in tensors:
@@ -449,7 +452,7 @@ def _without_slots(saved_state: Mapping[str, Any]) -> dict[str, Any]:
     return {**saved_state, "state": {**saved_state["state"], **states}}
 
 
-def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
+def plan_load_in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     """Return the writes that copy a state into the existing tensors of a `RuleOptimizer`.
 
     Returns:
@@ -474,7 +477,9 @@ def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
         problems += optimizer._unfit_options(saved_group, group_index)
         for param, key, label in state_mismatch.matched(group, saved_group, problems):
             entries, saved_entries = optimizer.state[param], saved_state["state"].get(key, {})
-            calls += setting(entries, saved_entries, label, problems, pairs, param, names, optional)
+            calls += plan_entries(
+                entries, saved_entries, label, problems, pairs, param, names, optional
+            )
             saved_states[param] = saved_entries
         retained = {key: group[key] for key in ("params", "param_names") if key in group}
         calls.append(partial(group.update, {**saved_group, **retained}))
@@ -489,7 +494,7 @@ def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     # Parameters that are no longer in a group have no state.
     ungrouped = [param for param, _ in states if param not in saved_states]
     calls += [partial(optimizer.state.pop, param) for param in ungrouped]
-    missing = _lacking(states, saved_states, optional)
+    missing = _find_missing_entries(states, saved_states, optional)
     calls += [partial(entries.pop, name) for name, entries in missing]
     removed_ids = {id(entries[name]) for name, entries in missing}
     calls += optimizer.step_cache.operands.reading(optimizer, removed_ids)
@@ -498,7 +503,7 @@ def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     return Loading(pairs, calls, class_name), [] if is_new else [name for name, _ in missing]
 
 
-def _lacking(
+def _find_missing_entries(
     states: Iterable[tuple[Tensor, dict[str, object]]],
     saved_states: Mapping[Tensor, Mapping[str, object]],
     optional: Collection[str],
@@ -520,7 +525,7 @@ def _lacking(
     ]
 
 
-def setting(
+def plan_entries(
     entries: dict[str, Any],
     saved_entries: Mapping[str, Any],
     label: Any,
@@ -563,7 +568,7 @@ def setting(
         elif value is not None and name not in entries:
             calls.append(partial(entries.__setitem__, name, value.detach().clone()))
         elif value is not None:
-            pairs.append((entry_of(f"{label}/{name}", entries[name]), value))
+            pairs.append((make_entry(f"{label}/{name}", entries[name]), value))
     return calls
 
 
@@ -575,12 +580,12 @@ def _entry_specs(
     optional: Collection[str],
 ) -> dict[str, StateEntrySpec]:
     """Return {key: shape, dtypes and presence that a saved entry must have}; arguments as of
-    `setting`.
+    `plan_entries`.
     """
     has_master = not isinstance(saved_entries, Mapping) or MASTER in saved_entries
     widens = MASTER in entries and not has_master
     specs = {
-        name: StateEntrySpec(value, _dtypes(value, widens), is_optional=name in optional)
+        name: StateEntrySpec(value, _list_dtypes(value, widens), is_optional=name in optional)
         for name, value in entries.items()
         if name not in (SUM, ENCODED_SHAPE) and (names is None or name in names)
     }
@@ -589,7 +594,7 @@ def _entry_specs(
     return {**specs, SUM: sum_spec(param)}
 
 
-def _dtypes(tensor: Tensor, widens: bool) -> list[torch.dtype]:
+def _list_dtypes(tensor: Tensor, widens: bool) -> list[torch.dtype]:
     """Return the dtypes of a saved tensor that may be loaded into `tensor`: its own, then narrower
     ones.
 

@@ -57,7 +57,7 @@ def hidden_matrices(
         _select_params(leave, params, "leave"),
     )
     inputs = _params_of_getter(module, "get_input_embeddings") or set()
-    ends = _of_output(module, params, output) | inputs
+    ends = _find_output_ids(module, params, output) | inputs
     for name, param in params.named_params:
         kinds = params.modules[id(param)]
         if id(param) in excluded_ids:
@@ -144,7 +144,7 @@ def output_ids(
     return _params_of_getter(module, "get_output_embeddings")
 
 
-def _of_output(
+def _find_output_ids(
     module: nn.Module, module_params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int]:
     """Return the `id` of the output layer's parameters."""

@@ -85,7 +85,7 @@ def groups(
     if scales and lr is None and not (of_rules and of_rules.all_have("lr")):
         raise InvalidArgumentError("lr_scale needs lr, which it is multiplied with.")
     widths = None if width_scale is None else _base_widths(module, width_scale, of_rules, lr)
-    if decay is None and _as_list(no_decay) and not of_rules:
+    if decay is None and _list_selectors(no_decay) and not of_rules:
         raise InvalidArgumentError("no_decay needs decay, which all other parameters get.")
     frozen_ids = _select_ids(params, frozen, "frozen")
     no_decay_ids = _select_ids(params, no_decay, "no_decay")
@@ -138,7 +138,7 @@ def _base_widths(
 def _select_ids(module_params: ModuleParams, selectors: object, argument: str) -> set[int]:
     """Return the `id` of each parameter that a selector selects; raise if one selects nothing."""
     matches = partial(module_params.selects, argument=argument)
-    return module_params.select_ids(_as_list(selectors), argument, matches)
+    return module_params.select_ids(_list_selectors(selectors), argument, matches)
 
 
 def _set_decay(group: Group, decay: float | None, has_no_decay: bool) -> None:
@@ -160,7 +160,7 @@ def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> obj
     return factors if isinstance(rate, Tensor) else group.get("lr")
 
 
-def _as_list(selectors: object) -> list[object]:
+def _list_selectors(selectors: object) -> list[object]:
     """Return selectors as a list; a single one may be bare."""
     is_single = isinstance(selectors, str | type | int)
     return [selectors] if is_single else list(cast("Iterable[Any]", selectors))

@@ -30,7 +30,7 @@ from thalweg._engines import resumed
 from thalweg._engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.formula import Rule, Slot
-from thalweg.optim.dtensor_params import locals_of
+from thalweg.optim.dtensor_params import make_local_shards
 from thalweg.optim.group_options import Options
 from thalweg.optim.param_scalars import (
     CPU,
@@ -138,10 +138,10 @@ class ParamState:
         self._settled_values: list[object] | None = None
 
     def stands(self, state: Mapping[Tensor, Entries], params: Sequence[Tensor]) -> bool:
-        """Return True if the last step left exactly these parameters and this state of the
-        optimizer.
+        """Return True if parameters and state are unchanged since `settle` recorded them.
 
-        All objects are compared by identity, except sums of gradients.
+        The parameters, the dictionaries and the entries in them are compared by identity; sums of
+        gradients are not compared.
         """
         last_values = self._settled_values
         return (
@@ -196,7 +196,7 @@ class ParamState:
         self.homes = scalar_devices
         remembers = bool(self.numbers or self.rule.slots)
         if self.locals is None:
-            self.locals = locals_of(params)
+            self.locals = make_local_shards(params)
         self.params = list(params)
         self.owners = [
             state[param] if remembers or self._kinds.has_master(param) else {} for param in params

@@ -32,7 +32,7 @@ from thalweg._engines.codecs.split8 import CORRECTION, SPLIT8
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim import state_mismatch
-from thalweg.optim.dtensor_params import cuts_blocks, has_positions, locals_of, positions_of
+from thalweg.optim.dtensor_params import cuts_blocks, has_positions, make_local_shards, positions_of
 from thalweg.optim.state_mismatch import members_here
 from thalweg.variable import TRAINED, dtype_name
 
@@ -55,9 +55,9 @@ def check_params(optimizer: Any, group: Group) -> None:
 
     Raises:
         InvalidTypeError: A parameter is complex or of float64.
-        NotImplementedError: One is a DTensor whose local elements have no known positions; or on a
-            GPU, with local elements that are not adjacent in the full tensor.
-        InvalidArgumentError: One is a DTensor whose placements cut blocks of a codec.
+        NotImplementedError: Placements do not determine the positions of a DTensor's local
+            elements; or those elements are on a GPU, and not adjacent in the full tensor.
+        InvalidArgumentError: The placements of a DTensor cut blocks of a codec.
     """
     storage = storage_of(optimizer.rule_of(group))
     if not storage:
@@ -139,7 +139,7 @@ def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
     for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
         storage = saved_group.get(STORAGE, {})
         for param, key in zip(group["params"], saved_group["params"], strict=True):
-            slots = _records_in(states.get(key, {}), storage)
+            slots = _select_records(states.get(key, {}), storage)
             if slots and not is_on_mesh(param):
                 rows = {n: with_rows(CODECS[storage[n]], x, param) for n, x in slots.items()}
                 states[key] = {**states[key], **rows}
@@ -147,10 +147,10 @@ def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
 
 def has_codes(entries: Mapping[str, object], storage: Storage) -> bool:
     """Return True if the state of a parameter has encoded slots."""
-    return bool(_records_in(entries, storage))
+    return bool(_select_records(entries, storage))
 
 
-def _records_in(entries: Mapping[str, object], storage: Storage) -> dict[str, Tensor]:
+def _select_records(entries: Mapping[str, object], storage: Storage) -> dict[str, Tensor]:
     """Return the encoded slots in the state of a parameter, by name."""
     slots = {name: entries.get(name) for name in storage}
     return {n: x for n, x in slots.items() if isinstance(x, Tensor) and x.dtype == torch.uint8}
@@ -186,7 +186,7 @@ def _normalize_slots(
         problems.append(
             f"the encoded slots of '{label}' are of shape {saved_shape}, here {tuple(param.shape)}"
         )
-    slots = _records_in(entries, storage)
+    slots = _select_records(entries, storage)
     stored_slots = {name: as_kept(CODECS[storage[name]], x, param) for name, x in slots.items()}
     return {k: x for k, x in {**entries, **stored_slots}.items() if k != SHAPE}
 
@@ -223,7 +223,7 @@ def fit_storage(
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
     saved_storages = [
-        _codecs_of(group, group_index) for group_index, group in enumerate(saved_groups)
+        _read_codecs(group, group_index) for group_index, group in enumerate(saved_groups)
     ]
     stripped_groups = [{k: x for k, x in group.items() if k != STORAGE} for group in saved_groups]
     saved_state = {**saved_state, "param_groups": stripped_groups}
@@ -261,7 +261,7 @@ def fit_storage(
     return {**saved_state, "state": states}
 
 
-def _codecs_of(group: Mapping[str, Any], group_index: int) -> Storage:
+def _read_codecs(group: Mapping[str, Any], group_index: int) -> Storage:
     """Return {slot: codec} that a saved group names; raise CheckpointMismatchError if invalid."""
     storage = group.get(STORAGE)
     if storage is None:
@@ -327,7 +327,7 @@ def _convert_slots(
         if problem := _why_unfit(value, param, saved_storage.get(slot.name)):
             problems.append(f"'{label}/{slot.name}' {problem}")
             continue
-        numbers = decoded(value, param, saved_storage.get(slot.name))
+        numbers = decode_slot(value, param, saved_storage.get(slot.name))
         codec = codec_of(slot, param)
         if codec is not None:
             slots[slot.name] = records_beside(codec, encode_tensor(codec, local(numbers)), param)
@@ -363,7 +363,7 @@ def _convert_split_weight(
         if isinstance(master, Tensor) and master.shape == param.shape:
             is_upper = upper.dtype == torch.bfloat16 and upper.shape == master.shape
             records = lower_of(
-                _shard_of(master, param), _shard_of(upper, param) if is_upper else None
+                _take_shard(master, param), _take_shard(upper, param) if is_upper else None
             )
         return {CORRECTION: records_beside(SPLIT8, records, param)}
     value = rests.get(CORRECTION)
@@ -371,7 +371,7 @@ def _convert_split_weight(
         return {}
     if _why_unfit(value, param, saved_storage[CORRECTION]):
         return rests
-    return {MASTER: decoded(value, upper, saved_storage[CORRECTION])}
+    return {MASTER: decode_slot(value, upper, saved_storage[CORRECTION])}
 
 
 def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
@@ -388,9 +388,9 @@ def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
     return "" if is_on_mesh(slot_tensor) else flaw(slot_tensor) or ""
 
 
-def decoded(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor:
+def decode_slot(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor:
     """Return the numbers of a valid slot, as a DTensor for a DTensor."""
-    shard = _shard_of(slot_tensor, param)
+    shard = _take_shard(slot_tensor, param)
     if codec is None or slot_tensor.dtype != torch.uint8:
         numbers = shard.detach().float()
     else:
@@ -398,7 +398,7 @@ def decoded(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor:
     return beside(numbers, param)
 
 
-def _shard_of(tensor: Tensor, param: Tensor) -> Tensor:
+def _take_shard(tensor: Tensor, param: Tensor) -> Tensor:
     """Return this rank's part of a tensor that is sharded like a parameter, or all of it."""
-    parts = locals_of([param])
+    parts = make_local_shards([param])
     return tensor if parts is None else parts.cut(tensor, param)

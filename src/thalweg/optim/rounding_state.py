@@ -11,7 +11,7 @@ from thalweg._core.state import mismatch
 NAMES = tuple(field.name for field in Rounding.keywords())
 
 
-def rounding_entries(optimizer: Any) -> dict[str, Any]:
+def make_rounding_entries(optimizer: Any) -> dict[str, Any]:
     """Return the entries of groups with the rounding option of an optimizer and its seed."""
     rounding = optimizer.step_options.of(Rounding)
     return {} if rounding.round is None else {name: getattr(rounding, name) for name in NAMES}

@@ -34,7 +34,7 @@ from thalweg.optim.group_options import (
     number,
     title_of,
 )
-from thalweg.optim.load_state import in_place, load
+from thalweg.optim.load_state import load, plan_load_in_place
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import Entries, ParamState, ScalarSpec, check_number
 from thalweg.optim.signatures import publish, with_options
@@ -160,7 +160,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return self.step_options.rule(self.rule)
 
     def _make(self) -> None:
-        """Create the state that parameters lack, and add it to the optimizer's state."""
+        """Create missing slots and numbers of all parameters, and add them to `self.state`."""
         with self.step_cache.lock, writable():
             param_state, params, group_indices = self.whole_state()
             param_state.targets(self.state, params, False)
@@ -197,7 +197,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _initial_entries(
         self, params: Sequence[Tensor], group_indices: list[int]
     ) -> dict[int, Entries]:
-        """Return the initial state of parameters by `id`; counts are those of older parameters."""
+        """Return {id(parameter): {state key: initial number}}.
+
+        Numbers of which a parameter already has one in its state, such as the step count, start at
+        that number for all parameters.
+        """
         self._warn_of_zeros(params, group_indices)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
         going: dict[str, object] = {}
@@ -362,7 +366,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         """
         with self.step_cache.lock:
             check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
-            load(self, state_dict, in_place, convert, allow_loss)
+            load(self, state_dict, plan_load_in_place, convert, allow_loss)
 
     def __getstate__(self) -> dict[str, Any]:
         attributes = {name: getattr(self, name) for name in ("rule", "_initial", "_capturable")}

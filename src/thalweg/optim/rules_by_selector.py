@@ -40,7 +40,7 @@ class RulesBySelector:
                 f" {show_value(rules)}."
             )
         self._selectors = list(rules)
-        self._labels = [_title(selector) for selector in self._selectors]
+        self._labels = [_format_selector(selector) for selector in self._selectors]
         self.options: list[Group] = []
         self._kinds: list[Any] = []
         for label, rule in zip(self._labels, rules.values(), strict=True):
@@ -85,9 +85,9 @@ class RulesBySelector:
         for name, param in module_params.named_params:
             by_turn: dict[int, list[int]] = {}
             for index, selector in enumerate(self._selectors):
-                if _selects(selector, param, module_params):
+                if _matches_selector(selector, param, module_params):
                     by_turn.setdefault(
-                        _priority(selector, module_params.names[id(param)]), []
+                        _rank_selector(selector, module_params.names[id(param)]), []
                     ).append(index)
                     used_indices.add(index)
             if id(param) not in excluded_ids:
@@ -202,10 +202,10 @@ class ParamGroups(list[Group]):
 
     def __str__(self) -> str:
         head = ("rule", "options", "parameters", "elements", "such as")
-        return format_table([head, *map(_row, self)], right_aligned=(2, 3))
+        return format_table([head, *map(_format_row, self)], right_aligned=(2, 3))
 
 
-def _row(group: Group) -> tuple[str, ...]:
+def _format_row(group: Group) -> tuple[str, ...]:
     """Return the cells of a group in the table."""
     named_params = [x if isinstance(x, tuple) else ("unnamed", x) for x in group["params"]]
     options = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
@@ -221,7 +221,7 @@ def _row(group: Group) -> tuple[str, ...]:
     )
 
 
-def _title(selector: object) -> str:
+def _format_selector(selector: object) -> str:
     """Return the name of a selector in messages."""
     if isinstance(selector, tuple):
         names = cast("tuple[str, ...]", selector)
@@ -231,7 +231,7 @@ def _title(selector: object) -> str:
     return "`...`" if selector is ... else repr(selector)
 
 
-def _selects(selector: object, param: Tensor, module_params: ModuleParams) -> bool:
+def _matches_selector(selector: object, param: Tensor, module_params: ModuleParams) -> bool:
     """Return True if a selector of rules selects a parameter."""
     if selector is ...:
         return True
@@ -240,7 +240,7 @@ def _selects(selector: object, param: Tensor, module_params: ModuleParams) -> bo
     return module_params.selects(selector, param, "rules")
 
 
-def _priority(selector: Any, names: Sequence[str]) -> int:
+def _rank_selector(selector: Any, names: Sequence[str]) -> int:
     """Return the priority of a selector for a parameter with these names; the lowest selects."""
     if isinstance(selector, str):
         return -4 if selector in names else -3

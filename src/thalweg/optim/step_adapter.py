@@ -26,7 +26,12 @@ from thalweg._engines.random_bits import UNCOUNTED, Place, step_scalar
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.optim.dtensor_params import locals_of, placed, positions_of, sharing_of
+from thalweg.optim.dtensor_params import (
+    make_local_shards,
+    make_local_step,
+    place_pairs_on_mesh,
+    positions_of,
+)
 from thalweg.optim.group_options import number
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import AnyColumn, ParamState
@@ -79,11 +84,11 @@ class ParamGroupAdapter(StepAdapter):
         self.repeats = param_state.homes == devices and param_state.stands(optimizer.state, params)
         if not self.repeats:
             check_slots(optimizer, param_state.rule, zip(params, group_indices, strict=True))
-            param_state.locals = locals_of(
+            param_state.locals = make_local_shards(
                 params
             )  # anew: it holds slots that may have been replaced
         if param_state.locals is not None:
-            self.sharing = sharing_of(param_state.locals, optimizer.step_cache.team)
+            self.sharing = make_local_step(param_state.locals, optimizer.step_cache.team)
 
     @property
     def owner_places(self) -> Sequence[int]:
@@ -105,7 +110,9 @@ class ParamGroupAdapter(StepAdapter):
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
         """
         target_pairs, copies = self._pair_with_targets(
-            pairs if self.sharing is None else placed(pairs, self.optimizer.step_cache.team)
+            pairs
+            if self.sharing is None
+            else place_pairs_on_mesh(pairs, self.optimizer.step_cache.team)
         )
         return self.seen(target_pairs), copies
 

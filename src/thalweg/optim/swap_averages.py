@@ -77,7 +77,7 @@ def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], 
             closing.extend,
             [
                 unwatched([*restore_calls, partial(setattr, cache, "holds_averages", False)]),
-                partial(_end, swaps),
+                partial(_restore_moved, swaps),
             ],
         ),
         *(partial(swap.buffer.copy_, swap.memory) for swap in swaps),
@@ -124,7 +124,7 @@ def _find_swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
     return swaps
 
 
-def _end(swaps: list[_Swap]) -> None:
+def _restore_moved(swaps: list[_Swap]) -> None:
     """Write values back to parameters whose memory was replaced in the block; raise the first
     error.
     """

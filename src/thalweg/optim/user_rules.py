@@ -79,7 +79,11 @@ def class_of(rule: Rule) -> type[UserRuleOptimizer]:
 
 
 def _with_powers(rule: Rule) -> Rule:
-    """Return the rule with a `prepare` that also computes its powers, in Python floats."""
+    """Return a copy of a rule whose `prepare` also returns the powers `hyper ** t`.
+
+    The engines compute `Rule.powers` with TensorFlow's rounding; here they are Python floats, as
+    all scalars of torch-style optimizers. The copy has no `powers`.
+    """
     users = rule.prepare
     user_args = () if users is None else tuple(signature(users).parameters)
     scalars = (*rule.hypers, *rule.numbers, *rule.common_slots)

@@ -54,10 +54,10 @@ class BaseWidths:
     def __init__(self, module: Module, width_scale: WidthScale) -> None:
         pair = width_scale if isinstance(width_scale, tuple) else (width_scale,)
         if len(pair) not in (1, 2):
-            raise _type_error(width_scale)
+            raise _make_type_error(width_scale)
         shapes = {name: tuple(param.shape) for name, param in module.named_parameters()}
-        base = _shapes_of(pair[0], shapes)
-        references = shapes if len(pair) == 1 else _shapes_of(pair[1], shapes)
+        base = _read_shapes(pair[0], shapes)
+        references = shapes if len(pair) == 1 else _read_shapes(pair[1], shapes)
         # A file of mup marks dimensions that are not widths by None, all others are widths.
         marks_dims = any(None in shape for shape in base.values())
         self._ratios: dict[str, tuple[float | None, ...]] = {}
@@ -156,7 +156,7 @@ class BaseWidths:
         return WidthFactor(up_factor, scale_of(adjust, *matrix) / scale_of(adjust, *base_matrix))
 
 
-def _shapes_of(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
+def _read_shapes(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
     """Return the shapes of a base model by name, validated against those of the module.
 
     Args:
@@ -174,7 +174,7 @@ def _shapes_of(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[st
     elif isinstance(shapes, Mapping):
         by_name = cast("Mapping[str, Any]", shapes)
     else:
-        raise _type_error(shapes)
+        raise _make_type_error(shapes)
     if by_name.keys() != target.keys():
         absent, surplus = sorted(target.keys() - by_name), sorted(by_name.keys() - target)
         problems = [f"lacks {', '.join(map(repr, absent[:3]))}"] if absent else []
@@ -198,7 +198,7 @@ def _shapes_of(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[st
     return checked
 
 
-def _type_error(width_scale: object) -> InvalidTypeError:
+def _make_type_error(width_scale: object) -> InvalidTypeError:
     return InvalidTypeError(
         "width_scale must be a module of base widths, a dict of its shapes by name, or a pair of"
         f" two of them, not {show_value(width_scale)}."

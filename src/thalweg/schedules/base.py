@@ -156,7 +156,7 @@ class FormulaSchedule(LearningRateSchedule):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _recorded(self, graph: Any, step: Step, fields: dict[str, Any]) -> object:
-        """Return the node that evaluates this schedule, as it is now, in each run."""
+        """Add a node to a graph that evaluates a copy of this schedule in each run; return it."""
         dtype = as_dtype(self._kind())
 
         def rate(count: Any, values: dict[str, Any]) -> torch.Tensor:

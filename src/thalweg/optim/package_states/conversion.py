@@ -103,7 +103,7 @@ def convert_state(
             does not fit, or something would be lost.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
-    kinds = [_class_of(optimizer, group) for group in groups]
+    kinds = [_find_class_name(optimizer, group) for group in groups]
     packages = recognize(saved_state, kinds)
     if packages is None:
         return None
@@ -137,7 +137,7 @@ def convert_state(
     return conversion
 
 
-def _class_of(optimizer: Any, group: Group) -> str:
+def _find_class_name(optimizer: Any, group: Group) -> str:
     """Return the name of the class of this package that updates a group."""
     classes = optimizer.class_of(group).__mro__
     names = [cls.__name__ for cls in classes if cls.__module__.startswith("thalweg.")]
