@@ -111,6 +111,7 @@ class JsonLinesReader:
 
     def read_new(self) -> Iterator[Record]:
         """Yield the records added since the last call; an incomplete last line is kept."""
+        # A training that begins anew truncates or replaces its file while a report follows it.
         if os.fstat(self._file.fileno()).st_size < self._file.tell() or not self._is_same_file():
             self._file.close()
             self._file, self._partial_line, self._header = self._open(), b"", None

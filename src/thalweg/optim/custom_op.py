@@ -120,6 +120,7 @@ def can_be_taken(handle: str) -> bool:
     optimizer = _optimizers[handle]
     operands, options = optimizer.step_cache.operands, optimizer.step_options
     operands.read(optimizer)
+    # Called while Dynamo traces: the result is a constant of the graph.
     gradients = [param.grad for param in operands.parameters if param.grad is not None]
     return (
         not options.kinds.sums

@@ -359,6 +359,7 @@ class FusedOptimizer(GroupChecks):
 
         Return the loss of the closure, or None.
         """
+        # Schedulers of torch warn of a schedule that moves before the first step unless it is set.
         self._opt_called = True
         self._check_alone()
         loss = None
@@ -368,6 +369,7 @@ class FusedOptimizer(GroupChecks):
         cache = self.step_cache
         if loss is not None:
             self._note_loss(loss)
+        # A backward pass that was interrupted may have left gradients whose transfer has begun.
         if cache.fetching:
             with importing:
                 from thalweg.optim.step_in_backward import apply_fetched
@@ -376,6 +378,7 @@ class FusedOptimizer(GroupChecks):
             may_replay = closure is not None or bool(cache.due_adapters) or cache.changes.needs_plan
             if may_replay and self.step_options.accumulate == 1 and self._try_replay():
                 return loss
+            # The replay has counted steps that the optimizer has not yet.
             cache.settle()
             with one_step_at_a_time(cache, type(self).__name__), guard_ranks(self):
                 self._step_carefully()
@@ -397,6 +400,7 @@ class FusedOptimizer(GroupChecks):
         """
         cache = self.step_cache
         self.check_not_swapped(_SWAPPED_STEP)
+        # A parameter may have been unfrozen since the last step.
         self._register_hooks()
         cache.apply_flag = self._found_finite()
         if cache.apply_flag is None and self._skip_overflowed_step():
@@ -500,6 +504,7 @@ class FusedOptimizer(GroupChecks):
         """
         cache = self.step_cache
         if cache.due_adapters or cache.changes.needs_plan:
+            # Cleared first, so that a plan that cannot be replayed is not tried in each step.
             adapters, cache.due_adapters = cache.due_adapters, ()
             with importing:
                 from thalweg.optim.replay import ReplayedStep
@@ -578,6 +583,7 @@ class FusedOptimizer(GroupChecks):
         """
         cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)
+        # Masters, sums and local shards are replaced between steps: their targets are found anew.
         cache.rebind_target = None
         is_rebindable = (
             not options.kinds.sums and not options.kinds.masters and param_state.locals is None

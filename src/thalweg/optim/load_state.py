@@ -286,6 +286,7 @@ def _make_twin(optimizer: Any) -> Any:
     twin = cls.__new__(cls)
     cache, options = twin.step_cache, cls.step_options
     attributes = {**vars(optimizer), "step_cache": cache, "step_options": options}
+    # Hooks get the optimizer, not the twin, and are called by `load`.
     attributes |= {name: OrderedDict() for name in _HOOKS}
     cache.blocks = optimizer.step_cache.blocks
     vars(twin).update(attributes, defaults=dict(optimizer.defaults))
@@ -473,6 +474,7 @@ def plan_load_in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     saved_states: dict[Tensor, Any] = {}
     for group_index, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
         if optimizer.step_options.kinds.sums:
+            # A state saved without accumulate= has no sums that have begun.
             saved_group.setdefault(COUNT, 0)
         problems += optimizer._unfit_options(saved_group, group_index)
         for param, key, label in state_mismatch.matched(group, saved_group, problems):

@@ -148,6 +148,7 @@ def memory(
         optimizer, step_options = _copy_on_meta(params, twins), params.step_options
         return _use_of(optimizer, step_options, twins.originals, twins)
     kind = _optimizer_class(params, rule)
+    # Hooks, files and device copies of these would outlive the call.
     class_options = {name: option for name, option in options.items() if name not in _EXCLUDED}
     weights: Sequence[Tensor] = ()
     if isinstance(params, nn.Module):

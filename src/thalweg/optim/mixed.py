@@ -104,6 +104,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 param_group = _complete_group(param_group, group_index, self._named)
             super().add_param_group(param_group)
         except BaseException:
+            # The rule of a group that was not added must not stay known by its name.
             self._named = former_rules
             raise
 

@@ -45,6 +45,7 @@ def engines_support(
             and isinstance(entry, Tensor)
             and not (entry.dtype == torch.uint8 and name in coded)
         ]
+        # Sums of gradients of 16-bit parameters are float32 with masters.
         is_sum = allows_float32_sums and param.dtype in REDUCED and grad.dtype == torch.float32
         if not (
             all(_is_supported_tensor(local(tensor), anywhere) for tensor in (param, *slots))

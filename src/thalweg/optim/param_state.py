@@ -192,6 +192,7 @@ class ParamState:
             scalar_devices: (device that alone has the numbers, or None; device of numbers that the
                 host has).
         """
+        # Until `settle`, the state must not look like that of a finished step: this one may fail.
         self._settled_values = None
         self.homes = scalar_devices
         remembers = bool(self.numbers or self.rule.slots)

@@ -78,6 +78,7 @@ class ProjectionTrace(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):
             name = getattr(getattr(func, "__self__", None), "__name__", "")
+            # Models that create tensors on the device of a weight get tensors with values.
             if name in ("device", "is_meta"):
                 return torch.device("cpu") if name == "device" else False
         args, options = _on_cpu(args, self._use_of), _on_cpu(dict(kwargs or {}), self._use_of)

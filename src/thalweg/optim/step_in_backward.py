@@ -94,6 +94,7 @@ def apply_fetched(optimizer: Any) -> None:
 def _apply_first(optimizer: Any) -> None:
     """Apply the gradient that was fetched first; if that fails, it becomes `param.grad` again."""
     waiting = optimizer.step_cache.fetching
+    # In this order an interruption leaves the gradient in the parameter, the queue, or both.
     param, param.grad, _ = waiting[0]
     waiting.popleft()
     optimizer._apply_alone(param)

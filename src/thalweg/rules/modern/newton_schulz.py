@@ -127,6 +127,7 @@ def orthogonal(
     """
     in_bfloat16 = matrices.device.type != "cpu" if dtype is None else dtype == "bfloat16"
     kind = torch.bfloat16 if in_bfloat16 else matrices.dtype
+    # Each piece is iterated to its end before the next one, so that it stays in the cache.
     result = torch.empty_like(matrices, memory_format=torch.contiguous_format)
     size = _matrices_per_piece(matrices, kind)
     buffers = _Buffers(matrices[:size], kind)
