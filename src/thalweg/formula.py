@@ -626,9 +626,9 @@ def narrow(x: Any, like: Any) -> Any:
     return np.asarray(x, np.asarray(like).dtype)[()]
 
 
-def number_like(value: float, like: Any) -> Any:
+def number_like(scalar: float, like: Any) -> Any:
     """Return a number in the type of a scalar, of the host or of a device; for `prepare`."""
-    return like.new_full((), value) if isinstance(like, torch.Tensor) else type(like)(value)
+    return like.new_full((), scalar) if isinstance(like, torch.Tensor) else type(like)(scalar)
 
 
 def moved(base: Any, step: Any) -> Any:

@@ -178,9 +178,9 @@ def _check_finite(snapshots: Steps, name: str) -> None:
         for index, param in enumerate(params):
             bad_indices = (~param.isfinite()).flatten().nonzero()
             if len(bad_indices):
-                value = float(param.flatten()[bad_indices[0, 0]])
+                element = float(param.flatten()[bad_indices[0, 0]])
                 raise ConformError(
-                    f"{name} makes parameter {index} of shape {list(param.shape)} {value} in step"
+                    f"{name} makes parameter {index} of shape {list(param.shape)} {element} in step"
                     f" {step}, and moves no parameter to a finite value; there is nothing to"
                     " compare. Give other arguments by --set, such as a smaller lr."
                 )

@@ -39,7 +39,7 @@ class Departure(NamedTuple):
         step: The first step.
         layer: The index of the layer.
         description: The description of the number.
-        value: The measured number.
+        measurement: The measured number.
         baseline: The usual number; NaN if there is none.
         excess: The distance from the baseline, in deviations.
         kind: One of `spikes.KINDS`.
@@ -48,7 +48,7 @@ class Departure(NamedTuple):
     step: int
     layer: int
     description: str
-    value: float
+    measurement: float
     baseline: float
     excess: float
     kind: str = "spike"
@@ -78,9 +78,9 @@ class NumberBand:
         """
         values = list(self.values)
         if self._is_log:
-            values = [math.log(max(value, _TINY)) for value in values]
+            values = [math.log(max(measurement, _TINY)) for measurement in values]
         middle = median(values) if values else math.nan
-        deviation = 1.4826 * median([abs(value - middle) for value in values] or [0.0])
+        deviation = 1.4826 * median([abs(measurement - middle) for measurement in values] or [0.0])
         least_margin = math.log1p(self._fraction) if self._is_log else self._fraction * abs(middle)
         limit = middle + max(DEVIATIONS * deviation, least_margin)
         if self._is_log:
@@ -103,9 +103,9 @@ class NumberBand:
         """Number that is in the band, and may be smaller than its limit."""
         return self._safe_limit if len(self.values) >= WARM_UP else sys.float_info.max
 
-    def __contains__(self, value: float) -> bool:
-        is_safe = value <= self.safe_limit
-        return math.isfinite(value) and (is_safe or value <= self.measure()[1])
+    def __contains__(self, measurement: float) -> bool:
+        is_safe = measurement <= self.safe_limit
+        return math.isfinite(measurement) and (is_safe or measurement <= self.measure()[1])
 
 
 class RunningMedian:
@@ -225,9 +225,9 @@ class Band:
         self.leaving = np.flatnonzero(self._rows_above == 1).tolist()
         sign = -1 if self._inverted else 1
         for layer in self.leaving:
-            value, baseline = math.exp(sign * logs[layer]), math.exp(sign * median[layer])
+            measurement, baseline = math.exp(sign * logs[layer]), math.exp(sign * median[layer])
             deviations = float(excess[layer] / scale[layer])
-            departure = Departure(step, layer, self._description, value, baseline, deviations)
+            departure = Departure(step, layer, self._description, measurement, baseline, deviations)
             self._pending[layer] = (self._row, departure)
         self._row += 1
         lasted = np.flatnonzero(self._rows_above == SPIKE_ROWS).tolist()

@@ -305,15 +305,17 @@ class _Layers:
 
     def warn(self, departures: Sequence[Departure], names: Sequence[str]) -> Iterable[Warned]:
         """Yield one warning per departure; one per step for spikes of most layers at once."""
-        for step, layer, description, value, baseline, _, warning_kind in departures:
+        for step, layer, description, measurement, baseline, _, warning_kind in departures:
             crowd = self._crowds.get(step, []) if description in _BAND_DESCRIPTIONS else []
             if not crowd:
-                yield Warned(names[layer], step, description, value, baseline, warning_kind)
+                yield Warned(names[layer], step, description, measurement, baseline, warning_kind)
             elif step not in self._reported_batches:
                 self._reported_batches.add(step)
                 text = f"{len(crowd):,} layers left their band, farthest {names[layer]}"
                 layers = tuple(names[layer] for layer in crowd)
-                yield Warned("", step, f"{text}: {description}", value, baseline, "batch", layers)
+                yield Warned(
+                    "", step, f"{text}: {description}", measurement, baseline, "batch", layers
+                )
 
     def _keep_crowd(self, rows: dict[str, np.ndarray], step: int, leaving: set[int]) -> None:
         """Store `leaving` in `_crowds` if it has most of the measured layers; forget old crowds."""

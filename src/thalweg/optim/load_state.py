@@ -326,11 +326,11 @@ def _iterate_members(
         for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True)
     ]
     optimizer._torch.__setstate__(probe, {"state": {}, "param_groups": groups})
-    for group_index, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
-        faults = optimizer._unfit_options(group, group_index)
+    for index, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
+        faults = optimizer._unfit_options(group, index)
         problems += faults
         for param, key, label in state_mismatch.members_of(group, saved_group):
-            yield optimizer.param_groups[group_index] if faults else group, key, param, label
+            yield optimizer.param_groups[index] if faults else group, key, param, label
     # A group with problems may have no class.
     if not problems:
         problems += optimizer._unfit_groups(groups)
@@ -467,16 +467,14 @@ def plan_load_in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     sizes, saved_sizes = state_mismatch.sizes(groups), state_mismatch.sizes(saved_groups)
     if sizes != saved_sizes:
         raise mismatch([f"groups have {saved_sizes} parameters, those here {sizes}"], class_name)
-    problems: list[str] = []
+    problems, calls = list[str](), list[Call]()
     pairs: list[tuple[Item, Any]] = []
-    calls: list[Call] = []
     names, optional = optimizer._state_names(), optimizer.step_options.begins
     saved_states: dict[Tensor, Any] = {}
-    for group_index, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
+    for index, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
         if optimizer.step_options.kinds.sums:
-            # A state saved without accumulate= has no sums that have begun.
             saved_group.setdefault(COUNT, 0)
-        problems += optimizer._unfit_options(saved_group, group_index)
+        problems += optimizer._unfit_options(saved_group, index)
         for param, key, label in state_mismatch.matched(group, saved_group, problems):
             entries, saved_entries = optimizer.state[param], saved_state["state"].get(key, {})
             calls += plan_entries(

@@ -91,19 +91,17 @@ def groups(
     no_decay_ids = _select_ids(params, no_decay, "no_decay")
     scaled_ids = [(_select_ids(params, [x], "lr_scale"), factor) for x, factor in scales.items()]
     named_params = [pair for pair in params.named_params if id(pair[1]) not in frozen_ids]
-    rule_indices = (
-        [0] * len(named_params) if of_rules is None else of_rules.choose(params, frozen_ids)
-    )
+    choices = [0] * len(named_params) if of_rules is None else of_rules.choose(params, frozen_ids)
     groups_by_key: dict[tuple[Any, ...], Group] = {}
-    for (name, param), rule_index in zip(named_params, rule_indices, strict=True):
-        options: Group = {} if of_rules is None else dict(of_rules.options[rule_index])
-        if of_rules is None or of_rules.takes(rule_index, "weight_decay"):
+    for (name, param), choice in zip(named_params, choices, strict=True):
+        options: Group = {} if of_rules is None else dict(of_rules.options[choice])
+        if of_rules is None or of_rules.takes(choice, "weight_decay"):
             _set_decay(options, decay, id(param) in no_decay_ids)
         factors = tuple(factor for members, factor in scaled_ids if id(param) in members)
         scale = _set_rate(options, lr, factors)
         if widths is not None:
             scale = scale, widths.scale(name, options, scale_decay)
-        key = (rule_index, options.get("weight_decay"), scale)
+        key = (choice, options.get("weight_decay"), scale)
         group = groups_by_key.setdefault(key, {"params": [], **options})
         group["params"].append((name, param))
     param_groups = list(groups_by_key.values())

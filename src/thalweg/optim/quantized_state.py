@@ -222,19 +222,14 @@ def fit_storage(
             storage that their group names.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
-    saved_storages = [
-        _read_codecs(group, group_index) for group_index, group in enumerate(saved_groups)
-    ]
+    saved_storages = [_read_codecs(group, index) for index, group in enumerate(saved_groups)]
     stripped_groups = [{k: x for k, x in group.items() if k != STORAGE} for group in saved_groups]
     saved_state = {**saved_state, "param_groups": stripped_groups}
     if state_mismatch.sizes(groups) != state_mismatch.sizes(saved_groups):  # which others refuse
         return saved_state
     problems, states, unrecorded = list[str](), dict(saved_state["state"]), list[object]()
-    for group_index, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
-        members, saved_storage = (
-            members_here(optimizer, group, saved_group),
-            saved_storages[group_index],
-        )
+    for index, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
+        members, saved_storage = members_here(optimizer, group, saved_group), saved_storages[index]
         for param, key, label in members:
             if isinstance(entries := states.get(key), Mapping):
                 arguments = param, label, saved_storage, problems, unrecorded
@@ -248,7 +243,7 @@ def fit_storage(
             if not isinstance(entries, Mapping):
                 continue
             if entries and {*storage, *saved_storage} & {*entries, CORRECTION} and not convert:
-                problems.append(_describe_codecs(group_index, saved_storage, storage))
+                problems.append(_describe_codecs(index, saved_storage, storage))
                 break
             slots = _convert_slots(rule, entries, param, saved_storage, label, problems, kinds)
             upper = values.get(param, param)
@@ -261,12 +256,12 @@ def fit_storage(
     return {**saved_state, "state": states}
 
 
-def _read_codecs(group: Mapping[str, Any], group_index: int) -> Storage:
+def _read_codecs(group: Mapping[str, Any], index: int) -> Storage:
     """Return {slot: codec} that a saved group names; raise CheckpointMismatchError if invalid."""
     storage = group.get(STORAGE)
     if storage is None:
         return {}
-    label, codecs_text = f"'{STORAGE}' of group {group_index}", f"known: {', '.join(CODECS)}"
+    label, codecs_text = f"'{STORAGE}' of group {index}", f"known: {', '.join(CODECS)}"
     if not isinstance(storage, Mapping):
         problem = f"{label} is {state_mismatch.told(storage)}, which names no codecs"
         raise mismatch([f"{problem}; {codecs_text}"])
@@ -277,7 +272,7 @@ def _read_codecs(group: Mapping[str, Any], group_index: int) -> Storage:
     return dict(cast("Storage", storage))
 
 
-def _describe_codecs(group_index: int, saved_storage: Storage, storage: Storage) -> str:
+def _describe_codecs(index: int, saved_storage: Storage, storage: Storage) -> str:
     """Return the message about codecs that differ between a saved group and its rule."""
     names = [name for name in {**saved_storage, **storage} if name != CORRECTION]
     saved_codecs = [saved_storage.get(name, _UNCODED_DTYPE) for name in names]
@@ -295,7 +290,7 @@ def _describe_codecs(group_index: int, saved_storage: Storage, storage: Storage)
             f"the state has corrections of weights, '{CORRECTION}', here there are none;"
             " convert=True makes masters of them where there are some, or leaves them behind"
         )
-    return f"'{STORAGE}' of group {group_index}: {'; '.join(problems)}"
+    return f"'{STORAGE}' of group {index}: {'; '.join(problems)}"
 
 
 def _convert_slots(

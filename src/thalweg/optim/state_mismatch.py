@@ -70,19 +70,19 @@ def check_form(saved_state: Mapping[str, object], label: str) -> None:
     if not problems and not isinstance(saved_state["param_groups"], list | tuple):
         problems.append(f"'param_groups' is {told(saved_state['param_groups'])}, no list")
     if not problems:
-        for group_index, group in enumerate(cast("list[Any]", saved_state["param_groups"])):
-            problems += _group_flaws(group, group_index)
+        for index, group in enumerate(cast("list[Any]", saved_state["param_groups"])):
+            problems += _group_flaws(group, index)
     if problems:
         raise mismatch(problems, label)
 
 
-def _group_flaws(group: object, group_index: int) -> list[str]:
+def _group_flaws(group: object, index: int) -> list[str]:
     """Return reasons why the parameters of a saved group cannot be matched; [] if none."""
     if not isinstance(group, Mapping):
-        return [f"group {group_index} is {told(group)}, no dict"]
+        return [f"group {index} is {told(group)}, no dict"]
     for name in ("params", "param_names"):
         names = group.get(name)
-        label = f"'{name}' of group {group_index}"
+        label = f"'{name}' of group {index}"
         if not isinstance(names, list | tuple):
             if name in group or name == "params":
                 return [f"{label} is {told(names)}, no list"]
@@ -159,23 +159,19 @@ def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
 
 
 def of_options(
-    group: Group,
-    option_names: Iterable[str],
-    flags: Iterable[str],
-    group_index: int,
-    beta_count: int = 2,
+    group: Group, option_names: Iterable[str], flags: Iterable[str], index: int, beta_count: int
 ) -> list[str]:
     """Return messages why a step cannot be taken with the options of a group; [] if it can.
 
     Args:
         option_names: The options that a step reads.
         flags: The options that are read as true or false.
-        group_index: The index of the group.
+        index: The index of the group.
         beta_count: The number of betas that the rule has.
     """
     problems: list[str] = []
     for name in option_names:
-        label = f"'{name}' of group {group_index}"
+        label = f"'{name}' of group {index}"
         if name not in group:
             problems.append(f"{label} is missing")
         elif name in flags or name == "rule":  # which is compared apart
@@ -189,16 +185,14 @@ def of_options(
             problems.append(f"{label} is {told(group[name])}, no number")
     for name in dict.fromkeys((*flags, *STEP_FLAGS)):
         if name in group and (group[name] is not None or name not in STEP_FLAGS):
-            problems += _flag_flaws(group[name], f"'{name}' of group {group_index}")
+            problems += _flag_flaws(group[name], f"'{name}' of group {index}")
     names, count = group.get("param_names"), len(group["params"])
     if names is not None and len(names) != count:
         problems.append(
-            f"'param_names' of group {group_index} has {len(names)} names for {count} parameters"
+            f"'param_names' of group {index} has {len(names)} names for {count} parameters"
         )
     if COUNT in group and not is_count(count := group[COUNT]):
-        problems.append(
-            f"'{COUNT}' of group {group_index} is {told(count)}, no number of gradients"
-        )
+        problems.append(f"'{COUNT}' of group {index} is {told(count)}, no number of gradients")
     return problems
 
 
@@ -216,11 +210,9 @@ def _flag_flaws(option: object, label: str) -> list[str]:
     return [f"{label} is {told(option)}, neither true nor false"]
 
 
-def of_strange(group: Group, reasons: Mapping[str, str], group_index: int) -> list[str]:
+def of_strange(group: Group, reasons: Mapping[str, str], index: int) -> list[str]:
     """Return descriptions of options that a group may not have; `reasons` has the reasons."""
-    return [
-        f"'{n}' of group {group_index} is {told(group[n])}, {text}" for n, text in reasons.items()
-    ]
+    return [f"'{n}' of group {index} is {told(group[n])}, {text}" for n, text in reasons.items()]
 
 
 def state_mismatches(

@@ -16,7 +16,7 @@ from thalweg._core.dtensor import check_whole, local
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import Pair, as_real
 from thalweg._core.options.stochastic_rounding import Rounding
-from thalweg._core.param_groups import parameter_names
+from thalweg._core.param_groups import parameter_names, params_of
 from thalweg._core.sparse_gradients import all_summed, rows_of
 from thalweg._core.step_adapter import Dtype, Shared, StepAdapter
 from thalweg._core.validation import check_pairs, sparse_and_constrained
@@ -84,9 +84,8 @@ class ParamGroupAdapter(StepAdapter):
         self.repeats = param_state.homes == devices and param_state.stands(optimizer.state, params)
         if not self.repeats:
             check_slots(optimizer, param_state.rule, zip(params, group_indices, strict=True))
-            param_state.locals = make_local_shards(
-                params
-            )  # anew: it holds slots that may have been replaced
+            # Anew: they hold slots that may have been replaced.
+            param_state.locals = make_local_shards(params)
         if param_state.locals is not None:
             self.sharing = make_local_step(param_state.locals, optimizer.step_cache.team)
 
@@ -265,9 +264,8 @@ class ParamGroupAdapter(StepAdapter):
 
     def numbers_of(self, variables: Sequence[Tensor]) -> list[int]:
         """Return the index of each variable among all parameters of the optimizer."""
-        groups = self.optimizer.param_groups
-        ids = [id(param) for group in groups for param in group["params"]]
-        indices = {param_id: index for index, param_id in enumerate(ids)}
+        params = params_of(self.optimizer.param_groups)
+        indices = {id(param): index for index, param in enumerate(params)}
         return [indices[id(self._real.get(id(var), var))] for var in variables]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
@@ -343,10 +341,9 @@ class ParamGroupAdapter(StepAdapter):
             column.name: next(remaining_scalars) if column.common is None else column.common
             for column in param_state.columns
         }
-        lacked = param_state.lacked and {
-            name
-            for name, flags in param_state.lacked.items()
-            if all(flags) or next(remaining_scalars)
+        flags_by_name = param_state.lacked
+        lacked = flags_by_name and {
+            name for name, flags in flags_by_name.items() if all(flags) or next(remaining_scalars)
         }
         state_scalars["is_first"] = bool(lacked) and param_state.first in lacked
         for option in self.optimizer.step_options.wrapping:

@@ -173,7 +173,7 @@ class FormulaSchedule(LearningRateSchedule):
 def as_scalars(rate: Number, *numbers: Number) -> list[Any]:
     """`rate` and `numbers` as NumPy scalars of the type that TensorFlow computes in for `rate`."""
     dtype = scalar_type(rate)
-    return [as_scalar(value, dtype) for value in (rate, *numbers)]
+    return [as_scalar(operand, dtype) for operand in (rate, *numbers)]
 
 
 def _leaves(nest: object) -> Iterator[object]:
