@@ -41,6 +41,7 @@ class Adagrad(BuiltIn):
         "initial_accumulator_value": "_initial_accumulator_value",
         "epsilon": "epsilon",
     }
+    MAY_LACK_ITERATIONS = True
 
     def __init__(
         self,
@@ -62,10 +63,6 @@ class Adagrad(BuiltIn):
     def _slot_initial(self, name: str) -> float:
         """Return the initial value of new slots of this name."""
         return self._initial_accumulator_value
-
-    def _adapted_weights(self, weights: list[object]) -> list[object]:
-        """Return the weights to set; 0 iterations are prepended if an old checkpoint lacks them."""
-        return self._with_iterations(weights)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""

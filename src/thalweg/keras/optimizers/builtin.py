@@ -31,11 +31,13 @@ class BuiltIn(RuleOptimizer):
         EXACT: Attributes that formulas read without rounding to float32, by the rule's names.
         CONFIG_HYPERS: Hyperparameters in the configuration, followed by "decay".
         CONFIG_FIELDS: Attributes of the other arguments in the configuration, by argument.
+        MAY_LACK_ITERATIONS: True if old checkpoints have weights without `iterations`.
     """
 
     EXACT: dict[str, str] = {}
     CONFIG_HYPERS: tuple[str, ...] = ()
     CONFIG_FIELDS: dict[str, str] = {}
+    MAY_LACK_ITERATIONS: bool = False
     epsilon: float
     NAMES = {"beta1": "beta_1", "beta2": "beta_2"}
 
@@ -95,8 +97,8 @@ class BuiltIn(RuleOptimizer):
     ) -> Self:
         return super(RuleOptimizer, cls).from_config(config, custom_objects)
 
-    def _with_iterations(self, weights: list[object]) -> list[object]:
-        """Return weights with 0 iterations prepended if an old checkpoint lacks them."""
-        if len(self._weights) == len(weights) + 1:
+    def _adapted_weights(self, weights: list[object]) -> list[object]:
+        """Return the weights to set; 0 iterations are prepended if an old checkpoint lacks them."""
+        if self.MAY_LACK_ITERATIONS and len(self._weights) == len(weights) + 1:
             return [np.array(0), *weights]
         return weights

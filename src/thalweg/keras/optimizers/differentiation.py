@@ -20,18 +20,8 @@ from thalweg.variable import is_frozen, is_variable, titles_of
 class Differentiation:
     """Mixin of `Optimizer` that computes gradients."""
 
-    def apply_gradients(
-        self,
-        grads_and_vars: Iterable[tuple[object, Tensor]],
-        name: str | None = None,
-        experimental_aggregate_gradients: bool = True,
-    ) -> Any:
-        """Apply gradients to variables; see `Optimizer.apply_gradients`."""
-        raise NotImplementedError
-
-    def _waited_for(self) -> AbstractContextManager[None]:
-        """Return a context manager for computing gradients, for which other replicas wait."""
-        raise NotImplementedError
+    apply_gradients: Callable[..., Any]
+    _waited_for: Callable[[], AbstractContextManager[None]]
 
     @untraced
     def minimize(

@@ -12,7 +12,7 @@ from thalweg._core.grads_and_vars import Pair, as_pairs
 from thalweg.keras.optimizers.step_adapter import KerasStepAdapter, with_gradients
 from thalweg.variable import titles_of
 
-_EARLY_HOOKS = {"_transform_unaggregated_gradients", "_aggregate_gradients"}
+_FIRST_HOOK = "_transform_unaggregated_gradients"
 
 
 def step_in_replicas(optimizer: Any, pairs: Any, name: str | None, aggregates: bool) -> Any:
@@ -68,9 +68,7 @@ def sum_over_replicas(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tupl
 
 def _sums_first(optimizer: Any) -> bool:
     """Return True if only the sum over replicas precedes `_transform_gradients`."""
-    if optimizer._aggregator is not None or replicas() == 1:
-        return False
-    return _EARLY_HOOKS.isdisjoint(optimizer._overridden_hooks())
+    return _is_summed(optimizer) and _FIRST_HOOK not in optimizer._overridden_hooks()
 
 
 def _is_summed(optimizer: Any) -> bool:

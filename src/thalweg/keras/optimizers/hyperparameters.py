@@ -11,22 +11,21 @@ from torch import Tensor
 from thalweg._base import scalars
 from thalweg._base.execution_context import (
     current_session,
-    executing_eagerly,
     is_deferred,
     is_symbolic,
 )
 from thalweg._core.graph_mode import graph_mode
 from thalweg._core.hyperparameters import Hyperparameters, as_hyper, is_function, is_number
 from thalweg._core.step_adapter import Dtype
-from thalweg._core.trackable import TrackableSlots
 from thalweg._engines import compute_dtype
 from thalweg.errors import InvalidTypeError, NumericsWarning, warn
 from thalweg.keras import backend
+from thalweg.keras.optimizers.weights import Weights
 from thalweg.schedules import LearningRateSchedule
 from thalweg.schedules.base import FormulaSchedule
 from thalweg.schedules.formulas import inverse_time
 from thalweg.schedules.serialization import serialize
-from thalweg.variable import Variable, as_dtype, numpy_value, to_tensor
+from thalweg.variable import as_dtype, numpy_value, to_tensor
 
 # Attributes of torch.optim.Optimizer that users and trainers try, with the alternative.
 _TORCH = {
@@ -54,15 +53,14 @@ def _in_torchs_form(kind: type) -> str:
 _PACKAGE = "thalweg.keras.optimizers."
 
 
-class Hypers(TrackableSlots):
-    """Mixin of `Optimizer` that stores hyperparameters and reads them as attributes."""
+class Hypers(Weights):
+    """The part of `Optimizer` that stores hyperparameters and reads them as attributes."""
 
-    _name: str
     _initial_decay: float
-    iterations: Tensor
 
     def __init__(self) -> None:
         self._hyper = Hyperparameters()
+        super().__init__()
 
     def _set_hyper(self, name: str, value: Any) -> None:
         """Set or change a hyperparameter: a number, tensor, callable or schedule.
@@ -102,15 +100,9 @@ class Hypers(TrackableSlots):
         for name, variable in self._hyper.create(self._make_variable).items():
             self._handle_deferred_dependencies(name=name, trackable=variable)
 
-    def _make_variable(self, name: str, initial_value: object) -> Variable | None:
-        """Return a new untrained variable of the optimizer.
-
-        In graph mode it belongs to the graph and is named below the current name scope.
-        """
-        if executing_eagerly():
-            title = f"{self._name}/{name}"
-            return Variable(self._begun(name, initial_value), title, trainable=False)
-        return graph_mode().variable(initial_value, name)
+    def _own_children(self) -> dict[str, object]:
+        """Return `iter` and the hyperparameters that are variables, by name."""
+        return {**super()._own_children(), **self._hyper.variables()}
 
     def _serialize_hyperparameter(self, name: str) -> object:
         """Return a hyperparameter for `get_config`: a JSON number or the config of a schedule.

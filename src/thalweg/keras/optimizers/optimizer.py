@@ -1,7 +1,8 @@
 """`Optimizer`, the base class: Keras' OptimizerV2, its hooks and its order of operations.
 
-Its mixins: `hyperparameters` (attributes), `weights` (iterations, slots), `options` (clipping,
-functions), `state_dict`, and `differentiation` (`minimize`).
+Its parts, each derived from the one before: `weights` (iterations, slots), `hyperparameters`
+(attributes) and `state_dict`. Its mixins: `options` (clipping, functions) and `differentiation`
+(`minimize`).
 """
 
 from __future__ import annotations
@@ -39,17 +40,15 @@ from thalweg._core.gradient_transforms import NOTHING
 from thalweg._core.grads_and_vars import Pair, as_pairs
 from thalweg._core.graph_mode import graph_mode
 from thalweg._core.hyperparameters import hint, is_number
-from thalweg._core.plan_cache import PlanCache, PlanCaches
+from thalweg._core.plan_cache import PlanCache
 from thalweg._core.replay_trigger import count_replayed, note_repeated, say_what_became
 from thalweg._core.slot_dict_view import variable_key
 from thalweg._core.slot_optimizer import SlotOptimizer
-from thalweg._core.slots import SlotStore
 from thalweg._core.step import run_step, try_rebind
 from thalweg._core.step_adapter import Shared
 from thalweg.distribute.reduction_tracking import commit_sums
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.keras.optimizers.differentiation import Differentiation
-from thalweg.keras.optimizers.hyperparameters import Hypers
 from thalweg.keras.optimizers.options import CLIPPING, KerasOptions, Transformer, as_option
 from thalweg.keras.optimizers.sparse_gradients import deduplicated, rows_of
 from thalweg.keras.optimizers.state_dict import KerasStateDict
@@ -60,7 +59,6 @@ from thalweg.keras.optimizers.step_adapter import (
     call,
     has_hooks,
 )
-from thalweg.keras.optimizers.weights import Weights
 from thalweg.schedules.serialization import deserialize as deserialize_schedule
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
@@ -90,9 +88,7 @@ def _make_replay(optimizer: object, cache: PlanCache, pairs: object) -> object:
     return KerasReplay.of(optimizer, cache, pairs)
 
 
-class Optimizer(
-    Hypers, Weights, KerasOptions, KerasStateDict, Differentiation, SlotOptimizer, Configurable
-):
+class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Configurable):
     """Base class of the optimizers; derive from it to write one over torch or `thalweg.tf`.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
@@ -170,8 +166,6 @@ class Optimizer(
             raise InvalidTypeError(f"name must be a string, not {show_value(name)}.{hint(name)}")
         if "lr" in kwargs:
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
-        Hypers.__init__(self)
-        Weights.__init__(self)
         KerasStateDict.__init__(self)
         self._name = name or _unique_name(type(self))
         self._initial_decay = kwargs.get("decay") or 0.0
@@ -299,11 +293,6 @@ class Optimizer(
         """Return C functions that count a step of these variables beside `iterations`."""
         return []
 
-    def _take_store(self, store: SlotStore, replacements: dict[int, object]) -> None:
-        """Replace the slots, as the base class does, and drop plans of steps."""
-        super()._take_store(store, replacements)
-        self._plans = PlanCaches()
-
     def _make_hooks(self, aggregates: bool) -> KerasStepAdapter:
         """Return the adapter of one call of `apply_gradients`."""
         return KerasStepAdapter(self, aggregates)
@@ -315,16 +304,6 @@ class Optimizer(
         return frozenset(
             name for name, hook in cls._DEFAULT_HOOKS.items() if getattr(cls, name) is not hook
         )
-
-    def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
-        """Create `iterations`, hyperparameter variables and slots."""
-        children = self._own_children().values()
-        if any(map(is_symbolic, children)):
-            graph_mode().check_graph(children, self._name)
-        _ = self.iterations
-        self._create_hypers()
-        self._create_slots(list(var_list))
-        self._restore_pending(var_list)
 
     def _make_awaited(self, variables: list[Tensor]) -> None:
         """Create all weights of variables that a loaded state awaits."""

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg._base.execution_context import executing_eagerly
+from thalweg._base.execution_context import executing_eagerly, is_symbolic
 from thalweg._base.tracing import untraced
 from thalweg._core import state
 from thalweg._core.grads_and_vars import distinct, flatten
-from thalweg._core.hyperparameters import Hyperparameters
+from thalweg._core.graph_mode import graph_mode
 from thalweg._core.state import Entry, Names, Number
-from thalweg._core.trackable import TrackableSlots
 from thalweg.errors import NumericsWarning, listed, warn
+from thalweg.keras.optimizers.hyperparameters import Hypers
 from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.variable import name_of
 
@@ -27,8 +27,8 @@ SlotKey = tuple[str, str, Tensor]
 _PARTS = ("class_name", "format", "iterations", *_SECTIONS)
 
 
-class KerasStateDict(TrackableSlots, state.StateDict):
-    """Mixin of `Optimizer` that saves and loads state.
+class KerasStateDict(Hypers, state.StateDict):
+    """The part of `Optimizer` that saves and loads state.
 
     Attributes:
         EXTRA: Names of scalar weights of this class that belong to no variable.
@@ -36,13 +36,8 @@ class KerasStateDict(TrackableSlots, state.StateDict):
 
     EXTRA: tuple[str, ...] = ()
 
-    _name: str
-    _hyper: Hyperparameters
-    _weights: list[Tensor]
-    _counts_for: Tensor | None
-    iterations: Tensor
-
     def __init__(self) -> None:
+        super().__init__()
         self._pending: dict[str, dict[str, Tensor]] = {}
         # True while no variable of a loaded state has been trained.
         self._awaits = False
@@ -52,10 +47,6 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         weight_ids = {id(weight) for weight in self._weights if weight is not self._counts_for}
         tensors = [tensor for tensor in super()._foreign() if id(tensor) not in weight_ids]
         return tensors + [self._hyper.raw(name) for name in self._hyper]
-
-    def _own_children(self) -> dict[str, object]:
-        """Return the variables other than slots, by name."""
-        raise NotImplementedError
 
     def _extra_weights(self) -> dict[str, Tensor]:
         """Return the existing weights named in `EXTRA`, by name."""
@@ -158,7 +149,11 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         for name in self.EXTRA if slots else state_dict["weights"].keys() & set(self.EXTRA):
             if name not in self._extra_weights():
                 self._make_extra(name, _float_type(state_dict["weights"].get(name)))
-        slot_keys = _named_by(names, owners) if has_custom_names else _names_in_state(owners, slots)
+        if has_custom_names:
+            keys = names(owners)
+            slot_keys = list(zip(keys, keys, owners, strict=True))
+        else:
+            slot_keys = _names_in_state(owners, slots)
         entries, values, other_slots = self._slot_entries(slot_keys, slots)
         waiting = self._make_room(other_slots) if variables is None and not has_custom_names else []
         self._awaits = bool(waiting) and not owners
@@ -213,8 +208,14 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         return entries, values, other_slots
 
     def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
-        """Create all weights of variables, and restore pending slots."""
-        raise NotImplementedError
+        """Create `iterations`, hyperparameter variables and slots; set slots to pending values."""
+        children = self._own_children().values()
+        if any(map(is_symbolic, children)):
+            graph_mode().check_graph(children, self._name)
+        _ = self.iterations
+        self._create_hypers()
+        self._create_slots(list(var_list))
+        self._restore_pending(var_list)
 
     def _restore_pending(self, var_list: Sequence[Tensor]) -> None:
         """Copy pending slots of these variables into their new slots."""
@@ -295,11 +296,6 @@ def _names_in_state(owners: Sequence[Tensor], slots_by_name: Mapping[str, object
     """Return slot keys of variables that a state names "w:0", or "w" as files do."""
     keys = zip(state.keys_of(owners), _titles_of(owners), owners, strict=True)
     return [(key, title if title in slots_by_name else key, var) for key, title, var in keys]
-
-
-def _named_by(names: Names, owners: Sequence[Tensor]) -> list[SlotKey]:
-    """Return a slot key per variable, named by the function `names`."""
-    return [(name, name, var) for name, var in zip(names(owners), owners, strict=True)]
 
 
 def _float_type(value: Any) -> torch.dtype:

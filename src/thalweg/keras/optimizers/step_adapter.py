@@ -95,15 +95,11 @@ class KerasStepAdapter(StepAdapter):
     def convert_pairs(self, given: Sequence[tuple[object, object]]) -> list[Pair]:
         """Return the pairs with tensors or `IndexedSlices` as gradients."""
         pairs = as_pairs(given)
-        check_variables([var for _, var in pairs])
-        return self._convert_gradients(with_gradients(pairs, self._name_variables(pairs)))
-
-    def _name_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[str]:
-        """Return the names of the pairs' variables; raise TypeError for objects that are none."""
         variables = [var for _, var in pairs]
-        titles = titles_of(variables)
-        self._names = dict(zip(map(id, variables), titles, strict=True))
-        return titles
+        check_variables(variables)
+        names = titles_of(variables)
+        self._names = dict(zip(map(id, variables), names, strict=True))
+        return self._convert_gradients(with_gradients(pairs, names))
 
     def _convert_gradients(self, pairs: Iterable[tuple[object, Tensor]]) -> list[Pair]:
         """Return the pairs with tensors or `IndexedSlices` as gradients."""

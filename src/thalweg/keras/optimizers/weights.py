@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
 from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.graph_mode import graph_mode
-from thalweg._core.hyperparameters import Hyperparameters, is_function
+from thalweg._core.hyperparameters import is_function
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.slot_dict_view import SlotsByVariable
 from thalweg._core.slots import SlotStore
@@ -81,8 +81,6 @@ class Weights(TrackableSlots):
     """Mixin of `Optimizer` that stores `iterations`, slots and other weights."""
 
     _name: str
-    _hyper: Hyperparameters
-    _make_variable: Callable[[str, object], object]
 
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
@@ -110,6 +108,16 @@ class Weights(TrackableSlots):
         """Return the value of `iterations`; None before it exists or in a graph."""
         count = None if self._iterations is None else self.iterations
         return None if count is None or is_symbolic(count) else int(count)
+
+    def _make_variable(self, name: str, initial_value: object) -> Any:
+        """Return a new untrained variable of the optimizer.
+
+        In graph mode it belongs to the graph and is named below the current name scope.
+        """
+        if executing_eagerly():
+            full_name = f"{self._name}/{name}"
+            return Variable(self._begun(name, initial_value), full_name, trainable=False)
+        return graph_mode().variable(initial_value, name)
 
     def _make_tracked_variable(self, initial_value: object, name: str) -> Any:
         """Return a new untrained variable and track it under its name."""
@@ -192,10 +200,10 @@ class Weights(TrackableSlots):
         self._take_slots(name, missing, new_slots)
         return new_slots
 
-    def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
-        """Use the slots of a restored checkpoint."""
-        super()._take_store(store, taken)
-        self._weights = [taken.get(id(weight), weight) for weight in self._weights]
+    def _take_store(self, store: SlotStore, replacements: dict[int, Any]) -> None:
+        """Replace the slots, as the base class does, in `weights`, too."""
+        super()._take_store(store, replacements)
+        self._weights = [replacements.get(id(weight), weight) for weight in self._weights]
 
     def _keep_slot(self, slot: Tensor) -> None:
         """Add a new slot to `weights`."""
@@ -338,16 +346,13 @@ class Weights(TrackableSlots):
                 f" weights. Provided weights: {str(weights)[:50]}..."
                 f"{'' if self._slots.names() else hint}"
             )
-        values = [
-            _fit_value(*entry_and_value)
-            for entry_and_value in zip(self._weight_entries(), weights, strict=True)
-        ]
+        entries = self._weight_entries()
+        values = list(map(_fit_value, entries, weights))
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
         if any(map(is_symbolic, listed_weights)):
             backend.batch_set_value(zip(listed_weights, values, strict=True))
             return
-        entries = self._weight_entries()
         with self._lock.to_load():
             check_no_step(self._plans, self._name, "set_weights")
             restore(Loading(list(zip(entries, values, strict=True))))
@@ -384,8 +389,7 @@ class Weights(TrackableSlots):
 
     def _own_children(self) -> dict[str, object]:
         """Return the variables other than slots, by their names in checkpoints."""
-        children = {} if self._iterations is None else {"iter": self._iterations}
-        return {**children, **self._hyper.variables()}
+        return {} if self._iterations is None else {"iter": self._iterations}
 
     def _adapted_weights(self, weights: list[object]) -> list[object]:
         """Hook: return the weights to set, converted from lists of other lengths."""
