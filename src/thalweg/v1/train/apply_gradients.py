@@ -180,16 +180,12 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             A `StepResult`: whether the step was taken, and the errors of callbacks after the
             commit.
         """
-        global_step, captured, sharing = (
-            arguments.global_step,
-            arguments.captured,
-            arguments.sharing,
-        )
+        global_step, sharing = arguments.global_step, arguments.sharing
         is_simple = copies is None and sharing is None and self._under_way is None
         is_simple = is_simple and not thread.strategies
         with self._turn_lock(), self._locked():
             cache = self._plans.now()
-            values = None if captured is None else captured[0]
+            values = None if arguments.captured is None else arguments.captured[0]
             replay = cache.replay if is_simple and transforms is NOTHING else None
             step_args = (pairs, global_step, values, transforms)
             if replay is not None and replay.take(self, cache, step_args):
@@ -295,9 +291,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         def begin_step() -> Sections:
             change, restored_attributes = vars(self).update, {"_under_way": self._under_way}
             if _graph.current_session() is not None:
-                restored_attributes |= (
-                    self._symbolic_attributes()
-                )  # hooks of a session may overwrite them
+                # Hooks of a session may overwrite them.
+                restored_attributes |= self._symbolic_attributes()
             return [partial(change, {"_under_way": hooks})], [partial(change, restored_attributes)]
 
         return ContextSetting(begin_step, hooks)
@@ -309,17 +304,13 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         """Return all tensors that hooks may write."""
         slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
         session = _graph.current_session()
-        graph = None if session is None else session.graph
-        non_slots = [
-            _graph.resolve(var) for (_, key), var in self._non_slots.items() if key is graph
-        ]
-        return [*variables, *slots, *non_slots]
+        non_slots = self._non_slots_of(None if session is None else session.graph)
+        return [*variables, *slots, *map(_graph.resolve, non_slots.values())]
 
     def _kept_in_graph(self, variables: Sequence[Any]) -> list[object]:
         """Return the slots and the optimizer-wide variables of a graph that a step writes."""
         slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
-        graph = variables[0].graph
-        return [*slots, *(var for (_, key), var in self._non_slots.items() if key is graph)]
+        return [*slots, *self._non_slots_of(variables[0].graph).values()]
 
     def _apply_in_graph(self, grads_and_vars: GradsAndVars, global_step: Any, name: Any) -> Any:
         """Return the operation that takes a step in each run of the default graph.
@@ -369,12 +360,12 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         has_step_tensor = isinstance(global_step, Tensor)
 
         def words_of_step() -> list[str]:
-            descriptions = distribute.in_words({**self._arguments(), **self._counters_now()})
+            descriptions = distribute.in_words({**self._arguments(), **self._non_slots_of(None)})
             step = [f"global_step: {number_of(global_step)}"] if has_step_tensor else []
             return [f"optimizer: {type(self).__name__}", *descriptions, *step]
 
         def numbers_of_step() -> tuple[int, list[float]]:
-            values = [*self._arguments().values(), *self._counters_now().values()]
+            values = [*self._arguments().values(), *self._non_slots_of(None).values()]
             numbers = [
                 number_of(value) if isinstance(value, Tensor) and not value.dim() else value
                 for value in values
@@ -383,7 +374,3 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             return step, [number for number in numbers if isinstance(number, int | float)]
 
         return distribute.StepFingerprint(words_of_step, numbers_of_step)
-
-    def _counters_now(self) -> dict[str, object]:
-        """Return the optimizer-wide variables of eager mode, by name."""
-        return {name: var for (name, graph), var in self._non_slots.items() if graph is None}

@@ -255,7 +255,11 @@ def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) ->
     step = rates[0]._step
 
     def rate_at(count: int) -> Any:
-        return _as_numpy(function(*(_value_at(part, count) for part in parts)))
+        operands = [
+            _as_tensor(part.at(count)) if isinstance(part, CallableRate) else part for part in parts
+        ]
+        number = function(*operands)
+        return number.numpy()[()] if isinstance(number, Tensor) else number
 
     constants = [operand for operand in parts if not isinstance(operand, CallableRate)]
     if all(follows_count(operand) and operand._step is step for operand in rates) and all(
@@ -265,18 +269,10 @@ def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) ->
     return rate
 
 
-def _value_at(part: Any, count: int) -> Any:
-    return _as_tensor(part.at(count)) if isinstance(part, CallableRate) else part
-
-
 def _as_tensor(number: Any) -> Tensor:
     """Return a number as a CPU tensor of its NumPy type; Python's floats are float32, as in TF."""
     scalar = np.float32(number) if type(number) is float else number
     return torch.from_numpy(np.array(scalar))
-
-
-def _as_numpy(number: Any) -> Any:
-    return number.numpy()[()] if isinstance(number, Tensor) else number
 
 
 def _current_value(part: Any) -> object:

@@ -24,6 +24,12 @@ from thalweg.schedules.formulas import natural_base
 from thalweg.v1.train.callable_rate import CallableRate, remember_source
 from thalweg.variable import as_dtype, dtype_name
 
+__all__ = [
+    "cosine_decay", "cosine_decay_restarts", "exponential_decay", "inverse_time_decay",
+    "linear_cosine_decay", "natural_exp_decay", "noisy_linear_cosine_decay", "piecewise_constant",
+    "piecewise_constant_decay", "polynomial_decay",
+]  # fmt: skip
+
 
 @remember_source
 def exponential_decay(

@@ -228,14 +228,8 @@ def of_loss(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager execution"
             " is enabled.\nGive one that computes it: minimize(lambda: ...)."
         )
-    symbol_args = (
-        scale(_graph.graph_variable_of(loss)),
-        var_list,
-        gate_gradients,
-        grad_loss,
-        valid,
-    )
-    return of_symbol(*symbol_args, aggregation_method)
+    loss = scale(_graph.graph_variable_of(loss))
+    return of_symbol(loss, var_list, gate_gradients, grad_loss, valid, aggregation_method)
 
 
 def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., GradsAndVars]:

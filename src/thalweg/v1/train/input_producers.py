@@ -14,6 +14,8 @@ from thalweg.v1 import summary
 from thalweg.v1.train.queue_runner import QueueRunner, add_queue_runner
 from thalweg.v1.train.queues import FIFOQueue
 
+__all__ = ["input_producer", "limit_epochs", "range_input_producer", "slice_input_producer"]
+
 
 def limit_epochs(tensor: Any, num_epochs: int | None = None, name: str | None = None) -> Any:
     """Return a tensor with the value of `tensor` that can be evaluated `num_epochs` times.

@@ -101,15 +101,7 @@ class Rendezvous:
                 self.dropped += 1
             else:
                 self._add_gradients(era, gradients)
-            era.workers.append(wait)
-            self._hand_over(era)
-            try:
-                self._until_served(wait, era)
-            except BaseException:
-                if wait in era.workers:
-                    era.workers.remove(wait)
-                raise
-            return wait.payload
+            return self._wait_in(era.workers, wait, era)
 
     def _add_gradients(self, era: _Era, gradients: Sequence[Any]) -> None:
         """Add gradients to the accumulators of an era; an error ends the era, since sums are
@@ -132,20 +124,25 @@ class Rendezvous:
         with self._lock:
             era = self._era
             era.check()
-            era.chiefs.append(wait)
-            self._hand_over(era)
-            try:
-                self._until_served(wait, era)
-            except BaseException:
-                if wait in era.chiefs:
-                    era.chiefs.remove(wait)
-                raise
-        return [accumulator.mean() for accumulator in wait.payload]
+            accumulators = self._wait_in(era.chiefs, wait, era)
+        return [accumulator.mean() for accumulator in accumulators]
 
-    def _until_served(self, wait: _Wait, era: _Era) -> None:
-        while wait.payload is None:
-            era.check()
-            self._condition.wait()
+    def _wait_in(self, queue: deque[_Wait], wait: _Wait, era: _Era) -> Any:
+        """Append a wait to a queue of an era, and return the payload once it has one.
+
+        An error removes the wait from the queue.
+        """
+        queue.append(wait)
+        self._hand_over(era)
+        try:
+            while wait.payload is None:
+                era.check()
+                self._condition.wait()
+        except BaseException:
+            if wait in queue:
+                queue.remove(wait)
+            raise
+        return wait.payload
 
     def _hand_over(self, era: _Era) -> None:
         """Give the sums to a waiting chief and tokens to waiting workers, as far as there are

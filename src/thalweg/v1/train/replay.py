@@ -210,24 +210,19 @@ class V1Replay(ReplayedApply):
             return False
         is_as_read = values is None or not (self._found.read or not self._are_alike(values))
         if self._is_foreseen and is_as_read:
-            status = self._take_coming(optimizer, pairs, transforms)
-            if status == replay_kernel.FOREIGN_WRITE:
-                self._read_counters()
-                status = self._take_coming(optimizer, pairs, transforms)
+            status = self._retry(self._take_coming, optimizer, pairs, transforms)
             if status not in (replay_kernel.NOT_TABLED, replay_kernel.DENORMAL):
                 return self._is_done(cache, pairs, status)
         if values is None:
             values = self._values
             if self._reads:
-                if self._functions and (status := self._compare(pairs)):
+                # The guards are checked before users' functions are called, too.
+                if self._functions and (status := self._retry(self._compare, pairs)):
                     return self._is_done(cache, pairs, status)
                 values = self._read_values(optimizer)
         status = FAILED
         if values is not None and self._are_alike(values):
-            status = self._take_as_known(optimizer, pairs, values, transforms)
-            if status == replay_kernel.FOREIGN_WRITE:
-                self._read_counters()
-                status = self._take_as_known(optimizer, pairs, values, transforms)
+            status = self._retry(self._take_as_known, optimizer, pairs, values, transforms)
         if status and self._functions:  # the full step uses the values that were read
             self.read = values
         return self._is_done(cache, pairs, status)
@@ -266,11 +261,18 @@ class V1Replay(ReplayedApply):
         return {**self._scalars[dtype], **rates, **powers}
 
     def _compare(self, pairs: list[object]) -> int:
-        """Return the status of the guards before users' functions are called; 0 if all hold."""
-        status = self._found.compare(pairs, self.taken)
+        """Return the status of the guards for these pairs; 0 if all hold. Take no step."""
+        return self._found.compare(pairs, self.taken)
+
+    def _retry(self, attempt: Callable[..., int], *args: Any) -> int:
+        """Return the status of `attempt(*args)`, called again if other code wrote the counters.
+
+        The counters are read again before the second call.
+        """
+        status = attempt(*args)
         if status == replay_kernel.FOREIGN_WRITE:
             self._read_counters()
-            status = self._found.compare(pairs, self.taken)
+            status = attempt(*args)
         return status
 
     def _read_values(self, optimizer: Any) -> dict[str, Any] | None:

@@ -86,11 +86,7 @@ class State(TrackableSlots):
 
     def _zeros_slot(self, var: object, slot_name: str, op_name: str) -> Any:
         """Return the slot of a variable; if missing, make it of zeros in the variable's dtype."""
-        return self._filled_slot(var, 0.0, slot_name, op_name)
-
-    def _filled_slot(self, var: object, initial_value: float, slot_name: str, op_name: str) -> Any:
-        """Return the slot of a variable; if missing, create it filled with a number."""
-        self._fill_slots([var], initial_value, slot_name, op_name)
+        self._fill_slots([var], 0.0, slot_name, op_name)
         return self.get_slot(var, slot_name)
 
     def _fill_slots(
@@ -218,6 +214,10 @@ class State(TrackableSlots):
             graph = _graph.get_default_graph()
         return _graph.resolve(self._non_slots.get((name, graph)))
 
+    def _non_slots_of(self, graph: object) -> dict[str, Any]:
+        """Return the optimizer-wide variables of a graph, or of eager mode for None, by name."""
+        return {name: var for (name, key), var in self._non_slots.items() if key is graph}
+
     @property
     def _non_slot_dict(self) -> Mapping[tuple[str, object], object]:
         """The variables of no variable, by name and graph; not to be written to."""
@@ -231,10 +231,8 @@ class State(TrackableSlots):
         self, save_type: str = "checkpoint", **kwargs: object
     ) -> dict[str, object]:
         """Return the present graph's optimizer-wide variables and other tracked objects by name."""
-        graph = graph_of()
-        non_slots = {name: var for (name, key), var in self._non_slots.items() if key is graph}
-        other_children = super()._trackable_children(save_type, **kwargs)
-        return {**dict(sorted(non_slots.items())), **other_children}
+        non_slots = dict(sorted(self._non_slots_of(graph_of()).items()))
+        return {**non_slots, **super()._trackable_children(save_type, **kwargs)}
 
     def _lookup_dependency(self, name: str) -> object:
         """Return the tracked object or the present graph's optimizer-wide variable of this name."""

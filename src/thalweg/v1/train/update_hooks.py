@@ -128,7 +128,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
                 run(counting_calls(self._counting_moves(values)))
 
         op = operation(count_step, [self._values()], "Assign", control_inputs=update_operations)
-        op.written += tuple(var for (_, key), var in self._non_slots.items() if key is op.graph)
+        op.written += tuple(self._non_slots_of(op.graph).values())
         return op
 
     def _counting_moves(self, values: dict[str, object]) -> list[Move]:

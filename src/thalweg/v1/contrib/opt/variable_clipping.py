@@ -99,15 +99,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         step = self._opt.apply_gradients(pairs, global_step=global_step)
         if step is None:
             try:
-                with self._turn_lock(), self._locked(), no_grad():
-                    atomic_section.run(
-                        [
-                            _clip_call(
-                                as_gradient(grad, var, name_of(var)), var, dims, self._max_norm
-                            )
-                            for grad, var, dims in clipped
-                        ]
-                    )
+                self._clip([(grad, var, dims, name_of(var)) for grad, var, dims in clipped])
             except BaseException as error:
                 add_note(error, ["The step was taken, but the variables were not clipped."])
                 raise
@@ -115,6 +107,20 @@ class VariableClippingOptimizer(WrappingOptimizer):
         with _graph.control_dependencies([step]):
             operations = [self._clip_in_graph(*clip_args) for clip_args in clipped]
         return _graph.group(step, *operations, name=name or self._name)
+
+    def _clip(self, updates: Sequence[tuple[object, Any, list[int], str]]) -> None:
+        """Clip variables in place, all of them or none.
+
+        Args:
+            updates: For each variable: gradient, variable, dimensions, and name for errors.
+        """
+        with self._turn_lock(), self._locked(), no_grad():
+            atomic_section.run(
+                [
+                    _clip_call(as_gradient(grad, var, name), var, dims, self._max_norm)
+                    for grad, var, dims, name in updates
+                ]
+            )
 
     def _clip_in_graph(self, grad: object, var: object, dims: list[int]) -> object:
         """Return an operation that clips `var` in each run, unless the run finds no gradient for
@@ -125,10 +131,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
 
         def clip_leaf(grad: object, leaf: Tensor) -> None:
             if grad is not None:
-                with self._turn_lock(), self._locked(), no_grad():
-                    atomic_section.run(
-                        [_clip_call(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)]
-                    )
+                self._clip([(grad, leaf, dims, title)])
 
         inputs = [grad, _graph.by_reference(variable)]
         return _graph.operation(clip_leaf, inputs, f"clip_{base_name(variable)}", kind="update")

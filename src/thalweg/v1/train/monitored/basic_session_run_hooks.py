@@ -26,6 +26,11 @@ from thalweg.v1.train.monitored.session_run_hook import (
 from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 from thalweg.variable import to_tensor
 
+__all__ = [
+    "FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook", "LoggingTensorHook",
+    "NanLossDuringTrainingError", "NanTensorHook", "StopAtStepHook",
+]  # fmt: skip
+
 _LOG = logging.getLogger(__name__)
 _PAUSE = 0.5  # seconds between two looks at the global step
 _LOG_INTERVAL = 1000  # steps
@@ -42,6 +47,11 @@ class GlobalStepHook(SessionRunHook):
     """Base class of hooks that fetch the global step as it is before each run."""
 
     _step: object = None  # the tensor of the global step, once `begin` was called
+    _steps_per_run = 1
+
+    def _set_steps_per_run(self, steps_per_run: int) -> None:
+        """Set the number of steps that one run takes; 1 by default."""
+        self._steps_per_run = steps_per_run
 
     def begin(self) -> None:
         """Find the global step of the default graph.

@@ -71,7 +71,6 @@ class CheckpointSaverHook(GlobalStepHook):
         if saver is not None and scaffold is not None:
             raise InvalidArgumentError("You cannot provide both saver and scaffold.")
         self._timer = SecondOrStepTimer(save_secs, save_steps)
-        self._steps_per_run = 1
         self._saver = saver
         self._scaffold = scaffold
         self._folder = os.fspath(checkpoint_dir)
@@ -90,10 +89,6 @@ class CheckpointSaverHook(GlobalStepHook):
         step = int(session.run(self._step))
         self._save_checkpoint(session, step)
         self._timer.update_last_triggered_step(step)
-
-    def _set_steps_per_run(self, steps_per_run: int) -> None:
-        """Set the number of steps that one run takes; 1 by default."""
-        self._steps_per_run = steps_per_run
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Save a checkpoint if the timer is due; request a stop if a listener returns True."""

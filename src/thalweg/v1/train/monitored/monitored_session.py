@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +12,7 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError, OutOfR
 from thalweg.v1.time_arguments import check_seconds
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.monitored.scaffold import Scaffold
-from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator, SessionCreator
+from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator, Path, SessionCreator
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,
@@ -23,8 +22,6 @@ from thalweg.v1.train.monitored.session_run_hook import (
 from thalweg.v1.train.queue_runner import start_queue_runners
 
 _CALLER = "caller"
-
-Path = str | os.PathLike[str]
 
 
 class StepContext:

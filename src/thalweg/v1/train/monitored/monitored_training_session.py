@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.v1.train.monitored.checkpoint_saver_hook import CheckpointSaverHook
 from thalweg.v1.train.monitored.monitored_session import MonitoredSession
 from thalweg.v1.train.monitored.scaffold import Scaffold
-from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator
+from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator, Path
 from thalweg.v1.train.monitored.session_run_hook import SessionRunHook
 from thalweg.v1.train.monitored.step_counter_hook import StepCounterHook
 from thalweg.v1.train.monitored.summary_saver_hook import SummarySaverHook
@@ -18,8 +17,6 @@ from thalweg.v1.train.monitored.summary_saver_hook import SummarySaverHook
 _DEFAULT: Any = object()  # an interval that was not given
 _SECONDS = 600  # between two checkpoints
 _STEPS = 100  # between two summaries
-
-Path = str | os.PathLike[str]
 
 _NOT_CHIEF = (
     "is_chief=False: such a worker waits until the chief's variables, which they share on a"

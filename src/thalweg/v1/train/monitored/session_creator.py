@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 
 from thalweg._graph import Session, get_default_graph
 from thalweg.v1.train.monitored.scaffold import Scaffold
-from thalweg.v1.train.monitored.session_manager import SessionManager
-
-Path = str | os.PathLike[str]
+from thalweg.v1.train.monitored.session_manager import Path, SessionManager
 
 
 class SessionCreator(ABC):

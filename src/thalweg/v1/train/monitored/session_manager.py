@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +12,7 @@ from thalweg._base.showing import show_value
 from thalweg._graph import Session, get_default_graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.v1.time_arguments import check_seconds, wait_seconds
-from thalweg.v1.train.saving.checkpoint_management import get_checkpoint_state
-
-Path = str | os.PathLike[str]
+from thalweg.v1.train.saving.checkpoint_management import Path, get_checkpoint_state
 
 
 class SessionManager:

@@ -50,7 +50,6 @@ class StepCounterHook(GlobalStepHook):
         self._summary_writer = summary_writer
         self._tag = ""
         self._previous_step: int | None = None
-        self._steps_per_run = 1
         self._stuck_runs = 0  # runs that have not raised the step
 
     def begin(self) -> None:
@@ -59,10 +58,6 @@ class StepCounterHook(GlobalStepHook):
         self._tag = f"{get_global_step().op.name}/sec"
         if self._summary_writer is None and self._output_dir is not None and is_installed():
             self._summary_writer = FileWriterCache.get(self._output_dir)
-
-    def _set_steps_per_run(self, steps_per_run: int) -> None:
-        """Set the number of steps that one run takes; 1 by default."""
-        self._steps_per_run = steps_per_run
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Log the rate if it is time."""

@@ -19,7 +19,7 @@ from thalweg._formats.path_resolution import ENDING
 from thalweg._graph import GraphVariable, executing_eagerly, get_default_graph
 from thalweg._graph.nodes import session_for
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.v1.train.saving.checkpoint_management import update_checkpoint_state
+from thalweg.v1.train.saving.checkpoint_management import Path, update_checkpoint_state
 from thalweg.v1.train.saving.objects import files
 from thalweg.v1.train.saving.objects.members import (
     ObjectMember,
@@ -37,8 +37,6 @@ from thalweg.v1.train.saving.objects.members import (
 from thalweg.v1.train.saving.objects.restoration import Restoration
 from thalweg.v1.train.saving.objects.status import CheckpointLoadStatus, InitializationOnlyStatus
 from thalweg.variable import Variable
-
-Path = str | os.PathLike[str]
 
 _COUNTER = "save_counter"
 

@@ -16,6 +16,12 @@ from thalweg._formats.bundle import CheckpointState, read_state, write_state
 from thalweg.errors import InvalidArgumentError
 from thalweg.v1.train.saving.checkpoint_reader import INDEX, SUFFIX, is_checkpoint
 
+__all__ = [
+    "checkpoint_exists", "checkpoints_iterator", "generate_checkpoint_state_proto",
+    "get_checkpoint_mtimes", "get_checkpoint_state", "latest_checkpoint", "remove_checkpoint",
+    "update_checkpoint_state",
+]  # fmt: skip
+
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 1.0
 STATE = "checkpoint"  # the name of the file that lists the checkpoints of a folder

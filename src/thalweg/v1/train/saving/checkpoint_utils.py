@@ -17,12 +17,12 @@ from thalweg._graph.partitioned import PartitionedVariable
 from thalweg._graph.slice_info import SaveSliceInfo
 from thalweg._graph.variables import begin_with
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.v1.train.saving.checkpoint_management import latest_checkpoint
+from thalweg.v1.train.saving.checkpoint_management import Path, latest_checkpoint
 from thalweg.v1.train.saving.checkpoint_reader import CheckpointReader
 from thalweg.v1.train.saving.saveables import as_variable
 from thalweg.variable import dtype_name
 
-Path = str | os.PathLike[str]
+__all__ = ["init_from_checkpoint", "list_variables", "load_checkpoint", "load_variable"]
 
 
 def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
