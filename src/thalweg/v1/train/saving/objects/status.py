@@ -9,7 +9,7 @@ from thalweg._graph import GraphVariable
 from thalweg._graph.nodes import session_for
 from thalweg.errors import NotConsumedError, listed
 from thalweg.v1.train.saving.objects.members import ObjectMember
-from thalweg.v1.train.saving.objects.values import ObjectValues
+from thalweg.v1.train.saving.objects.restoration import Restoration
 
 
 class InitializationOnlyStatus:
@@ -65,7 +65,7 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         members: Lists what there is now.
     """
 
-    def __init__(self, values: ObjectValues, members: Callable[[], Sequence[ObjectMember]]) -> None:
+    def __init__(self, values: Restoration, members: Callable[[], Sequence[ObjectMember]]) -> None:
         super().__init__(members)
         self._values = values
 
