@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,18 +13,26 @@ import torch
 
 from thalweg._base.execution_context import eagerly
 from thalweg._base.scalars import as_scalar
+from thalweg._base.showing import show_value
 from thalweg._core.hyperparameters import is_function
 from thalweg._graph import is_symbolic
-from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, ThalwegError
-from thalweg.openseq2seq.call_signature import check_call
+from thalweg.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotFoundError,
+    ThalwegError,
+    did_you_mean,
+)
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.larc import larc_of
 from thalweg.openseq2seq.optimizers.learning_rate import called
 from thalweg.openseq2seq.optimizers.mp_wrapper import checked_scale, refuse_no_scale
 from thalweg.openseq2seq.optimizers.name_tables import checked_summaries, optimizer_class
-from thalweg.openseq2seq.optimizers.post_process import PostProcessing
+from thalweg.openseq2seq.optimizers.post_process import PostProcessing, larc_of
+from thalweg.v1.train.callable_rate import signature_of
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor
+
+_KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @contextlib.contextmanager
@@ -153,3 +162,60 @@ def check_gradients(params: Mapping[str, Any], as_shipped: bool) -> None:
     elif params["dtype"] == "mixed":
         with of_key("loss_scaling"):
             refuse_no_scale(checked_scale(scaling, as_shipped))
+
+
+def check_call(
+    function: Callable[..., object], arguments: Mapping[str, object], supplied: str, title: str
+) -> None:
+    """Raise unless a function accepts the given arguments; functions without a signature pass.
+
+    Args:
+        function: The function, which will be called with keyword arguments.
+        arguments: The arguments of the config.
+        supplied: The name of the argument that the library adds.
+        title: The name of the function in messages.
+
+    Raises:
+        TypeError: An argument is unknown or missing; the message names it.
+    """
+    strangers = [name for name in arguments if not isinstance(name, str)]
+    if strangers:
+        raise InvalidTypeError(f"keys must be strings, not {show_value(strangers[0])}.")
+    try:
+        signature = signature_of(function)
+    except (TypeError, ValueError):
+        return
+    if supplied in arguments:
+        raise InvalidTypeError(f"{supplied!r} is not to be given: {title} gets it in each step.")
+    try:
+        signature.bind(**{supplied: None}, **arguments)
+    except TypeError as error:
+        raise InvalidTypeError(_reason(signature, arguments, supplied, title, error)) from error
+
+
+def _reason(
+    signature: inspect.Signature,
+    arguments: Mapping[str, object],
+    supplied: str,
+    title: str,
+    error: object,
+) -> str:
+    """Return why the arguments do not bind to the signature, naming them."""
+    parameters = signature.parameters
+    accepted = [name for name, parameter in parameters.items() if parameter.kind in _KEYWORD_KINDS]
+    if supplied not in accepted and not _takes_any(signature):
+        return f"{title} takes no {supplied!r}."
+    accepted = [name for name in accepted if name != supplied]
+    unknown = [] if _takes_any(signature) else [name for name in arguments if name not in accepted]
+    required = [name for name in accepted if parameters[name].default is inspect.Parameter.empty]
+    problems = [
+        f"{title} takes no {name!r}. {did_you_mean(name, accepted)}".strip() for name in unknown
+    ]
+    problems += [f"{title} needs {name!r}." for name in required if name not in arguments]
+    problems = problems or [f"{title}: {error}."]
+    return f"{' '.join(problems)} It takes: {', '.join(accepted)}."
+
+
+def _takes_any(signature: inspect.Signature) -> bool:
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    return inspect.Parameter.VAR_KEYWORD in kinds

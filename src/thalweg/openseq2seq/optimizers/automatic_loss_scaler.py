@@ -14,10 +14,8 @@ from thalweg._core.config_registry import LOSS_SCALERS, Names
 from thalweg._graph import Output, operation
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.indexed_slices import values_of
-from thalweg.openseq2seq.optimizers.backoff import BackoffScaler
 from thalweg.openseq2seq.optimizers.gradients import concrete
-from thalweg.openseq2seq.optimizers.log_max import LogMaxScaler
-from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
+from thalweg.openseq2seq.optimizers.loss_scaler import BackoffScaler, LogMaxScaler, LossScaler
 
 _SCALERS: dict[str, type[LossScaler]] = {"backoff": BackoffScaler, "logmax": LogMaxScaler}
 

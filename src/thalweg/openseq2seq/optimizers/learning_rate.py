@@ -40,10 +40,9 @@ class LiveRate:
         self._host_step: Variable | None = None
         self._products: list[tuple[Tensor, Callable[[], Tensor]]] = []
         self.source: object = policy
-        self._policy_value: Any = (
-            None  # what the policy gave last; a number has more digits than `value`
-        )
-        rate = self._evaluate_hypers()
+        # Last result of the policy; a number has more digits than `value`.
+        self._policy_value: Any = None
+        rate = _floating(self._asked())
         check_held(rate, "The learning rate that the policy returned")
         self.value = rate.clone()
         # Values that `set` assigns to `tensors`.
@@ -61,9 +60,6 @@ class LiveRate:
             self._host_step = Variable(0, dtype=step.dtype, name=name, trainable=False)
         self._host_step.detach().fill_(number_of(step))
         return self._host_step
-
-    def _evaluate_hypers(self) -> Tensor:
-        return _floating(self._asked())
 
     def _asked(self) -> object:
         """Call the policy and return the present rate; also store the rate and its source."""

@@ -16,6 +16,7 @@ from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import Pair
 from thalweg._core.hyperparameters import check_size, is_number
+from thalweg._core.options.larc import Larc
 from thalweg._core.vectors import for_each, number, place_of
 from thalweg._engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
@@ -29,7 +30,6 @@ from thalweg.openseq2seq.optimizers.gradients import (
     refuse_none,
     transform_present,
 )
-from thalweg.openseq2seq.optimizers.larc import Larc, larc_of
 from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS, checked_summaries
 from thalweg.openseq2seq.optimizers.summaries import (
     Journal,
@@ -37,6 +37,26 @@ from thalweg.openseq2seq.optimizers.summaries import (
     collect_summaries,
     tags_of,
 )
+from thalweg.openseq2seq.params import check_params
+
+
+def larc_of(larc_params: Mapping[str, Any]) -> Larc:
+    """Return the `Larc` of the parameters of a config.
+
+    Raises:
+        ValueError: A parameter is missing, unknown, of another type or not one of the modes.
+    """
+    check_params(
+        larc_params,
+        {"larc_eta": float},
+        {"larc_mode": ["clip", "scale"], "min_update": float, "epsilon": float},
+    )
+    return Larc(
+        larc_params["larc_eta"],
+        larc_params.get("larc_mode", "clip") == "clip",
+        larc_params.get("min_update", 1e-7),
+        larc_params.get("epsilon", 1e-7),
+    )
 
 
 class PostProcessing(NamedTuple):

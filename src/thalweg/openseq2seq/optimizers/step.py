@@ -31,7 +31,6 @@ from thalweg.openseq2seq.optimizers.gradient_pipeline import StepInputs, StepPip
 from thalweg.openseq2seq.optimizers.gradients import check_dtypes, concretes
 from thalweg.openseq2seq.optimizers.learning_rate import LiveRate
 from thalweg.openseq2seq.optimizers.masters import Masters
-from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.reduction import waited_for
 from thalweg.openseq2seq.optimizers.state import TrainingState
 from thalweg.v1.train.optimizer import Optimizer
@@ -104,10 +103,6 @@ class TrainingStep(Configurable):
         return self._rate.value.clone()
 
     @property
-    def _mixed(self) -> MixedPrecisionOptimizerWrapper | None:
-        return self._pipeline.mixed
-
-    @property
     def _inner(self) -> Optimizer:
         return self._pipeline.inner
 
@@ -117,7 +112,7 @@ class TrainingStep(Configurable):
 
     @property
     def _masters(self) -> Masters:
-        return Masters() if self._mixed is None else self._mixed._masters
+        return Masters() if self._pipeline.mixed is None else self._pipeline.mixed._masters
 
     @untraced
     def __call__(self) -> Tensor:
@@ -178,9 +173,9 @@ class TrainingStep(Configurable):
     @property
     def loss_scale(self) -> float | Tensor:
         """Factor of the next loss: a number, or a tensor of shape () that is a copy."""
-        if self._mixed is None:
+        if self._pipeline.mixed is None:
             return 1.0
-        scale = self._mixed.loss_scale
+        scale = self._pipeline.mixed.loss_scale
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
     def _taken(self, differentiate: Callable[[], tuple[Tensor | None, BackwardResult]]) -> Any:
@@ -230,7 +225,7 @@ class TrainingStep(Configurable):
             differentiate: See `_taken`.
             report: Receives a sentence and whether the step was taken, as soon as it is written.
         """
-        rate, mixed = self._rate, self._mixed
+        rate, mixed = self._rate, self._pipeline.mixed
         # The host waits for the last step while a GPU computes the loss.
         is_late = not is_host(self.global_step)
         is_new = is_late or rate.ask()
@@ -294,9 +289,9 @@ class TrainingStep(Configurable):
             )
         check_dtypes(gradients, variables)
         pairs = list(zip(gradients, variables, strict=True))
-        if self._mixed is None:
+        if self._pipeline.mixed is None:
             return BackwardResult.plain(pairs)
-        return self._mixed.received(pairs, self.loss_scale)
+        return self._pipeline.mixed.received(pairs, self.loss_scale)
 
     def _differentiated(self) -> tuple[Tensor, BackwardResult]:
         """Compute the loss and its gradients; return (copy of the loss, results of the backward
@@ -389,7 +384,7 @@ class TrainingStep(Configurable):
         """Return the arguments of `optimize_loss` by name, without the policy's rate."""
         moving = {id(tensor) for tensor in self._rate.tensors}
         inner_arguments = self._inner._arguments().items()
-        treatment, mixed = self._pipeline.treatment, self._mixed
+        treatment, mixed = self._pipeline.treatment, self._pipeline.mixed
         post = treatment.post
         return {
             "loss": self._loss,

@@ -98,9 +98,13 @@ class Outbox:
 
     Attributes:
         writer: The writer.
+
+    Raises:
+        InvalidTypeError: The writer lacks a method.
     """
 
     def __init__(self, writer: object, waits: bool = False) -> None:
+        check_writer(writer)
         self.writer, self._waits = writer, waits
         self._letters: list[Letter] = []
 

@@ -284,7 +284,11 @@ def _apply_recorded(
     if all(copy is None for copy in backward.copies):
         return applied_op
     references = by_references(backward._replace(gradients=[], penalties=[], scale=None))
-    return _graph.operation(_set_to_masters, [references], "copy", control_inputs=[applied_op])
+
+    def set_to_masters(backward: BackwardResult) -> None:
+        run(copies_of_masters(backward))
+
+    return _graph.operation(set_to_masters, [references], "copy", control_inputs=[applied_op])
 
 
 def _as_known(grad: Any, is_sparse: bool, target: Tensor) -> object:
@@ -321,7 +325,3 @@ def variables_written_by(
 
 def _scale_of(scaler: AutomaticLossScaler | None) -> tuple[object, ...]:
     return () if scaler is None else tuple(scaler.variables.values())
-
-
-def _set_to_masters(backward: BackwardResult) -> None:
-    run(copies_of_masters(backward))

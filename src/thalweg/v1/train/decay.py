@@ -59,9 +59,7 @@ def exponential_decay(
     Reference: tf.compat.v1.train.exponential_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _decayed_rate(
-        schedules.ExponentialDecay, global_step, inputs, name or "ExponentialDecay"
-    )
+    return _decayed_rate(schedules.ExponentialDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -99,9 +97,7 @@ def inverse_time_decay(
     Reference: tf.compat.v1.train.inverse_time_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _decayed_rate(
-        schedules.InverseTimeDecay, global_step, inputs, name or "InverseTimeDecay"
-    )
+    return _decayed_rate(schedules.InverseTimeDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -129,7 +125,7 @@ def polynomial_decay(
     Reference: tf.compat.v1.train.polynomial_decay
     """
     inputs = (learning_rate, decay_steps, end_learning_rate, power, cycle)
-    return _decayed_rate(schedules.PolynomialDecay, global_step, inputs, name or "PolynomialDecay")
+    return _decayed_rate(schedules.PolynomialDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -151,7 +147,7 @@ def cosine_decay(
     Reference: tf.compat.v1.train.cosine_decay; Loshchilov & Hutter 2017
     """
     inputs = (learning_rate, decay_steps, alpha)
-    return _decayed_rate(schedules.CosineDecay, global_step, inputs, name or "CosineDecay")
+    return _decayed_rate(schedules.CosineDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -203,9 +199,7 @@ def linear_cosine_decay(
     Reference: tf.compat.v1.train.linear_cosine_decay; Bello et al. 2017
     """
     inputs = (learning_rate, decay_steps, num_periods, alpha, beta)
-    return _decayed_rate(
-        schedules.LinearCosineDecay, global_step, inputs, name or "LinearCosineDecay"
-    )
+    return _decayed_rate(schedules.LinearCosineDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -271,7 +265,13 @@ def piecewise_constant(
     Reference: tf.compat.v1.train.piecewise_constant
     """
     schedule = schedules.PiecewiseConstantDecay(list(boundaries), list(values))
-    _check_boundaries(x, boundaries)
+    step_kind = _dtype_word(x)
+    for boundary in boundaries:
+        kind = _dtype_word(boundary)
+        if kind != step_kind and (kind, step_kind) != ("int32", "int64"):
+            raise InvalidTypeError(
+                f"Boundaries ({kind}) must have the same dtype as x ({step_kind})."
+            )
     kinds = {_dtype_word(rate) for rate in values}
     if len(kinds) > 1:
         raise ValueError(f"Values must have elements all with the same dtype: {sorted(kinds)}.")
@@ -315,7 +315,7 @@ def follow_rate(
 
 
 def _decayed_rate(
-    schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str
+    schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str | None
 ) -> object:
     """Return a learning rate that a schedule of `thalweg.schedules` computes from the global step.
 
@@ -324,7 +324,7 @@ def _decayed_rate(
         global_step: The variable, tensor or number of the step.
         arguments: Arguments for `schedule`, the initial rate first. The result is float64 if that
             is, else float32.
-        name: The name of the rate, in graph mode that of the tensor.
+        name: The name of the rate, in graph mode that of the tensor; by default that of `schedule`.
 
     Returns:
         In eager mode a `CallableRate`, which reads `global_step` at each call; in graph mode a
@@ -339,7 +339,7 @@ def _decayed_rate(
         lambda step, *own: schedule(*own)(step),
         (global_step, *arguments),
         dtype,
-        name,
+        name or schedule.__name__,
         lambda step: build_schedule().formula(step),
     )
 
@@ -354,11 +354,3 @@ def _dtype_word(tensor: object) -> str:
     if dtype is None:
         return "float32" if isinstance(tensor, float) else "int32"
     return dtype_name(dtype)
-
-
-def _check_boundaries(x: object, boundaries: Sequence[object]) -> None:
-    kind = _dtype_word(x)
-    for boundary in boundaries:
-        dtype = _dtype_word(boundary)
-        if dtype != kind and (dtype, kind) != ("int32", "int64"):
-            raise InvalidTypeError(f"Boundaries ({dtype}) must have the same dtype as x ({kind}).")

@@ -284,13 +284,11 @@ class Optimizer(DistributedApply, SlotOptimizer):
 
     def takes_transforms(self) -> bool:
         """Return True if `_take` may take a step: the user does not replace `apply_gradients`."""
-        return self._applies() and "apply_gradients" not in vars(self)
-
-    @classmethod
-    def _applies(cls) -> bool:
-        """Return True if every class that defines `apply_gradients` also sets `_APPLIES`."""
-        overriding_classes = [base for base in cls.__mro__ if "apply_gradients" in vars(base)]
-        return all("_APPLIES" in vars(base) for base in overriding_classes)
+        overriding_classes = [
+            base for base in type(self).__mro__ if "apply_gradients" in vars(base)
+        ]
+        is_standard = all("_APPLIES" in vars(base) for base in overriding_classes)
+        return is_standard and "apply_gradients" not in vars(self)
 
     def _valid_dtypes(self) -> set[torch.dtype]:
         """Return the dtypes that losses and variables may have in `compute_gradients`."""

@@ -28,6 +28,8 @@ from thalweg.v1.train.rendezvous import Rendezvous
 from thalweg.v1.train.slot_creator import base_name
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 
+_GRADIENTS = (_graph.SymbolicTensor, _graph.SymbolicSlices, Tensor, IndexedSlices)
+
 
 class SyncReplicasOptimizer(WrappingOptimizer):
     """Lets another optimizer take one step with the mean of the gradients of several workers.
@@ -172,7 +174,11 @@ class SyncReplicasOptimizer(WrappingOptimizer):
                 f"global_step must be a variable of the graph, not {show_value(global_step)}."
             )
         for grad, var in grads_and_vars_list:
-            _check_type(grad, var)
+            if grad is not None and not isinstance(grad, _GRADIENTS):
+                raise InvalidTypeError(
+                    f"Unknown grad type! The gradient of '{base_name(var)}' is of type"
+                    f" {type(grad).__name__}; expected a tensor, IndexedSlices or None."
+                )
         with step.graph.as_default():
             pairs = [(grad, _graph.graph_variable_of(var)) for grad, var in grads_and_vars_list]
             return self._build_update(pairs, step, name or self._name)
@@ -463,16 +469,6 @@ def _counter_of(name: str, counter: object) -> int:
     if not isinstance(counter, Integral) or counter < 1:
         raise InvalidArgumentError(f"{name} must be a positive integer, not {show_value(counter)}.")
     return int(counter)
-
-
-def _check_type(grad: object, var: object) -> None:
-    kinds = (_graph.SymbolicTensor, _graph.SymbolicSlices, Tensor, IndexedSlices)
-    if grad is not None and not isinstance(grad, kinds):
-        title = base_name(var)
-        raise InvalidTypeError(
-            f"Unknown grad type! The gradient of '{title}' is of type {type(grad).__name__};"
-            " expected a tensor, IndexedSlices or None."
-        )
 
 
 def _kind_of(grad: object) -> type[DenseAccumulator] | type[SparseAccumulator]:

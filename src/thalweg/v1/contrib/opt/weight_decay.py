@@ -200,7 +200,8 @@ class DecoupledWeightDecayExtension(Optimizer):
         `decay_var_list`.
         """
         values = self._values()
-        if self.FUSED or not _is_chosen(var, values):
+        subset = values["decay_var_list"] or [var]
+        if self.FUSED or all(var is not getattr(member, "symbol", member) for member in subset):
             return super()._apply_one(grad, var)
         decay = values["decoupled_decay"]
         if not is_symbolic(var):
@@ -222,11 +223,6 @@ class _Spared:
     """The variables of a group that are not decayed."""
 
     group: Hashable
-
-
-def _is_chosen(var: Any, values: dict[str, Any]) -> bool:
-    subset = values["decay_var_list"]
-    return subset is None or any(var is getattr(member, "symbol", member) for member in subset)
 
 
 @cache

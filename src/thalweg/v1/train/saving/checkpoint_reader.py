@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg._formats import bundle, container
 from thalweg._formats.path_resolution import ENDING as SUFFIX
-from thalweg._formats.path_resolution import PathKind, ResolvedPath, locate_checkpoint
+from thalweg._formats.path_resolution import PathKind, locate_checkpoint
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor, dtype_of
 from thalweg.errors import (
     DataLossError,
@@ -22,7 +22,7 @@ from thalweg.errors import (
 from thalweg.v1.train.saving.objects import files
 
 # TensorFlow's names of dtypes that have other names in torch.
-_TITLES = {"float16": "half", "float32": "float", "float64": "double"}
+_DTYPE_NAMES = {"float16": "half", "float32": "float", "float64": "double"}
 INDEX = ".index"  # of the file of TensorFlow's by which a checkpoint of its is known
 
 
@@ -44,10 +44,16 @@ class CheckpointReader:
 
     def __init__(self, filename: str | os.PathLike[str]) -> None:
         self._prefix = os.fspath(filename).removesuffix(SUFFIX)
-        place = _locate_existing(self._prefix)
-        self._path, self._has_own_format = place.path, place.kind is PathKind.OURS
+        resolved = locate_checkpoint(self._prefix)
+        if resolved.kind is PathKind.MISSING:
+            raise MissingFileError(
+                "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for"
+                f" {self._prefix}"
+            )
+        resolved = resolved.of_savers()
+        self._path, self._is_native = resolved.path, resolved.kind is PathKind.OURS
         self._document: dict[str, object] = {}
-        if self._has_own_format:
+        if self._is_native:
             description = container.describe(self._path)
             self._document = description.document
             named_entries: Any = description.tensors.items()
@@ -97,9 +103,10 @@ class CheckpointReader:
         """Return a line for each tensor, such as "layer/kernel (DT_FLOAT) [2,3]"."""
         lines = list[str]()
         for name, dtype in self.get_variable_to_dtype_map().items():
-            title = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+            label = str(dtype).removeprefix("torch.")
+            label = _DTYPE_NAMES.get(label, label).upper()
             sizes = ",".join(map(str, self._entries[name][1]))
-            lines.append(f"{name} (DT_{_TITLES.get(title, title).upper()}) [{sizes}]")
+            lines.append(f"{name} (DT_{label}) [{sizes}]")
         return "\n".join(lines).encode()
 
     def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
@@ -117,7 +124,7 @@ class CheckpointReader:
 
     def keys_by_name(self) -> dict[str, str]:
         """Return {variable's name: name of its tensor} of an object checkpoint; else {}."""
-        if not self._has_own_format:
+        if not self._is_native:
             graph = bundle.read(self._path, ()).graph
         else:
             encoded = self._document.get("object_graph")
@@ -126,19 +133,9 @@ class CheckpointReader:
         return {entry.full_name: entry.key for node in nodes for entry in node.attributes}
 
     def _read_tensors(self, names: Collection[str]) -> dict[str, StoredTensor]:
-        if self._has_own_format:
+        if self._is_native:
             return container.read(self._path, names).tensors
         return bundle.read(self._path, names).tensors
-
-
-def _locate_existing(prefix: str) -> ResolvedPath:
-    place = locate_checkpoint(prefix)
-    if place.kind is PathKind.MISSING:
-        raise MissingFileError(
-            "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for"
-            f" {prefix}"
-        )
-    return place.of_savers()
 
 
 def is_checkpoint(prefix: str) -> bool:

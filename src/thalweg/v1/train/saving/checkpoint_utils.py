@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from functools import partial
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -143,7 +143,7 @@ def _prefix_of(ckpt_dir_or_file: Path) -> str:
     return prefix
 
 
-def _find_variables(target: object) -> list[GraphVariable]:
+def _find_variables(target: Any) -> list[GraphVariable]:
     """Return the variables that an entry of `assignment_map` names: [] for the name of a scope.
 
     Args:
@@ -160,8 +160,7 @@ def _find_variables(target: object) -> list[GraphVariable]:
         by_name = {variable.op.name: variable for variable in variables} | graph.variable_store
         return [by_name[target]] if target in by_name else []
     is_partitioned = isinstance(target, list | tuple | PartitionedVariable)
-    members = list(cast("list[object]", target)) if is_partitioned else [target]
-    variables = [as_variable(member) for member in members]
+    variables = [as_variable(member) for member in (target if is_partitioned else [target])]
     known_variables = [variable for variable in variables if variable is not None]
     if not variables or len(known_variables) < len(variables):
         raise InvalidTypeError(
@@ -192,7 +191,11 @@ def _of_scope(
             " be 'scope/': 'other_scope/'. There is no variable of that name."
         )
     names_by_variable: dict[GraphVariable, str] = {}
-    for name, variable in sorted(_variables_by_name().items()):
+    graph = get_default_graph()
+    variables = [variable for _, variable in graph.stand_ins.values()]
+    variables += graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
+    by_name = {variable.op.name: variable for variable in variables} | graph.variable_store
+    for name, variable in sorted(by_name.items()):
         part = _part_of(variable)
         name = name if part is None else part.full_name
         if outer and not name.startswith(f"{outer}/"):
@@ -205,14 +208,6 @@ def _of_scope(
             )
         names_by_variable[variable] = full
     return names_by_variable
-
-
-def _variables_by_name() -> dict[str, GraphVariable]:
-    """Return the variables of the default graph that belong to scopes, by name."""
-    graph = get_default_graph()
-    variables = [variable for _, variable in graph.stand_ins.values()]
-    variables += graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
-    return {variable.op.name: variable for variable in variables} | graph.variable_store
 
 
 def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: object) -> None:

@@ -44,7 +44,13 @@ def fitting_values(
         keys = {name: keys_by_name.get(key, key) for name, key in keys.items()}
     missing = [name for name, key in keys.items() if not reader.has_tensor(key)]
     if missing:
-        raise _not_found(missing, len(keys), prefix)
+        names = listed(f"'{name}'" for name in missing)
+        raise NotFoundError(
+            f"Key {missing[0]} not found in checkpoint\n{prefix} has no value for {len(missing)} of"
+            f" {len(keys)} variables: {names}. Nothing was loaded. Give the"
+            " Saver a list without them, or a dict of the variables by the names that the"
+            " checkpoint has; list_variables lists these."
+        )
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     misfits = {
         name: _describe_misfit(variable, shapes[keys[name]], dtypes[keys[name]], prefix, reshape)
@@ -82,13 +88,3 @@ def _fit_value(tensor: Tensor, variable: GraphVariable) -> Tensor:
     if info is not None and tuple(tensor.shape) == tuple(info.full_shape):
         return info.cut(tensor).clone()
     return tensor if expected.accepts(tensor.shape) else tensor.reshape(tuple(expected))  # pyright: ignore
-
-
-def _not_found(missing: Sequence[str], count: int, prefix: str) -> NotFoundError:
-    names = listed(f"'{name}'" for name in missing)
-    return NotFoundError(
-        f"Key {missing[0]} not found in checkpoint\n{prefix} has no value for {len(missing)} of"
-        f" {count} variables: {names}. Nothing was loaded. Give the Saver a list without"
-        " them, or a dict of the variables by the names that the checkpoint has; list_variables"
-        " lists these."
-    )

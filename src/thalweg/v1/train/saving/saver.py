@@ -208,7 +208,7 @@ class Saver:
         if not variables:
             return None
         values, step = values_of(session, list(variables.values()), global_step)
-        prefix = path if step is None else f"{path}-{self._format_step(step)}"
+        prefix = path if step is None else f"{path}-{step:0{8 if self._pad_step_number else 1}d}"
         prefix = prefix.removesuffix(SUFFIX)
         base = os.path.basename(prefix)
         if base + SUFFIX == latest or (base == latest and not self._sharded):
@@ -222,9 +222,6 @@ class Saver:
             if write_state:
                 self._write_list(prefix, folder, latest, meta_graph_suffix)
         return prefix
-
-    def _format_step(self, step: int) -> str:
-        return f"{step:08d}" if self._pad_step_number else str(step)
 
     def _write_list(self, prefix: str, folder: str, latest: str, meta_graph_suffix: str) -> None:
         """Write the file `checkpoint` with the new prefix, and delete the checkpoints that are too

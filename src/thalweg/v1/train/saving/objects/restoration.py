@@ -236,7 +236,10 @@ class Walk:
         try:
             for entry in self.pending:  # it grows meanwhile
                 self._visit_object(*entry)
-            self._check_targets()
+            differences = [self._describe_difference(*target) for target in self._targets.values()]
+            differences += self._describe_contradictions()
+            if problems := [difference for difference in differences if difference is not None]:
+                raise state.mismatch(problems, self._values.source)
             for parent, name, child in self._missing:
                 self._remember_waiting(parent)
                 parent._await_dependency(name, Position(self._values, child))
@@ -305,12 +308,6 @@ class Walk:
             if isinstance(keeper, TrackableSlots):
                 attributes["_waiting"] = keeper._waiting.__copy__()
             self._saved_attributes[id(keeper)] = keeper, attributes
-
-    def _check_targets(self) -> None:
-        differences = [self._describe_difference(*target) for target in self._targets.values()]
-        differences += self._describe_contradictions()
-        if problems := [target for target in differences if target is not None]:
-            raise state.mismatch(problems, self._values.source)
 
     def _describe_difference(self, node: int, variable: Any) -> str | None:
         """Return why the value of a position does not fit a variable, or None if it fits."""
