@@ -143,8 +143,7 @@ def optimize_loss(
     _check_functions(loss, learning_rate_decay_fn, in_graph)
     iter_size = _runs_of_an_update(iter_size, skip_update_ph, reduces, as_shipped)
     outbox = None if summary_writer is None else Outbox(summary_writer, waits=in_graph)
-    settings = iter_size, reduces, all_reduce, model, outbox
-    treatment = Treatment(post, *settings, shows_loss=summaries is None)
+    treatment = Treatment(post, iter_size, reduces, all_reduce, model, outbox, summaries is None)
     with loss.graph.as_default() if is_symbolic(loss) else contextlib.nullcontext():
         counter = _global_step(global_step, in_graph)
         live = None if in_graph else LiveRate(learning_rate_decay_fn, counter)
