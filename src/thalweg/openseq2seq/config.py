@@ -120,7 +120,7 @@ class TrainingConfig:
             params["optimizer"],
             copy.deepcopy(params["optimizer_params"]),
             self.learning_rate,
-            trained(everything, _pattern(params["freeze_variables_regex"])),
+            trained(everything, _compile_pattern(params["freeze_variables_regex"])),
             *map(params.__getitem__, _STEP_PARAMS),
             skip_update_ph=skip_update_ph,
             model=model,
@@ -195,7 +195,7 @@ def from_config(
     params = copy.deepcopy(training_params(base_params))
     if as_shipped and params["iter_size"] > 1 and not params["use_horovod"]:
         raise InvalidArgumentError("iter_size is only supported in Horovod mode.")
-    _pattern(params["freeze_variables_regex"])
+    _compile_pattern(params["freeze_variables_regex"])
     check_optimizer(params)
     check_gradients(params, as_shipped)
     length = training_length(
@@ -203,7 +203,7 @@ def from_config(
         num_epochs=params["num_epochs"],
         dataset_size=dataset_size,
         batch_size_per_gpu=params["batch_size_per_gpu"],
-        workers=_workers(params["use_horovod"]) if workers is None else workers,
+        workers=_count_workers(params["use_horovod"]) if workers is None else workers,
         iter_size=params["iter_size"],
     )
     policy = params["lr_policy"]
@@ -218,12 +218,12 @@ def from_config(
     )
 
 
-def _workers(use_horovod: bool) -> int:
+def _count_workers(use_horovod: bool) -> int:
     has_group = distributed.is_available() and distributed.is_initialized()
     return distributed.get_world_size() if use_horovod and has_group else 1
 
 
-def _pattern(regex: Any) -> re.Pattern[str] | None:
+def _compile_pattern(regex: Any) -> re.Pattern[str] | None:
     """Return the compiled regular expression, or None for None.
 
     Raises:

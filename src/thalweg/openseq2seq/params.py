@@ -44,12 +44,12 @@ def check_params(
             )
     for name in unknown:
         hint = (hints or {}).get(name) or did_you_mean(show_value(name).strip("'"), kinds)
-        message_parts = (
+        sentences = (
             f"Unknown parameter: {name}.",
             hint,
             f"There are: {', '.join(sorted(kinds))}.",
         )
-        raise InvalidArgumentError(" ".join(filter(None, message_parts)))
+        raise InvalidArgumentError(" ".join(filter(None, sentences)))
     for name, value in config.items():
         kind = kinds[name]
         if isinstance(kind, list):

@@ -154,8 +154,8 @@ def _add_operation(kernel: Kernel, name: str, arguments: Arguments) -> object:
 
     var = variables["var"]
     outputs = None if _is_resource(name) else _graph.Output(var.dtype, var.shape)
-    title = arguments["name"] or "".join(part.capitalize() for part in name.split("_"))
-    return _graph.operation(run_kernel, [inputs], title, kind="update", outputs=outputs)
+    op_name = arguments["name"] or "".join(part.capitalize() for part in name.split("_"))
+    return _graph.operation(run_kernel, [inputs], op_name, kind="update", outputs=outputs)
 
 
 def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:
@@ -169,9 +169,9 @@ def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:
     sparse = _is_sparse(name)
     var, slots = arguments["var"], [arguments[slot_name] for slot_name in kernel.slots.split()]
     _check_tensors(name, var, slots)
-    title = name_of(var)
+    var_name = name_of(var)
     grad_argument = arguments["delta" if "delta" in arguments else "grad"]
-    grad = as_gradient(grad_argument, var, title)
+    grad = as_gradient(grad_argument, var, var_name)
     if isinstance(grad, IndexedSlices):
         raise InvalidTypeError(
             f"{name}() takes the values of a sparse gradient, not {show_value(grad_argument)}."

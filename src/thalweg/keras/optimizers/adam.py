@@ -91,6 +91,9 @@ class Adam(BuiltIn):
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
-        hypers = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
-        unbiased = torch.sqrt(1 - hypers["beta_2_power"]) / (1 - hypers["beta_1_power"])
-        return {**hypers, "lr": state["lr_t"] * unbiased}
+        coefficients = {
+            **self._make_hyper_tensors(dtype, "epsilon"),
+            **self._make_beta_tensors(dtype),
+        }
+        unbiased = torch.sqrt(1 - coefficients["beta_2_power"]) / (1 - coefficients["beta_1_power"])
+        return {**coefficients, "lr": state["lr_t"] * unbiased}

@@ -140,9 +140,9 @@ def _check_sources(sources: Sequence[object]) -> None:
 def _check_all(pairs: Iterable[tuple[object, object]]) -> None:
     """Raise ValueError for a pair without a gradient."""
     gradients, variables = zip(*pairs, strict=True)
-    for grad, title in zip(gradients, titles_of(variables), strict=True):
+    for grad, name in zip(gradients, titles_of(variables), strict=True):
         if grad is None:
             raise ValueError(
-                f"Variable {title} has `None` for gradient. Please make sure that all of your ops"
+                f"Variable {name} has `None` for gradient. Please make sure that all of your ops"
                 " have a gradient defined (i.e. are differentiable)."
             )

@@ -81,12 +81,12 @@ class Ftrl(BuiltIn):
             "l2_regularization_strength": l2_regularization_strength,
             "l2_shrinkage_regularization_strength": l2_shrinkage_regularization_strength,
         }
-        numbers = {key: as_number(key, value) for key, value in signed_options.items()}
-        for key, value in numbers.items():
+        values = {key: as_number(key, value) for key, value in signed_options.items()}
+        for key, value in values.items():
             if value < 0.0:
                 raise ValueError(f"{key} {value:f} needs to be positive or zero")
-        self._initial_accumulator_value = numbers.pop("initial_accumulator_value")
-        self._l2_shrinkage_regularization_strength = numbers.pop(
+        self._initial_accumulator_value = values.pop("initial_accumulator_value")
+        self._l2_shrinkage_regularization_strength = values.pop(
             "l2_shrinkage_regularization_strength"
         )
         self._set_learning_rate(learning_rate, kwargs)
@@ -134,7 +134,7 @@ class Ftrl(BuiltIn):
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         names = ("learning_rate_power", "l1_regularization_strength", "beta")
-        hypers = self._hyper_tensors(dtype, *names, "l2_regularization_strength")
+        coefficients = self._make_hyper_tensors(dtype, *names, "l2_regularization_strength")
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, np.float64)
-        shrinkage = torch.full_like(hypers["beta"], shrinkage)
-        return {**hypers, "l2_shrinkage_regularization_strength": shrinkage}
+        shrinkage = torch.full_like(coefficients["beta"], shrinkage)
+        return {**coefficients, "l2_shrinkage_regularization_strength": shrinkage}

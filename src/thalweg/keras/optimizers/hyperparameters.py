@@ -38,7 +38,7 @@ _TORCH = {
 }
 
 
-def _in_torchs_form(kind: type) -> str:
+def _name_torch_class(kind: type) -> str:
     """Return a phrase that names the torch-style class with the same update.
 
     Schedulers and trainers of torch accept only instances of `torch.optim.Optimizer`.
@@ -92,8 +92,8 @@ class Hypers(Weights):
         kind = as_dtype(dtype)
         if not kind.is_floating_point:
             return to_tensor(value).detach().to(kind)
-        number = scalars.as_scalar(value, compute_dtype(kind))
-        return torch.tensor(number, dtype=kind, device="cpu")
+        scalar = scalars.as_scalar(value, compute_dtype(kind))
+        return torch.tensor(scalar, dtype=kind, device="cpu")
 
     def _create_hypers(self) -> None:
         """Create the variables of hyperparameters, if they have any."""
@@ -127,7 +127,7 @@ class Hypers(Weights):
             return self._get_hyper(key)
         hint = _TORCH.get(name, "")
         if hint:
-            alternative = _in_torchs_form(type(self))
+            alternative = _name_torch_class(type(self))
             hint += f" For what asks for an optimizer of torch, use {alternative}."
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}")
 

@@ -65,17 +65,17 @@ _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
 _used_names: Counter[str] = Counter()
 
 
-def _unique_name(cls: type) -> str:
+def _make_unique_name(cls: type) -> str:
     """Return a name for the class, such as "adam_1", unique in the process."""
-    words = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", cls.__name__)
-    snake = re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower().lstrip("_")
+    name = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", cls.__name__)
+    snake = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().lstrip("_")
     count = _used_names[snake]
     _used_names[snake] += 1
     return f"{snake}_{count}" if count else snake
 
 
 @cache
-def _in_replicas() -> Any:
+def _import_distributed_step() -> Any:
     """Import and return the module of steps in strategies, on first use."""
     with importing:
         return import_module("thalweg.keras.optimizers.distributed_step")
@@ -167,7 +167,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         if "lr" in kwargs:
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         KerasStateDict.__init__(self)
-        self._name = name or _unique_name(type(self))
+        self._name = name or _make_unique_name(type(self))
         self._initial_decay = kwargs.get("decay") or 0.0
         clipping = {key: kwargs.get(key) for key in CLIPPING}
         KerasOptions.__init__(self, gradient_aggregator, gradient_transformers, clipping)
@@ -213,7 +213,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         count_before = count_replayed(cache)
         try:
             if thread.strategies:
-                return _in_replicas().step_in_replicas(
+                return _import_distributed_step().step_in_replicas(
                     self, grads_and_vars, name, experimental_aggregate_gradients
                 )
             with self._lock:
@@ -225,21 +225,25 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                     if replay is not None and replay.calls and replay.take(self, cache, pairs):
                         return self.iterations
                     with self._plans.one_step(self._name):
-                        return self._step_alone(pairs, name, experimental_aggregate_gradients)
+                        return self._apply_outside_strategy(
+                            pairs, name, experimental_aggregate_gradients
+                        )
         except Exception as error:
             if executing_eagerly():
                 say_what_became(error, cache, count_before)
             raise
 
-    def _step_alone(self, pairs: object, name: str | None, aggregates: bool) -> Tensor | None:
+    def _apply_outside_strategy(
+        self, pairs: object, name: str | None, aggregates: bool
+    ) -> Tensor | None:
         """Apply gradients outside of any strategy; return as `apply_gradients` does."""
         pairs = pairs if type(pairs) is list else as_pairs(pairs)
         if not pairs:
-            return self._step_over_nothing()
+            return self._apply_nothing()
         hooks = self._make_hooks(aggregates)
         if self._slots.parts is None and not (is_imported() and _has_dtensors(pairs)):
             return self._end_step(self._take_step(hooks, pairs), pairs, name, aggregates)
-        fingerprint = _in_replicas().fingerprint_of(self)
+        fingerprint = _import_distributed_step().fingerprint_of(self)
         pairs, hooks.sharing = distribute.share_summed_step(
             self, pairs, hooks, self._clipping, fingerprint
         )
@@ -247,7 +251,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
             outcome = self._take_step(hooks, pairs)
         return self._end_step(outcome, pairs, name, aggregates)
 
-    def _step_over_nothing(self) -> Any:
+    def _apply_nothing(self) -> Any:
         """Return the result of a step without pairs: None, or an operation in graph mode."""
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
@@ -265,7 +269,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                     if hooks.watch is None and transforms.judge is None:
                         note_repeated(cache, _make_replay)
                     return outcome
-            if is_deferred(*(part for pair in as_pairs(pairs) for part in pair)):
+            if is_deferred(*(member for pair in as_pairs(pairs) for member in pair)):
                 return None
             return run_step(hooks, cache, pairs, transforms, may_rebind=False)
 
@@ -287,7 +291,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         """Return a context manager for computing gradients, for which other replicas wait."""
         if not thread.strategies:
             return contextlib.nullcontext()
-        return _in_replicas().waited_for(self)
+        return _import_distributed_step().waited_for(self)
 
     def _counting_calls(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
         """Return C functions that count a step of these variables beside `iterations`."""
@@ -354,7 +358,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
             return self._aggregator(grads_and_vars)
         if replicas() == 1:
             return grads_and_vars
-        return _in_replicas().sum_over_replicas(self, list(grads_and_vars))
+        return _import_distributed_step().sum_over_replicas(self, list(grads_and_vars))
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         """Hook: clip gradients and call `gradient_transformers`."""
@@ -418,12 +422,12 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
             return object.__repr__(self)
         clipping = {key: value for key, value in self._clipping_options().items() if value}
         options = {"engine": self._engine or "auto", **clipping}
-        parts = [f"{key}={value}" for key, value in {**self._hyper.shown(), **options}.items()]
+        fields = [f"{key}={value}" for key, value in {**self._hyper.shown(), **options}.items()]
         slots = [slot for _, _, slot in self._slots.triples()]
         size = sum(slot.numel() * slot.element_size() for slot in slots)
         count = len(self._slots.owners())
         return (
-            f"<{type(self).__name__} '{self._name}' {' '.join(parts)}:"
+            f"<{type(self).__name__} '{self._name}' {' '.join(fields)}:"
             f" {size} bytes of slots for {count} variables>"
         )
 
@@ -445,8 +449,8 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         except NotImplementedError:
             arguments = {}
         arguments.pop("name", None)
-        numbers = self._hyper.numbers()
-        arguments |= {name: numbers.get(name, self._hyper.raw(name)) for name in self._hyper}
+        values = self._hyper.numbers()
+        arguments |= {name: values.get(name, self._hyper.raw(name)) for name in self._hyper}
         functions = {
             "gradient_transformers": self.gradient_transformers,
             "gradient_aggregator": self.gradient_aggregator,

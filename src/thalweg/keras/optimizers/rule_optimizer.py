@@ -76,7 +76,7 @@ class RuleOptimizer(Optimizer):
                 f"Rule {rule.name!r} has hyperparameters named {', '.join(reserved)}, which mean"
                 " something else to every optimizer. Rename them."
             )
-        rule_hypers = {key: kwargs.pop(key) for key in list(kwargs) if key in defaults}
+        rule_hyperparams = {key: kwargs.pop(key) for key in list(kwargs) if key in defaults}
         # Before super().__init__, whose error about an unknown keyword names the rule.
         vars(self)["rule"] = rule
         super().__init__(name or rule.name, **kwargs)
@@ -85,8 +85,8 @@ class RuleOptimizer(Optimizer):
         learning_rate = kwargs.get("lr", learning_rate)
         if learning_rate is not None:
             defaults["learning_rate"] = learning_rate
-        _engines.check_rule(rule, {**defaults, **rule_hypers})
-        for key, value in {**defaults, **rule_hypers}.items():
+        _engines.check_rule(rule, {**defaults, **rule_hyperparams})
+        for key, value in {**defaults, **rule_hyperparams}.items():
             self._set_hyper(key, value)
 
     def _spelling_hint(self, keyword: str) -> str:
@@ -249,11 +249,11 @@ class RuleOptimizer(Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration; it holds the name of the rule, not the rule."""
-        hypers = {
+        hyperparams = {
             hyper.name: self._serialize_hyperparameter(hyper.name) for hyper in self.rule.hypers
         }
         config = super().get_config()
-        return {**config, "rule": self.rule.name, **hypers, "decay": self._initial_decay}
+        return {**config, "rule": self.rule.name, **hyperparams, "decay": self._initial_decay}
 
     @classmethod
     def from_config(

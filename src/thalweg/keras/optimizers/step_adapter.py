@@ -84,13 +84,13 @@ class KerasStepAdapter(StepAdapter):
         self._state = ApplyState()
         self.selection = optimizer._selection()
 
-    def _title_of(self, var: Tensor) -> str:
+    def _get_variable_name(self, var: Tensor) -> str:
         """Return the name of a variable for messages."""
         return self._names.get(id(var)) or name_of(var)
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
         """Return the names of variables for messages, in order."""
-        return list(map(self._title_of, variables))
+        return list(map(self._get_variable_name, variables))
 
     def convert_pairs(self, given: Sequence[tuple[object, object]]) -> list[Pair]:
         """Return the pairs with tensors or `IndexedSlices` as gradients."""
@@ -104,15 +104,15 @@ class KerasStepAdapter(StepAdapter):
     def _convert_gradients(self, pairs: Iterable[tuple[object, Tensor]]) -> list[Pair]:
         """Return the pairs with tensors or `IndexedSlices` as gradients."""
         return [
-            (as_gradient(grad, var, self._title_of(var)), var)
+            (as_gradient(grad, var, self._get_variable_name(var)), var)
             for grad, var in pairs
             if grad is not None
         ]
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         """Raise if dtypes, shapes or memory of the pairs are invalid."""
-        titles = self.names_of([var for _, var in pairs])
-        check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
+        names = self.names_of([var for _, var in pairs])
+        check_pairs(pairs, names, scatter=self._optimizer._scatters(), narrow=narrow)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
         """Create `iterations`, hyperparameter variables and slots."""
@@ -345,19 +345,19 @@ def has_hooks(optimizer: Any) -> bool:
     return not all(map(is_ours, (*hooks, optimizer._aggregator, *optimizer._transformers)))
 
 
-def with_gradients(pairs: Sequence[tuple[object, object]], titles: Sequence[str]) -> list[Any]:
+def with_gradients(pairs: Sequence[tuple[object, object]], names: Sequence[str]) -> list[Any]:
     """Return the pairs with a gradient; warn about unfrozen variables without one.
 
     Raises:
         ValueError: No pair has a gradient.
     """
-    missing = [title for (grad, _), title in zip(pairs, titles, strict=True) if grad is None]
+    missing = [name for (grad, _), name in zip(pairs, names, strict=True) if grad is None]
     if missing and len(missing) == len(pairs):
         hint = frozen_among(var for _, var in pairs)
         raise ValueError(f"No gradients provided for any variable: {missing}.{hint}")
     missing = [
-        title
-        for (grad, var), title in zip(pairs, titles, strict=True)
+        name
+        for (grad, var), name in zip(pairs, names, strict=True)
         if grad is None and not is_frozen(var)
     ]
     if missing:

@@ -172,7 +172,7 @@ class Weights(TrackableSlots):
         has_var_shape = shape is None or tuple(shape) == tuple(var.shape)
         if has_var_shape and isinstance(initializer, str) and initializer in _FILL:
             return self._add_slots([var], slot_name, _FILL[initializer])[0]
-        title = self._slot_title(var, slot_name)
+        name = self._slot_title(var, slot_name)
         value: Any = initializer
         if not is_symbolic(initializer):
             if shape is None:
@@ -180,9 +180,9 @@ class Weights(TrackableSlots):
                 shape = var.shape if fits_any_shape else tuple(np.shape(initializer))
             value = initial_value(initializer, shape, var.dtype)
         if isinstance(var, SymbolicVariable):
-            slot: Any = graph_mode().slot(var, value, title)
+            slot: Any = graph_mode().slot(var, value, name)
         else:
-            slot = over(value.to(var.device), title)
+            slot = over(value.to(var.device), name)
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
         return slot
 
@@ -195,8 +195,8 @@ class Weights(TrackableSlots):
             return []
         if any_on_mesh(missing):
             distribute.keep_local_slots(self._slots, missing)
-        titles = [self._slot_title(var, name) for var in missing]
-        new_slots = self._slots.make(missing, name, initial, titles, kind)
+        names = [self._slot_title(var, name) for var in missing]
+        new_slots = self._slots.make(missing, name, initial, names, kind)
         self._take_slots(name, missing, new_slots)
         return new_slots
 
@@ -318,11 +318,11 @@ class Weights(TrackableSlots):
         method, and each gets all values.
         """
         self._settle()
-        listed_weights = self._listed_weights()
+        listed_weights = self._list_weights()
         if any(map(is_symbolic, listed_weights)):
             return backend.batch_get_value(listed_weights)
         with self._lock:
-            return [numpy_value(entry.read()) for entry in self._weight_entries()]
+            return [numpy_value(entry.read()) for entry in self._list_weight_entries()]
 
     @untraced
     def set_weights(self, weights: Sequence[object]) -> None:
@@ -334,7 +334,7 @@ class Weights(TrackableSlots):
         """
         self._settle()
         weights = self._adapted_weights(list(weights))
-        listed_weights = self._listed_weights()
+        listed_weights = self._list_weights()
         if len(weights) != len(listed_weights):
             hint = (
                 " Slots appear at the first apply_gradients; before it, use"
@@ -346,7 +346,7 @@ class Weights(TrackableSlots):
                 f" weights. Provided weights: {str(weights)[:50]}..."
                 f"{'' if self._slots.names() else hint}"
             )
-        entries = self._weight_entries()
+        entries = self._list_weight_entries()
         values = list(map(_fit_value, entries, weights))
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
@@ -358,21 +358,21 @@ class Weights(TrackableSlots):
             restore(Loading(list(zip(entries, values, strict=True))))
             self._lock.loaded()
 
-    def _listed_weights(self) -> list[Tensor]:
+    def _list_weights(self) -> list[Tensor]:
         """Return `weights`, which a subclass that wraps optimizers may extend."""
         is_inherited = type(self).weights is Weights.weights
         return self._weights if is_inherited else self.weights
 
-    def _weight_entries(self) -> list[Entry]:
+    def _list_weight_entries(self) -> list[Entry]:
         """Return the state entry of each of `weights`, in order; sharded slots as full values."""
-        parts = {
+        slot_entries = {
             id(entry.own): entry
             for optimizer in self._with_inner()
             for var in optimizer._slots.owners()
             for entry in of_slots(optimizer._slots, var, "")
         }
-        listed_weights = self._listed_weights()
-        entries = [parts.get(id(weight)) for weight in listed_weights]
+        listed_weights = self._list_weights()
+        entries = [slot_entries.get(id(weight)) for weight in listed_weights]
         pairs = zip(entries, listed_weights, strict=True)
         return [entry or Entry(name_of(weight), weight) for entry, weight in pairs]
 
@@ -411,22 +411,22 @@ def _fit_value(entry: Entry, value: object) -> Tensor:
         InvalidArgumentError: The weight has integers, and the value is not an integer.
     """
     weight, shape = entry.own, tuple(entry.shape)
-    title = name_of(weight)
+    name = name_of(weight)
     try:
         array = value if isinstance(value, Tensor) else to_tensor(np.asarray(value))
     except TypeError:
-        raise InvalidTypeError(f"The value for '{title}' is no array of numbers.") from None
-    array = readable(array, f"The value for '{title}'")
+        raise InvalidTypeError(f"The value for '{name}' is no array of numbers.") from None
+    array = readable(array, f"The value for '{name}'")
     if shape != tuple(array.shape):
         raise ValueError(
             f"Optimizer weight shape {shape} not compatible with provided"
             f" weight shape {tuple(array.shape)}."
         )
     if array.is_complex():
-        raise InvalidTypeError(f"The value for '{title}' is {dtype_name(array.dtype)}, not real.")
+        raise InvalidTypeError(f"The value for '{name}' is {dtype_name(array.dtype)}, not real.")
     weight_value = array.detach().to(weight.dtype)
     if not weight.dtype.is_floating_point and not torch.equal(weight_value.to(array.dtype), array):
         raise InvalidArgumentError(
-            f"'{title}' is {dtype_name(weight.dtype)} and cannot hold {array.tolist()!r}."
+            f"'{name}' is {dtype_name(weight.dtype)} and cannot hold {array.tolist()!r}."
         )
     return weight_value

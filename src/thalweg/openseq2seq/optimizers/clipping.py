@@ -138,11 +138,11 @@ def _clip_by_global_norm(
     norm = norm_of(t_list, as_shipped) if use_norm is None else use_norm
 
     def clip(gradients: Any, variables: object, size: Any, limit: Any) -> list[Gradient]:
-        wide = [
+        float_gradients = [
             None if grad is None else with_values(grad, values_of(grad).float())
             for grad in gradients
         ]
-        dtype_sources = [None if grad is None else values_of(grad) for grad in wide]
+        dtype_sources = [None if grad is None else values_of(grad) for grad in float_gradients]
         size, limit = float(size), float(limit)
         factor = factor_of(Norm(np.float64(size)), limit, np.float32, None, False)
         if as_shipped:
@@ -151,7 +151,7 @@ def _clip_by_global_norm(
         transforms = GradientTransforms(
             global_clipnorm=limit, clip_factor=factor, overflow=as_shipped
         )
-        return transform_present(wide, dtype_sources, transforms)[0]
+        return transform_present(float_gradients, dtype_sources, transforms)[0]
 
     clipped = map_gradients(
         clip,

@@ -189,9 +189,9 @@ class StepPipeline:
         # The host tells other ranks of the step.
         clears = clearing(step_inputs.sums) if step_inputs.sums else ()
         calls = [*clears, *step_inputs.counts]
-        parts = decide_by_scaler(self.scaler, report, calls, not treatment.reduces)
-        parts |= {"rate": step_inputs.rate, "journal": journal, "unscaling": unscaling}
-        transforms = treatment.post.gradient_transforms(backward.present().pairs, **parts)
+        options = decide_by_scaler(self.scaler, report, calls, not treatment.reduces)
+        options |= {"rate": step_inputs.rate, "journal": journal, "unscaling": unscaling}
+        transforms = treatment.post.gradient_transforms(backward.present().pairs, **options)
         return Ready(backward, transforms, journal, step)
 
     def apply(self, step_inputs: StepInputs, report: list[Any]) -> StepResult:

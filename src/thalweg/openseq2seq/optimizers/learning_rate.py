@@ -42,7 +42,7 @@ class LiveRate:
         self.source: object = policy
         # Last result of the policy; a number has more digits than `value`.
         self._policy_value: Any = None
-        rate = _floating(self._asked())
+        rate = _floating(self._call_policy())
         check_held(rate, "The learning rate that the policy returned")
         self.value = rate.clone()
         # Values that `set` assigns to `tensors`.
@@ -50,7 +50,7 @@ class LiveRate:
         # Value of the tensors, if the policy returned a number.
         self._set_to: object = None
 
-    def _shown(self) -> Any:
+    def _read_global_step(self) -> Any:
         """Return the global step on the host: the variable itself, or an updated copy."""
         step = self._step
         if is_host(step):
@@ -61,9 +61,9 @@ class LiveRate:
         self._host_step.detach().fill_(number_of(step))
         return self._host_step
 
-    def _asked(self) -> object:
+    def _call_policy(self) -> object:
         """Call the policy and return the present rate; also store the rate and its source."""
-        rate = self._policy(self._shown())
+        rate = self._policy(self._read_global_step())
         self.source = rate if isinstance(rate, CallableRate) else self._policy
         self._policy_value = called(rate)
         return self._policy_value
@@ -93,7 +93,7 @@ class LiveRate:
         """
         old_value = self._policy_value
         with no_grad():
-            new_value = self._asked()
+            new_value = self._call_policy()
             is_constant = new_value is old_value and type(new_value) is float and not self._products
             if is_constant and number_of(self.value) == self._set_to:
                 return False

@@ -37,12 +37,12 @@ def scaled(loss: object, scale: object) -> Any:
     """
     if callable(loss) and not isinstance(loss, Tensor) and not is_symbolic(loss):
         if not executing_eagerly():
-            return _product(loss(), scale)
-        return lambda: _product(loss(), scale)
-    return _product(loss, scale) if is_symbolic(loss) else loss
+            return _scale_loss(loss(), scale)
+        return lambda: _scale_loss(loss(), scale)
+    return _scale_loss(loss, scale) if is_symbolic(loss) else loss
 
 
-def _product(value: Any, scale: Any) -> object:
+def _scale_loss(value: Any, scale: Any) -> object:
     """Return a loss times the scale; the loss itself for scale 1.
 
     Raises:

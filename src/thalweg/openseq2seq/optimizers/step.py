@@ -133,7 +133,7 @@ class TrainingStep(Configurable):
         optimizer's `_finish` or `summary_writer` comes after the update. A note on it says which.
         """
         with self._lock:
-            return self._taken(self._differentiated)
+            return self._taken(self._differentiate_loss)
 
     @untraced
     def apply_gradients(self, gradients: Iterable[Any]) -> bool | Tensor:
@@ -155,7 +155,7 @@ class TrainingStep(Configurable):
         Nothing has changed then; for errors of callbacks see `__call__`.
         """
         with self._lock:
-            self._taken(lambda: (None, self._received(concretes(gradients))))
+            self._taken(lambda: (None, self._receive_gradients(concretes(gradients))))
             has_update = self._has_update
             return has_update.clone() if isinstance(has_update, Tensor) else has_update
 
@@ -230,14 +230,14 @@ class TrainingStep(Configurable):
         is_late = not is_host(self.global_step)
         is_new = is_late or rate.ask()
         if not is_new and mixed is None:
-            return self._carry_out(differentiate, report, False)
+            return self._compute_and_apply(differentiate, report, False)
         tensors = rate.tensors if is_new else ()
         with restored(tensors, notes=report), self._masters.renewed(report=report):
             if is_new and not is_late:
                 rate.set()
-            return self._carry_out(differentiate, report, is_late)
+            return self._compute_and_apply(differentiate, report, is_late)
 
-    def _carry_out(
+    def _compute_and_apply(
         self,
         differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
         report: ReplayResult,
@@ -271,7 +271,7 @@ class TrainingStep(Configurable):
             )
             return value, self._pipeline.apply(step_inputs, report)
 
-    def _received(self, gradients: list[Any]) -> BackwardResult:
+    def _receive_gradients(self, gradients: list[Any]) -> BackwardResult:
         """Return gradients that the user computed as the results of a backward pass.
 
         Raises:
@@ -293,7 +293,7 @@ class TrainingStep(Configurable):
             return BackwardResult.plain(pairs)
         return self._pipeline.mixed.received(pairs, self.loss_scale)
 
-    def _differentiated(self) -> tuple[Tensor, BackwardResult]:
+    def _differentiate_loss(self) -> tuple[Tensor, BackwardResult]:
         """Compute the loss and its gradients; return (copy of the loss, results of the backward
         pass).
 

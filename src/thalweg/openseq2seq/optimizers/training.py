@@ -141,7 +141,7 @@ def optimize_loss(
     post = PostProcessing.of(summaries, clip_gradients, larc_params, as_shipped)
     mixed, in_graph, reduces = is_mixed(dtype), is_deferred(loss), bool(on_horovod)
     _check_functions(loss, learning_rate_decay_fn, in_graph)
-    iter_size = _runs_of_an_update(iter_size, skip_update_ph, reduces, as_shipped)
+    iter_size = _check_iter_size(iter_size, skip_update_ph, reduces, as_shipped)
     outbox = None if summary_writer is None else Outbox(summary_writer, waits=in_graph)
     treatment = Treatment(post, iter_size, reduces, all_reduce, model, outbox, summaries is None)
     with loss.graph.as_default() if is_symbolic(loss) else contextlib.nullcontext():
@@ -151,7 +151,7 @@ def optimize_loss(
         inner = _make_optimizer(optimizer, optimizer_params, rate, live, as_shipped)
         scaler = _make_loss_scaler(loss_scaling, loss_scaling_params, as_shipped)
         if mixed:
-            inner = _mixed_precision(inner, loss_scaling, scaler, in_graph, as_shipped)
+            inner = _wrap_mixed_precision(inner, loss_scaling, scaler, in_graph, as_shipped)
         step_args = counter, scaler, treatment, skip_update_ph
         if live is not None:
             return TrainingStep(loss, inner, var_list, live, *step_args)
@@ -179,7 +179,7 @@ def _make_loss_scaler(
     return AutomaticLossScaler(loss_scaling, loss_scaling_params, as_shipped=as_shipped)
 
 
-def _mixed_precision(
+def _wrap_mixed_precision(
     optimizer: Any,
     loss_scaling: Any,
     scaler: AutomaticLossScaler | None,
@@ -195,7 +195,7 @@ def _mixed_precision(
     return wrapper
 
 
-def _runs_of_an_update(iter_size: int, skip: object, on_horovod: bool, as_shipped: bool) -> int:
+def _check_iter_size(iter_size: int, skip: object, on_horovod: bool, as_shipped: bool) -> int:
     """Return the runs per update: 1 `as_shipped` without `on_horovod`, as in OpenSeq2Seq."""
     check_count(iter_size)
     if as_shipped and not on_horovod:

@@ -38,13 +38,13 @@ def message(name: str) -> Any:
     return getattr(importlib.import_module(f"tensorboard.compat.proto.{_MESSAGES[name]}"), name)
 
 
-def event_file_writer(folder: str, *options: Any) -> Any:
+def event_file_writer(directory: str, *options: Any) -> Any:
     """Return TensorBoard's writer of events for a folder; without TensorBoard a stand-in.
 
     Raises:
         OSError: No file can be written in the folder, or no folder made.
     """
     if not is_installed():
-        return EventFileWriter(folder)
+        return EventFileWriter(directory)
     module = importlib.import_module("tensorboard.summary.writer.event_file_writer")
-    return module.EventFileWriter(folder, *options)
+    return module.EventFileWriter(directory, *options)

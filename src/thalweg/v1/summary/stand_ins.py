@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 # Fields that code reads before it sets them.
 _REPEATED_FIELDS = ("value", "node", "string_val", "bucket", "bucket_limit")
-_NUMBERS: dict[str, Any] = {"wall_time": 0.0, "step": 0, "simple_value": 0.0, "tag": ""}
+_SCALAR_FIELDS: dict[str, Any] = {"wall_time": 0.0, "step": 0, "simple_value": 0.0, "tag": ""}
 
 
 class _RepeatedField(list[Any]):
@@ -34,7 +34,7 @@ class StandInMessage:
     STOP: ClassVar[int] = 2
 
     def __init__(self, **fields: Any) -> None:
-        vars(self).update({name: _RepeatedField() for name in _REPEATED_FIELDS}, **_NUMBERS)
+        vars(self).update({name: _RepeatedField() for name in _REPEATED_FIELDS}, **_SCALAR_FIELDS)
         self._set: dict[str, None] = {}
         for name, field in fields.items():
             setattr(self, name, _RepeatedField(field) if isinstance(field, list) else field)
@@ -97,7 +97,7 @@ class EventFileWriter:
     """A writer of events that drops them, and warns once in a process.
 
     Args:
-        folder: Made if it is not there.
+        directory: The folder; made if it is not there.
 
     Raises:
         OSError: The folder cannot be made.
@@ -105,8 +105,8 @@ class EventFileWriter:
 
     _warning_issued: ClassVar[bool] = False
 
-    def __init__(self, folder: str) -> None:
-        os.makedirs(folder, exist_ok=True)
+    def __init__(self, directory: str) -> None:
+        os.makedirs(directory, exist_ok=True)
 
     def add_event(self, event: object) -> None:
         """Drop an event; the first one causes a UserWarning."""

@@ -65,13 +65,13 @@ class SparseAccumulator:
         rows = torch.unique(torch.cat([self._rows, indices]))
         sums = values.new_empty((len(rows), *values.shape[1:]))
         counts = torch.zeros_like(rows)
-        previous_places = torch.searchsorted(rows, self._rows)
-        sums[previous_places], counts[previous_places] = self._sums, self._counts
-        places = torch.searchsorted(rows, indices)
-        is_new = counts[places] == 0
-        sums[places[is_new]] = values[is_new]
-        sums[places[~is_new]] += values[~is_new]
-        counts[places] += 1
+        previous_indices = torch.searchsorted(rows, self._rows)
+        sums[previous_indices], counts[previous_indices] = self._sums, self._counts
+        new_indices = torch.searchsorted(rows, indices)
+        is_new = counts[new_indices] == 0
+        sums[new_indices[is_new]] = values[is_new]
+        sums[new_indices[~is_new]] += values[~is_new]
+        counts[new_indices] += 1
         self._rows, self._sums, self._counts = rows, sums, counts
 
     def mean(self) -> IndexedSlices | None:

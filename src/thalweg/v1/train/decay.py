@@ -59,7 +59,7 @@ def exponential_decay(
     Reference: tf.compat.v1.train.exponential_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _decayed_rate(schedules.ExponentialDecay, global_step, inputs, name)
+    return _make_decayed_rate(schedules.ExponentialDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -78,7 +78,7 @@ def natural_exp_decay(
     Reference: tf.compat.v1.train.natural_exp_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _decayed_rate(_natural_exp_decay, global_step, inputs, name or "NaturalExpDecay")
+    return _make_decayed_rate(_natural_exp_decay, global_step, inputs, name or "NaturalExpDecay")
 
 
 @remember_source
@@ -97,7 +97,7 @@ def inverse_time_decay(
     Reference: tf.compat.v1.train.inverse_time_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _decayed_rate(schedules.InverseTimeDecay, global_step, inputs, name)
+    return _make_decayed_rate(schedules.InverseTimeDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -125,7 +125,7 @@ def polynomial_decay(
     Reference: tf.compat.v1.train.polynomial_decay
     """
     inputs = (learning_rate, decay_steps, end_learning_rate, power, cycle)
-    return _decayed_rate(schedules.PolynomialDecay, global_step, inputs, name)
+    return _make_decayed_rate(schedules.PolynomialDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -147,7 +147,7 @@ def cosine_decay(
     Reference: tf.compat.v1.train.cosine_decay; Loshchilov & Hutter 2017
     """
     inputs = (learning_rate, decay_steps, alpha)
-    return _decayed_rate(schedules.CosineDecay, global_step, inputs, name)
+    return _make_decayed_rate(schedules.CosineDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -173,7 +173,9 @@ def cosine_decay_restarts(
     Reference: tf.compat.v1.train.cosine_decay_restarts; Loshchilov & Hutter 2017
     """
     inputs = (learning_rate, first_decay_steps, t_mul, m_mul, alpha)
-    return _decayed_rate(schedules.CosineDecayRestarts, global_step, inputs, name or "SGDRDecay")
+    return _make_decayed_rate(
+        schedules.CosineDecayRestarts, global_step, inputs, name or "SGDRDecay"
+    )
 
 
 @remember_source
@@ -199,7 +201,7 @@ def linear_cosine_decay(
     Reference: tf.compat.v1.train.linear_cosine_decay; Bello et al. 2017
     """
     inputs = (learning_rate, decay_steps, num_periods, alpha, beta)
-    return _decayed_rate(schedules.LinearCosineDecay, global_step, inputs, name)
+    return _make_decayed_rate(schedules.LinearCosineDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -234,7 +236,7 @@ def noisy_linear_cosine_decay(
     def draw_config(*own: Any) -> Any:
         return keeper.having(schedules.NoisyLinearCosineDecay(*own).get_config())
 
-    rate = _decayed_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
+    rate = _make_decayed_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
     if isinstance(rate, CallableRate):
         rate.state_holders = [keeper]
         # Loading a state gives `keeper` another sequence.
@@ -265,14 +267,14 @@ def piecewise_constant(
     Reference: tf.compat.v1.train.piecewise_constant
     """
     schedule = schedules.PiecewiseConstantDecay(list(boundaries), list(values))
-    step_kind = _dtype_word(x)
+    step_kind = _name_dtype(x)
     for boundary in boundaries:
-        kind = _dtype_word(boundary)
+        kind = _name_dtype(boundary)
         if kind != step_kind and (kind, step_kind) != ("int32", "int64"):
             raise InvalidTypeError(
                 f"Boundaries ({kind}) must have the same dtype as x ({step_kind})."
             )
-    kinds = {_dtype_word(rate) for rate in values}
+    kinds = {_name_dtype(rate) for rate in values}
     if len(kinds) > 1:
         raise ValueError(f"Values must have elements all with the same dtype: {sorted(kinds)}.")
     dtype = as_dtype(kind_of(values))
@@ -314,7 +316,7 @@ def follow_rate(
     return operation(rate, inputs, name, kind="pure", outputs=Output(dtype, (), ()))
 
 
-def _decayed_rate(
+def _make_decayed_rate(
     schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str | None
 ) -> object:
     """Return a learning rate that a schedule of `thalweg.schedules` computes from the global step.
@@ -349,7 +351,7 @@ def _natural_exp_decay(rate: Any, steps: Any, decay_rate: Any, staircase: bool) 
     return schedules.ExponentialDecay(rate, steps, base, staircase)
 
 
-def _dtype_word(tensor: object) -> str:
+def _name_dtype(tensor: object) -> str:
     dtype = getattr(tensor, "dtype", None)
     if dtype is None:
         return "float32" if isinstance(tensor, float) else "int32"

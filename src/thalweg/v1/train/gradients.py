@@ -45,8 +45,8 @@ def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DT
     for tensor in tensors:
         dtype = getattr(tensor, "dtype", None)
         if isinstance(dtype, torch.dtype) and dtype not in valid:
-            title = tensor.name if _graph.is_symbolic(tensor) else name_of(tensor, "the loss")
-            raise InvalidTypeError(f"Invalid type {dtype} for {title}, expected: {_DTYPE_NAMES}.")
+            name = tensor.name if _graph.is_symbolic(tensor) else name_of(tensor, "the loss")
+            raise InvalidTypeError(f"Invalid type {dtype} for {name}, expected: {_DTYPE_NAMES}.")
 
 
 def check_gate(gate_gradients: object) -> None:
@@ -93,7 +93,7 @@ def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> Gr
     if grad_loss is None and _are_followed(var_list):
         with tape:
             output = scale(loss())
-        grads = _of_leaves(output, var_list, tape)
+        grads = _differentiate_leaves(output, var_list, tape)
         return list(zip(grads, var_list, strict=True))
     leaves = None if var_list is None else flatten(var_list)
     if leaves is not None:  # other tensors have gradients, but cannot be updated
@@ -123,7 +123,7 @@ def _are_followed(var_list: object) -> bool:
     )
 
 
-def _of_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
+def _differentiate_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
     """Return the gradient of a loss by each variable, from autograd directly if no tape is needed.
 
     Args:
@@ -173,8 +173,8 @@ def of_symbol(
     else:
         listed_variables = flatten(var_list)
         variables = [_graph.graph_variable_of(var) for var in listed_variables]
-        pairs_given = zip(listed_variables, variables, strict=True)
-        frozen = {id(var) for variable, var in pairs_given if is_frozen(variable)}
+        listed_pairs = zip(listed_variables, variables, strict=True)
+        frozen = {id(var) for variable, var in listed_pairs if is_frozen(variable)}
     if not variables:
         raise ValueError("No variables to optimize.")
     for var in variables:

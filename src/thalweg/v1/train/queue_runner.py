@@ -147,7 +147,9 @@ class QueueRunner:
         names += queue_runner_def.close_op_name, queue_runner_def.cancel_op_name
         queue, *adding, close, cancel = (find(posixpath.join(scope, name)) for name in names)
         codes = queue_runner_def.queue_closed_exception_types
-        kinds = tuple(kind for kind, code in _CODES.items() for number in codes if number == code)
+        kinds = tuple(
+            kind for kind, code in _CODES.items() for listed_code in codes if listed_code == code
+        )
         return QueueRunner(queue, adding, close, cancel, kinds or (OutOfRangeError,))
 
     @property
@@ -234,11 +236,11 @@ class QueueRunner:
                     self._running[sess] = running_count
                 is_last_thread = not running_count
             if queue_closed and is_last_thread and self.close_op is not None:
-                with _unless_closed(sess):
+                with _ignore_if_closed(sess):
                     sess.run(self.close_op)
 
     def _cancel_waits(self, sess: object, error: BaseException | None) -> None:
-        with _unless_closed(sess):
+        with _ignore_if_closed(sess):
             self._end_waits(sess, error)
 
     def _end_waits(self, sess: Any, error: BaseException | None) -> None:
@@ -248,7 +250,7 @@ class QueueRunner:
 
 
 @contextlib.contextmanager
-def _unless_closed(sess: Any) -> Iterator[None]:
+def _ignore_if_closed(sess: Any) -> Iterator[None]:
     """Return a context manager that ignores errors of a run if the session is closed."""
     try:
         yield

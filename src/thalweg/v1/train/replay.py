@@ -30,7 +30,7 @@ from thalweg.v1.train.step_adapter import V1RuleStepAdapter
 
 _FIXED = (float, int, np.generic, type(None))
 _MOVING = (Tensor, np.ndarray)
-_NUMBERS = (float, int, np.generic)  # which functions return
+_SCALARS = (float, int, np.generic)  # which functions return
 _UNKNOWN = float("0")  # in place of what a function would return
 
 
@@ -61,20 +61,20 @@ class V1Replay(ReplayedApply):
         _, self._global_step, values, transforms = step_args
         self._stages = transforms.stages
         self._variables = plan.request.variables
-        self._has_own_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
+        self._overrides_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
             type(optimizer)._choose_rule
         )
         functions = [] if values is not None else optimizer._functions()
         # Users' functions may have side effects, so each step calls them exactly once.
         self._functions = [hyper for hyper in functions if not follows_count(hyper)]
-        has_own_hooks = any(map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers")))
-        self._reads = values is None and (bool(functions) or has_own_hooks)
-        self._decays = self._counted_decays(optimizer, functions)
+        overrides_hooks = any(map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers")))
+        self._reads = values is None and (bool(functions) or overrides_hooks)
+        self._decays = self._select_decays(optimizer, functions)
         self._values = values = _values_without_calls(optimizer) if values is None else values
         self._moving = [name for name, hyper in values.items() if _is_moving(hyper)]
         self._fixed = [name for name in values if name not in self._moving]
-        self._set_counters(_moves(optimizer, values, self._global_step))
-        self._counts_anew = not (
+        self._set_counters(_list_moves(optimizer, values, self._global_step))
+        self._recomputes_factors = not (
             is_ours(type(optimizer)._counting_moves)
             and set(self._moving).isdisjoint(optimizer.POWERS.values())
         )
@@ -85,7 +85,7 @@ class V1Replay(ReplayedApply):
         # The scalars of all steps follow from the counts that those before have left.
         self._is_foreseen = (
             bool(self._scalars)
-            and not self._counts_anew
+            and not self._recomputes_factors
             and set(self._moving) == {*self._decays, *replayed.read}
             and (self._is_simple or not self._moving)
             and (bool(self._decays) or not self._reads)
@@ -105,14 +105,14 @@ class V1Replay(ReplayedApply):
     def _read_scalars(self, optimizer: Any, plan: CachedPlan) -> dict[Dtype, dict[str, Any]]:
         """Return the scalars of a step by compute dtype; {} if a subclass computes others."""
         all_scalars: dict[Dtype, dict[str, Any]] = {}
-        reads_alone = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
-        if reads_alone and not optimizer._has_own_hook("_scalars_of"):
+        is_standard = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
+        if is_standard and not optimizer._has_own_hook("_scalars_of"):
             for dtype in plan.ready.dtypes:
                 scalars = optimizer._hyper_scalars(self._values, dtype, None)
                 all_scalars[dtype] = {**scalars, **dict.fromkeys(optimizer.POWERS, dtype(0))}
         return all_scalars
 
-    def _counted_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
+    def _select_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
         """Return the hyperparameters that are decays over `global_step` alone, by name.
 
         Args:
@@ -140,16 +140,16 @@ class V1Replay(ReplayedApply):
         Args:
             may_have_changed: True if other code may have written the counters since the last read.
         """
-        steps, numbers = -1, []
+        steps, counts = -1, []
         # Repeat if a signal handler took a step meanwhile: numbers and count belong together.
         while steps != self.taken:
-            steps, numbers = self.taken, list(map(number_of, self._counters))
-        self._counted_values = steps, numbers  # now, as an interruption may follow
+            steps, counts = self.taken, list(map(number_of, self._counters))
+        self._counted_values = steps, counts  # now, as an interruption may follow
         if may_have_changed:
             self._forget_coming()
         # Last: a step that a signal handler takes before this fails the guard.
-        self._found.expect(numbers)
-        return numbers
+        self._found.expect(counts)
+        return counts
 
     @staticmethod
     def of(optimizer: Any, cache: PlanCache, step_args: Any) -> V1Replay | None:
@@ -167,7 +167,7 @@ class V1Replay(ReplayedApply):
             or not _is_plain(optimizer)
         ):
             return None
-        counters = [counter for counter, _ in _moves(optimizer, hooks.values, global_step)]
+        counters = [counter for counter, _ in _list_moves(optimizer, hooks.values, global_step)]
         session = current_session()
         tables = [optimizer._non_slots, *(() if session is None else session.kept_in())]
         # The plans hold this step, and have to go with the optimizer.
@@ -205,7 +205,7 @@ class V1Replay(ReplayedApply):
             type(pairs) is not list
             or global_step is not self._global_step
             or transforms.stages != self._stages
-            or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
+            or (self._overrides_rule and optimizer._rule_of_step() is not self._rule)
         ):
             return False
         is_as_read = values is None or not (self._found.read or not self._are_alike(values))
@@ -249,7 +249,7 @@ class V1Replay(ReplayedApply):
             return
         while True:
             scalars = {dtype: self._scalars_at(dtype, counts) for dtype in self._scalars}
-            counts = list(map(_following, self._kinds, counts, self._factors))
+            counts = list(map(_compute_next_count, self._kinds, counts, self._factors))
             first += 1
             self._counted_values = first, counts
             yield ComingStep(scalars, 1, counts)
@@ -293,7 +293,7 @@ class V1Replay(ReplayedApply):
         """Return True if values differ from those of the last step only in tensor elements."""
         for name in self._moving:
             hyper = values.get(name)
-            if isinstance(hyper, _NUMBERS):
+            if isinstance(hyper, _SCALARS):
                 continue
             if not isinstance(hyper, _MOVING) or hyper.ndim:
                 return False
@@ -319,9 +319,11 @@ class V1Replay(ReplayedApply):
         try:
             if counted_step != first:
                 counts = self._read_counters()
-            if self._counts_anew:
-                factors = [factor for _, factor in _moves(optimizer, values, self._global_step)]
-            new_counts = list(map(_following, self._kinds, counts, factors))
+            if self._recomputes_factors:
+                factors = [
+                    factor for _, factor in _list_moves(optimizer, values, self._global_step)
+                ]
+            new_counts = list(map(_compute_next_count, self._kinds, counts, factors))
             values_of = self._values_of(optimizer, values, counts)
             status = self._found.take(pairs, first, values_of, 1, new_counts, transforms)
         except ERRORS:
@@ -342,7 +344,7 @@ class V1Replay(ReplayedApply):
         if self._moving and not self._is_simple:
 
             def found_of(dtype: Dtype) -> dict[str, Any]:
-                power_scalars = {name: dtype(number) for name, number in powers}
+                power_scalars = {name: dtype(counter_value) for name, counter_value in powers}
                 return {**optimizer._hyper_scalars(values, dtype, None), **power_scalars}
 
             return found_of
@@ -350,8 +352,8 @@ class V1Replay(ReplayedApply):
         for dtype, scalars in self._scalars.items():
             for name in self._moving:
                 change(dtype, scalars, name, as_hyper(values[name], dtype))
-            for name, number in powers:
-                change(dtype, scalars, name, dtype(number))
+            for name, counter_value in powers:
+                change(dtype, scalars, name, dtype(counter_value))
         return self._scalars.__getitem__
 
 
@@ -370,12 +372,12 @@ def _is_moving(hyper: object) -> bool:
     return hyper is _UNKNOWN or isinstance(hyper, _MOVING)
 
 
-def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Move]:
+def _list_moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Move]:
     moves = [*optimizer._counting_moves(values)]
     return moves if global_step is None else [*moves, (global_step, None)]
 
 
-def _following(kind: Any, count: Any, factor: Any) -> Any:
+def _compute_next_count(kind: Any, count: Any, factor: Any) -> Any:
     """Return the next value of a counter: times `factor`, or plus 1 if `factor` is None.
 
     Args:

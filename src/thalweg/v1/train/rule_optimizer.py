@@ -70,8 +70,8 @@ class RuleOptimizer(Optimizer):
         kinds = {slot.name: slot for slot in self._choose_rule().slots}
         is_of_graph = any(map(is_symbolic, var_list))
         for variables in [[var] for var in var_list] if is_of_graph else [var_list]:
-            for name, initial_value, part in self._slot_fills():
-                self._fill_slots(variables, initial_value, name, part, kinds.get(name))
+            for name, initial_value, op_name in self._slot_fills():
+                self._fill_slots(variables, initial_value, name, op_name, kinds.get(name))
 
     def _prepare(self) -> None:
         """Set the attributes of `TENSORS` to symbolic tensors while a graph is built; else remove

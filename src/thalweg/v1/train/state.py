@@ -110,8 +110,8 @@ class State(TrackableSlots):
         if missing:
             if is_imported():
                 distribute.keep_local_slots(self._slots, missing)
-            titles = [self._slot_title(var, op_name) for var in missing]
-            slots = self._slots.make(missing, slot_name, initial_value, titles, kind)
+            names = [self._slot_title(var, op_name) for var in missing]
+            slots = self._slots.make(missing, slot_name, initial_value, names, kind)
             self._take_slots(slot_name, missing, slots)
 
     def _get_or_make_slot(self, var: object, val: object, slot_name: str, op_name: str) -> Any:
@@ -153,25 +153,25 @@ class State(TrackableSlots):
             slot_name: The name of the slot for `get_slot`.
             op_name: The last part of the name of the slot variable.
         """
-        title = self._slot_title(var, op_name)
+        name = self._slot_title(var, op_name)
         if not _graph.is_symbolic(val):
             val = to_tensor(val, getattr(val, "dtype", var.dtype)).detach().to(var.device)
         if isinstance(var, _graph.GraphVariable):
             with var.graph.as_default():
-                slot: Any = _graph.make_variable(val, title, like=var)
+                slot: Any = _graph.make_variable(val, name, like=var)
             mark_slice_like(slot, var)
         else:
-            slot = over(val.clone(), title)
+            slot = over(val.clone(), name)
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
 
     def _slot_title(self, var: object, op_name: str) -> str:
         """Return a slot's name such as `w/Adam`; in eager mode a second one is `w/Adam_1`."""
-        title = f"{base_name(var)}/{op_name}"
+        name = f"{base_name(var)}/{op_name}"
         if _graph.is_symbolic(var):
-            return scoped_name(var, title)
-        count = self._slot_names.get(title, 0)
-        self._slot_names[title] = count + 1
-        return f"{title}_{count}" if count else title
+            return scoped_name(var, name)
+        count = self._slot_names.get(name, 0)
+        self._slot_names[name] = count + 1
+        return f"{name}_{count}" if count else name
 
     def _create_non_slot_variable(self, initial_value: Any, name: str, colocate_with: Any) -> Any:
         """Return the optimizer-wide variable of a name in the graph of `colocate_with`, or in eager

@@ -73,16 +73,16 @@ class V1StepAdapter(StepAdapter):
     def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         variables = [var for _, var in given]
         check_variables(variables)
-        titles = titles_of(variables)
+        names = titles_of(variables)
         return [
-            (as_gradient(grad, var, title), var)
-            for (grad, var), title in zip(given, titles, strict=True)
+            (as_gradient(grad, var, name), var)
+            for (grad, var), name in zip(given, names, strict=True)
         ]
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         check_global_step(self._global_step)
-        titles = titles_of([var for _, var in pairs])
-        check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
+        names = titles_of([var for _, var in pairs])
+        check_pairs(pairs, names, scatter=self._optimizer._scatters(), narrow=narrow)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
         if current_session() is None:  # in a graph they were made when it was built

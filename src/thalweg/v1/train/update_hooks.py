@@ -57,7 +57,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
 
         update_operations = [op for op in update_ops if op is not None]
         if type(self)._counting_moves is not UpdateHooks._counting_moves:
-            update_operations.append(self._counting_operation(update_operations))
+            update_operations.append(self._make_counting_operation(update_operations))
         return group(*update_operations, name=name_scope or self._name)
 
     def _apply_dense(self, grad: Tensor, var: Any) -> Any:
@@ -120,7 +120,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
                     return names is resource
         return True
 
-    def _counting_operation(self, update_operations: list[object]) -> object:
+    def _make_counting_operation(self, update_operations: list[object]) -> object:
         """Return an operation that moves the counters of a step after the update operations."""
 
         def count_step(values: dict[str, object]) -> None:

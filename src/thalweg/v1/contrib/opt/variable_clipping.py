@@ -127,11 +127,11 @@ class VariableClippingOptimizer(WrappingOptimizer):
         `var`.
         """
         variable = _graph.graph_variable_of(var)
-        title = variable.name
+        name = variable.name
 
         def clip_leaf(grad: object, leaf: Tensor) -> None:
             if grad is not None:
-                self._clip([(grad, leaf, dims, title)])
+                self._clip([(grad, leaf, dims, name)])
 
         inputs = [grad, _graph.by_reference(variable)]
         return _graph.operation(clip_leaf, inputs, f"clip_{base_name(variable)}", kind="update")

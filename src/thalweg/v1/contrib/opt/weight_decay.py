@@ -243,11 +243,11 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[object]) -> type[Any
         __doc__ = f"`{base_optimizer.__name__}` with decoupled weight decay, its first argument."
 
         def __reduce__(self) -> Any:  # pickle does not find a class that was made by a function
-            return _blank, (base_optimizer,), self.__getstate__()
+            return _make_blank, (base_optimizer,), self.__getstate__()
 
     return OptimizerWithDecoupledWeightDecay
 
 
-def _blank(base_optimizer: type[object]) -> object:
+def _make_blank(base_optimizer: type[object]) -> object:
     extended = extend_with_decoupled_weight_decay(base_optimizer)
     return object.__new__(extended)

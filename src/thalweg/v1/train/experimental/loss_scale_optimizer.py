@@ -107,12 +107,12 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
             self._opt._apply(pairs, arguments, transforms)
             return
         variables = [_graph.resolve(var) for _, var in pairs]
-        titles = titles_of(variables)
+        names = titles_of(variables)
         gradients = [
-            None if grad is None else as_gradient(grad, var, title)
-            for (grad, _), var, title in zip(pairs, variables, titles, strict=True)
+            None if grad is None else as_gradient(grad, var, name)
+            for (grad, _), var, name in zip(pairs, variables, names, strict=True)
         ]
-        check_readable(gradients, titles)
+        check_readable(gradients, names)
         with self._turn_lock(), self._locked():
             undo = calls(putting_back(scale_weights))
             try:

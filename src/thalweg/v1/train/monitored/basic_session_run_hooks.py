@@ -61,8 +61,8 @@ class GlobalStepHook(SessionRunHook):
         """
         self._step = _get_or_create_global_step_read()
         if self._step is None:
-            title = type(self).__name__
-            raise FailedPreconditionError(f"Global step should be created to use {title}.")
+            name = type(self).__name__
+            raise FailedPreconditionError(f"Global step should be created to use {name}.")
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the global step."""
@@ -150,7 +150,7 @@ class LoggingTensorHook(SessionRunHook):
             if self._formatter is not None:
                 _LOG.info("%s", self._formatter(values))
                 return
-            text = ", ".join(f"{_title_of(tag)} = {value}" for tag, value in values.items())
+            text = ", ".join(f"{_get_tag_name(tag)} = {value}" for tag, value in values.items())
             _LOG.info("%s%s", text, "" if seconds is None else f" ({seconds:.3f} sec)")
 
 
@@ -304,5 +304,5 @@ class FeedFnHook(SessionRunHook):
         return SessionRunArgs(fetches=None, feed_dict=self.feed_fn())
 
 
-def _title_of(tag: object) -> str:
+def _get_tag_name(tag: object) -> str:
     return tag if isinstance(tag, str) else getattr(tag, "name", str(tag))

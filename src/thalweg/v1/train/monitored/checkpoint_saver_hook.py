@@ -73,14 +73,14 @@ class CheckpointSaverHook(GlobalStepHook):
         self._timer = SecondOrStepTimer(save_secs, save_steps)
         self._saver = saver
         self._scaffold = scaffold
-        self._folder = os.fspath(checkpoint_dir)
-        self._path = os.path.join(self._folder, checkpoint_basename)
+        self._directory = os.fspath(checkpoint_dir)
+        self._path = os.path.join(self._directory, checkpoint_basename)
         self._listeners = list(listeners or ())
 
     def begin(self) -> None:
         """Find the global step, and create the folder; RuntimeError if there is no step."""
         super().begin()
-        atomic_write.make_folder(self._folder)
+        atomic_write.make_folder(self._directory)
         for listener in self._listeners:
             listener.begin()
 

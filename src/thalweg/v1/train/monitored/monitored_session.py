@@ -133,7 +133,7 @@ class MonitoredSession:
             raise FailedPreconditionError("Run called even after should_stop requested.")
         context = SessionRunContext(SessionRunArgs(fetches, feed_dict), session)
         fetches_by_hook: dict[object, object] = {_CALLER: fetches}
-        feeds = self._ask_hooks(context, fetches_by_hook, feed_dict)
+        feeds = self._call_before_run(context, fetches_by_hook, feed_dict)
         try:
             results = session.run(fetches_by_hook, feeds, options, run_metadata)
         except Exception:
@@ -146,7 +146,7 @@ class MonitoredSession:
             self._stop_requested = True
         return results[_CALLER]
 
-    def _ask_hooks(
+    def _call_before_run(
         self, context: SessionRunContext, fetches_by_hook: dict[object, object], feed_dict: Any
     ) -> object:
         """Call `before_run` of all hooks, and return the feeds of the hooks and of the caller.

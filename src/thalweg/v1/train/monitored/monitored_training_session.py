@@ -101,12 +101,12 @@ def MonitoredTrainingSession(
     )
     scaffold = scaffold or Scaffold()
     session_hooks = list(chief_only_hooks or ())
-    folder = summary_dir or checkpoint_dir
-    if folder and log_step_count_steps is not None and log_step_count_steps > 0:
-        session_hooks.append(StepCounterHook(log_step_count_steps, output_dir=folder))
-    if folder and _is_any_positive(save_summaries_steps, save_summaries_secs):
+    directory = summary_dir or checkpoint_dir
+    if directory and log_step_count_steps is not None and log_step_count_steps > 0:
+        session_hooks.append(StepCounterHook(log_step_count_steps, output_dir=directory))
+    if directory and _is_any_positive(save_summaries_steps, save_summaries_secs):
         steps, seconds = save_summaries_steps, save_summaries_secs
-        session_hooks.append(SummarySaverHook(steps, seconds, folder, scaffold=scaffold))
+        session_hooks.append(SummarySaverHook(steps, seconds, directory, scaffold=scaffold))
     if checkpoint_dir and _is_any_positive(save_checkpoint_secs, save_checkpoint_steps):
         intervals = save_checkpoint_secs, save_checkpoint_steps
         session_hooks.append(CheckpointSaverHook(checkpoint_dir, *intervals, scaffold=scaffold))

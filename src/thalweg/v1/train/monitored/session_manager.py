@@ -102,14 +102,14 @@ class SessionManager:
                     session.run(init_op, init_feed_dict)
                 if init_fn is not None:
                     init_fn(session)
-            problem = self._initialized_locally(session)
+            problem = self._initialize_locally(session)
             stage = "model ready for local_init" if problem else "model ready"
-            problem = problem or _not_ready(session, self._ready_op)
+            problem = problem or _explain_not_ready(session, self._ready_op)
             if problem:
-                titles = [getattr(op, "name", None) for op in (init_op, self._local_init_op)]
+                names = [getattr(op, "name", None) for op in (init_op, self._local_init_op)]
                 raise FailedPreconditionError(
-                    f"Init operations did not make {stage}. Init op: {titles[0]}, init fn:"
-                    f" {init_fn}, local_init_op: {titles[1]}, error: {problem}"
+                    f"Init operations did not make {stage}. Init op: {names[0]}, init fn:"
+                    f" {init_fn}, local_init_op: {names[1]}, error: {problem}"
                 )
         except BaseException:
             session.close()
@@ -136,39 +136,44 @@ class SessionManager:
         session, from_checkpoint = self._restore_session(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
         )
-        problem = self._initialized_locally(session)
+        problem = self._initialize_locally(session)
         if not from_checkpoint or problem:
             return session, False
-        return session, _not_ready(session, self._ready_op) is None
+        return session, _explain_not_ready(session, self._ready_op) is None
 
     def _restore_session(
-        self, saver: Any, folder: Path | None, prefix: Path | None, waits: bool, seconds: float
+        self,
+        saver: Any,
+        directory: Path | None,
+        prefix: Path | None,
+        may_wait: bool,
+        seconds: float,
     ) -> tuple[Session, bool]:
         """Return a new session, and True if a checkpoint was restored into it.
 
-        The flag is False, and the session has no values, without `saver`, without both `folder` and
-        `prefix`, and if `folder` has no file `checkpoint` in time. An error of the restoration
-        closes the session.
+        The flag is False, and the session has no values, without `saver`, without both `directory`
+        and `prefix`, and if `directory` has no file `checkpoint` in time. An error of the
+        restoration closes the session.
 
         Args:
             saver: The `Saver` that restores the checkpoint, or None.
-            folder: The folder whose newest checkpoint is restored, or None. The saver then also
+            directory: The folder whose newest checkpoint is restored, or None. The saver then also
                 takes over the list of older checkpoints in it.
             prefix: The prefix of a checkpoint, or None.
-            waits: True to wait up to `seconds` for the file `checkpoint`; False to look once.
+            may_wait: True to wait up to `seconds` for the file `checkpoint`; False to look once.
 
         Raises:
-            InvalidArgumentError: Both `folder` and `prefix` are given, with a saver or without.
+            InvalidArgumentError: Both `directory` and `prefix` are given, with a saver or without.
         """
-        if folder and prefix:
+        if directory and prefix:
             raise InvalidArgumentError(
                 "Can not provide both checkpoint_dir and checkpoint_filename_with_path."
             )
-        if saver is None or not (folder or prefix):
+        if saver is None or not (directory or prefix):
             return Session(graph=self._graph), False
         paths: list[str] = []
-        if folder:
-            state = self._wait_for_state(folder, seconds if waits else 0)
+        if directory:
+            state = self._wait_for_state(directory, seconds if may_wait else 0)
             if state is None:
                 return Session(graph=self._graph), False
             prefix, paths = state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
@@ -182,18 +187,18 @@ class SessionManager:
             raise
         return session, True
 
-    def _wait_for_state(self, folder: Path, seconds: float) -> Any:
+    def _wait_for_state(self, directory: Path, seconds: float) -> Any:
         """Wait for the file `checkpoint` of a folder and return its state; None after a timeout."""
         check_seconds("max_wait_secs", seconds)
         end = time.monotonic() + wait_seconds(seconds)
-        while (state := get_checkpoint_state(folder)) is None:
+        while (state := get_checkpoint_state(directory)) is None:
             remaining_seconds = end - time.monotonic()
             if remaining_seconds <= 0:
                 return None
             time.sleep(wait_seconds(min(remaining_seconds, self._recovery_wait_secs)))
         return state
 
-    def _initialized_locally(self, session: Session) -> str | None:
+    def _initialize_locally(self, session: Session) -> str | None:
         """Run `local_init_op` if `ready_for_local_init_op` allows it.
 
         Returns:
@@ -202,13 +207,13 @@ class SessionManager:
         """
         if self._local_init_op is None:
             return None
-        problem = _not_ready(session, self._ready_for_local_init_op)
+        problem = _explain_not_ready(session, self._ready_for_local_init_op)
         if problem is None:
             session.run(self._local_init_op, self._local_init_feed_dict)
         return problem
 
 
-def _not_ready(session: Session, op: object) -> str | None:
+def _explain_not_ready(session: Session, op: object) -> str | None:
     """Return why a session is not ready, or None if it is.
 
     Args:

@@ -14,7 +14,7 @@ from thalweg.v1.train.monitored.session_run_hook import SessionRunContext, Sessi
 from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 
 _LOG = logging.getLogger(__name__)
-_PATIENCE = 20  # runs without a step before each warning
+_WARNING_INTERVAL = 20  # runs without a step before each warning
 
 
 class StepCounterHook(GlobalStepHook):
@@ -80,7 +80,7 @@ class StepCounterHook(GlobalStepHook):
         """Log a warning each time the global step has not changed for another 20 runs."""
         self._stuck_runs = self._stuck_runs + 1 if step == self._previous_step else 0
         self._previous_step = step
-        if self._stuck_runs and self._stuck_runs % _PATIENCE == 0:
+        if self._stuck_runs and self._stuck_runs % _WARNING_INTERVAL == 0:
             _LOG.warning(
                 "It seems that global step (tf.train.get_global_step) has not been increased: it"
                 " was %d before each of the last %d runs. Pass it to Optimizer.apply_gradients or"

@@ -36,7 +36,7 @@ def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
         NotFoundError: There is no checkpoint with that prefix.
         OSError: It is damaged, or cannot be read.
     """
-    return CheckpointReader(_prefix_of(ckpt_dir_or_file))
+    return CheckpointReader(_resolve_prefix(ckpt_dir_or_file))
 
 
 def list_variables(ckpt_dir_or_file: Path) -> list[tuple[str, list[int]]]:
@@ -99,7 +99,7 @@ def init_from_checkpoint(
     Differs from:
         TensorFlow, which finds variables by name only if `get_variable` made them.
     """
-    prefix = _prefix_of(ckpt_dir_or_file)
+    prefix = _resolve_prefix(ckpt_dir_or_file)
     reader = CheckpointReader(prefix)
     shapes = reader.get_variable_to_shape_map()
     pairs: dict[GraphVariable, str] = {}
@@ -114,19 +114,19 @@ def init_from_checkpoint(
             for variable in variables:
                 pairs[variable] = name
         else:
-            pairs.update(_of_scope(name, target, prefix, shapes))
+            pairs.update(_match_scope(name, target, prefix, shapes))
     dtypes = reader.get_variable_to_dtype_map()
     for variable, name in pairs.items():
         _check_fits(variable, name, shapes[name], dtypes[name])
     starts = [
-        (variable, _initial_value(variable, prefix, name)) for variable, name in pairs.items()
+        (variable, _read_initial_value(variable, prefix, name)) for variable, name in pairs.items()
     ]
     for variable, start in starts:
         with variable.graph.control_dependencies(None):
             begin_with(variable, start)
 
 
-def _prefix_of(ckpt_dir_or_file: Path) -> str:
+def _resolve_prefix(ckpt_dir_or_file: Path) -> str:
     """Return the prefix of a checkpoint: the argument itself, or the newest one in a folder.
 
     Raises:
@@ -161,16 +161,16 @@ def _find_variables(target: Any) -> list[GraphVariable]:
         return [by_name[target]] if target in by_name else []
     is_partitioned = isinstance(target, list | tuple | PartitionedVariable)
     variables = [as_variable(member) for member in (target if is_partitioned else [target])]
-    known_variables = [variable for variable in variables if variable is not None]
-    if not variables or len(known_variables) < len(variables):
+    graph_variables = [variable for variable in variables if variable is not None]
+    if not variables or len(graph_variables) < len(variables):
         raise InvalidTypeError(
             "assignment_map maps names of a checkpoint to variables, their names, or scopes, not to"
             f" {target!r}."
         )
-    return known_variables
+    return graph_variables
 
 
-def _of_scope(
+def _match_scope(
     scope: str, target: str, prefix: str, shapes: Mapping[str, object]
 ) -> dict[GraphVariable, str]:
     """Return {variable below `target`: name below `scope` in the checkpoint}.
@@ -196,8 +196,8 @@ def _of_scope(
     variables += graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
     by_name = {variable.op.name: variable for variable in variables} | graph.variable_store
     for name, variable in sorted(by_name.items()):
-        part = _part_of(variable)
-        name = name if part is None else part.full_name
+        slice_info = _get_slice_info(variable)
+        name = name if slice_info is None else slice_info.full_name
         if outer and not name.startswith(f"{outer}/"):
             continue
         inner = name[len(outer) + 1 :] if outer else name
@@ -217,11 +217,11 @@ def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: obj
         InvalidArgumentError: The shapes differ.
         InvalidTypeError: The dtypes differ.
     """
-    part = _part_of(variable)
-    own_shape = variable.shape if part is None else Shape(part.full_shape)
-    if not own_shape.accepts(tuple(shape)):
+    slice_info = _get_slice_info(variable)
+    expected_shape = variable.shape if slice_info is None else Shape(slice_info.full_shape)
+    if not expected_shape.accepts(tuple(shape)):
         raise InvalidArgumentError(
-            f"Shape of variable {variable.name} ({tuple(own_shape)}) doesn't match with shape"
+            f"Shape of variable {variable.name} ({tuple(expected_shape)}) doesn't match with shape"
             f" of tensor {name} ({tuple(shape)}) from checkpoint reader."
         )
     if variable.dtype not in (None, dtype):
@@ -231,12 +231,12 @@ def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: obj
         )
 
 
-def _initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
+def _read_initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
     """Return a symbolic tensor that reads the value of `name` from the checkpoint in a run."""
     output = Output(variable.dtype, variable.shape, ())
     with variable.graph.as_default(), variable.graph.control_dependencies(None):
         return operation(
-            partial(_read_tensor, prefix, name, variable.op.device, _part_of(variable)),
+            partial(_read_tensor, prefix, name, variable.op.device, _get_slice_info(variable)),
             [],
             "checkpoint_initializer",
             kind="pure",
@@ -245,12 +245,12 @@ def _initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
 
 
 def _read_tensor(
-    prefix: str, name: str, device: torch.device, part: SaveSliceInfo | None
+    prefix: str, name: str, device: torch.device, slice_info: SaveSliceInfo | None
 ) -> Tensor:
     full_tensor = CheckpointReader(prefix).tensors({name})[name]
-    return (full_tensor if part is None else part.cut(full_tensor).clone()).to(device)
+    return (full_tensor if slice_info is None else slice_info.cut(full_tensor).clone()).to(device)
 
 
-def _part_of(variable: GraphVariable) -> SaveSliceInfo | None:
+def _get_slice_info(variable: GraphVariable) -> SaveSliceInfo | None:
     """Return the position of a part of a partitioned variable; None for other variables."""
     return getattr(variable, "_save_slice_info", None)

@@ -41,9 +41,9 @@ def by_name(var_list: object) -> dict[str, GraphVariable]:
             dict has one variable under two names; or the variables belong to several graphs.
     """
     if isinstance(var_list, Mapping):
-        variables_by_name = _of_mapping(var_list)
+        variables_by_name = _name_mapped(var_list)
     elif isinstance(var_list, (list, tuple, set, frozenset)):
-        variables_by_name = _of_list(var_list)
+        variables_by_name = _name_listed(var_list)
     else:
         raise InvalidTypeError(
             f"Variables to save should be passed in a dict or a list: {show_value(var_list)}"
@@ -80,7 +80,7 @@ def are_eager(var_list: object) -> bool:
     )
 
 
-def _parts_of(candidate: object) -> list[Any]:
+def _split_partitioned(candidate: object) -> list[Any]:
     """Return the parts of a partitioned variable, or `candidate` alone."""
     return list(candidate) if isinstance(candidate, PartitionedVariable) else [candidate]
 
@@ -105,7 +105,9 @@ def join_parts(
         shape = members[0][0].full_shape
         if sum(prod(info.var_shape) for info, _ in members) == prod(shape):
             sizes = zip(members[0][0].var_shape, shape, strict=True)
-            axis = next((place for place, (part, full) in enumerate(sizes) if part != full), 0)
+            axis = next(
+                (dim for dim, (part_size, full) in enumerate(sizes) if part_size != full), 0
+            )
             members.sort(key=lambda member: member[0].index)
             tensors[full_name] = torch.cat([tensors.pop(name) for _, name in members], axis)
     return tensors
@@ -119,7 +121,7 @@ def whole_name(name: str, variable: GraphVariable) -> str:
     return name if info is None else name.removesuffix(f"/part_{info.index}")
 
 
-def _of_list(var_list: Any) -> dict[str, GraphVariable]:
+def _name_listed(var_list: Any) -> dict[str, GraphVariable]:
     """Return {name in the graph: variable} of a list, sorted by name, with partitioned variables in
     parts.
 
@@ -128,7 +130,7 @@ def _of_list(var_list: Any) -> dict[str, GraphVariable]:
         InvalidArgumentError: Two members have the same name.
     """
     variables_by_name: dict[str, GraphVariable] = {}
-    parts = [part for listed_variable in var_list for part in _parts_of(listed_variable)]
+    parts = [part for listed_variable in var_list for part in _split_partitioned(listed_variable)]
     for candidate in parts:
         variable = as_variable(candidate)
         if variable is None:
@@ -141,13 +143,13 @@ def _of_list(var_list: Any) -> dict[str, GraphVariable]:
     return dict(sorted(variables_by_name.items()))
 
 
-def _of_mapping(var_list: Mapping[object, object]) -> dict[str, GraphVariable]:
+def _name_mapped(var_list: Mapping[object, object]) -> dict[str, GraphVariable]:
     """Return {name: variable} of a dict, sorted by name, with partitioned variables in parts."""
     variables_by_name: dict[str, GraphVariable] = {}
     for name, candidate in var_list.items():
         if not isinstance(name, str):
             _refuse_names(f"Name is not a string: {name!r}")
-        parts = candidate if isinstance(candidate, list | tuple) else _parts_of(candidate)
+        parts = candidate if isinstance(candidate, list | tuple) else _split_partitioned(candidate)
         infos: list[Any] = [getattr(part, "_save_slice_info", None) for part in parts]
         if not isinstance(candidate, GraphVariable) and infos and None not in infos:
             pairs = zip(infos, parts, strict=True)

@@ -205,15 +205,15 @@ def hold_steps(optimizers: Iterable[TrackableSlots]) -> ContextSetting:
 
     An `ExitStack` would not do: an interruption inside of it leaves locks taken.
     """
-    return ContextSetting(partial(_hold, [optimizer._locked() for optimizer in optimizers]))
+    return ContextSetting(partial(_enter_locks, [optimizer._locked() for optimizer in optimizers]))
 
 
-def _hold(locks: list[Guard]) -> Sections:
+def _enter_locks(locks: list[Guard]) -> Sections:
     # Only what is in this list is given back, if the wait for one of the locks is interrupted.
     held: list[Guard] = []
     taken = map(methodcaller("__enter__"), locks)
-    given_back = map(methodcaller("__exit__", None, None, None), held)
-    return [partial(held.extend, compress(locks, taken))], [partial(drain, given_back)]
+    released = map(methodcaller("__exit__", None, None, None), held)
+    return [partial(held.extend, compress(locks, taken))], [partial(drain, released)]
 
 
 def graphs_of(members: Iterable[ObjectMember]) -> list[Any]:

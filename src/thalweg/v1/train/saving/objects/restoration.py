@@ -32,7 +32,7 @@ from thalweg.variable import dtype_name
 # Positions of an optimizer and a variable, the name of a slot, and the slot's position.
 Link = tuple[int, int, str, int]
 
-_numbers = itertools.count(1)
+_restore_counter = itertools.count(1)
 
 
 class Restoration:
@@ -62,9 +62,9 @@ class Restoration:
     def __init__(
         self, source: str, graph: ObjectGraph, values: Mapping[int, Tensor], building: object
     ) -> None:
-        self.number = next(_numbers)
+        self.number = next(_restore_counter)
         self.source, self.graph = source, building
-        self.nodes, self.links = graph.nodes, _slot_links(graph)
+        self.nodes, self.links = graph.nodes, _link_slots(graph)
         self.objects: dict[int, object] = {}
         self.unused = dict(values)
         self.assignments: dict[GraphVariable, Tensor] = {}
@@ -360,7 +360,7 @@ def _begin_with(variable: GraphVariable, tensor: Tensor) -> None:
         begin_with(variable, constant(tensor, name=f"{variable.op.name}/restored"))
 
 
-def _slot_links(graph: ObjectGraph) -> dict[int, list[Link]]:
+def _link_slots(graph: ObjectGraph) -> dict[int, list[Link]]:
     links: dict[int, list[Link]] = {}
     for index, node in enumerate(graph.nodes):
         for slot in node.slots:
