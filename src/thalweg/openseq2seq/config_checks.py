@@ -75,12 +75,10 @@ def check_optimizer(params: Mapping[str, Any]) -> None:
             is_symbolic(x) or is_function(x) for x in optimizer_params.values()
         ):
             with eagerly():
-                _evaluate_hyperparameters(
-                    make(learning_rate=1.0, **copy.deepcopy(optimizer_params))
-                )
+                _evaluate(make(learning_rate=1.0, **copy.deepcopy(optimizer_params)))
 
 
-def _evaluate_hyperparameters(optimizer: Optimizer) -> None:
+def _evaluate(optimizer: Optimizer) -> None:
     read = optimizer._read_values()
     for name in getattr(optimizer, "HYPERS", ()):
         with of_key(name):
@@ -111,13 +109,13 @@ def check_policy(
             # Calling a user's function might have side effects.
             return
         with eagerly():
-            rates = [_compute_policy_rate(policy, params, step) for step in (0, last_step)]
+            rates = [_compute_rate(policy, params, step) for step in (0, last_step)]
         nones = [name for name, value in params.items() if value is None]
         if nones and any(rate.isnan() for rate in rates):
             raise InvalidTypeError(f"{nones[0]} is None, which gives no learning rate.")
 
 
-def _compute_policy_rate(
+def _compute_rate(
     policy: Callable[..., object], params: Mapping[str, object], step: int
 ) -> torch.Tensor:
     """Return the learning rate of a policy at a step as a tensor of shape ().

@@ -50,4 +50,4 @@ class Adadelta(BuiltIn):
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
-        return self._make_hyper_tensors(dtype, "epsilon", "rho")
+        return self._read_tensors(dtype, "epsilon", "rho")

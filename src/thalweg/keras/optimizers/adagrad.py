@@ -67,5 +67,5 @@ class Adagrad(BuiltIn):
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         zero = torch.zeros((), dtype=torch.int64, device="cpu")
-        coefficients = self._make_hyper_tensors(dtype, "epsilon")
-        return {**coefficients, "neg_lr_t": -state["lr_t"], "zero": zero}
+        tensors = self._read_tensors(dtype, "epsilon")
+        return {**tensors, "neg_lr_t": -state["lr_t"], "zero": zero}

@@ -91,9 +91,6 @@ class Adam(BuiltIn):
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
-        coefficients = {
-            **self._make_hyper_tensors(dtype, "epsilon"),
-            **self._make_beta_tensors(dtype),
-        }
-        unbiased = torch.sqrt(1 - coefficients["beta_2_power"]) / (1 - coefficients["beta_1_power"])
-        return {**coefficients, "lr": state["lr_t"] * unbiased}
+        tensors = {**self._read_tensors(dtype, "epsilon"), **self._read_betas(dtype)}
+        unbiased = torch.sqrt(1 - tensors["beta_2_power"]) / (1 - tensors["beta_1_power"])
+        return {**tensors, "lr": state["lr_t"] * unbiased}

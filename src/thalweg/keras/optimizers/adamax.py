@@ -55,9 +55,6 @@ class Adamax(BuiltIn):
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         zero = torch.zeros((), dtype=torch.int64, device="cpu")
-        coefficients = {
-            **self._make_hyper_tensors(dtype, "epsilon"),
-            **self._make_beta_tensors(dtype),
-        }
-        rate = -state["lr_t"] / (1 - coefficients["beta_1_power"])
-        return {**coefficients, "neg_scaled_lr": rate, "zero": zero}
+        tensors = {**self._read_tensors(dtype, "epsilon"), **self._read_betas(dtype)}
+        rate = -state["lr_t"] / (1 - tensors["beta_1_power"])
+        return {**tensors, "neg_scaled_lr": rate, "zero": zero}

@@ -66,7 +66,7 @@ class BuiltIn(RuleOptimizer):
         """Return the names of attributes, other than variables, that scalars depend on."""
         return tuple(self.EXACT.values())
 
-    def _make_hyper_tensors(self, dtype: object, *names: str) -> dict[str, Any]:
+    def _read_tensors(self, dtype: object, *names: str) -> dict[str, Any]:
         """Return hyperparameters, and epsilon if named, as 0-d CPU tensors by name."""
         hyper_names = [name for name in names if name != "epsilon"]
         tensors = {name: self._get_hyper(name, dtype) for name in hyper_names}
@@ -74,7 +74,7 @@ class BuiltIn(RuleOptimizer):
             tensors["epsilon"] = torch.tensor(self.epsilon, dtype=as_dtype(dtype), device="cpu")
         return tensors
 
-    def _make_beta_tensors(self, dtype: object) -> dict[str, Any]:
+    def _read_betas(self, dtype: object) -> dict[str, Any]:
         """Return both betas, their powers in this step and 1 - beta, as 0-d tensors by name."""
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         tensors: dict[str, object] = {}

@@ -134,7 +134,7 @@ class Ftrl(BuiltIn):
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
         names = ("learning_rate_power", "l1_regularization_strength", "beta")
-        coefficients = self._make_hyper_tensors(dtype, *names, "l2_regularization_strength")
+        tensors = self._read_tensors(dtype, *names, "l2_regularization_strength")
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, np.float64)
-        shrinkage = torch.full_like(coefficients["beta"], shrinkage)
-        return {**coefficients, "l2_shrinkage_regularization_strength": shrinkage}
+        shrinkage = torch.full_like(tensors["beta"], shrinkage)
+        return {**tensors, "l2_shrinkage_regularization_strength": shrinkage}

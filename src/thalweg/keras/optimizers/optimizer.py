@@ -225,17 +225,13 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                     if replay is not None and replay.calls and replay.take(self, cache, pairs):
                         return self.iterations
                     with self._plans.one_step(self._name):
-                        return self._apply_outside_strategy(
-                            pairs, name, experimental_aggregate_gradients
-                        )
+                        return self._apply_alone(pairs, name, experimental_aggregate_gradients)
         except Exception as error:
             if executing_eagerly():
                 say_what_became(error, cache, count_before)
             raise
 
-    def _apply_outside_strategy(
-        self, pairs: object, name: str | None, aggregates: bool
-    ) -> Tensor | None:
+    def _apply_alone(self, pairs: object, name: str | None, aggregates: bool) -> Tensor | None:
         """Apply gradients outside of any strategy; return as `apply_gradients` does."""
         pairs = pairs if type(pairs) is list else as_pairs(pairs)
         if not pairs:

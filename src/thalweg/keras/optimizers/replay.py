@@ -51,7 +51,7 @@ class KerasReplay(ReplayedApply):
         self._is_standard = is_ours(optimizer._rule_scalars) and is_ours(optimizer._hyper_scalars)
         self._has_cached_scalars = optimizer._has_usual_scalars()
         self._dtypes = plan.ready.dtypes
-        self._extra_counters: dict[str, Tensor] = _get_extra_counters(optimizer)
+        self._extras: dict[str, Tensor] = _get_extras(optimizer)
         self._values = optimizer._hyper._values
         self._tensors = {
             name: tensor for name, tensor in self._values.items() if _is_tensor(tensor)
@@ -78,11 +78,7 @@ class KerasReplay(ReplayedApply):
         # Repeat if a signal handler took a step, since `iterations` and `steps` then differ.
         while steps != self.taken:
             steps = self.taken
-            tensors = (
-                optimizer.iterations,
-                *self._extra_counters.values(),
-                *self._tensors.values(),
-            )
+            tensors = (optimizer.iterations, *self._extras.values(), *self._tensors.values())
             values = list(map(Tensor.item, tensors))
         scalars: dict[Dtype, dict[str, Any]] = {}
         self._schedule = _Schedule(rate)
@@ -105,9 +101,7 @@ class KerasReplay(ReplayedApply):
             self._read(optimizer)
             return
         versions, change = self._versions, self._found.change
-        for index, (name, tensor) in enumerate(
-            self._tensors.items(), 1 + len(self._extra_counters)
-        ):
+        for index, (name, tensor) in enumerate(self._tensors.items(), 1 + len(self._extras)):
             version = tensor._version
             if version == versions[name]:
                 continue
@@ -128,7 +122,7 @@ class KerasReplay(ReplayedApply):
         """Compute the learning rate ahead if it depends only on the step number."""
         self._rates = {}
         # Nadam's `decay` is that of its momentum.
-        decays = optimizer._initial_decay > 0 and not self._extra_counters
+        decays = optimizer._initial_decay > 0 and not self._extras
         if not self._has_cached_scalars or self._functions or rate is None:
             return
         if isinstance(rate, FormulaSchedule) or decays:
@@ -149,10 +143,10 @@ class KerasReplay(ReplayedApply):
         ):
             return None
         values = optimizer._hyper._values
-        extra_counters = _get_extra_counters(optimizer)
-        if not all(_is_replaced_in_call(tensor, plan) for tensor in extra_counters.values()):
+        extras = _get_extras(optimizer)
+        if not all(_is_replaced_in_call(tensor, plan) for tensor in extras.values()):
             return None
-        counters = [optimizer.iterations, *extra_counters.values()]
+        counters = [optimizer.iterations, *extras.values()]
         guarded = [*counters, *filter(_is_tensor, values.values())]
         # Inference tensors have no versions.
         if any(tensor.is_inference() for tensor in guarded):
@@ -165,7 +159,7 @@ class KerasReplay(ReplayedApply):
             checked_dicts.append((vars(optimizer), "_plans"))
         pairs_args = (plan, pairs, counters, guarded, checked_dicts)
         replayed_pairs = ReplayedPairs.of(
-            *pairs_args, optimizer._clipping, carried_scalars=list(extra_counters)
+            *pairs_args, optimizer._clipping, carried_scalars=list(extras)
         )
         if replayed_pairs is None:
             return None
@@ -176,9 +170,7 @@ class KerasReplay(ReplayedApply):
         return (
             optimizer._selection() == self._selection
             and tuple(vars(optimizer)) == self._names
-            and all(
-                map(is_, _get_extra_counters(optimizer).values(), self._extra_counters.values())
-            )
+            and all(map(is_, _get_extras(optimizer).values(), self._extras.values()))
             and all(map(is_, self._get_attributes(optimizer), self._attribute_values))
         )
 
@@ -258,7 +250,7 @@ class KerasReplay(ReplayedApply):
 
     def _following(self, step: int) -> tuple[float, ...]:
         """Return the counters after a step; the call itself computes numbers beside the first."""
-        return (step, *(0.0 for _ in self._extra_counters))
+        return (step, *(0.0 for _ in self._extras))
 
     def _retry_after_reading(
         self, optimizer: Any, pairs: Any, attempt: Callable[[Any, Any], int]
@@ -396,7 +388,7 @@ def _are_same(new_items: Collection[object], old_items: Collection[object]) -> b
 _FIELDS = (int, float, str, np.generic, type(None))
 
 
-def _get_extra_counters(optimizer: Any) -> dict[str, Tensor]:
+def _get_extras(optimizer: Any) -> dict[str, Tensor]:
     """Return the tensors beside `iterations` that a step replaces by scalars of these names."""
     return {name: resolve(weight) for name, weight in optimizer._extra_weights().items()}
 

@@ -73,9 +73,5 @@ class RMSprop(BuiltIn):
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
-        coefficients = self._make_hyper_tensors(dtype, "epsilon", "rho", "momentum")
-        return {
-            **coefficients,
-            "neg_lr_t": -state["lr_t"],
-            "one_minus_rho": 1.0 - coefficients["rho"],
-        }
+        tensors = self._read_tensors(dtype, "epsilon", "rho", "momentum")
+        return {**tensors, "neg_lr_t": -state["lr_t"], "one_minus_rho": 1.0 - tensors["rho"]}

@@ -69,4 +69,4 @@ class SGD(BuiltIn):
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
-        return self._make_hyper_tensors(dtype, "momentum")
+        return self._read_tensors(dtype, "momentum")

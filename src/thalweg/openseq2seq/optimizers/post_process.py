@@ -155,7 +155,7 @@ class PostProcessing(NamedTuple):
             nan_if_not_finite=False,
             trust=None
             if self.larc is None
-            else partial(self._compute_larc_factors, self.larc, pairs, rate),
+            else partial(self._find_factors, self.larc, pairs, rate),
             watch=None
             if journal is None
             else partial(self._record_summaries, journal, pairs, rate, unscaling),
@@ -163,10 +163,10 @@ class PostProcessing(NamedTuple):
             **others,
         )
 
-    def _compute_larc_ratios(self, larc: Larc, rate: object, sizes: object, lengths: object) -> Any:
+    def _find_ratios(self, larc: Larc, rate: object, sizes: object, lengths: object) -> Any:
         return larc.ratios(sizes, lengths, rate, self.as_shipped)
 
-    def _compute_larc_factors(
+    def _find_factors(
         self, larc: Larc, pairs: Sequence[Pair], rate: object, sizes: object, lengths: object
     ) -> object:
         """Return LARC's factors of the gradients.
@@ -179,7 +179,7 @@ class PostProcessing(NamedTuple):
             lengths: The norms of the gradients.
         """
         dtypes = [var.dtype for _, var in pairs]
-        return larc.factors(self._compute_larc_ratios(larc, rate, sizes, lengths), dtypes)
+        return larc.factors(self._find_ratios(larc, rate, sizes, lengths), dtypes)
 
     def _record_summaries(
         self,
@@ -228,7 +228,7 @@ class PostProcessing(NamedTuple):
         self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, stats: GradientStats
     ) -> None:
         """Add the summaries of LARC, one set for each tag, to the journal."""
-        ratios = self._compute_larc_ratios(larc, rate, stats.variable_norms, stats.clipped_norms)
+        ratios = self._find_ratios(larc, rate, stats.variable_norms, stats.clipped_norms)
         for tag, ratio, factor in zip(tags, ratios, stats.trust_ratios, strict=True):
             if larc.clips:
                 journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)

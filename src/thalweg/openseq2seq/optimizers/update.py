@@ -215,7 +215,7 @@ def _run_process(
         run_gradients, leaves = process(*values), list(map(_graph.resolve, targets))
         is_update = torch.tensor(run_gradients is not None, dtype=torch.bool, device="cpu")
         if run_gradients is None:
-            return [is_update, *map(_make_no_gradient, slices, leaves)]
+            return [is_update, *map(_make_empty, slices, leaves)]
         return [is_update, *map(_as_declared, run_gradients, slices, leaves)]
 
 
@@ -294,13 +294,11 @@ def _apply_recorded(
 def _as_declared(grad: Any, is_sparse: bool, target: Tensor) -> object:
     """Return a gradient as slices or dense, as declared; zeros for None."""
     if grad is None:
-        return (
-            _make_no_gradient(is_sparse, target) if is_sparse else torch.zeros_like(target.detach())
-        )
+        return _make_empty(is_sparse, target) if is_sparse else torch.zeros_like(target.detach())
     return grad if is_sparse else whole(grad, target)
 
 
-def _make_no_gradient(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
+def _make_empty(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
     """Return slices without rows, or zeros that take no memory."""
     tensor = target.detach()
     if is_sparse:

@@ -27,7 +27,7 @@ def scalar(name: str, tensor: object, collections: object = None, family: str | 
     Raises:
         RuntimeError: In eager mode.
     """
-    return _make_summary_operation(
+    return _make_summary(
         name, _symbol(tensor), collections, family, lambda *given: [values.scalar(*given)]
     )
 
@@ -36,7 +36,7 @@ def histogram(
     name: str, values: object, collections: object = None, family: str | None = None
 ) -> Any:
     """Return a summary of the distribution of a tensor's elements; see `scalar` for the rest."""
-    return _make_summary_operation(
+    return _make_summary(
         name, _symbol(values), collections, family, lambda *given: [_values.histogram(*given)]
     )
 
@@ -67,15 +67,13 @@ def image(
     def describe_images(batch: Any, tag: str) -> Sequence[object]:
         return values.images(batch, tag, max_outputs)
 
-    return _make_summary_operation(name, _symbol(tensor), collections, family, describe_images)
+    return _make_summary(name, _symbol(tensor), collections, family, describe_images)
 
 
 def text(name: str, tensor: object, collections: object = None) -> Any:
     """Return a summary of a string, or of an array of strings; see `scalar` for the rest."""
     _check_mode()
-    return _make_summary_operation(
-        name, tensor, collections, None, lambda *given: [values.text(*given)]
-    )
+    return _make_summary(name, tensor, collections, None, lambda *given: [values.text(*given)])
 
 
 def merge(inputs: Sequence[object], collections: object = None, name: str | None = None) -> Any:
@@ -124,7 +122,7 @@ def merge_all(
     return merge(summaries, name=name) if summaries else None
 
 
-def _make_summary_operation(
+def _make_summary(
     name: str,
     tensor: object,
     collections: object,

@@ -135,10 +135,10 @@ class CallableRate(Argument):
         keyword_args = kwargs or {}
 
         def rate() -> object:
-            kwargs_now = {name: _evaluate_operand(kwarg) for name, kwarg in keyword_args.items()}
-            return function(*map(_evaluate_operand, args), **kwargs_now)
+            kwargs_now = {name: _evaluate(kwarg) for name, kwarg in keyword_args.items()}
+            return function(*map(_evaluate, args), **kwargs_now)
 
-        state = _collect_state_holders(*args, *keyword_args.values())
+        state = _list_holders(*args, *keyword_args.values())
         return CallableRate(rate, getattr(function, "__name__", "rate"), state)
 
     def _refuse_number(self, *_: object) -> NoReturn:
@@ -195,7 +195,7 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
     return signature or inspect.signature(function, follow_wrapped=False)
 
 
-def _collect_state_holders(*operands: object) -> list[object]:
+def _list_holders(*operands: object) -> list[object]:
     """Return the state holders of all `CallableRate`s among `operands`, without duplicates."""
     holders = [
         holder
@@ -224,7 +224,7 @@ def value_now(hyper: Any) -> Any:
         other object unchanged.
     """
     present_rate = hyper.computed() if isinstance(hyper, CallableRate) else None
-    return _evaluate_operand(hyper) if present_rate is None else present_rate
+    return _evaluate(hyper) if present_rate is None else present_rate
 
 
 def _flatten_constants(arguments: Mapping[str, Any]) -> list[object]:
@@ -255,9 +255,7 @@ def _combine_rates(
         name: The name of the new rate.
         *operands: The two operands.
     """
-    rate = CallableRate(
-        lambda: function(*map(_evaluate_operand, operands)), name, _collect_state_holders(*operands)
-    )
+    rate = CallableRate(lambda: function(*map(_evaluate, operands)), name, _list_holders(*operands))
     rates = [operand for operand in operands if isinstance(operand, CallableRate)]
     step = rates[0]._step
 
@@ -283,5 +281,5 @@ def _as_tensor(value: Any) -> Tensor:
     return torch.from_numpy(np.array(scalar))
 
 
-def _evaluate_operand(operand: Any) -> object:
+def _evaluate(operand: Any) -> object:
     return operand() if is_function(operand) else operand

@@ -59,7 +59,7 @@ def exponential_decay(
     Reference: tf.compat.v1.train.exponential_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _make_decayed_rate(schedules.ExponentialDecay, global_step, inputs, name)
+    return _make_rate(schedules.ExponentialDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -78,7 +78,7 @@ def natural_exp_decay(
     Reference: tf.compat.v1.train.natural_exp_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _make_decayed_rate(_natural_exp_decay, global_step, inputs, name or "NaturalExpDecay")
+    return _make_rate(_natural_exp_decay, global_step, inputs, name or "NaturalExpDecay")
 
 
 @remember_source
@@ -97,7 +97,7 @@ def inverse_time_decay(
     Reference: tf.compat.v1.train.inverse_time_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _make_decayed_rate(schedules.InverseTimeDecay, global_step, inputs, name)
+    return _make_rate(schedules.InverseTimeDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -125,7 +125,7 @@ def polynomial_decay(
     Reference: tf.compat.v1.train.polynomial_decay
     """
     inputs = (learning_rate, decay_steps, end_learning_rate, power, cycle)
-    return _make_decayed_rate(schedules.PolynomialDecay, global_step, inputs, name)
+    return _make_rate(schedules.PolynomialDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -147,7 +147,7 @@ def cosine_decay(
     Reference: tf.compat.v1.train.cosine_decay; Loshchilov & Hutter 2017
     """
     inputs = (learning_rate, decay_steps, alpha)
-    return _make_decayed_rate(schedules.CosineDecay, global_step, inputs, name)
+    return _make_rate(schedules.CosineDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -173,9 +173,7 @@ def cosine_decay_restarts(
     Reference: tf.compat.v1.train.cosine_decay_restarts; Loshchilov & Hutter 2017
     """
     inputs = (learning_rate, first_decay_steps, t_mul, m_mul, alpha)
-    return _make_decayed_rate(
-        schedules.CosineDecayRestarts, global_step, inputs, name or "SGDRDecay"
-    )
+    return _make_rate(schedules.CosineDecayRestarts, global_step, inputs, name or "SGDRDecay")
 
 
 @remember_source
@@ -201,7 +199,7 @@ def linear_cosine_decay(
     Reference: tf.compat.v1.train.linear_cosine_decay; Bello et al. 2017
     """
     inputs = (learning_rate, decay_steps, num_periods, alpha, beta)
-    return _make_decayed_rate(schedules.LinearCosineDecay, global_step, inputs, name)
+    return _make_rate(schedules.LinearCosineDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -236,7 +234,7 @@ def noisy_linear_cosine_decay(
     def draw_config(*own: Any) -> Any:
         return keeper.having(schedules.NoisyLinearCosineDecay(*own).get_config())
 
-    rate = _make_decayed_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
+    rate = _make_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
     if isinstance(rate, CallableRate):
         rate.state_holders = [keeper]
         # Loading a state gives `keeper` another sequence.
@@ -316,7 +314,7 @@ def follow_rate(
     return operation(rate, inputs, name, kind="pure", outputs=Output(dtype, (), ()))
 
 
-def _make_decayed_rate(
+def _make_rate(
     schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str | None
 ) -> object:
     """Return a learning rate that a schedule of `thalweg.schedules` computes from the global step.

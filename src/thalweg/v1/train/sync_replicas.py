@@ -123,10 +123,8 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             )
         if total_num_replicas is None:
             total_num_replicas = replicas_to_aggregate
-        self._replicas_to_aggregate = _check_replica_count(
-            "replicas_to_aggregate", replicas_to_aggregate
-        )
-        self._total_num_replicas = _check_replica_count("total_num_replicas", total_num_replicas)
+        self._replicas_to_aggregate = _check_count("replicas_to_aggregate", replicas_to_aggregate)
+        self._total_num_replicas = _check_count("total_num_replicas", total_num_replicas)
         self._tokens_per_step = max(self._replicas_to_aggregate, self._total_num_replicas)
         self._variable_averages = variable_averages
         self._variables_to_average = variables_to_average
@@ -467,7 +465,7 @@ class _SyncReplicasHook(SessionRunHook):
             runner.create_threads(session, coord=coord, daemon=True, start=True)
 
 
-def _check_replica_count(name: str, counter: object) -> int:
+def _check_count(name: str, counter: object) -> int:
     if not isinstance(counter, Integral) or counter < 1:
         raise InvalidArgumentError(f"{name} must be a positive integer, not {show_value(counter)}.")
     return int(counter)

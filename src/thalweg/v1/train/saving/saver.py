@@ -230,7 +230,7 @@ class Saver:
         keeper = self._keeper.after_saving(prefix) if self._keeper.most else self._keeper
         old = list(keeper.too_old(1))
         sibling_paths = [
-            path for path in keeper.paths if _resolve_directory(path) == _resolve_directory(prefix)
+            path for path in keeper.paths if _find_directory(path) == _find_directory(prefix)
         ]
         write_state(directory, CheckpointState(prefix, sibling_paths or [prefix]), latest)
         self._keeper = keeper
@@ -330,7 +330,7 @@ def _next_mark(saved_time: float, mark: float, span: float) -> float | None:
     return mark + span if saved_time > mark else None
 
 
-def _resolve_directory(prefix: str) -> str:
+def _find_directory(prefix: str) -> str:
     return os.path.realpath(os.path.dirname(prefix))
 
 
