@@ -8,7 +8,7 @@ from thalweg.v1.train.adagrad import AdagradOptimizer
 from thalweg.v1.train.adagrad_da import AdagradDAOptimizer
 from thalweg.v1.train.adam import AdamOptimizer
 from thalweg.v1.train.assigned_averages import assign_moving_average, weighted_moving_average
-from thalweg.v1.train.coordinator import Coordinator
+from thalweg.v1.train.coordinator import Coordinator, LooperThread
 from thalweg.v1.train.decay import *  # noqa: F403
 from thalweg.v1.train.ftrl import FtrlOptimizer
 from thalweg.v1.train.global_step import (
@@ -20,10 +20,10 @@ from thalweg.v1.train.global_step import (
 )
 from thalweg.v1.train.gradient_descent import GradientDescentOptimizer
 from thalweg.v1.train.input_producers import *  # noqa: F403
-from thalweg.v1.train.looper_thread import LooperThread
 from thalweg.v1.train.momentum import MomentumOptimizer
 from thalweg.v1.train.monitored import basic_session_run_hooks, session_run_hook
 from thalweg.v1.train.monitored.basic_session_run_hooks import *  # noqa: F403
+from thalweg.v1.train.monitored.basic_session_run_hooks import SecondOrStepTimer
 from thalweg.v1.train.monitored.checkpoint_saver_hook import (
     CheckpointSaverHook,
     CheckpointSaverListener,
@@ -31,12 +31,13 @@ from thalweg.v1.train.monitored.checkpoint_saver_hook import (
 from thalweg.v1.train.monitored.monitored_session import MonitoredSession, SingularMonitoredSession
 from thalweg.v1.train.monitored.monitored_training_session import MonitoredTrainingSession
 from thalweg.v1.train.monitored.scaffold import Scaffold
-from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator, SessionCreator
-from thalweg.v1.train.monitored.session_manager import SessionManager
+from thalweg.v1.train.monitored.session_manager import (
+    ChiefSessionCreator,
+    SessionCreator,
+    SessionManager,
+)
 from thalweg.v1.train.monitored.session_run_hook import *  # noqa: F403
-from thalweg.v1.train.monitored.step_counter_hook import StepCounterHook
-from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
-from thalweg.v1.train.monitored.summary_saver_hook import SummarySaverHook
+from thalweg.v1.train.monitored.summary_saver_hook import StepCounterHook, SummarySaverHook
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.proximal_adagrad import ProximalAdagradOptimizer

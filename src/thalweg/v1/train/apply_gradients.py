@@ -27,8 +27,7 @@ from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.step import finish, run_step, try_rebind
 from thalweg._core.step_adapter import Copies
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.v1.train.gate_gradients import backward, forward
-from thalweg.v1.train.gradients import GradsAndVars, check_any
+from thalweg.v1.train.gradients import GradsAndVars, backward, check_any, forward
 from thalweg.v1.train.step_adapter import V1StepAdapter
 from thalweg.v1.train.traced_hooks import add_update_names, check_counter, recorded
 from thalweg.v1.train.update_hooks import UpdateHooks

@@ -22,8 +22,7 @@ from thalweg._graph import deduplicated, executing_eagerly, get_default_graph, r
 from thalweg.autodiff import has_replicas
 from thalweg.v1.train import gradients, processors
 from thalweg.v1.train.distributed_apply import DistributedApply
-from thalweg.v1.train.gate_gradients import need_no_tape
-from thalweg.v1.train.gradients import GradsAndVars
+from thalweg.v1.train.gradients import GradsAndVars, need_no_tape
 from thalweg.v1.train.state import State
 from thalweg.v1.train.step_adapter import V1StepAdapter
 

@@ -19,12 +19,11 @@ from thalweg._core.state import check_eager
 from thalweg._core.validation import check_pairs
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices, whole
-from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
 from thalweg.v1.train.monitored.session_run_hook import SessionRunHook
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.queue_runner import QueueRunner
-from thalweg.v1.train.rendezvous import Rendezvous
+from thalweg.v1.train.rendezvous import DenseAccumulator, Rendezvous, SparseAccumulator
 from thalweg.v1.train.slot_creator import base_name
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 

@@ -10,9 +10,8 @@ from typing import Any
 from thalweg._formats import atomic_write
 from thalweg._graph import GraphKeys
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.v1.train.monitored.basic_session_run_hooks import GlobalStepHook
+from thalweg.v1.train.monitored.basic_session_run_hooks import GlobalStepHook, SecondOrStepTimer
 from thalweg.v1.train.monitored.session_run_hook import SessionRunContext, SessionRunValues
-from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError, OutOfR
 from thalweg.v1.time_arguments import check_seconds
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.monitored.scaffold import Scaffold
-from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator, Path, SessionCreator
+from thalweg.v1.train.monitored.session_manager import ChiefSessionCreator, Path, SessionCreator
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,

@@ -9,10 +9,9 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.v1.train.monitored.checkpoint_saver_hook import CheckpointSaverHook
 from thalweg.v1.train.monitored.monitored_session import MonitoredSession
 from thalweg.v1.train.monitored.scaffold import Scaffold
-from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator, Path
+from thalweg.v1.train.monitored.session_manager import ChiefSessionCreator, Path
 from thalweg.v1.train.monitored.session_run_hook import SessionRunHook
-from thalweg.v1.train.monitored.step_counter_hook import StepCounterHook
-from thalweg.v1.train.monitored.summary_saver_hook import SummarySaverHook
+from thalweg.v1.train.monitored.summary_saver_hook import StepCounterHook, SummarySaverHook
 
 _DEFAULT: Any = object()  # an interval that was not given
 _SECONDS = 600  # between two checkpoints

@@ -24,8 +24,7 @@ from thalweg.v1.train.saving.checkpoint_management import (
     get_checkpoint_mtimes,
     remove_checkpoint,
 )
-from thalweg.v1.train.saving.checkpoint_reader import SUFFIX, CheckpointReader
-from thalweg.v1.train.saving.restoring import fitting_values
+from thalweg.v1.train.saving.checkpoint_reader import SUFFIX, CheckpointReader, fitting_values
 from thalweg.v1.train.saving.saver_arguments import EagerValues, as_session, values_of
 
 _LOG = logging.getLogger(__name__)
