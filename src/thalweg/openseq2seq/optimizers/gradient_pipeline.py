@@ -25,9 +25,8 @@ from thalweg.openseq2seq.optimizers.backward import BackwardResult, raw, unscale
 from thalweg.openseq2seq.optimizers.gradients import transform_present
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
-from thalweg.openseq2seq.optimizers.precision import MixedCheck
+from thalweg.openseq2seq.optimizers.precision import MixedCheck, check_scalar
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
-from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
 from thalweg.openseq2seq.optimizers.update import decide_by_scaler, update
 from thalweg.v1.train.gradients import check_any

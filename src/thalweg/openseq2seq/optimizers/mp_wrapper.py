@@ -29,12 +29,12 @@ from thalweg.openseq2seq.optimizers.gradients import (
     refuse_none,
 )
 from thalweg.openseq2seq.optimizers.masters import Masters
+from thalweg.openseq2seq.optimizers.precision import scaled
 from thalweg.openseq2seq.optimizers.regularization import (
     may_have_penalties,
     mp_regularizer_wrapper,
     penalty_gradient,
 )
-from thalweg.openseq2seq.optimizers.scaled_loss import scaled
 from thalweg.openseq2seq.optimizers.state import TrainingState
 from thalweg.openseq2seq.optimizers.update import (
     by_references,

@@ -26,7 +26,7 @@ from thalweg.openseq2seq.optimizers.gradient_pipeline import (
 )
 from thalweg.openseq2seq.optimizers.mp_wrapper import check_inner
 from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS
-from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
+from thalweg.openseq2seq.optimizers.precision import check_scalar
 from thalweg.openseq2seq.optimizers.summaries import (
     Outbox,
     RunSummaries,
