@@ -45,7 +45,7 @@ from thalweg.rules import (
 from thalweg.rules.adagrad_fixed import ADAGRAD_FIXED, ADAGRAD_V1_FIXED
 from thalweg.rules.add_sign import ADD_SIGN, POWER_SIGN
 from thalweg.rules.ftrl_multiply_by_lr import FTRL_BY_RATE, FTRL_POWER_BY_RATE
-from thalweg.v1.train.checks import check_step_size
+from thalweg.v1.argument_checks import check_step_size
 from thalweg.v1.training_kernels import DENSE, Arguments, Kernel
 
 

@@ -50,14 +50,15 @@ from thalweg.distribute.reduction_tracking import commit_sums
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.keras.optimizers.differentiation import Differentiation
 from thalweg.keras.optimizers.options import CLIPPING, KerasOptions, Transformer, as_option
-from thalweg.keras.optimizers.sparse_gradients import deduplicated, rows_of
 from thalweg.keras.optimizers.state_dict import KerasStateDict
 from thalweg.keras.optimizers.step_adapter import (
     UPDATES,
     ApplyState,
     KerasStepAdapter,
     call,
+    deduplicated,
     has_hooks,
+    rows_of,
 )
 from thalweg.schedules.serialization import deserialize as deserialize_schedule
 

@@ -25,13 +25,13 @@ from thalweg._engines import compute_dtype
 from thalweg.errors import RuleError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.optimizer import Optimizer
-from thalweg.keras.optimizers.sparse_gradients import rows_of
 from thalweg.keras.optimizers.step_adapter import (
     UPDATES,
     ApplyState,
     ComplexHooks,
     KerasHookStepAdapter,
     KerasRuleStepAdapter,
+    rows_of,
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg._base.execution_context import current_session, is_ours, replicas, resolve
+from thalweg._base.execution_context import current_session, is_ours, is_symbolic, replicas, resolve
 from thalweg._core.atomic_section import Call
 from thalweg._core.complex_variables import check_complex
 from thalweg._core.grads_and_vars import (
@@ -20,6 +20,7 @@ from thalweg._core.grads_and_vars import (
     check_variables,
     distinct,
 )
+from thalweg._core.graph_mode import graph_mode
 from thalweg._core.state import making
 from thalweg._core.step_adapter import Dtype, Shared, StepAdapter
 from thalweg._core.validation import check_memories, check_pairs, check_readable, counting
@@ -29,6 +30,26 @@ from thalweg.errors import warn
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import frozen_among, is_frozen, name_of, titles_of
+
+
+def rows_of(values: object, indices: object) -> IndexedSlices | None:
+    """Return a sparse gradient with rows `values` at `indices`."""
+    if is_symbolic(values) or is_symbolic(indices):
+        return graph_mode().slices(values, indices)
+    return IndexedSlices(values, indices)
+
+
+def deduplicated(values: object, indices: object) -> tuple[Any, Any]:
+    """Return (values, indices) with unique indices; rows of repeated indices are summed.
+
+    Args:
+        values: The rows.
+        indices: int32 or int64, of shape (rows,).
+    """
+    if is_symbolic(values) or is_symbolic(indices):
+        return graph_mode().deduplicated(values, indices)
+    unique_slices = IndexedSlices(values, indices).deduplicated()
+    return unique_slices.values, unique_slices.indices
 
 
 class ApplyState(dict[tuple[Any, torch.dtype], dict[str, Any]]):

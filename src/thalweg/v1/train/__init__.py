@@ -40,7 +40,7 @@ from thalweg.v1.train.monitored.session_run_hook import *  # noqa: F403
 from thalweg.v1.train.monitored.summary_saver_hook import StepCounterHook, SummarySaverHook
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
-from thalweg.v1.train.proximal_adagrad import (
+from thalweg.v1.train.proximal import (
     ProximalAdagradOptimizer,
     ProximalGradientDescentOptimizer,
 )

@@ -29,8 +29,7 @@ from thalweg._core.step_adapter import Copies
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train.gradients import GradsAndVars, backward, check_any, forward
 from thalweg.v1.train.step_adapter import V1StepAdapter
-from thalweg.v1.train.traced_hooks import add_update_names, check_counter, recorded
-from thalweg.v1.train.update_hooks import UpdateHooks
+from thalweg.v1.train.update_hooks import UpdateHooks, add_update_names, check_counter, recorded
 
 _GRADIENTS = (Symbolic, Tensor, IndexedSlices)  # gradients that need no conversion in a graph
 

@@ -15,7 +15,7 @@ from thalweg.errors import (
     InvalidTypeError,
     OutOfRangeError,
 )
-from thalweg.v1.time_arguments import check_seconds, wait_seconds
+from thalweg.v1.argument_checks import check_seconds, wait_seconds
 
 _PAUSE = 0.05  # seconds between two looks at whether threads have ended
 

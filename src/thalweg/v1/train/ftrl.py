@@ -16,7 +16,7 @@ from thalweg._core.step_scalars import Groups
 from thalweg.formula import Rule
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
-from thalweg.v1.train.checks import check_not_negative, check_step_size
+from thalweg.v1.argument_checks import check_not_negative, check_step_size
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 from thalweg.variable import as_dtype, check_held
 

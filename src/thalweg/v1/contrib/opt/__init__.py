@@ -1,8 +1,8 @@
 """The optimizers of TensorFlow 1.15's `tf.contrib.opt`."""
 
 from thalweg._core.config_registry import OPTIMIZERS
+from thalweg.v1.contrib.opt.adam_variants import AdaMaxOptimizer, LazyAdamOptimizer, NadamOptimizer
 from thalweg.v1.contrib.opt.lars import LARSOptimizer
-from thalweg.v1.contrib.opt.lazy_adam import AdaMaxOptimizer, LazyAdamOptimizer, NadamOptimizer
 from thalweg.v1.contrib.opt.moving_average import MovingAverageOptimizer
 from thalweg.v1.contrib.opt.variable_clipping import VariableClippingOptimizer
 from thalweg.v1.contrib.opt.weight_decay import (

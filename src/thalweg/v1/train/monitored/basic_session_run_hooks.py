@@ -16,7 +16,7 @@ from thalweg.errors import (
     OutOfRangeError,
     ThalwegError,
 )
-from thalweg.v1.time_arguments import check_seconds, wait_seconds
+from thalweg.v1.argument_checks import check_seconds, wait_seconds
 from thalweg.v1.train.global_step import _get_or_create_global_step_read
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from thalweg._graph import GraphKeys, Session, get_default_graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
-from thalweg.v1.time_arguments import check_seconds
+from thalweg.v1.argument_checks import check_seconds
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.monitored.scaffold import Scaffold
 from thalweg.v1.train.monitored.session_manager import ChiefSessionCreator, Path, SessionCreator

@@ -12,7 +12,7 @@ import numpy as np
 from thalweg._base.showing import show_value
 from thalweg._graph import Session, get_default_graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.v1.time_arguments import check_seconds, wait_seconds
+from thalweg.v1.argument_checks import check_seconds, wait_seconds
 from thalweg.v1.train.monitored.scaffold import Scaffold
 from thalweg.v1.train.saving.checkpoint_management import Path, get_checkpoint_state
 

@@ -25,7 +25,7 @@ from thalweg.v1.train.saving.checkpoint_management import (
     remove_checkpoint,
 )
 from thalweg.v1.train.saving.checkpoint_reader import SUFFIX, CheckpointReader, fitting_values
-from thalweg.v1.train.saving.saver_arguments import EagerValues, as_session, values_of
+from thalweg.v1.train.saving.saveables import EagerValues, as_session, values_of
 
 _LOG = logging.getLogger(__name__)
 _KIND = "tf.train.Saver"

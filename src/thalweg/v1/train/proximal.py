@@ -8,7 +8,7 @@ from thalweg._core.hyperparameters import as_number
 from thalweg._core.step_adapter import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import PROXIMAL_ADAGRAD, PROXIMAL_GRADIENT_DESCENT
-from thalweg.v1.train.checks import check_positive, check_step_size
+from thalweg.v1.argument_checks import check_positive, check_step_size
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 
