@@ -81,7 +81,8 @@ def with_penalties(
     return lambda: to_tensor(loss()).to(torch.float32) + total()
 
 
-Variables = torch.nn.Module | Iterable[Any]  # variables, or pairs of a name and a variable
+# Variables, or pairs of a name and a variable.
+Variables = torch.nn.Module | Iterable[Any]
 Chooses = Callable[[str, Any], bool]
 
 

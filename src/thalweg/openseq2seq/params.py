@@ -8,7 +8,8 @@ from typing import Any
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 
-Kind = type | list[Any]  # what a value is an instance of, or all values there are
+# The type of a value, or a list of all accepted values.
+Kind = type | list[Any]
 
 
 def check_params(

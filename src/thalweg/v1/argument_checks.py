@@ -11,7 +11,8 @@ from thalweg._core.hyperparameters import is_number
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import check_held
 
-LONGEST = 1e9  # 31 years; Python's clocks overflow beyond some more
+# 31 years: Python's clocks overflow a little beyond it.
+LONGEST = 1e9
 
 
 def check_seconds(name: str, seconds: object, *, non_negative: bool = False) -> None:

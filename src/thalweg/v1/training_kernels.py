@@ -33,7 +33,8 @@ from thalweg.variable import dtype_name, name_of
 Arguments = dict[str, Any]
 
 DENSE = ("apply", "resource_apply")
-_LOCK = Lock()  # held by kernels called with use_locking=True
+# Held by kernels called with use_locking=True.
+_LOCK = Lock()
 # Names of scalars in rules, by TensorFlow's names.
 _SCALARS = {"lr": "learning_rate", "lr_power": "learning_rate_power", "global_step": "t"}
 

@@ -49,5 +49,5 @@ class Adadelta(BuiltIn):
         self.rule = ADADELTA
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
         return self._read_tensors(dtype, "epsilon", "rho")

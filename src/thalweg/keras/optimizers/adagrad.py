@@ -65,7 +65,7 @@ class Adagrad(BuiltIn):
         return self._initial_accumulator_value
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
         zero = torch.zeros((), dtype=torch.int64, device="cpu")
         tensors = self._read_tensors(dtype, "epsilon")
         return {**tensors, "neg_lr_t": -state["lr_t"], "zero": zero}

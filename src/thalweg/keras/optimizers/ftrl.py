@@ -113,7 +113,10 @@ class Ftrl(BuiltIn):
         return (*super()._exact_names(), "_l2_shrinkage_regularization_strength")
 
     def _scalar(self, name: str, dtype: Dtype) -> Any:
-        """Return a hyperparameter as a scalar of a compute dtype."""
+        """Return a hyperparameter as a scalar of a compute dtype; None for `l2_shrinkage`.
+
+        `_hyper_scalars` sets `l2_shrinkage`, which is an attribute and no hyperparameter.
+        """
         return None if name == "l2_shrinkage" else super()._scalar(name, dtype)
 
     def _slot_initial(self, name: str) -> float:
@@ -132,7 +135,7 @@ class Ftrl(BuiltIn):
         ]
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
         names = ("learning_rate_power", "l1_regularization_strength", "beta")
         tensors = self._read_tensors(dtype, *names, "l2_regularization_strength")
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, np.float64)

@@ -77,9 +77,12 @@ class Hypers(Weights):
         self._hyper.set(name, value, backend.set_value)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
-        """Return a hyperparameter as its attribute does, or as a 0-d tensor of `dtype`.
+        """Return the present value of a hyperparameter; missing variables are created.
 
-        In a hook of a step that a session runs, return the value that the step has read.
+        Without `dtype` the result is the variable, number or symbol as stored, with callables
+        called; with it a 0-d CPU tensor or symbol of that dtype. A schedule is returned unchanged
+        in both cases. In a hook of a step that a session runs, the value is the one that the step
+        has read.
         """
         self._create_hypers()
         value: Any = self._hyper.now(name)
@@ -150,7 +153,11 @@ class Hypers(Weights):
         return sorted({*super().__dir__(), *self._hyper, "lr"})
 
     def _scalar(self, name: str, dtype: Dtype) -> Any:
-        """Return a hyperparameter as a scalar of a compute dtype, calling callables once a step."""
+        """Return a hyperparameter as a scalar of a compute dtype, calling callables once a step.
+
+        Raises:
+            InvalidTypeError: A hyperparameter other than the learning rate is a schedule.
+        """
         if name != "learning_rate" and isinstance(self._hyper.raw(name), LearningRateSchedule):
             raise InvalidTypeError(
                 f"{name} cannot be a schedule; only learning_rate can. Give a callable without"
@@ -176,7 +183,10 @@ class Hypers(Weights):
         return self._decayed(rate, dtype, count)
 
     def _decayed(self, rate: Any, dtype: Dtype, count: float) -> object:
-        """Return a learning rate after the constructor's `decay` over `count` steps."""
+        """Return `rate` divided by 1 + decay * `count`, with the constructor's `decay`.
+
+        Without a positive decay `rate` itself is returned.
+        """
         if not self._initial_decay > 0:
             return rate
         decay = as_hyper(self._initial_decay, dtype)  # pyright: ignore

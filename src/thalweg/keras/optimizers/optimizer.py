@@ -144,7 +144,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
     _DEFAULT_HOOKS: ClassVar[dict[str, Any]] = {}
 
     def _forget_step(self) -> None:
-        """Drop plans and replays of the last step."""
+        """Forget the hyperparameter values that a step has read whose thread has ended."""
         if "_hyper" in vars(self):
             self._hyper.__exit__(None, None, None)
 
@@ -273,7 +273,13 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
     def _end_step(
         self, outcome: StepResult | None, pairs: object, name: str | None, aggregates: bool
     ) -> Tensor | None:
-        """Return the result of `apply_gradients`; raise the first error of the step."""
+        """Return the result of `apply_gradients`: `iterations`, or an operation of a graph.
+
+        Args:
+            outcome: The result of a step that was taken, whose first error is raised; or None to
+                build the operation.
+            pairs, name, aggregates: Arguments of the operation.
+        """
         if outcome is None:
             return graph_mode().apply_gradients(self, as_pairs(pairs), name, aggregates)
         commit_sums(self, bool(outcome.errors))
@@ -336,7 +342,12 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         coefficients.update(self._step_coefficients(var_dtype, coefficients))
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of this class, for hooks of its subclasses, by name."""
+        """Return TensorFlow's coefficients of this class by name, for hooks of its subclasses.
+
+        Args:
+            dtype: The dtype of the coefficients.
+            state: The coefficients so far, such as the learning rate "lr_t".
+        """
         return {}
 
     def _fallback_apply_state(self, var_device: str, var_dtype: Any) -> dict[str, Any]:
@@ -429,8 +440,9 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         )
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration: a dictionary from which `from_config` makes the same
-        optimizer.
+        """Return the name and the clipping options that are set, as arguments of the constructor.
+
+        A subclass adds its own arguments, so that `from_config` makes an equal optimizer.
         """
         clipping = {
             key: value for key, value in self._clipping_options().items() if value is not None

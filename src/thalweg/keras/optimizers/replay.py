@@ -26,7 +26,8 @@ from thalweg.schedules.base import FormulaSchedule
 from thalweg.variable import Variable
 
 _EXACT = (int, float, np.number)
-_UNREAD = object()  # the learning rate while numbers are being read
+# Stands for the learning rate while numbers are being read.
+_UNREAD = object()
 _RATE = "learning_rate"
 # Attributes other than hyperparameters that affect a step.
 _ATTRIBUTES = (
@@ -119,7 +120,11 @@ class KerasReplay(ReplayedApply):
             versions[name] = version
 
     def _follow_rate(self, optimizer: Any, rate: object) -> None:
-        """Compute the learning rate ahead if it depends only on the step number."""
+        """Set `_rates`, which compute the learning rate of coming steps, by compute dtype.
+
+        It is empty unless the rate decays or is a `FormulaSchedule`, and no callable of the user
+        is called.
+        """
         self._rates = {}
         # Nadam's `decay` is that of its momentum.
         decays = optimizer._initial_decay > 0 and not self._extras
@@ -227,7 +232,11 @@ class KerasReplay(ReplayedApply):
         return True
 
     def _has_unchanged_rate(self, optimizer: Any) -> bool:
-        """Return True if no scalar was set in Python since all were read."""
+        """Return True if the learning rate is the one that was read last.
+
+        False, too, if slots are sharded or there are gradient transformers, which no replay with
+        precomputed scalars handles.
+        """
         rate = self._values.get(_RATE)
         return (
             rate is self._last_rate
@@ -249,7 +258,10 @@ class KerasReplay(ReplayedApply):
             yield ComingStep(scalars, step, self._following(step))
 
     def _following(self, step: int) -> tuple[float, ...]:
-        """Return the counters after a step; the call itself computes numbers beside the first."""
+        """Return the counters after a step: its number, and 0.0 for each extra scalar weight.
+
+        The native call computes the extra weights and ignores these zeros.
+        """
         return (step, *(0.0 for _ in self._extras))
 
     def _retry_after_reading(
@@ -389,7 +401,7 @@ _FIELDS = (int, float, str, np.generic, type(None))
 
 
 def _get_extras(optimizer: Any) -> dict[str, Tensor]:
-    """Return the tensors beside `iterations` that a step replaces by scalars of these names."""
+    """Return the scalar weights beside `iterations` that a step writes, by name."""
     return {name: resolve(weight) for name, weight in optimizer._extra_weights().items()}
 
 

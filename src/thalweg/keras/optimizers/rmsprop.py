@@ -72,6 +72,6 @@ class RMSprop(BuiltIn):
         return CENTERED_RMSPROP if self.centered else RMSPROP
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
         tensors = self._read_tensors(dtype, "epsilon", "rho", "momentum")
         return {**tensors, "neg_lr_t": -state["lr_t"], "one_minus_rho": 1.0 - tensors["rho"]}

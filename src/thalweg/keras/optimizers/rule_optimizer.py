@@ -50,7 +50,7 @@ class RuleOptimizer(Optimizer):
         NAMES: Names of hyperparameters, where the rule's differ.
 
     Raises:
-        TypeError: A keyword is neither.
+        TypeError: A keyword is neither a hyperparameter of the rule nor one of `Optimizer`.
         RuleError: A scalar of the rule has the name of an attribute or option of all optimizers.
 
     Example:
@@ -228,7 +228,14 @@ class RuleOptimizer(Optimizer):
     def _update_one(
         self, grad: Any, var: Tensor, apply_state: Any, rates: dict[Dtype, float] | None = None
     ) -> None:
-        """Update a variable by the rule, at these learning rates if given."""
+        """Update a variable and its slots in place by the rule.
+
+        Args:
+            grad: A tensor, or `IndexedSlices`.
+            var: The variable.
+            apply_state: The coefficients that a hook was given, or None.
+            rates: Learning rates by compute dtype; None means those of the step.
+        """
         cache = self._plans.now().alone(var)
         hooks, pair = KerasHookStepAdapter(self, apply_state, rates), (grad, var)
         if var.is_complex() and not self._choose_rule().linear:

@@ -156,7 +156,13 @@ class KerasStepAdapter(StepAdapter):
         return self._call_hook("_transform_gradients", pairs, bool(optimizer._transformers))
 
     def _call_hook(self, hook: str, pairs: list[Pair], is_required: bool = False) -> list[Pair]:
-        """Return the checked pairs of a hook; skip it if not overridden and not required."""
+        """Return the checked pairs that a gradient hook returns; create slots of new variables.
+
+        A hook that is neither overridden nor required is not called: `pairs` are returned.
+
+        Raises:
+            ValueError: The hook returned no gradient.
+        """
         optimizer = self._optimizer
         if not (is_required or hook in optimizer._overridden_hooks()):
             return pairs
@@ -228,7 +234,11 @@ class KerasRuleStepAdapter(KerasStepAdapter):
         ]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
-        """Read the hyperparameters of the step, once per compute dtype."""
+        """Read what the step needs before any write: coefficients of hooks, results of callables.
+
+        `_prepare` is called only if a hook that reads its coefficients is overridden. Scalars are
+        computed now, and cached by compute dtype, only if users' functions compute them.
+        """
         self._variables = variables
         # Only hooks read these coefficients, so schedules are not called for them without hooks.
         optimizer = self._optimizer

@@ -163,6 +163,7 @@ class Weights(TrackableSlots):
 
         Raises:
             ValueError: The value has another shape than `shape`.
+            TypeError: `var` is not a variable.
         """
         existing_slot = self._slots.get(var, slot_name)
         if existing_slot is not None:
@@ -210,7 +211,7 @@ class Weights(TrackableSlots):
         self._weights.append(slot)
 
     def _slot_title(self, var: Any, slot_name: str) -> str:
-        """Return the name of a slot: "w/momentum"."""
+        """Return the name of a slot: "SGD/w/momentum", in a graph "<name scope>/w/momentum"."""
         path = f"{name_of(var).split(':')[0]}/{slot_name}"
         return f"{var.graph.scope}{path}" if is_symbolic(var) else f"{self._name}/{path}"
 
@@ -258,7 +259,7 @@ class Weights(TrackableSlots):
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> Variable:
-        """Return a variable of the optimizer that belongs to no variable; not listed in `weights`.
+        """Create and return a variable of the optimizer that is no slot; `weights` lacks it.
 
         Args:
             name, shape, dtype, initializer, trainable: Of the variable.

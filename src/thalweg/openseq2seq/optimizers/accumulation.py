@@ -98,7 +98,8 @@ def is_whole(tensor: Tensor) -> bool:
     try:
         end_byte = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
         return tensor.untyped_storage().nbytes() >= end_byte and tensor.data_ptr() != 0
-    except (RuntimeError, NotImplementedError):  # one of functorch's
+    except (RuntimeError, NotImplementedError):
+        # Tensors of functorch have no storage.
         return False
 
 

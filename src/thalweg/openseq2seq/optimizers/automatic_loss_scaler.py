@@ -132,7 +132,8 @@ class AutomaticLossScaler:
 
 def _measure_gradients(gradients: list[object]) -> tuple[Tensor, Tensor]:
     bounds = [bound for grad in gradients for bound in _find_bounds(grad)]
-    amax = np.float32(np.max(np.abs(bounds), initial=0.0))  # NaN wins
+    # `np.max` returns NaN if any bound is NaN.
+    amax = np.float32(np.max(np.abs(bounds), initial=0.0))
     is_nan = torch.tensor(bool(np.isnan(amax)), dtype=torch.bool, device="cpu")
     return is_nan, torch.tensor(amax, dtype=torch.float32, device="cpu")
 

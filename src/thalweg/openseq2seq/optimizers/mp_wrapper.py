@@ -313,7 +313,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             return None
         check_inner(self._opt)
         if all(grad is None for grad in target_gradients):
-            return self._opt.apply_gradients(pairs)  # raises
+            # This raises the error for pairs without gradients.
+            return self._opt.apply_gradients(pairs)
         with graph.as_default():
             if calls_hooks_at_build(self._opt):
                 op = self._update_in_graph(backward.present(), global_step, name)

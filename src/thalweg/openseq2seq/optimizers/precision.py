@@ -121,7 +121,8 @@ class MixedCheck:
 def _has_16_bits(loss: object) -> bool:
     """Return True if the autograd graph has 16-bit dtypes or opaque functions."""
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
-        return True  # refused elsewhere
+        # Such losses are rejected elsewhere.
+        return True
     waiting: list[Any] = [loss.grad_fn]
     visited = set(waiting)
     while waiting:

@@ -183,4 +183,5 @@ def _check_mode() -> None:
         )
 
 
-_values = values  # an argument of `histogram` has this name
+# In `histogram` an argument hides the module `values`.
+_values = values

@@ -129,7 +129,8 @@ class EventFileWriter:
         """Do nothing."""
 
 
-PUBLIC = ("Event", "GraphDef", "HistogramProto", "SessionLog", "Summary")  # names of TensorFlow 1
+# Messages that TensorFlow 1 has under public names.
+PUBLIC = ("Event", "GraphDef", "HistogramProto", "SessionLog", "Summary")
 _MESSAGES = {
     "AttrValue": "attr_value_pb2", "Event": "event_pb2", "GraphDef": "graph_pb2",
     "HistogramProto": "summary_pb2", "SessionLog": "event_pb2", "Summary": "summary_pb2",

@@ -31,7 +31,8 @@ from thalweg.v1.train.gradients import GradsAndVars, backward, check_any, forwar
 from thalweg.v1.train.step_adapter import V1StepAdapter
 from thalweg.v1.train.update_hooks import UpdateHooks, add_update_names, check_counter, recorded
 
-_GRADIENTS = (Symbolic, Tensor, IndexedSlices)  # gradients that need no conversion in a graph
+# Gradients that need no conversion in a graph.
+_GRADIENTS = (Symbolic, Tensor, IndexedSlices)
 
 
 def _make_replay(optimizer: object, cache: PlanCache, step: object) -> object:
@@ -260,7 +261,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             cache = self._plans.now()
 
             def apply_one(grad: Gradient, var: Tensor) -> None:
-                hooks.begun = []  # each variable is committed by itself
+                # Each variable is committed separately, so each has its own note.
+                hooks.begun = []
                 outcome = run_step(hooks, cache.alone(var), [(grad, var)], is_final=False)
                 errors.extend(outcome.errors)
 
@@ -326,7 +328,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         for grad, var in pairs:
             if grad is not None and not isinstance(grad, _GRADIENTS):
                 target = torch.empty((), dtype=torch.float32, device="cpu")
-                as_gradient(grad, target, var.name)  # raises if it cannot be converted
+                # This raises for a gradient that cannot be converted.
+                as_gradient(grad, target, var.name)
         check_any(pairs)
         updated = [(grad, var) for grad, var in pairs if grad is not None]
         if self._is_recorded():

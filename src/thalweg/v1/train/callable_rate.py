@@ -50,13 +50,15 @@ class CallableRate(Argument):
             None where there is none, as after arithmetic.
     """
 
-    __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
+    # Makes NumPy's operators defer to the reflected operators of this class.
+    __array_ufunc__ = None
 
     def __init__(
         self, rate: Callable[[], object], name: str, state_holders: Sequence[object] = ()
     ) -> None:
         self._rate = rate
-        self._step: Any = None  # the count of steps, if the rate depends on nothing else
+        # The count of steps, if the rate depends on nothing else.
+        self._step: Any = None
         self._ahead: RatesAhead | None = None
         self.state_holders = state_holders
         self.__name__ = name
@@ -152,7 +154,8 @@ class CallableRate(Argument):
     __getitem__ = __iter__ = __len__ = __abs__ = __round__ = _refuse_number
 
     def __deepcopy__(self, memo: object) -> CallableRate:
-        return self  # as a function is its own copy: it follows the same step
+        # Like a function, a rate is its own copy: it follows the same counter.
+        return self
 
     def __repr__(self) -> str:
         return f"<learning rate '{self.__name__}', computed when it is called>"

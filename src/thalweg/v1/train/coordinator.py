@@ -17,7 +17,8 @@ from thalweg.errors import (
 )
 from thalweg.v1.argument_checks import check_seconds, wait_seconds
 
-_PAUSE = 0.05  # seconds between two looks at whether threads have ended
+# Seconds between two looks at whether threads have ended.
+_PAUSE = 0.05
 
 
 class Coordinator:

@@ -20,7 +20,8 @@ from thalweg.v1.argument_checks import check_not_negative, check_step_size
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 from thalweg.variable import as_dtype, check_held
 
-_ROWS = "rows"  # sparse gradients, whose kernels check the learning rate
+# Group of sparse gradients: TensorFlow's sparse kernels check the learning rate.
+_ROWS = "rows"
 
 
 class FtrlOptimizer(RuleOptimizer):

@@ -99,7 +99,8 @@ def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> Gr
         grads = _differentiate_leaves(output, var_list, tape)
         return list(zip(grads, var_list, strict=True))
     leaves = None if var_list is None else flatten(var_list)
-    if leaves is not None:  # other tensors have gradients, but cannot be updated
+    # Plain tensors are accepted: they have gradients, but cannot be updated.
+    if leaves is not None:
         check_variables([x for x in leaves if is_variable(x) or not isinstance(x, torch.Tensor)])
     with tape:
         if leaves is not None:
@@ -139,7 +140,8 @@ def _differentiate_leaves(loss: Any, variables: list[Any], tape: GradientTape) -
         or not loss.requires_grad
         or tape._shares_graph
         or has_replicas()
-        or not _are_followed(variables)  # the loss may have changed that
+        # The loss may have frozen or replaced a variable.
+        or not _are_followed(variables)
     ):
         return tape.gradient(loss, variables)
     grads = torch.autograd.grad([loss], variables, [torch.ones_like(loss)], allow_unused=True)
@@ -323,7 +325,8 @@ def backward(
         names = [name_of(var) for var in updated]
         message = f"With GATE_NONE these variables had been updated before: {names}."
         if names:
-            add_note(error, [message])  # not that no variable has changed
+            # `add_note` replaces a note that no variable has changed.
+            add_note(error, [message])
         else:
             error.add_note(message)
         raise

@@ -190,7 +190,8 @@ class ExponentialMovingAverage(V1StateDict):
             var_list = graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
         sources = [_graph.graph_variable_of(source) for source in var_list]
         _check_sources(sources)
-        with _graph.control_dependencies(None):  # the averages start before anything is updated
+        # Without control inputs, so that averages start before any update.
+        with _graph.control_dependencies(None):
             for source in sources:
                 if self._slots.get(source, _AVERAGE) is None:
                     self._make_in_graph(source)

@@ -27,7 +27,8 @@ from thalweg.v1.train.state import State
 from thalweg.v1.train.step_adapter import V1StepAdapter
 
 _VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
+# Arguments that do not affect updates.
+_ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")
 
 
 class Optimizer(DistributedApply, SlotOptimizer):
@@ -178,8 +179,10 @@ class Optimizer(DistributedApply, SlotOptimizer):
         return (
             callable(loss)
             and executing_eagerly()
-            and self._recorder is None  # of whole steps
-            and not has_replicas()  # a hook may have to average the gradient first
+            # Diagnostics record whole steps.
+            and self._recorder is None
+            # A hook of DistributedDataParallel may have to average the gradient first.
+            and not has_replicas()
             and cls.compute_gradients is Optimizer.compute_gradients
             and cls.apply_gradients is Optimizer.apply_gradients
         )
@@ -279,7 +282,8 @@ class Optimizer(DistributedApply, SlotOptimizer):
                 say_what_became(error, cache, replay_count)
             raise
 
-    _APPLIES: ClassVar[bool] = True  # `apply_gradients` of this very class does what `_take` does
+    # Set by each class whose `apply_gradients` does nothing that `_take` leaves out.
+    _APPLIES: ClassVar[bool] = True
 
     def takes_transforms(self) -> bool:
         """Return True if `_take` may take a step: the user does not replace `apply_gradients`."""

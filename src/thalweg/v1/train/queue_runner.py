@@ -93,7 +93,8 @@ class QueueRunner:
         )
         self.exceptions_raised: list[BaseException] = []
         self._lock = Lock()
-        self._running: dict[object, int] = {}  # how many threads each session has
+        # How many threads each session has.
+        self._running: dict[object, int] = {}
         on_fork(self, QueueRunner._forget_threads)
 
     def _forget_threads(self) -> None:
@@ -206,7 +207,8 @@ class QueueRunner:
     def _close_on_stop(self, sess: object, coord: Coordinator) -> None:
         """Wait for a stop of the coordinator, then run `cancel_op`; body of a thread."""
         coord.wait_for_stop()
-        coord.on_stop(lambda error: self._cancel_waits(sess, error))  # now
+        # The coordinator has stopped, so this calls the function now.
+        coord.on_stop(lambda error: self._cancel_waits(sess, error))
 
     def _run_until_stopped(self, sess: Any, op: Any, coord: Coordinator | None) -> None:
         """Run `op` again and again until the coordinator stops or the run raises; body of a thread.
@@ -231,7 +233,8 @@ class QueueRunner:
             raise
         finally:
             with self._lock:
-                running_count = self._running.pop(sess, 1) - 1  # none in a forked child
+                # A forked child has no entry.
+                running_count = self._running.pop(sess, 1) - 1
                 if running_count:
                     self._running[sess] = running_count
                 is_last_thread = not running_count

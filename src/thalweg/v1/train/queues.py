@@ -32,11 +32,14 @@ class _Store:
     def __init__(self, capacity: int, minimum: int, pick: Callable[[int], int]) -> None:
         self.elements: list[Element] = []
         self.closed = self.cancelled = False
-        self._refuses = False  # True if waiting `put` calls fail, too
-        self._putting = 0  # how many threads add elements
+        # True if waiting `put` calls fail, too.
+        self._refuses = False
+        # How many threads add elements.
+        self._putting = 0
         self._capacity = capacity if capacity >= 0 else sys.maxsize
         self._minimum, self._pick = minimum, pick
-        self._lock = Lock()  # held in blocks: the methods of `Condition` may be interrupted
+        # Held in `with` blocks: the methods of `Condition` are Python code and may be interrupted.
+        self._lock = Lock()
         self._condition = threading.Condition(self._lock)
 
     def put(self, elements: Sequence[Element], name: str) -> None:
@@ -85,7 +88,8 @@ class _Store:
                     f"Queue '{name}' is closed and has insufficient elements (requested {count},"
                     f" current size {len(self.elements)})."
                 )
-            pool = self.elements.copy()  # an interruption removes all elements or none
+            # On a copy, so that an interruption removes all elements or none.
+            pool = self.elements.copy()
             picked = [pool.pop(self._pick(len(pool))) for _ in range(taken_count)]
             self.elements = pool
             self._condition.notify_all()
@@ -147,7 +151,8 @@ class QueueBase:
         self._capacity = int(capacity)
         self._eager = self._make_store()
 
-    _minimum = 0  # number of elements that stay in the queue until it is closed
+    # Number of elements that stay in the queue until it is closed.
+    _minimum = 0
 
     def _pick(self, count: int) -> int:
         """Return the index of the next element among `count`."""

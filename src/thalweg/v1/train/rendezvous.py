@@ -48,7 +48,8 @@ class SparseAccumulator:
     """
 
     def __init__(self) -> None:
-        self._rows: Tensor | None = None  # sorted, each once
+        # Sorted and unique.
+        self._rows: Tensor | None = None
         self._sums = torch.empty(0, dtype=torch.float32, device="cpu")
         self._counts = torch.empty(0, dtype=torch.float32, device="cpu")
         self._shape: torch.Size | None = None
@@ -101,7 +102,8 @@ class _Wait:
 
     def __init__(self, required: int = 1) -> None:
         self.required = required
-        self.payload: Any = None  # set when it is there
+        # Set by the thread that serves this wait.
+        self.payload: Any = None
 
 
 class _Era:
@@ -151,7 +153,8 @@ class Rendezvous:
 
     def __init__(self, make: Make) -> None:
         self._make = make
-        self._lock = Lock()  # held in blocks: the methods of `Condition` may be interrupted
+        # Held in `with` blocks: the methods of `Condition` are Python code and may be interrupted.
+        self._lock = Lock()
         self._condition = threading.Condition(self._lock)
         self._era = _Era(make)
         self._is_session_closed = False
@@ -192,7 +195,8 @@ class Rendezvous:
         try:
             for accumulator, gradient in zip(era.sums, gradients, strict=True):
                 accumulator.add(gradient)
-        except BaseException as error:  # the sums are half done, and must not be used
+        except BaseException as error:
+            # The sums are incomplete and must not be used.
             self._end_era(f"gradients could not be added: {_describe_error(error)}", error)
             raise
         era.count += 1

@@ -30,8 +30,10 @@ from thalweg.v1.train.step_adapter import V1RuleStepAdapter
 
 _FIXED = (float, int, np.generic, type(None))
 _MOVING = (Tensor, np.ndarray)
-_SCALARS = (float, int, np.generic)  # which functions return
-_UNKNOWN = float("0")  # in place of what a function would return
+# Types of results of functions.
+_SCALARS = (float, int, np.generic)
+# Stands for the result of a function that is not called.
+_UNKNOWN = float("0")
 
 
 class V1Replay(ReplayedApply):
@@ -144,7 +146,8 @@ class V1Replay(ReplayedApply):
         # Repeat if a signal handler took a step meanwhile: numbers and count belong together.
         while steps != self.taken:
             steps, counts = self.taken, list(map(number_of, self._counters))
-        self._counted_values = steps, counts  # now, as an interruption may follow
+        # Stored at once, because an interruption may follow.
+        self._counted_values = steps, counts
         if may_have_changed:
             self._forget_coming()
         # Last: a step that a signal handler takes before this fails the guard.
@@ -223,7 +226,8 @@ class V1Replay(ReplayedApply):
         status = FAILED
         if values is not None and self._are_alike(values):
             status = self._retry(self._take_as_known, optimizer, pairs, values, transforms)
-        if status and self._functions:  # the full step uses the values that were read
+        # The full step uses these values, since functions are called once per step.
+        if status and self._functions:
             self.read = values
         return self._is_done(cache, pairs, status)
 
@@ -245,7 +249,8 @@ class V1Replay(ReplayedApply):
         if self._counted_values[0] != first:
             self._read_counters(may_have_changed=False)
         counted_step, counts = self._counted_values
-        if counted_step != first:  # a signal handler took this step meanwhile
+        # A signal handler took this step meanwhile.
+        if counted_step != first:
             return
         while True:
             scalars = {dtype: self._scalars_at(dtype, counts) for dtype in self._scalars}
@@ -297,7 +302,8 @@ class V1Replay(ReplayedApply):
                 continue
             if not isinstance(hyper, _MOVING) or hyper.ndim:
                 return False
-            if isinstance(hyper, np.ndarray) and np.isnan(hyper):  # the full step raises an error
+            # The full step raises an error for NaN.
+            if isinstance(hyper, np.ndarray) and np.isnan(hyper):
                 return False
         if values is self._values:
             return True
@@ -327,9 +333,11 @@ class V1Replay(ReplayedApply):
             values_of = self._values_of(optimizer, values, counts)
             status = self._found.take(pairs, first, values_of, 1, new_counts, transforms)
         except ERRORS:
-            if self.taken != first:  # a signal handler raised it after the step
+            # A signal handler raised it after the step.
+            if self.taken != first:
                 raise
-            return FAILED  # the full step raises the error again
+            # The full step raises the error again.
+            return FAILED
         if not status:
             self._counted_values = first + 1, new_counts
         return status

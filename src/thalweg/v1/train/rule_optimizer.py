@@ -51,7 +51,8 @@ class RuleOptimizer(Optimizer):
     TENSORS: dict[str, str] = {}
     POWERS: dict[str, str] = {}
     CALLABLES = True
-    _has_symbols = False  # whether attributes of `TENSORS` are set, to tensors of a graph
+    # Whether attributes of `TENSORS` are set, to tensors of a graph.
+    _has_symbols = False
 
     def _choose_rule(self) -> Rule:
         """Return the rule of this step."""
@@ -109,7 +110,8 @@ class RuleOptimizer(Optimizer):
         values = {}
         for name, attribute in self.HYPERS.items():
             hyper = getattr(self, attribute)
-            if type(hyper) is float and hyper == hyper:  # the usual case, without NaN
+            # The usual case, checked without a call; NaN is not equal to itself.
+            if type(hyper) is float and hyper == hyper:
                 values[name] = hyper
                 continue
             if is_function(hyper) and not self.CALLABLES:

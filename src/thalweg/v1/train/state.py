@@ -36,7 +36,8 @@ class State(TrackableSlots):
         self._maybe_initialize_trackable()
         self._slots = SlotsByName()
         self._non_slots: dict[tuple[str, Any], Any] = {}
-        self._slot_names: dict[str, int] = {}  # how often each full name was used in eager mode
+        # How often each full name was used in eager mode.
+        self._slot_names: dict[str, int] = {}
 
     def get_slot(self, var: Any, name: str) -> Any:
         """Return the slot `name` of a variable, or None if it does not exist (yet).

@@ -188,7 +188,8 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         """Build all operations, set the attributes, and return the worker's operation."""
         graph = _graph.get_default_graph()
         rendezvous_ops = _RendezvousOps([pair for pair in pairs if pair[0] is not None], self._opt)
-        with graph.control_dependencies(None):  # the chief's runs have none of the workers' feeds
+        # Without the workers' control inputs: the chief's runs lack their feeds.
+        with graph.control_dependencies(None):
             with graph.name_scope(self._name) as scope:
                 means = rendezvous_ops.take(self._replicas_to_aggregate)
             chief = self._make_chief_step(rendezvous_ops, pairs, means, global_step)
@@ -198,7 +199,8 @@ class SyncReplicasOptimizer(WrappingOptimizer):
                 dtype=global_step.dtype,
                 collections=[_graph.GraphKeys.LOCAL_VARIABLES],
             )
-            stamp = local_step.read_value()  # not later than the variables the gradients are of
+            # Read no later than the variables, so that stale gradients are recognized.
+            stamp = local_step.read_value()
             with graph.name_scope(scope):
                 start = _make_local_step_init(local_step, global_step)
                 begin = rendezvous_ops.begin(global_step, start_op=start)

@@ -145,7 +145,8 @@ def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
     """
     shape = _graph.handle_of(var).shape
     dim_list = list(dims)
-    if shape is UNKNOWN:  # of a graph's variable, until it has a value
+    # The shape of a graph's variable may be unknown until the variable has a value.
+    if shape is UNKNOWN:
         return dim_list
     rank = len(shape)
     for dim in dim_list:
@@ -173,7 +174,8 @@ def _clip_call(
 
 def _clip_by_norm(tensor: Tensor, dims: list[int], max_norm: float) -> Tensor:
     squares = tensor.double().square()
-    total = squares.sum(dims, keepdim=True) if dims else squares  # torch takes [] for all
+    # torch sums over all dimensions for [].
+    total = squares.sum(dims, keepdim=True) if dims else squares
     norm = total.sqrt().to(tensor.dtype)
     # The order of operations is TensorFlow's; clamp() keeps NaN, as its maximum does.
     return tensor - (tensor - tensor * max_norm / norm.clamp(min=max_norm))

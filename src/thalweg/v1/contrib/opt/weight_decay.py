@@ -70,7 +70,8 @@ class DecoupledWeightDecayExtension(Optimizer):
     Reference: tf.contrib.opt.DecoupledWeightDecayExtension; https://arxiv.org/abs/1711.05101
     """
 
-    FUSED: ClassVar[bool] = False  # True if the rule has the scalar `weight_decay` itself
+    # True if the rule has the scalar `weight_decay` itself.
+    FUSED: ClassVar[bool] = False
 
     def __init__(self, weight_decay: object, *args: Any, **kwargs: Any) -> None:
         self._weight_decay = check_hyper("weight_decay", weight_decay)
@@ -217,7 +218,8 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _decay_one(self, grad: Gradient, var: Tensor, decay: object) -> None:
         scalars = {"weight_decay": decay}
         hooks = OneRule(WEIGHT_DECAY, scalars, selection=self._selection(), is_checked=True)
-        cache = self._plans.now().alone(var).alone(var)  # the step uses the first `alone`
+        # The step of the extended optimizer uses the cache of the first `alone`.
+        cache = self._plans.now().alone(var).alone(var)
         raise_within(run_step(hooks, cache, [(grad, var)], is_final=False).errors)
 
 
@@ -245,7 +247,8 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[object]) -> type[Any
     class OptimizerWithDecoupledWeightDecay(DecoupledWeightDecayExtension, base_optimizer):
         __doc__ = f"`{base_optimizer.__name__}` with decoupled weight decay, its first argument."
 
-        def __reduce__(self) -> Any:  # pickle does not find a class that was made by a function
+        # pickle finds classes by name, and this class has none in its module.
+        def __reduce__(self) -> Any:
             return _make_blank, (base_optimizer,), self.__getstate__()
 
     return OptimizerWithDecoupledWeightDecay

@@ -163,7 +163,8 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 else _graph.cond(should_apply, apply_unscaled, _graph.no_op)
             )
             step_op = _graph.group(apply_op, scale_update, name=name or self._name)
-        collection[:] = [*previous_ops, step_op]  # operations of a branch cannot be run alone
+        # Operations of a branch cannot be run alone, so they are removed from TRAIN_OP.
+        collection[:] = [*previous_ops, step_op]
         return step_op
 
     def _captured_inputs(self) -> list[Any]:

@@ -93,8 +93,10 @@ __all__ = [
 ]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
-_PAUSE = 0.5  # seconds between two looks at the global step
-_LOG_INTERVAL = 1000  # steps
+# Seconds between two looks at the global step.
+_PAUSE = 0.5
+# In steps.
+_LOG_INTERVAL = 1000
 
 
 class NanLossDuringTrainingError(ThalwegError, RuntimeError):
@@ -107,7 +109,8 @@ class NanLossDuringTrainingError(ThalwegError, RuntimeError):
 class GlobalStepHook(SessionRunHook):
     """Base class of hooks that fetch the global step as it is before each run."""
 
-    _step: object = None  # the tensor of the global step, once `begin` was called
+    # The tensor of the global step, once `begin` was called.
+    _step: object = None
     _steps_per_run = 1
 
     def _set_steps_per_run(self, steps_per_run: int) -> None:

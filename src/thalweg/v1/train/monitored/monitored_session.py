@@ -137,7 +137,8 @@ class MonitoredSession:
         try:
             results = session.run(fetches_by_hook, feeds, options, run_metadata)
         except Exception:
-            self._coordinator.raise_requested_exception()  # a thread's error may be the cause
+            # The error of a thread may be the cause of this one.
+            self._coordinator.raise_requested_exception()
             raise
         for hook in self._hooks:
             values = SessionRunValues(results.get(hook), options, run_metadata)

@@ -13,9 +13,12 @@ from thalweg.v1.train.monitored.session_manager import ChiefSessionCreator, Path
 from thalweg.v1.train.monitored.session_run_hook import SessionRunHook
 from thalweg.v1.train.monitored.summary_saver_hook import StepCounterHook, SummarySaverHook
 
-_DEFAULT: Any = object()  # an interval that was not given
-_SECONDS = 600  # between two checkpoints
-_STEPS = 100  # between two summaries
+# Default of intervals that were not given.
+_DEFAULT: Any = object()
+# Seconds between two checkpoints.
+_SECONDS = 600
+# Steps between two summaries.
+_STEPS = 100
 
 _NOT_CHIEF = (
     "is_chief=False: such a worker waits until the chief's variables, which they share on a"

@@ -229,7 +229,8 @@ def _explain_not_ready(session: Session, op: object) -> str | None:
     except FailedPreconditionError as error:
         return str(error)
     array = np.asarray(names)
-    if names is None or not array.size or array.dtype == np.int32:  # as old programs say "ready"
+    # Old programs return an int32 array if all variables are initialized.
+    if names is None or not array.size or array.dtype == np.int32:
         return None
     return f"Variables not initialized: {', '.join(map(_as_text, array.reshape(-1)))}"
 

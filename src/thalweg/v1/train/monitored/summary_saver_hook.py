@@ -20,7 +20,8 @@ from thalweg.v1.train.monitored.session_run_hook import (
 )
 
 _LOG = logging.getLogger(__name__)
-_WARNING_INTERVAL = 20  # runs without a step before each warning
+# Runs without a step before each warning.
+_WARNING_INTERVAL = 20
 
 
 class StepCounterHook(GlobalStepHook):
@@ -56,7 +57,8 @@ class StepCounterHook(GlobalStepHook):
         self._summary_writer = summary_writer
         self._tag = ""
         self._previous_step: int | None = None
-        self._stuck_runs = 0  # runs that have not raised the step
+        # Runs that have not raised the step.
+        self._stuck_runs = 0
 
     def begin(self) -> None:
         """Find the global step; RuntimeError if there is none."""
@@ -130,7 +132,8 @@ class SummarySaverHook(GlobalStepHook):
         self._writer = summary_writer
         self._scaffold = scaffold
         self._summary_op = summary_op
-        self._goal: int | None = None  # the step that the next run is expected to end with
+        # The step that the next run is expected to end with.
+        self._goal: int | None = None
         self._writes = False
 
     def begin(self) -> None:

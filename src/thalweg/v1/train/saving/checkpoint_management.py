@@ -24,7 +24,8 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 1.0
-STATE = "checkpoint"  # the name of the file that lists the checkpoints of a folder
+# The name of the file that lists the checkpoints of a folder.
+STATE = "checkpoint"
 
 Path = str | os.PathLike[str]
 

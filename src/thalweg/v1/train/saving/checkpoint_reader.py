@@ -29,7 +29,8 @@ from thalweg.variable import dtype_name
 
 # TensorFlow's names of dtypes that have other names in torch.
 _DTYPE_NAMES = {"float16": "half", "float32": "float", "float64": "double"}
-INDEX = ".index"  # of the file of TensorFlow's by which a checkpoint of its is known
+# Ending of the file by which a TensorFlow checkpoint is recognized.
+INDEX = ".index"
 
 
 class CheckpointReader:

@@ -23,9 +23,11 @@ from thalweg._graph import GraphVariable, handle_of, is_symbolic
 from thalweg.errors import InvalidTypeError
 from thalweg.variable import name_of
 
-VALUE = "VARIABLE_VALUE"  # the attribute of an object that is a variable
+# The attribute of an object that is a variable.
+VALUE = "VARIABLE_VALUE"
 SUFFIX = f"/.ATTRIBUTES/{VALUE}"
-_DIGITS = 9  # of the index in a list
+# Largest number of digits of an index in a list.
+_DIGITS = 9
 _CONTAINERS = (Trackable, torch.nn.Module, list, tuple, dict)
 
 

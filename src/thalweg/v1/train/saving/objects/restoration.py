@@ -124,7 +124,8 @@ class Restoration:
         Raises:
             CheckpointMismatchError: Shapes or dtypes differ. Nothing has changed.
         """
-        if self._lock.is_mine() and self._walk is not None:  # a hook of a subclass calls
+        # A hook of a subclass called this within a restore.
+        if self._lock.is_mine() and self._walk is not None:
             self._walk.pending.append((node, owner))
             return
         with self._hold_steps(owner), self._lock:
@@ -225,16 +226,19 @@ class Walk:
         self._objects: dict[int, object] = {}
         self._visited: set[tuple[int, int]] = set()
         self._linked: set[tuple[int, int, int]] = set()
-        self._targets: dict[tuple[int, int], tuple[int, Any]] = {}  # by position, variable's id
+        # Targets by position and id of the variable.
+        self._targets: dict[tuple[int, int], tuple[int, Any]] = {}
         self._missing: list[tuple[Trackable, str, int]] = []
-        self._waiting_nodes: set[int] = set()  # positions that wait
+        # Positions whose objects do not exist yet.
+        self._waiting_nodes: set[int] = set()
         self._saved_attributes: dict[int, tuple[Trackable, dict[str, object]]] = {}
 
     def run(self, node: int, owner: object) -> None:
         """Restore a position into an object with its children; see `Restoration.bind`."""
         self.pending.append((node, owner))
         try:
-            for entry in self.pending:  # it grows meanwhile
+            # The list grows during the loop.
+            for entry in self.pending:
                 self._visit_object(*entry)
             differences = [self._describe_difference(*target) for target in self._targets.values()]
             differences += self._describe_contradictions()
@@ -350,7 +354,8 @@ class Walk:
         for node, variable in targets:
             if isinstance(variable, GraphVariable):
                 values.assignments[variable] = values.unused[node]
-                if not values.is_first:  # it was made after the restore
+                # A variable that was made after the restore gets the value as its initial value.
+                if not values.is_first:
                     _begin_with(variable, values.unused[node])
 
 
