@@ -253,7 +253,10 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
     def _take_step(self, hooks: KerasStepAdapter, pairs: Any) -> StepResult | None:
-        """Take a step and return its result; return None if the step belongs in a graph."""
+        """Take a step and return its result; return None, and do nothing, if it is of a graph.
+
+        Rebind the last plan if possible, otherwise plan the step.
+        """
         transforms = (
             NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
         )

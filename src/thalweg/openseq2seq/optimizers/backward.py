@@ -86,11 +86,13 @@ class BackwardResult(NamedTuple):
 
 
 def unscaled(backward: BackwardResult) -> list[Gradient]:
-    """Return the gradients by the targets, of concrete tensors; those given are not written to.
+    """Return the gradient of each target: cast to its dtype, with its penalty, unscaled.
 
         (cast(g) + scale penalty) / scale
 
-    The division is a multiplication by the reciprocal in float32, as in OpenSeq2Seq.
+    `backward` must have concrete tensors, which are not changed. Without a scale its gradients are
+    returned as they are. The division is a multiplication by the reciprocal in float32, as in
+    OpenSeq2Seq.
 
     Raises:
         LayoutError: A gradient has no memory that holds its elements.

@@ -60,7 +60,7 @@ def piecewise_constant(
     decay_rates: list[float],
     steps_per_epoch: int | None = None,
 ) -> Any:
-    """learning_rate up to boundaries[0], then decay_rates[0] learning_rate, and so on.
+    """Return a rate of learning_rate up to boundaries[0], then decay_rates[0] learning_rate.
 
     The rates multiply the first learning rate, not one another. A boundary itself still has the
     rate before it.
@@ -106,7 +106,9 @@ def exp_decay(
     begin_decay_at: int = 0,
     min_lr: float = 0.0,
 ) -> Any:
-    """learning_rate decay_rate^((global_step - begin_decay_at) / decay_steps), at least min_lr.
+    """Decay a rate exponentially from a step on, to min_lr at the lowest.
+
+        learning_rate decay_rate^((global_step - begin_decay_at) / decay_steps)
 
     Args:
         global_step: The variable that counts updates, or an integer.
@@ -284,11 +286,12 @@ def inv_poly_decay(
     *,
     as_shipped: bool = False,
 ) -> Any:
-    """learning_rate / (1 + c t)^power, c such that decay_steps lead to min_lr.
+    """Decay a rate inversely, so that it is min_lr after decay_steps steps.
 
         t = max(global_step - begin_decay_at, 0)
+        learning_rate / (1 + c t)^power, with c such that t = decay_steps gives min_lr
 
-    It goes on falling below `min_lr` after that.
+    After that the rate falls below `min_lr`.
 
     Args:
         global_step: The variable that counts updates, or an integer.

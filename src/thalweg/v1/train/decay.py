@@ -40,7 +40,7 @@ def exponential_decay(
     staircase: bool = False,
     name: str | None = None,
 ) -> Any:
-    """learning_rate decay_rate^(global_step / decay_steps).
+    """Decay a rate exponentially: learning_rate decay_rate^(global_step / decay_steps).
 
     Args:
         learning_rate: A float or 0-d tensor; its dtype is that of the result.
@@ -71,7 +71,7 @@ def natural_exp_decay(
     staircase: bool = False,
     name: str | None = None,
 ) -> Any:
-    """learning_rate exp(-decay_rate)^(global_step / decay_steps).
+    """Decay a rate by powers of e: learning_rate exp(-decay_rate)^(global_step / decay_steps).
 
     Arguments, result and errors are those of `exponential_decay`.
 
@@ -90,7 +90,7 @@ def inverse_time_decay(
     staircase: bool = False,
     name: str | None = None,
 ) -> Any:
-    """learning_rate / (1 + decay_rate global_step / decay_steps).
+    """Decay a rate inversely: learning_rate / (1 + decay_rate global_step / decay_steps).
 
     Arguments, result and errors are those of `exponential_decay`.
 
@@ -110,7 +110,9 @@ def polynomial_decay(
     cycle: bool = False,
     name: str | None = None,
 ) -> Any:
-    """end + (learning_rate - end) (1 - global_step / decay_steps)^power, end = end_learning_rate.
+    """Decay a rate from learning_rate to end = end_learning_rate along a polynomial.
+
+        end + (learning_rate - end) (1 - global_step / decay_steps)^power
 
     Args:
         learning_rate, global_step, name: As in `exponential_decay`.
@@ -136,7 +138,7 @@ def cosine_decay(
     alpha: object = 0.0,
     name: str | None = None,
 ) -> Any:
-    """Half a cosine from learning_rate down to alpha learning_rate at decay_steps.
+    """Decay a rate from learning_rate to alpha learning_rate along half a cosine.
 
     Arguments not named here, result and errors are those of `exponential_decay`.
 
@@ -160,7 +162,7 @@ def cosine_decay_restarts(
     alpha: object = 0.0,
     name: str | None = None,
 ) -> Any:
-    """Half a cosine, again and again.
+    """Decay a rate along half a cosine, and begin again after each period.
 
     Arguments not named here, result and errors are those of `exponential_decay`.
 
@@ -186,7 +188,10 @@ def linear_cosine_decay(
     beta: object = 0.001,
     name: str | None = None,
 ) -> Any:
-    """learning_rate ((alpha + 1 - s) (1 + cos(2 pi num_periods s)) / 2 + beta), s the share done.
+    """Decay a rate linearly, times a cosine.
+
+        s = global_step / decay_steps, at most 1
+        learning_rate ((alpha + 1 - s) (1 + cos(2 pi num_periods s)) / 2 + beta)
 
     Arguments not named here, result and errors are those of `exponential_decay`.
 
@@ -214,7 +219,7 @@ def noisy_linear_cosine_decay(
     beta: object = 0.001,
     name: str | None = None,
 ) -> Any:
-    """`linear_cosine_decay` whose linear part has noise.
+    """Decay a rate as `linear_cosine_decay` does, with noise on the linear part.
 
     Arguments not named here, result and errors are those of `linear_cosine_decay`.
 
@@ -247,7 +252,7 @@ def noisy_linear_cosine_decay(
 def piecewise_constant(
     x: object, boundaries: Sequence[Any], values: Sequence[Any], name: str | None = None
 ) -> Any:
-    """values[0] up to x = boundaries[0], values[1] up to boundaries[1], and so on.
+    """Return a rate that is values[0] up to x = boundaries[0], then values[1], and so on.
 
     Args:
         x: The variable that counts steps, or a number.

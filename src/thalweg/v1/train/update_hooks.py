@@ -42,7 +42,7 @@ def has_hooks(optimizer: object) -> bool:
 
 
 def check_counter(global_step: Any) -> Any:
-    """Return the variable of the graph that counts steps, another scalar tensor, or None.
+    """Return the graph variable for `global_step`; a scalar tensor or None is returned unchanged.
 
     Raises:
         InvalidTypeError: `global_step` cannot be raised by 1, such as a constant of the graph.

@@ -190,7 +190,10 @@ class SessionManager:
         return session, True
 
     def _wait_for_state(self, directory: Path, seconds: float) -> Any:
-        """Wait for the file `checkpoint` of a folder and return its state; None after a timeout."""
+        """Wait until a folder has a file `checkpoint`; return its `CheckpointState`.
+
+        None is returned if there is no such file after `seconds`.
+        """
         check_seconds("max_wait_secs", seconds)
         end = time.monotonic() + wait_seconds(seconds)
         while (state := get_checkpoint_state(directory)) is None:
