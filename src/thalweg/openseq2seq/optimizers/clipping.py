@@ -27,6 +27,7 @@ from thalweg.openseq2seq.optimizers.gradients import (
     concrete,
     floating,
     map_gradients,
+    map_pairs,
     refuse_none,
     title,
     transform_present,
@@ -199,12 +200,4 @@ def _clip_gradients_by_norm(
         )
         return transform_present(gradients, variables, transforms)[0]
 
-    new_gradients = map_gradients(
-        clip,
-        gradients,
-        variables,
-        clip_gradients,
-        name="clip_gradients_by_norm",
-        dtypes=[var.dtype for var in variables],
-    )
-    return list(zip(new_gradients, variables, strict=True))
+    return map_pairs(clip, grads_and_vars, clip_gradients, name="clip_gradients_by_norm")

@@ -26,7 +26,7 @@ from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     check_given,
     concretes,
-    map_gradients,
+    map_pairs,
     refuse_none,
     transform_present,
 )
@@ -311,8 +311,5 @@ def post_process_gradients(
 
     if OF_GRADIENTS.intersection(settings.summaries) and is_deferred(*gradients, *variables, lr):
         collect_summaries(tell, [gradients, variables, lr])
-    new_gradients = map_gradients(
-        process, gradients, variables, lr, name="post_process_gradients",
-        dtypes=[var.dtype for var in variables], dense=settings.larc is not None,
-    )  # fmt: skip
-    return list(zip(new_gradients, variables, strict=True))
+    options = {"name": "post_process_gradients", "dense": settings.larc is not None}
+    return map_pairs(process, grads_and_vars, lr, **options)

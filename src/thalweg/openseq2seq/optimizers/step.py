@@ -36,6 +36,9 @@ from thalweg.openseq2seq.optimizers.state import TrainingState
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
 
+# Returns the loss, or None, and the results of the backward pass.
+Differentiate = Callable[[], tuple[Tensor | None, BackwardResult]]
+
 _UNKNOWN = "The variables are not known before the first step. Give var_list to optimize_loss."
 
 
@@ -178,7 +181,7 @@ class TrainingStep(Configurable):
         scale = self._pipeline.mixed.loss_scale
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
-    def _taken(self, differentiate: Callable[[], tuple[Tensor | None, BackwardResult]]) -> Any:
+    def _taken(self, differentiate: Differentiate) -> Any:
         """Take a step in eager mode, and return the loss (the first result of `differentiate`).
 
         Sets `_has_update`. An error before the commit gets a note, and leaves everything unchanged.
@@ -212,7 +215,7 @@ class TrainingStep(Configurable):
 
     def _run(
         self,
-        differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
+        differentiate: Differentiate,
         report: ReplayResult,
     ) -> tuple[object, StepResult]:
         """Set the learning rate of the step, and run it by `_carry_out`; return (loss,
@@ -239,7 +242,7 @@ class TrainingStep(Configurable):
 
     def _compute_and_apply(
         self,
-        differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
+        differentiate: Differentiate,
         report: ReplayResult,
         is_late: bool,
     ) -> tuple[object, StepResult]:
