@@ -301,7 +301,8 @@ def backward(
     Raises:
         ValueError: No variable has a gradient.
 
-    If `apply` raises, earlier variables stay updated, and a note on the error names them.
+    If `apply` raises, earlier variables stay updated. A note on the error names them; it replaces a
+    note that no variable has changed.
     """
     updated: list[Tensor] = []
 
@@ -325,7 +326,6 @@ def backward(
         names = [name_of(var) for var in updated]
         message = f"With GATE_NONE these variables had been updated before: {names}."
         if names:
-            # `add_note` replaces a note that no variable has changed.
             add_note(error, [message])
         else:
             error.add_note(message)
