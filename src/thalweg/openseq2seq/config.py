@@ -235,6 +235,7 @@ class TrainingConfig:
         if params["iter_size"] > 1 and skip_update_ph is None and not in_graph:
             batches = MicroBatches(params["iter_size"], short_first=self.as_shipped)
             skip_update_ph = batches.skips
+        # `optimize_loss` changes the parameters of its caller `as_shipped`, hence the copy.
         step = optimize_loss(
             with_penalties(loss, self.regularizer, weights, is_mixed),
             params["optimizer"],

@@ -71,6 +71,7 @@ def check_optimizer(params: Mapping[str, Any]) -> None:
         if optimizer == "AdamW" and "weight_decay" not in optimizer_params:
             raise NotFoundError("AdamW needs weight_decay.")
         check_call(make, optimizer_params, "learning_rate", label)
+        # Functions may have side effects, and symbols have no values yet.
         if has_name and not any(
             is_symbolic(x) or is_function(x) for x in optimizer_params.values()
         ):

@@ -141,6 +141,7 @@ class Differentiation:
 
 def _check_sources(sources: Sequence[object]) -> None:
     """Raise TypeError for a source that is neither a variable nor a tensor."""
+    # Plain tensors have gradients, too, as in TensorFlow; only a step needs variables.
     check_variables([x for x in sources if is_variable(x) or not isinstance(x, Tensor)])
 
 

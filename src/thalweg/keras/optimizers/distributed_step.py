@@ -22,6 +22,7 @@ def step_in_replicas(optimizer: Any, pairs: Any, name: str | None, aggregates: b
     with optimizer._lock, optimizer._plans.one_step(optimizer._name), optimizer._hyper, reporting:
         pairs = pairs if type(pairs) is list else as_pairs(pairs)
         if not pairs:
+            # Other ranks wait for this one, even if it has no gradients.
             if is_summed and executing_eagerly():
                 strategy = distribute.get_strategy()
                 distribute.sum_gradients(optimizer, strategy, [], fingerprint_of(optimizer))

@@ -124,6 +124,7 @@ class Hypers(Weights):
         return value.item() if is_numpy_scalar else value
 
     def __getattr__(self, name: str) -> Any:
+        # Not `self._hyper`, which is missing before `__init__` and would be looked up here again.
         hyper = self.__dict__.get("_hyper")
         key = "learning_rate" if name == "lr" else name
         if hyper is not None and key in hyper:

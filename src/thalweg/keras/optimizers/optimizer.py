@@ -219,6 +219,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                 )
             with self._lock:
                 replay, pairs = cache.replay, grads_and_vars
+                # A replay takes lists only, and `zip(gradients, variables)` is the usual argument.
                 pairs = list(pairs) if type(pairs) is zip else pairs
                 if replay is not None and not replay.calls and replay.take(self, cache, pairs):
                     return self._iterations

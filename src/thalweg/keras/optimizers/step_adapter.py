@@ -85,6 +85,7 @@ def call(hook: Callable[..., Any], args: tuple[object, ...], apply_state: object
     """Call a hook, with `apply_state` unless it lacks this parameter, as in older subclasses."""
     code = getattr(hook, "__code__", None)
     names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    # Flag 0x08 of a code object: the hook takes **kwargs.
     if code is None or "apply_state" in names or code.co_flags & 0x08:
         return hook(*args, apply_state=apply_state)
     return hook(*args)

@@ -109,6 +109,7 @@ class LossScaler:
         return answer(self._policy(), self.variables, has_nan, amax, in_float32=True)
 
     def _update(self, variables: Mapping[str, Tensor], has_nan: object, amax: object) -> Tensor:
+        # A float64 magnitude beyond the range of float32 counts as infinite.
         with np.errstate(over="ignore"):
             largest = np.float32(_number("amax", amax))
         run(answer(self._policy(), variables, bool(_number("has_nan", has_nan)), largest).calls)

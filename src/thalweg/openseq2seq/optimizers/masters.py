@@ -60,6 +60,7 @@ class Masters(Staged):
         """Return the master of each variable, as `of` does; the last request in eager mode is
         cached.
         """
+        # Each session has its own masters, so they are not cached.
         if current_session() is not None:
             return list(map(self.of, variables))
         dtypes = [var.dtype for var in variables]

@@ -127,6 +127,7 @@ def _has_16_bits(loss: object) -> bool:
     visited = set(waiting)
     while waiting:
         node = waiting.pop()
+        # Custom autograd functions do not tell their dtypes: they may compute in 16 bits.
         if isinstance(node, BackwardCFunction) or not hasattr(node, "_input_metadata"):
             return True
         if any(metadata.dtype in REDUCED for metadata in node._input_metadata):

@@ -58,6 +58,7 @@ class Journal:
         values = {tag: value for tag, (value, _) in self._scalars.items()}
         tensors = {tag: value for tag, value in values.items() if isinstance(value, Tensor)}
         devices = list(dict.fromkeys(value.device for value in tensors.values()))
+        # One vector for each device, so that each device copies to the host only once.
         groups = [[tag for tag in tensors if tensors[tag].device == device] for device in devices]
         vectors = [torch.stack([tensors[tag].detach().double() for tag in tags]) for tags in groups]
         host_values, wait = brought([*vectors, *self._histograms.values()])

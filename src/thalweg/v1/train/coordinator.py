@@ -179,6 +179,7 @@ class Coordinator:
         with self._lock:
             threads_to_join = dict.fromkeys([*self._threads, *(threads or ())])
         alive = [thread for thread in threads_to_join if thread is not threading.current_thread()]
+        # Threads may end without a stop, so the wait for it is interrupted again and again.
         while alive and not self._stopped.wait(_PAUSE):
             alive = [thread for thread in alive if thread.is_alive()]
         end = time.monotonic() + wait_seconds(stop_grace_period_secs)

@@ -370,6 +370,7 @@ def _values_without_calls(optimizer: Any) -> dict[str, Any]:
     functions = set(map(id, optimizer._functions()))
     if not functions:
         return optimizer._read_values()
+    # On a twin, whose attributes hold no functions: each step calls users' functions only once.
     twin = object.__new__(type(optimizer))
     for name, attribute in vars(optimizer).items():
         vars(twin)[name] = _UNKNOWN if id(attribute) in functions else attribute

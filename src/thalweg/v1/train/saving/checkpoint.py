@@ -252,6 +252,7 @@ class Checkpoint(Trackable):
         """Return the object graph and copies of all values by tensor name."""
         graph = self._choose_graph(session)
         keepers = optimizers_in(self._members_in(graph))
+        # No optimizer takes a step between two copies, so all values are of one moment.
         with hold_steps(keepers):
             for keeper in keepers:
                 with _as_default_graph(graph):
