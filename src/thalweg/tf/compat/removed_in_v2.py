@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from thalweg.tf.matrices import diag_part as matrix_diag_part
 from thalweg.tf.matrices import eigh as self_adjoint_eig
 from thalweg.tf.matrices import inv as matrix_inverse
 from thalweg.tf.matrices import solve as matrix_solve
+from thalweg.tf.older_arguments import with_older_arguments
 from thalweg.tf.python_functions import numpy_function as py_func
 from thalweg.tf.python_functions import print_identity as Print
 from thalweg.tf.random import categorical
@@ -102,34 +104,33 @@ def accumulate_n(
     return add_n(inputs, name or "AccumulateN")
 
 
-def arg_max(
-    input: object, dimension: int, output_type: Any = torch.int64, name: Any = None
-) -> Tensor:
-    """Return the index of the largest element along a dimension."""
-    return reductions.argmax(input, dimension, output_type=output_type, name=name)
-
-
-def arg_min(
-    input: object, dimension: int, output_type: Any = torch.int64, name: Any = None
-) -> Tensor:
-    """Return the index of the smallest element along a dimension."""
-    return reductions.argmin(input, dimension, output_type=output_type, name=name)
-
-
-def multinomial(
-    logits: object,
-    num_samples: object,
-    seed: int | None = None,
-    name: str | None = None,
-    output_dtype: object = torch.int64,
-) -> Tensor:
-    """Sample classes as `tf.random.categorical` does."""
-    return categorical(logits, num_samples, output_dtype, seed, name)
-
-
-def concat_v2(values: object, axis: object, name: str = "concat_v2") -> Tensor:
-    """Concatenate as `concat` does."""
-    return arrays.concat(values, axis, name)
+arg_max, arg_min = (
+    with_older_arguments(
+        function,
+        "input dimension output_type name",
+        {"dimension": "axis"},
+        title,
+        dimension=inspect.Parameter.empty,
+    )
+    for function, title in ((reductions.argmax, "arg_max"), (reductions.argmin, "arg_min"))
+)
+multinomial = with_older_arguments(
+    categorical,
+    "logits num_samples seed name output_dtype",
+    {"output_dtype": "dtype"},
+    "multinomial",
+)
+concat_v2 = with_older_arguments(
+    arrays.concat, "values axis name", title="concat_v2", name="concat_v2"
+)
+count_nonzero = with_older_arguments(
+    reductions.count_nonzero,
+    "input_tensor axis keepdims dtype name reduction_indices keep_dims input",
+    {"input_tensor": "input", "reduction_indices": "axis", "keep_dims": "keepdims"},
+    keepdims=None,
+    input=None,
+)
+pad = with_older_arguments(slicing.pad, "tensor paddings mode name constant_values")
 
 
 def diag(diagonal: object, name: str | None = None) -> Tensor:
@@ -157,33 +158,6 @@ def diag_part(input: object, name: str | None = None) -> Tensor:
         return x.reshape(size, size).diagonal().reshape(x.shape[:half])
 
     return call(pick, tensor(input), name=name or "DiagPart")
-
-
-def count_nonzero(
-    input_tensor: object = None,
-    axis: Any = None,
-    keepdims: bool | None = None,
-    dtype: Any = torch.int64,
-    name: str | None = None,
-    reduction_indices: object = None,
-    keep_dims: bool | None = None,
-    input: object = None,
-) -> Tensor:
-    """Count the elements that are not 0, along axes or of all."""
-    source = input if input_tensor is None else input_tensor
-    axis = reduction_indices if axis is None else axis
-    return reductions.count_nonzero(source, axis, bool(keepdims or keep_dims), dtype, name)
-
-
-def pad(
-    tensor: object,
-    paddings: object,
-    mode: str = "CONSTANT",
-    name: str | None = None,
-    constant_values: object = 0,
-) -> Tensor:
-    """Pad a tensor as `tf.pad` of TensorFlow 2 does, with `name` before `constant_values`."""
-    return slicing.pad(tensor, paddings, mode, constant_values, name)
 
 
 def sparse_to_dense(

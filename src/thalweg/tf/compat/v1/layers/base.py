@@ -18,6 +18,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.tf import elementwise, nn
 from thalweg.tf.compat.v1 import initializers
 from thalweg.tf.convert import call, tensor
+from thalweg.tf.older_arguments import bind_arguments
 
 _NN_NAMES = (
     "elu", "gelu", "leaky_relu", "log_softmax", "relu", "relu6", "selu", "sigmoid", "silu",
@@ -261,21 +262,6 @@ def _snake_case(title: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", text).lower()
 
 
-def bound(
-    signature: inspect.Signature, name: str, args: Sequence[object], kwargs: dict[str, object]
-) -> dict[str, Any]:
-    """Return the arguments of a call by their names.
-
-    Raises:
-        TypeError: The arguments do not fit the signature.
-    """
-    try:
-        return dict(signature.bind(*args, **kwargs).arguments)
-    except TypeError as error:
-        parameter_names = ", ".join(signature.parameters)
-        raise TypeError(f"{name}() {error}; its arguments are {parameter_names}.") from None
-
-
 def as_function(layer: Callable[..., Layer], name: str) -> Callable[..., Any]:
     """Return a function `(inputs, *layer arguments, reuse=None)` that makes and calls a layer.
 
@@ -287,7 +273,7 @@ def as_function(layer: Callable[..., Layer], name: str) -> Callable[..., Any]:
     signature = inspect.Signature([head, *params, tail])
 
     def apply(*args: object, **kwargs: object) -> Any:
-        arguments = bound(signature, name, args, kwargs)
+        arguments = bind_arguments(signature, name, args, kwargs).arguments
         inputs, reuse = arguments.pop("inputs"), arguments.pop("reuse", None)
         return layer(**arguments, _scope=arguments.get("name"), _reuse=reuse)(inputs)
 

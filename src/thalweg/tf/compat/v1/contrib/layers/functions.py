@@ -24,8 +24,8 @@ from thalweg.tf import arrays, nn
 from thalweg.tf.compat.v1 import layers
 from thalweg.tf.compat.v1.contrib.layers.initializers import xavier_initializer
 from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
-from thalweg.tf.compat.v1.layers.base import bound
 from thalweg.tf.convert import tensor
+from thalweg.tf.older_arguments import bind_arguments
 
 _NAMES = {"kernel": "weights", "bias": "biases"}
 _FORMATS = {None: "channels_last", "NHWC": "channels_last", "NCHW": "channels_first"}
@@ -124,7 +124,7 @@ def _with_weights(
 
         @functools.wraps(size_of)
         def apply(*args: object, **kwargs: object) -> Any:
-            arguments = bound(signature, size_of.__name__, args, kwargs)
+            arguments = bind_arguments(signature, size_of.__name__, args, kwargs).arguments
             size_args = {
                 name: arguments.pop(name) for name in size_sig.parameters if name in arguments
             }
