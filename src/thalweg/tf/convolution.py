@@ -14,6 +14,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.tf import conv_windows
 from thalweg.tf.conv_windows import Windows
 from thalweg.tf.convert import call, named_in_graphs, pair, tensor
+from thalweg.tf.operators import name_function
 
 __all__ = [
     "atrous_conv2d", "avg_pool", "avg_pool1d", "avg_pool2d", "conv1d", "conv2d", "conv2d_transpose",
@@ -260,12 +261,11 @@ def _pooling_function(
         return pool(function, images, ksize, strides, padding, data_format, name or title, count)
 
     images_text = "of images (batch, height, width, channels)" if count == 2 else "of sequences"
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = (
+    doc = (
         f"The {doc_start} in each window {images_text}; `value` is an older name of `input`. Sizes"
         f" and strides are a number, {count}, or one for each dimension."
     )
-    return apply
+    return name_function(apply, title, doc)
 
 
 max_pool = _pooling_function(conv_windows.largest, "max_pool", "largest element", 2)

@@ -17,7 +17,7 @@ from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf.convert import call, pair, tensor
-from thalweg.tf.operators import binary, unary
+from thalweg.tf.operators import binary, name_function, unary
 from thalweg.variable import as_dtype, divide_tensors, numpy_copy
 
 __all__ = [
@@ -225,11 +225,8 @@ def _cumulative_function(
 
         return call(run, tensor(x), name=name or title)
 
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = (
-        f"Running {doc_start} along an axis; exclusive ones leave their own element out."
-    )
-    return apply
+    doc = f"Running {doc_start} along an axis; exclusive ones leave their own element out."
+    return name_function(apply, title, doc)
 
 
 cumsum = _cumulative_function(torch.cumsum, 0, "cumsum", "sums")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.tf.convert import call, pair, tensor
+from thalweg.tf.operators import name_function
 
 __all__ = [
     "band_part", "cholesky", "det", "diag", "diag_part", "eigh", "inv", "matrix_transpose", "solve",
@@ -22,9 +23,7 @@ def _of_one(
     def apply(input: object, name: str | None = None) -> Tensor:
         return call(function, tensor(input), name=name or title)
 
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"{doc_start}, of each of several."
-    return apply
+    return name_function(apply, title, f"{doc_start}, of each of several.")
 
 
 cholesky = _of_one(torch.linalg.cholesky, "cholesky", "The lower factor of Cholesky")

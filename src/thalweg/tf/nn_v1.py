@@ -9,7 +9,7 @@ from torch import Tensor
 from thalweg.tf import nn as newer
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.normalization import batch_moments, normalized
-from thalweg.tf.older_arguments import with_older_arguments
+from thalweg.tf.signatures import with_older_arguments
 
 __all__ = [
     "conv1d", "conv2d", "conv2d_transpose", "crelu", "depthwise_conv2d", "depthwise_conv2d_native",

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from thalweg.tf.convert import call, pair, tensor
 
+_DOC = "`{}` {}. In graph mode `name` names the node."
+
 
 def unary(function: Callable[[Tensor], Tensor], title: str) -> Callable[..., Tensor]:
     """Return an elementwise function `(x, name=None)`."""
@@ -16,7 +18,7 @@ def unary(function: Callable[[Tensor], Tensor], title: str) -> Callable[..., Ten
     def apply(x: object, name: str | None = None) -> Tensor:
         return call(function, tensor(x), name=name or title)
 
-    return _with_name(apply, title, "of each element of `x`")
+    return name_function(apply, title, _DOC.format(title, "of each element of `x`"))
 
 
 def binary(function: Callable[[Tensor, Tensor], Tensor], title: str) -> Callable[..., Tensor]:
@@ -25,10 +27,12 @@ def binary(function: Callable[[Tensor, Tensor], Tensor], title: str) -> Callable
     def apply(x: object, y: object, name: str | None = None) -> Tensor:
         return call(function, *pair(x, y), name=name or title)
 
-    return _with_name(apply, title, "of the elements of `x` and `y`, which broadcast")
+    description = "of the elements of `x` and `y`, which broadcast"
+    return name_function(apply, title, _DOC.format(title, description))
 
 
-def _with_name(apply: Callable[..., object], title: str, description: str) -> Callable[..., Any]:
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"`{title}` {description}. In graph mode `name` names the node."
-    return apply
+def name_function(function: Callable[..., Any], title: str, doc: str) -> Callable[..., Any]:
+    """Set the name and the docstring of a function that a factory made; return the function."""
+    function.__name__ = function.__qualname__ = title
+    function.__doc__ = doc
+    return function

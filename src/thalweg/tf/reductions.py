@@ -13,6 +13,7 @@ from torch import Tensor
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.tf.convert import call, named_in_graphs, tensor
+from thalweg.tf.operators import name_function
 from thalweg.variable import as_dtype, dtype_name
 
 __all__ = [
@@ -60,10 +61,8 @@ def _reduction_function(
     ) -> Tensor:
         return call(reduce, tensor(input_tensor), axis, bool(keepdims), name=name or title)
 
-    apply.__name__ = apply.__qualname__ = title
     description = "along an axis, several, or all; `keepdims` keeps them with size 1"
-    apply.__doc__ = f"`{title}` {description}."
-    return apply
+    return name_function(apply, title, f"`{title}` {description}.")
 
 
 def _one_by_one(function: Callable[[Tensor, int, bool], Tensor]) -> Callable[..., Tensor]:

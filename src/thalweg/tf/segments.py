@@ -12,6 +12,7 @@ from thalweg._base.static_shape import UNKNOWN
 from thalweg._graph import known_size
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.convert import call, tensor, told
+from thalweg.tf.operators import name_function
 
 __all__ = [
     "segment_max", "segment_mean", "segment_min", "segment_prod", "segment_sum",
@@ -62,9 +63,8 @@ def _unsorted_reduction(kind: str) -> Callable[..., Tensor]:
 
         return told(reduction, rows.dtype, static_shape)
 
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"The {kind} of the rows of each of `num_segments` segments, in any order."
-    return apply
+    doc = f"The {kind} of the rows of each of `num_segments` segments, in any order."
+    return name_function(apply, title, doc)
 
 
 def _sorted_reduction(kind: str) -> Callable[..., Tensor]:
@@ -84,9 +84,8 @@ def _sorted_reduction(kind: str) -> Callable[..., Tensor]:
         reduction = call(reduce, rows, tensor(segment_ids), name=name or title)
         return told(reduction, rows.dtype, lambda: rows.shape and [None, *rows.shape[1:]])
 
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"The {kind} of the rows of each segment; their numbers do not decrease."
-    return apply
+    doc = f"The {kind} of the rows of each segment; their numbers do not decrease."
+    return name_function(apply, title, doc)
 
 
 segment_max = _sorted_reduction("max")

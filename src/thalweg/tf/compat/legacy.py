@@ -15,7 +15,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import arrays, elementwise, nn, reductions
 from thalweg.tf.compat.behavior import begins_graphs
 from thalweg.tf.convert import call, pair, tensor
-from thalweg.tf.older_arguments import with_older_arguments
+from thalweg.tf.signatures import with_older_arguments
 from thalweg.variable import Variable as EagerVariable
 from thalweg.variable import as_dtype
 

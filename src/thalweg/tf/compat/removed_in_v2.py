@@ -27,10 +27,11 @@ from thalweg.tf.matrices import diag_part as matrix_diag_part
 from thalweg.tf.matrices import eigh as self_adjoint_eig
 from thalweg.tf.matrices import inv as matrix_inverse
 from thalweg.tf.matrices import solve as matrix_solve
-from thalweg.tf.older_arguments import with_older_arguments
+from thalweg.tf.operators import name_function
 from thalweg.tf.python_functions import numpy_function as py_func
 from thalweg.tf.python_functions import print_identity as Print
 from thalweg.tf.random import categorical
+from thalweg.tf.signatures import with_older_arguments
 from thalweg.variable import dtype_name
 
 __all__ = [
@@ -47,9 +48,8 @@ def _cast_function(dtype: torch.dtype, title: str) -> Callable[..., Tensor]:
     def convert(x: object, name: str | None = None) -> Tensor:
         return cast(x, dtype, name or title)
 
-    convert.__name__ = convert.__qualname__ = title
-    convert.__doc__ = f"The elements as {str(dtype).removeprefix('torch.')}."
-    return convert
+    dtype_text = str(dtype).removeprefix("torch.")
+    return name_function(convert, title, f"The elements as {dtype_text}.")
 
 
 def clip_by_average_norm(t: object, clip_norm: object, name: str | None = None) -> Tensor:

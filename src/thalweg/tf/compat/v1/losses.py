@@ -23,6 +23,7 @@ from thalweg.tf.compat.v1.loss_weights import check_weights, quotient
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.elementwise import add_n, cast, stop_gradient
 from thalweg.tf.missing import attribute_of
+from thalweg.tf.signatures import with_common_arguments
 
 __all__ = [
     "Reduction", "absolute_difference", "add_loss", "compute_weighted_loss", "cosine_distance",
@@ -169,48 +170,51 @@ def _alike_floats(**pairs: object) -> list[Tensor]:
     return [cast(operand, torch.float32) for operand in _alike_tensors(**pairs)]
 
 
-def _elementwise_loss(
-    function: Callable[[Tensor, Tensor], object], name: str, doc_start: str
-) -> Callable[..., Tensor]:
-    def loss(
-        labels: object,
-        predictions: object,
+def _weighted(
+    title: str, names: str, extra: str = "", last: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Tensor]]:
+    """Return a decorator that weights and reduces the losses that a function returns.
+
+    The decorated function also takes `weights`, `scope`, `loss_collection` and `reduction`; see
+    `compute_weighted_loss`.
+
+    Args:
+        title: Scope of the reduction if `scope` is None.
+        names: The arguments before `weights`.
+        extra: The arguments behind `weights`.
+        last: The arguments behind `reduction`.
+    """
+
+    def reduce(
+        losses: Any,
         weights: object = 1.0,
         scope: str | None = None,
         loss_collection: str | None = _LOSSES,
         reduction: object = _DEFAULT,
     ) -> Tensor:
-        losses = call(function, *_alike_floats(labels=labels, predictions=predictions), name=name)
-        return compute_weighted_loss(losses, weights, scope or name, loss_collection, reduction)
+        return compute_weighted_loss(losses, weights, scope or title, loss_collection, reduction)
 
-    loss.__name__ = loss.__qualname__ = name
-    loss.__doc__ = (
-        f"{doc_start} of labels and predictions of one shape; see `compute_weighted_loss`."
-    )
-    return loss
+    order = f"{names} weights {extra} scope loss_collection reduction {last}"
+    return with_common_arguments(reduce, order)
 
 
-absolute_difference = _elementwise_loss(
-    lambda labels, predictions: (predictions - labels).abs(),
-    "absolute_difference",
-    "The absolute difference",
-)
-mean_squared_error = _elementwise_loss(
-    lambda labels, predictions: (predictions - labels).square(),
-    "mean_squared_error",
-    "The squared difference",
-)
+@_weighted("absolute_difference", "labels predictions")
+def absolute_difference(labels: object, predictions: object) -> Tensor:
+    """Return the absolute difference of labels and predictions of one shape."""
+    operands = _alike_floats(labels=labels, predictions=predictions)
+    return call(lambda label, guess: (guess - label).abs(), *operands, name="absolute_difference")
 
 
+@_weighted("mean_squared_error", "labels predictions")
+def mean_squared_error(labels: object, predictions: object) -> Tensor:
+    """Return the squared difference of labels and predictions of one shape."""
+    operands = _alike_floats(labels=labels, predictions=predictions)
+    return call(lambda label, guess: (guess - label).square(), *operands, name="mean_squared_error")
+
+
+@_weighted("cosine_distance_loss", "labels predictions axis", last="dim")
 def cosine_distance(
-    labels: object,
-    predictions: object,
-    axis: int | None = None,
-    weights: object = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = _LOSSES,
-    reduction: object = _DEFAULT,
-    dim: int | None = None,
+    labels: object, predictions: object, axis: int | None = None, dim: int | None = None
 ) -> Tensor:
     """Return 1 minus the inner product along an axis, which is kept, of vectors with norm 1.
 
@@ -226,39 +230,22 @@ def cosine_distance(
     def distance(label: Tensor, prediction: Tensor) -> Tensor:
         return 1 - (label * prediction).sum(dimension, keepdim=True)
 
-    losses = call(
-        distance, *_alike_floats(labels=labels, predictions=predictions), name="cosine_distance"
-    )
-    title = scope or "cosine_distance_loss"
-    return compute_weighted_loss(losses, weights, title, loss_collection, reduction)
+    operands = _alike_floats(labels=labels, predictions=predictions)
+    return call(distance, *operands, name="cosine_distance")
 
 
-def hinge_loss(
-    labels: object,
-    logits: object,
-    weights: object = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = _LOSSES,
-    reduction: object = _DEFAULT,
-) -> Tensor:
+@_weighted("hinge_loss", "labels logits")
+def hinge_loss(labels: object, logits: object) -> Tensor:
     """Return max(0, 1 - s logits) with s = 1 for the label 1 and -1 for 0."""
 
     def hinge(label: Tensor, logit: Tensor) -> Tensor:
         return torch.relu(1 - (2 * label - 1) * logit)
 
-    losses = call(hinge, *_alike_floats(labels=labels, logits=logits), name="hinge")
-    return compute_weighted_loss(losses, weights, scope or "hinge_loss", loss_collection, reduction)
+    return call(hinge, *_alike_floats(labels=labels, logits=logits), name="hinge")
 
 
-def huber_loss(
-    labels: object,
-    predictions: object,
-    weights: object = 1.0,
-    delta: float = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = _LOSSES,
-    reduction: object = _DEFAULT,
-) -> Tensor:
+@_weighted("huber_loss", "labels predictions", "delta")
+def huber_loss(labels: object, predictions: object, delta: float = 1.0) -> Tensor:
     """Return half the squared difference up to `delta`, and a linear loss beyond."""
 
     def huber(label: Tensor, prediction: Tensor) -> Tensor:
@@ -266,19 +253,11 @@ def huber_loss(
         inner = error.clamp(max=delta)
         return inner * inner * 0.5 + delta * (error - inner)
 
-    losses = call(huber, *_alike_floats(labels=labels, predictions=predictions), name="huber")
-    return compute_weighted_loss(losses, weights, scope or "huber_loss", loss_collection, reduction)
+    return call(huber, *_alike_floats(labels=labels, predictions=predictions), name="huber")
 
 
-def log_loss(
-    labels: object,
-    predictions: object,
-    weights: object = 1.0,
-    epsilon: float = 1e-7,
-    scope: str | None = None,
-    loss_collection: str | None = _LOSSES,
-    reduction: object = _DEFAULT,
-) -> Tensor:
+@_weighted("log_loss", "labels predictions", "epsilon")
+def log_loss(labels: object, predictions: object, epsilon: float = 1e-7) -> Tensor:
     """Return the cross entropy of labels and probabilities; `epsilon` is added in logarithms."""
 
     def entropy(label: Tensor, probability: Tensor) -> Tensor:
@@ -286,45 +265,32 @@ def log_loss(
             -label * (probability + epsilon).log() - (1 - label) * (1 - probability + epsilon).log()
         )
 
-    losses = call(entropy, *_alike_floats(labels=labels, predictions=predictions), name="log")
-    return compute_weighted_loss(losses, weights, scope or "log_loss", loss_collection, reduction)
+    return call(entropy, *_alike_floats(labels=labels, predictions=predictions), name="log")
 
 
+@_weighted("sigmoid_cross_entropy_loss", "multi_class_labels logits", "label_smoothing")
 def sigmoid_cross_entropy(
-    multi_class_labels: object,
-    logits: object,
-    weights: object = 1.0,
-    label_smoothing: float = 0,
-    scope: str | None = None,
-    loss_collection: str | None = _LOSSES,
-    reduction: object = _DEFAULT,
+    multi_class_labels: object, logits: object, label_smoothing: float = 0
 ) -> Tensor:
     """Return the cross entropy of labels and `sigmoid(logits)`, for each element.
 
-    `label_smoothing` moves labels toward 1/2 by this share.
+    `label_smoothing` is the fraction by which labels move toward 1/2.
     """
     labels, logits = _alike_tensors(multi_class_labels=multi_class_labels, logits=logits)
     labels = cast(labels, logits.dtype)
     if label_smoothing > 0:
         labels = labels * (1 - label_smoothing) + 0.5 * label_smoothing
-    losses = nn.sigmoid_cross_entropy_with_logits(labels, logits, name="xentropy")
-    title = scope or "sigmoid_cross_entropy_loss"
-    return compute_weighted_loss(losses, weights, title, loss_collection, reduction)
+    return nn.sigmoid_cross_entropy_with_logits(labels, logits, name="xentropy")
 
 
+@_weighted("softmax_cross_entropy_loss", "onehot_labels logits", "label_smoothing")
 def softmax_cross_entropy(
-    onehot_labels: object,
-    logits: object,
-    weights: object = 1.0,
-    label_smoothing: float = 0,
-    scope: str | None = None,
-    loss_collection: str | None = _LOSSES,
-    reduction: object = _DEFAULT,
+    onehot_labels: object, logits: object, label_smoothing: float = 0
 ) -> Tensor:
     """Return the weighted cross entropy of labels and `softmax(logits)`, reduced to one number.
 
-    `Reduction.NONE` returns one number for each row. `label_smoothing` moves labels toward equal
-    ones by this share. No gradient flows into labels. In graph mode the loss is added to
+    `Reduction.NONE` returns one number for each row. `label_smoothing` is the fraction by which
+    labels move toward equal ones. No gradient flows into labels. In graph mode the loss is added to
     `loss_collection`.
     """
     labels, logits = _alike_tensors(onehot_labels=onehot_labels, logits=logits)
@@ -335,9 +301,7 @@ def softmax_cross_entropy(
             return one_hot * (1 - label_smoothing) + label_smoothing / one_hot.shape[1]
 
         labels = call(smooth, labels)
-    losses = nn.cross_entropy(stop_gradient(labels), logits, -1, "xentropy")
-    title = scope or "softmax_cross_entropy_loss"
-    return compute_weighted_loss(losses, weights, title, loss_collection, reduction)
+    return nn.cross_entropy(stop_gradient(labels), logits, -1, "xentropy")
 
 
 def sparse_softmax_cross_entropy(

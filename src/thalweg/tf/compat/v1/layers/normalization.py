@@ -13,7 +13,7 @@ from thalweg._base.context_managers import no_grad
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
-from thalweg.tf.compat.v1.layers.base import Layer
+from thalweg.tf.compat.v1.layers.base import Layer, as_function
 from thalweg.tf.compat.v1.layers.dense import decided
 from thalweg.tf.convert import call
 from thalweg.tf.normalization import batch_moments, normalized
@@ -38,7 +38,9 @@ class BatchNormalization(Layer):
     """Layer that normalizes inputs by moments of the batch in training, else by moving averages.
 
     Variables: gamma, beta; moving_mean, moving_variance, which are not trained and which a training
-    moves: in a graph by the operations that the layer adds to UPDATE_OPS, in eager mode at once.
+    moves: in eager mode at once, in a graph when the operations in UPDATE_OPS run, as in
+    `with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS))`. `training`, an
+    argument of a call, is a bool, or a tensor that each run evaluates.
 
     Args:
         axis: The dimension that keeps moments of its own, as a number or a list of one.
@@ -173,41 +175,11 @@ class BatchNormalization(Layer):
                 self.add_update(_graph.operation(move, parts, "AssignMovingAvg"))
 
 
-def batch_normalization(
-    inputs: object,
-    axis: Any = -1,
-    momentum: float = 0.99,
-    epsilon: float = 1e-3,
-    center: bool = True,
-    scale: bool = True,
-    beta_initializer: object = zeros_initializer,
-    gamma_initializer: object = ones_initializer,
-    moving_mean_initializer: object = zeros_initializer,
-    moving_variance_initializer: object = ones_initializer,
-    beta_regularizer: Any = None,
-    gamma_regularizer: Any = None,
-    beta_constraint: Any = None,
-    gamma_constraint: Any = None,
-    training: object = False,
-    trainable: bool = True,
-    name: str | None = None,
-    reuse: object = None,
-    renorm: bool = False,
-    renorm_clipping: object = None,
-    renorm_momentum: float = 0.99,
-    fused: bool | None = None,
-    virtual_batch_size: int | None = None,
-    adjustment: object = None,
-) -> Tensor:
-    """Apply `BatchNormalization`; `training` is a bool, or a tensor that each run evaluates.
-
-    The moving averages follow when the operations in UPDATE_OPS run:
-    `with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS))`.
-    """
-    layer = BatchNormalization(
-        axis, momentum, epsilon, center, scale, beta_initializer, gamma_initializer,
-        moving_mean_initializer, moving_variance_initializer, beta_regularizer, gamma_regularizer,
-        beta_constraint, gamma_constraint, renorm, renorm_clipping, renorm_momentum, fused,
-        trainable, virtual_batch_size, adjustment, name, _scope=name, _reuse=reuse,
-    )  # fmt: skip
-    return layer(inputs, training=training)
+batch_normalization = as_function(
+    BatchNormalization,
+    "batch_normalization",
+    "inputs axis momentum epsilon center scale beta_initializer gamma_initializer"
+    " moving_mean_initializer moving_variance_initializer beta_regularizer gamma_regularizer"
+    " beta_constraint gamma_constraint training trainable name reuse renorm renorm_clipping"
+    " renorm_momentum fused virtual_batch_size adjustment",
+)

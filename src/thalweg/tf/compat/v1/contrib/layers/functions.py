@@ -7,9 +7,8 @@ Their variables are called weights and biases, are in the collection MODEL_VARIA
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +24,8 @@ from thalweg.tf.compat.v1 import layers
 from thalweg.tf.compat.v1.contrib.layers.initializers import xavier_initializer
 from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
 from thalweg.tf.convert import tensor
-from thalweg.tf.older_arguments import bind_arguments
+from thalweg.tf.operators import name_function
+from thalweg.tf.signatures import with_common_arguments
 
 _NAMES = {"kernel": "weights", "bias": "biases"}
 _FORMATS = {None: "channels_last", "NHWC": "channels_last", "NCHW": "channels_first"}
@@ -70,7 +70,10 @@ def _collect_outputs(outputs: object, layer: Any, variables: Any, collections: o
     return outputs
 
 
-def _layer_application(
+def _apply_layer(
+    layer: type[Any],
+    default: str,
+    arguments: tuple[object, Sequence[object]],
     activation_fn: Callable[[Any], object] | None = nn.relu,
     normalizer_fn: Callable[..., object] | None = None,
     normalizer_params: dict[str, object] | None = None,
@@ -83,71 +86,45 @@ def _layer_application(
     outputs_collections: object = None,
     trainable: bool = True,
     scope: object = None,
-) -> Callable[..., Any]:
-    """Return a function that makes and calls a layer with these common arguments."""
+) -> Any:
+    """Make and call a layer with weights; return its outputs.
 
-    def apply(layer: type[Any], inputs: object, size: Sequence[object], default: str) -> Any:
-        with _layer_scope(scope, default, reuse) as scope_args:
-            instance = layer(
-                *size,
-                use_bias=normalizer_fn is None and biases_initializer is not None,
-                kernel_initializer=weights_initializer or xavier_initializer(),
-                bias_initializer=biases_initializer,
-                kernel_regularizer=weights_regularizer,
-                bias_regularizer=biases_regularizer,
-                trainable=trainable,
-                **scope_args,
-            )
-            outputs = instance(inputs)
-            if normalizer_fn is not None:
-                outputs = normalizer_fn(outputs, **(normalizer_params or {}))
-            if activation_fn is not None:
-                outputs = activation_fn(outputs)
-            return _collect_outputs(outputs, instance, variables_collections, outputs_collections)
-
-    return apply
-
-
-def _with_weights(
-    layer: type[object], default: str
-) -> Callable[[Callable[..., Sequence[Any]]], Callable[..., Any]]:
-    """Return a decorator that turns a function of layer arguments into a layer function.
-
-    The decorated function returns the layer's positional arguments. The result also takes the
-    arguments of `_layer_application`.
+    Args:
+        layer: The class.
+        default: Name of its scope if `scope` is None.
+        arguments: The inputs, and the first arguments of the constructor.
+        activation_fn: Applied to the outputs, as the other arguments common to these functions.
     """
-
-    def decorate(size_of: Callable[..., Sequence[object]]) -> Callable[..., Any]:
-        size_sig, layer_sig = inspect.signature(size_of), inspect.signature(_layer_application)
-        parameters = [*size_sig.parameters.values(), *layer_sig.parameters.values()]
-        signature = inspect.Signature(parameters, return_annotation=Any)
-
-        @functools.wraps(size_of)
-        def apply(*args: object, **kwargs: object) -> Any:
-            arguments = bind_arguments(signature, size_of.__name__, args, kwargs).arguments
-            size_args = {
-                name: arguments.pop(name) for name in size_sig.parameters if name in arguments
-            }
-            return _layer_application(**arguments)(
-                layer, size_args["inputs"], size_of(**size_args), default
-            )
-
-        apply.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
-        return apply
-
-    return decorate
+    inputs, sizes = arguments
+    with _layer_scope(scope, default, reuse) as scope_args:
+        instance = layer(
+            *sizes,
+            use_bias=normalizer_fn is None and biases_initializer is not None,
+            kernel_initializer=weights_initializer or xavier_initializer(),
+            bias_initializer=biases_initializer,
+            kernel_regularizer=weights_regularizer,
+            bias_regularizer=biases_regularizer,
+            trainable=trainable,
+            **scope_args,
+        )
+        outputs = instance(inputs)
+        if normalizer_fn is not None:
+            outputs = normalizer_fn(outputs, **(normalizer_params or {}))
+        if activation_fn is not None:
+            outputs = activation_fn(outputs)
+        return _collect_outputs(outputs, instance, variables_collections, outputs_collections)
 
 
-@_with_weights(_Dense, "fully_connected")
-def fully_connected(inputs: object, num_outputs: int) -> Sequence[Any]:
+@with_common_arguments(partial(_apply_layer, _Dense, "fully_connected"))
+def fully_connected(inputs: object, num_outputs: int) -> Any:
     """Apply a layer as `tf.layers.dense` does, with `relu` and `xavier_initializer` by default.
 
     `normalizer_fn`, called with `normalizer_params`, replaces the biases.
     """
-    return (num_outputs,)
+    return inputs, (num_outputs,)
 
 
-@_with_weights(_Conv2D, "Conv")
+@with_common_arguments(partial(_apply_layer, _Conv2D, "Conv"))
 def conv2d(
     inputs: object,
     num_outputs: int,
@@ -156,12 +133,12 @@ def conv2d(
     padding: str = "SAME",
     data_format: str | None = None,
     rate: object = 1,
-) -> Sequence[Any]:
+) -> Any:
     """Apply `tf.layers.conv2d`, padded "SAME", with `relu` and `xavier_initializer` by default."""
-    return num_outputs, kernel_size, stride, padding, _format_of(data_format), rate
+    return inputs, (num_outputs, kernel_size, stride, padding, _format_of(data_format), rate)
 
 
-@_with_weights(_Conv2DTranspose, "Conv2d_transpose")
+@with_common_arguments(partial(_apply_layer, _Conv2DTranspose, "Conv2d_transpose"))
 def conv2d_transpose(
     inputs: object,
     num_outputs: int,
@@ -169,9 +146,9 @@ def conv2d_transpose(
     stride: object = 1,
     padding: str = "SAME",
     data_format: str | None = "NHWC",
-) -> Sequence[Any]:
+) -> Any:
     """Apply `tf.layers.conv2d_transpose`, with the defaults of `conv2d` here."""
-    return num_outputs, kernel_size, stride, padding, _format_of(data_format)
+    return inputs, (num_outputs, kernel_size, stride, padding, _format_of(data_format))
 
 
 def batch_norm(
@@ -317,34 +294,30 @@ def dropout(
     return _collect_outputs(layers.dropout(inputs, *options), None, None, outputs_collections)
 
 
-def max_pool2d(
-    inputs: object,
-    kernel_size: object,
-    stride: object = 2,
-    padding: str = "VALID",
-    data_format: str = "NHWC",
-    outputs_collections: object = None,
-    scope: str | None = None,
-) -> Tensor:
-    """Take maxima as `tf.layers.max_pooling2d` does."""
-    outputs = layers.max_pooling2d(inputs, kernel_size, stride, padding, _format_of(data_format))
-    return _collect_outputs(outputs, None, None, outputs_collections)
+def _pooling_function(
+    function: Callable[..., Tensor], title: str, doc: str
+) -> Callable[..., Tensor]:
+    def apply(
+        inputs: object,
+        kernel_size: object,
+        stride: object = 2,
+        padding: str = "VALID",
+        data_format: str = "NHWC",
+        outputs_collections: object = None,
+        scope: str | None = None,
+    ) -> Tensor:
+        outputs = function(inputs, kernel_size, stride, padding, _format_of(data_format))
+        return _collect_outputs(outputs, None, None, outputs_collections)
+
+    return name_function(apply, title, doc)
 
 
-def avg_pool2d(
-    inputs: object,
-    kernel_size: object,
-    stride: object = 2,
-    padding: str = "VALID",
-    data_format: str = "NHWC",
-    outputs_collections: object = None,
-    scope: str | None = None,
-) -> Tensor:
-    """Take means as `tf.layers.average_pooling2d` does."""
-    outputs = layers.average_pooling2d(
-        inputs, kernel_size, stride, padding, _format_of(data_format)
-    )
-    return _collect_outputs(outputs, None, None, outputs_collections)
+max_pool2d = _pooling_function(
+    layers.max_pooling2d, "max_pool2d", "Take maxima as `tf.layers.max_pooling2d` does."
+)
+avg_pool2d = _pooling_function(
+    layers.average_pooling2d, "avg_pool2d", "Take means as `tf.layers.average_pooling2d` does."
+)
 
 
 def relu(inputs: object, num_outputs: int, **options: object) -> Tensor:

@@ -1,10 +1,13 @@
-"""Functions of TensorFlow 1 that take TensorFlow 2's arguments in another order, or renamed."""
+"""Signatures of TensorFlow's functions: other orders and names of arguments, and common ones."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
+
+from thalweg.tf.operators import name_function
 
 Result = TypeVar("Result")
 
@@ -24,6 +27,37 @@ def bind_arguments(
     except TypeError as error:
         parameter_names = ", ".join(signature.parameters)
         raise TypeError(f"{name}() {error}; its arguments are {parameter_names}.") from None
+
+
+def with_common_arguments(
+    finish: Callable[..., Any], order: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds the arguments of `finish` to those of a function.
+
+    The decorated function returns `finish(function(...), ...)`: each of both receives its own
+    arguments.
+
+    Args:
+        finish: Its first parameter takes what the function returns; the others are added.
+        order: Names of all arguments in their order; by default those of the function come first.
+    """
+    common_parameters = dict(list(inspect.signature(finish).parameters.items())[1:])
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        inner_parameters = inspect.signature(function).parameters
+        parameters = {**inner_parameters, **common_parameters}
+        signature = inspect.Signature([parameters[name] for name in order.split() or parameters])
+
+        @functools.wraps(function)
+        def apply(*args: object, **kwargs: object) -> Any:
+            arguments = bind_arguments(signature, function.__name__, args, kwargs).arguments
+            inner = {name: arguments.pop(name) for name in inner_parameters if name in arguments}
+            return finish(function(**inner), **arguments)
+
+        apply.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+        return apply
+
+    return decorate
 
 
 def with_older_arguments(
@@ -72,10 +106,9 @@ def with_older_arguments(
                 del values[name]
         return function(**{name: x for name, x in values.items() if name in newer_parameters})
 
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = _describe(function.__name__, names, renamed, set(newer_parameters))
     apply.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    return apply
+    doc = _describe(function.__name__, names, renamed, set(newer_parameters))
+    return name_function(apply, title, doc)
 
 
 def _describe(
