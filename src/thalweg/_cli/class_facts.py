@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from thalweg.formula import Hyper, Rule
+from thalweg._engines.formula_parser import trace_formula
+from thalweg.formula import Hyper, Rule
+from thalweg.optim.group_options import PAIRS, members_of
+from thalweg.optim.signatures import notes_in
 
 # Other names that constructors have for the hyperparameters of rules.
 _ARGUMENTS = {
@@ -52,7 +54,6 @@ def numbers_of(rule: Rule, cls: type[Any]) -> list[Number]:
         rule: The rule.
         cls: The class.
     """
-    from thalweg.optim.signatures import notes_in
 
     signature = inspect.signature(cls)
     names = [hyper.name for hyper in rule.hypers]
@@ -73,7 +74,6 @@ def _find_argument(
     name: str, names: list[str], signature: inspect.Signature
 ) -> tuple[str, Any] | None:
     """Return the argument for a hyperparameter and its default, or None if there is no argument."""
-    from thalweg.optim.group_options import PAIRS, members_of
 
     parameters = signature.parameters
     for candidate in (name, *_ARGUMENTS.get(name, ())):
@@ -152,7 +152,6 @@ def _words_of(rule: Rule) -> str:
 
 def _changing_outside(rule: Rule) -> set[str]:
     """Return the slots whose rows outside a sparse gradient change; "" is the variable."""
-    from thalweg._engines.formula_parser import trace_formula
 
     if rule.update_untouched is None:
         return set()
@@ -165,7 +164,6 @@ def _changing_outside(rule: Rule) -> set[str]:
 
 def _exception_of_decay(rule: Rule) -> str:
     """Return which rows lack the weight decay that they have in a dense step, or ""."""
-    from thalweg._engines.formula_parser import trace_formula
 
     if rule.passes or rule.is_whole or "weight_decay" not in trace_formula(rule.update).scalars:
         return ""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from thalweg._base.terminal_tables import fitted
 from thalweg.diagnostics.jsonl_reader import UNMEASURED
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 HEADINGS = {
     "ratio": "update/weight", "gradient_norm": "gradient", "weight_norm": "weight",
@@ -76,9 +76,6 @@ def _lay_out(
     rows: Mapping[str, np.ndarray], names: Sequence[str], indices: list[int], width: int,
     columns: list[str],
 ) -> Table:  # fmt: skip
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     longest = max((len(names[index]) for index in indices), default=0)

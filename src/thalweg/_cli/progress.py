@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
 from thalweg._cli.console import make_console
 from thalweg._cli.log_progress import ProgressLines
 
@@ -16,7 +19,6 @@ def watch_shares(title: str) -> Iterator[Callable[[float, Callable[[], str]], No
     if not console.is_terminal:
         yield ProgressLines().tell
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     # The callback refreshes the bar: a refreshing thread would disturb timings.
     with Progress(
@@ -38,7 +40,6 @@ def show_busy(text: str) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    from rich.text import Text
 
     # As `Text`, because a user's text may contain markup.
     with console.status(Text(text)):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING
+
+from rich import progress as bars
+from rich.console import Console, Group
+from rich.live import Live
 
 from thalweg._cli.log_progress import ProgressLines
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from thalweg._cli.race.outcome import Fraction, Progress
-    from thalweg._cli.race.run import Race
+from thalweg._cli.race import report
+from thalweg._cli.race.outcome import Fraction, Progress
+from thalweg._cli.race.run import Race
 
 INTERVAL = 0.2
 
@@ -24,21 +24,11 @@ def watch_race(console: Console, problem: str) -> Iterator[Progress]:
     if not console.is_terminal:
         yield _in_lines(ProgressLines())
         return
-    from rich.console import Group
-    from rich.live import Live
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    from thalweg._cli.race import report
-
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(), TimeRemainingColumn(), auto_refresh=False,
+    bar = bars.Progress(
+        bars.TextColumn("{task.description}"), bars.BarColumn(),
+        bars.TextColumn("{task.percentage:3.0f} %"), bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(), auto_refresh=False,
     )  # fmt: skip
     task = bar.add_task(f"loading {problem}", total=None)
     last_update = 0.0

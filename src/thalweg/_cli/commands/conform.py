@@ -8,17 +8,18 @@ import shlex
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import click
+from rich.text import Text
 
 from thalweg._cli.console import make_console
 from thalweg._cli.options import Whole, split_values
 from thalweg._cli.progress import show_busy, watch_shares
 from thalweg._cli.terminal_escape import escape_text
-
-if TYPE_CHECKING:
-    from thalweg.conform import Divergence, Outcome
+from thalweg.conform import ConformError, Divergence, Outcome, atlas, compare, svg
+from thalweg.conform.external_optimizers import load_class
+from thalweg.conform.thalweg_optimizers import find_like, find_rule
 
 PARTS, FAILED = 1, 2
 _COLORS = {"bits": "green", "rounding": "yellow", "parts": "red"}
@@ -30,7 +31,7 @@ class NothingToCompare(click.ClickException):
     exit_code = FAILED
 
 
-@click.command(short_help="Check whether another optimizer takes the same steps as thalweg's.")
+@click.command()
 @click.argument("class_name", required=False, metavar="[PACKAGE:CLASS]")
 @click.option(
     "--rule",
@@ -117,9 +118,6 @@ def _compare(
     name: str, rule: str | None, shared_arguments: dict[str, object],
     own_arguments: dict[str, object], group: dict[str, object], steps: int, as_json: bool,
 ) -> NoReturn:  # fmt: skip
-    from thalweg.conform import ConformError, compare
-    from thalweg.conform.external_optimizers import load_class
-    from thalweg.conform.thalweg_optimizers import find_like, find_rule
 
     try:
         # Keep output of the imported package off stdout, which may be JSON.
@@ -160,7 +158,6 @@ def _as_json(value: object) -> object:
 
 
 def _print(name: str, own_name: str, outcome: Outcome, note: str) -> None:
-    from rich.text import Text
 
     console = make_console(soft_wrap=True)
 
@@ -208,7 +205,6 @@ def _list_arguments(values: dict[str, object]) -> str:
 
 
 def _draw(path: Path, list_path: Path | None, steps: int, as_json: bool) -> None:
-    from thalweg.conform import ConformError, atlas, svg
 
     if path.suffix.lower() != ".svg":
         raise click.BadParameter(f"'{path}' must end in .svg.", param_hint="--atlas")

@@ -7,19 +7,25 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich import box
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
 
+from thalweg import optim
 from thalweg._base.literals import names_file
-from thalweg._cli import rule_loader
+from thalweg._cli import registry, rule_loader
 from thalweg._cli.class_facts import numbers_of, sparse_words
 from thalweg._cli.console import make_console
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from thalweg.formula import Rule, Slot
+from thalweg._cli.registry import OPTIM, by_class, torch_rules
+from thalweg._engines.pass_updates import sweeps_in_order
+from thalweg.errors import NotFoundError
+from thalweg.formula import FORMULAS, Rule, Slot
+from thalweg.rules import RULES
 
 
 @click.command()
@@ -32,14 +38,10 @@ def rules(as_json: bool) -> None:
       thalweg rules
       thalweg rules --json
     """
-    from thalweg._cli.registry import by_class, torch_rules
-    from thalweg.rules import RULES
 
     if as_json:
         click.echo(json.dumps([_describe_rule(rule) for rule in RULES], indent=2))
         return
-    from rich import box
-    from rich.table import Table
 
     # A line per rule in 80 columns, also for grep; `thalweg show` prints the details.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -68,7 +70,7 @@ def rules(as_json: bool) -> None:
     )  # fmt: skip
 
 
-@click.command(short_help="Print a rule: formula, slots, defaults, differences.")
+@click.command()
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def show(name: str, as_json: bool) -> None:
@@ -100,8 +102,6 @@ def show(name: str, as_json: bool) -> None:
 
 
 def _print_code(console: Console, text: str) -> Any:
-    from rich.syntax import Syntax
-    from rich.text import Text
 
     if not console.is_terminal or console.no_color:
         return Text(text)
@@ -113,7 +113,6 @@ _HOSTS = ("prepare", "per_optimizer", "per_variable")
 
 def sweep_words(rule: Rule) -> str:
     """Return a description of the sweeps of a step over memory, with the purpose of each."""
-    from thalweg._engines.pass_updates import sweeps_in_order
 
     *pass_names, _ = sweeps_in_order(rule)
     parts = [
@@ -148,7 +147,6 @@ def formula_source(rule: Rule) -> str:
 
     A function without available source is represented by a comment.
     """
-    from thalweg.formula import FORMULAS
 
     attributes = ((part, getattr(rule, part)) for part in (*_HOSTS, *FORMULAS))
     parts = [
@@ -232,7 +230,6 @@ def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]
 
 def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object]:
     """Return a rule as JSON has it, with the defaults of a class that runs it."""
-    from thalweg._engines.pass_updates import sweeps_in_order
 
     return {
         "name": rule.name,
@@ -258,10 +255,6 @@ def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object
 
 def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
     """Return the rule of a name, and its class in `thalweg.optim` if it is one of these."""
-    from thalweg import optim
-    from thalweg._cli import registry
-    from thalweg.errors import NotFoundError
-    from thalweg.rules import RULES
 
     rules_by_name = {rule.name.lower(): rule for rule in RULES}
     if name.lower() in rules_by_name:
@@ -281,8 +274,6 @@ def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
 
 def _of_torch(rule: Rule) -> Rule | None:
     """Return torch's rule of the same name as a rule of TensorFlow, or None."""
-    from thalweg._cli.registry import OPTIM, torch_rules
-    from thalweg.rules import RULES
 
     # A user-defined rule may have the name of a built-in one.
     if rule not in RULES:
@@ -301,7 +292,6 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any
         torchs: Optional. Torch's rule of the same name, whose formula is printed beside.
         cls: Optional. The class of `thalweg.optim` that runs the rule.
     """
-    from rich.text import Text
 
     console.print(Text(rule.name, style="bold green"))
     if rule.source:
@@ -320,8 +310,6 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any
 
 def _print_formulas(console: Console, texts: dict[str, str]) -> None:
     """Print formulas under their titles, side by side if there is room for several."""
-    from rich.table import Table
-    from rich.text import Text
 
     widths = [max(map(len, text.splitlines())) for text in texts.values()]
     if len(texts) > 1 and sum(widths) + 3 <= console.width:
