@@ -48,7 +48,7 @@ def _data_and_message(data: Any, message: str | None) -> tuple[Sequence[Any], st
     return data or (), f"{message} " if message else ""
 
 
-def _asserting(title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _asserting(label: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that makes an assertion from a function that describes a condition.
 
     The decorated function returns the arguments `check` and `tensors` of `must_hold`, and the
@@ -64,31 +64,31 @@ def _asserting(title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     ) -> Any:
         accepts, tensors, text = condition
         values, prefix = _data_and_message(data, message)
-        return must_hold(accepts, tensors, prefix + text, values, summarize, name or title)
+        return must_hold(accepts, tensors, prefix + text, values, summarize, name or label)
 
     return with_common_arguments(hold)
 
 
 def _compare_two(
-    accepts: Callable[[Tensor, Tensor], object], sign: str, title: str
+    accepts: Callable[[Tensor, Tensor], object], sign: str, label: str
 ) -> Callable[..., Any]:
-    @_asserting(title)
+    @_asserting(label)
     def check(x: object, y: object) -> object:
         return accepts, pair(x, y), f"Condition x {sign} y did not hold element-wise:"
 
     doc = f"Have InvalidArgumentError raised unless x {sign} y for all elements."
-    return name_function(check, title, doc)
+    return name_function(check, label, doc)
 
 
 def _compare_with_zero(
-    accepts: Callable[[Tensor], object], sign: str, title: str
+    accepts: Callable[[Tensor], object], sign: str, label: str
 ) -> Callable[..., Any]:
-    @_asserting(title)
+    @_asserting(label)
     def check(x: object) -> object:
         return accepts, [tensor(x)], f"Condition x {sign} 0 did not hold element-wise:"
 
     doc = f"Have InvalidArgumentError raised unless x {sign} 0 for all elements."
-    return name_function(check, title, doc)
+    return name_function(check, label, doc)
 
 
 assert_equal = _compare_two(torch.eq, "==", "assert_equal")
@@ -110,16 +110,16 @@ def assert_near(x: object, y: object, rtol: object = None, atol: object = None) 
     Both tolerances are by default 10 times the machine epsilon of the dtype.
     """
 
-    def near(left: Any, right: Any) -> Tensor:
-        unit = 10 * torch.finfo(left.dtype).eps
+    def near(lhs: Any, rhs: Any) -> Tensor:
+        unit = 10 * torch.finfo(lhs.dtype).eps
         absolute, relative = (unit if tol is None else tol for tol in (atol, rtol))
-        return (left - right).abs() <= absolute + relative * right.abs()
+        return (lhs - rhs).abs() <= absolute + relative * rhs.abs()
 
     return near, pair(x, y), "x and y not equal to tolerance:"
 
 
 def _check_rank(
-    title: str,
+    label: str,
     condition: tuple[object, Callable[[int], bool], str],
     data: object = None,
     summarize: int | None = None,
@@ -132,7 +132,7 @@ def _check_rank(
     of the valid numbers. `summarize` is ignored.
     """
     x, accepts, rank_text = condition
-    source, name = tensor(x), name or title
+    source, name = tensor(x), name or label
     values, text = _data_and_message(data, message)
     text += f"The tensor must have {rank_text}"
     if source.shape is UNKNOWN:

@@ -89,7 +89,7 @@ def is_first(data_format: str | None) -> bool:
     return text.startswith("NC") or text == "channels_first"
 
 
-def spatial(value: Any, count: int, channels_first: bool, title: str) -> tuple[int, ...]:
+def spatial(value: Any, count: int, channels_first: bool, argument: str) -> tuple[int, ...]:
     """Return one number for each size, from one, one for each, or one for each dimension.
 
     Raises:
@@ -102,13 +102,13 @@ def spatial(value: Any, count: int, channels_first: bool, title: str) -> tuple[i
         outer = entries[:2] if channels_first else [entries[0], entries[-1]]
         if [int(entry) for entry in outer] != [1, 1]:
             raise InvalidArgumentError(
-                f"{title} must be 1 along the batch and the channels, not {entries}."
+                f"{argument} must be 1 along the batch and the channels, not {entries}."
             )
         entries = inner
     entries = entries * count if len(entries) == 1 else entries
     if len(entries) != count or any(int(entry) < 1 for entry in entries):
         raise InvalidArgumentError(
-            f"{title} must be a number of at least 1, or {count} or {count + 2} of them, not"
+            f"{argument} must be a number of at least 1, or {count} or {count + 2} of them, not"
             f" {show_value(value)}."
         )
     return tuple(int(entry) for entry in entries)

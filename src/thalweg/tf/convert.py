@@ -131,9 +131,9 @@ def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
         @functools.wraps(function)
         def apply(*args: object, **kwargs: object) -> Any:
             if len(args) > position and not _graph.executing_eagerly():
-                title = function.__qualname__.removesuffix(".__new__")
+                function_name = function.__qualname__.removesuffix(".__new__")
                 raise InvalidTypeError(
-                    f"{title} has"
+                    f"{function_name} has"
                     f" {show_value(parameter)} in place {position + 1}, where TensorFlow 1 has"
                     f" {older!r}: in graph mode give it by name, as {parameter}=..., or call what"
                     f" thalweg.tf.compat.v1 has under this name, which reads it as {older}."

@@ -123,9 +123,9 @@ def depthwise_conv2d(
     `rate` is an older name of `dilations`.
     """
     dilations = rate if dilations is None else dilations
-    title = name or "depthwise"
+    label = name or "depthwise"
     options = (strides, padding, data_format, dilations)
-    return convolution(input, filter, *options, title, conv_windows.depthwise)
+    return convolution(input, filter, *options, label, conv_windows.depthwise)
 
 
 def separable_conv2d(
@@ -143,8 +143,8 @@ def separable_conv2d(
     """Compute `depthwise_conv2d`, then `conv2d` by filters of one point."""
     options = (strides, padding, data_format, dilations)
     depthwise_output = depthwise_conv2d(input, depthwise_filter, *options, rate=rate)
-    title = name or "separable_conv2d"
-    return convolution(depthwise_output, pointwise_filter, 1, "VALID", data_format, None, title)
+    label = name or "separable_conv2d"
+    return convolution(depthwise_output, pointwise_filter, 1, "VALID", data_format, None, label)
 
 
 def conv2d_transpose(
@@ -245,7 +245,7 @@ def pool(
 
 
 def _pooling_function(
-    function: Callable[..., Tensor], title: str, doc_start: str, count: int
+    function: Callable[..., Tensor], label: str, doc_start: str, count: int
 ) -> Callable[..., Tensor]:
     def apply(
         input: object = None,
@@ -258,14 +258,14 @@ def _pooling_function(
         value: object = None,
     ) -> Tensor:
         images = value if input is None else input
-        return pool(function, images, ksize, strides, padding, data_format, name or title, count)
+        return pool(function, images, ksize, strides, padding, data_format, name or label, count)
 
     images_text = "of images (batch, height, width, channels)" if count == 2 else "of sequences"
     doc = (
         f"The {doc_start} in each window {images_text}; `value` is an older name of `input`. Sizes"
         f" and strides are a number, {count}, or one for each dimension."
     )
-    return name_function(apply, title, doc)
+    return name_function(apply, label, doc)
 
 
 max_pool = _pooling_function(conv_windows.largest, "max_pool", "largest element", 2)

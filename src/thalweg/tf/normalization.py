@@ -51,8 +51,8 @@ def batch_normalization(
 
     `scale` and `offset` may be None.
     """
-    parts = [tensor(x), *(None if y is None else pair(x, y)[1] for y in (mean, variance))]
-    parts += [None if y is None else pair(x, y)[1] for y in (offset, scale)]
+    operands = [tensor(x), *(None if y is None else pair(x, y)[1] for y in (mean, variance))]
+    operands += [None if y is None else pair(x, y)[1] for y in (offset, scale)]
 
     def normalize(
         x: Tensor, mean: Tensor, variance: Tensor, offset: Tensor | None, scale: Tensor | None
@@ -62,7 +62,7 @@ def batch_normalization(
         shift = -mean * factor if offset is None else offset - mean * factor
         return x * factor + shift
 
-    return call(normalize, *parts, name=name or "batchnorm")
+    return call(normalize, *operands, name=name or "batchnorm")
 
 
 def batch_norm_with_global_normalization(

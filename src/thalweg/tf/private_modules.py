@@ -28,7 +28,7 @@ _PUBLIC = ("compat.v1", "compat.v1.math", "compat.v1.nn", "compat.v1.linalg", "c
 _TRAIN = ("compat.v1.train", "compat.v1")
 _KERAS = ("keras.optimizers", "keras.optimizers.schedules")
 
-_PLACES: dict[str, tuple[str, ...]] = {
+_MODULES_BY_NAME: dict[str, tuple[str, ...]] = {
     "checkpoint.checkpoint": _TRAIN,
     "client.session": _PUBLIC,
     "data.ops.dataset_ops": ("data", "compat.v1.data"),
@@ -82,11 +82,11 @@ _PLACES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _add_places(package: str, names: str, places: tuple[str, ...]) -> None:
-    _PLACES.update((f"{package}.{name}", places) for name in names.split())
+def _register_modules(package: str, names: str, facade_modules: tuple[str, ...]) -> None:
+    _MODULES_BY_NAME.update((f"{package}.{name}", facade_modules) for name in names.split())
 
 
-_add_places(
+_register_modules(
     "ops",
     "array_ops check_ops clip_ops cond control_flow_ops custom_gradient data_flow_ops embedding_ops"
     " gen_array_ops gen_math_ops gen_nn_ops gen_state_ops gradients gradients_impl gradients_util"
@@ -95,7 +95,7 @@ _add_places(
     " variables",
     _PUBLIC,
 )
-_add_places(
+_register_modules(
     "training",
     "adadelta adagrad adagrad_da adam basic_session_run_hooks checkpoint_management"
     " checkpoint_utils coordinator ftrl gradient_descent learning_rate_decay momentum"
@@ -104,13 +104,13 @@ _add_places(
     " sync_replicas_optimizer training_util",
     _TRAIN,
 )
-_add_places(
+_register_modules(
     "keras.optimizer_v2",
     "adadelta adagrad adam adamax ftrl gradient_descent nadam optimizer_v2 rmsprop",
     _KERAS,
 )
 _TRACKABLE = ("trackable.base", "training.tracking.base", "training.checkpointable.base")
-_PLACES["keras.optimizer_v2.learning_rate_schedule"] = ("keras.optimizers.schedules",)
+_MODULES_BY_NAME["keras.optimizer_v2.learning_rate_schedule"] = ("keras.optimizers.schedules",)
 _ELSEWHERE = {  # modules whose names are not, or not all, below `tf`
     "keras.optimizer_v2.optimizer_v2": "thalweg.keras.optimizers.optimizer",
     "ops.gen_training_ops": "thalweg.v1.training_ops",
@@ -220,7 +220,7 @@ _EXTRA_NAMES: dict[str, dict[str, object]] = {
     ),
     "util.tf_export": {"keras_export": _ignore_export, "tf_export": _ignore_export},
 }
-_NAMES = {*_PLACES, *_ELSEWHERE, *_EXTRA_NAMES}
+_NAMES = {*_MODULES_BY_NAME, *_ELSEWHERE, *_EXTRA_NAMES}
 _PACKAGES = {"", *(name[:end] for name in _NAMES for end, sign in enumerate(name) if sign == ".")}
 
 
@@ -261,7 +261,7 @@ def module(fullname: str) -> MergedModules:
     if name == "ops.resource_variable_ops":
         old = _attribute_at("compat.v1")
         extras |= {"BaseResourceVariable": old.Variable, "assign_add_variable_op": old.assign_add}
-        extras |= _of_resources()
+        extras |= _make_resource_names()
     if name in ("ops.variables", "ops.variable_v1", "ops.ref_variable"):
         extras["RefVariable"] = extras["VariableV1"] = _attribute_at("compat.v1").Variable
     return MergedModules(fullname, list(_candidates_for(name)), extras)
@@ -279,7 +279,7 @@ class _Resources(type):
         return _is_resource(instance)
 
 
-def _of_resources() -> dict[str, Any]:
+def _make_resource_names() -> dict[str, Any]:
     """Return names for resource variables, with the variables as their handles."""
     old = _attribute_at("compat.v1")
 
@@ -298,7 +298,7 @@ def _of_resources() -> dict[str, Any]:
 def _candidates_for(name: str) -> Iterator[object]:
     if name in _ELSEWHERE:
         yield importlib.import_module(_ELSEWHERE[name])
-    for path in _PLACES.get(name, ()):
+    for path in _MODULES_BY_NAME.get(name, ()):
         with contextlib.suppress(AttributeError):
             yield _attribute_at(path)
 

@@ -177,12 +177,12 @@ def print_identity(
         name: Optional.
     """
     source: Any = tensor(input_)
-    times = 0
+    count = 0
 
     def show(value: Any, values: Sequence[object]) -> object:
-        nonlocal times
-        times += 1
-        if first_n is None or first_n < 0 or times <= first_n:
+        nonlocal count
+        count += 1
+        if first_n is None or first_n < 0 or count <= first_n:
             excerpts = "".join(f"[{excerpt(entry, summarize)}]" for entry in values)
             _python_print(f"{message or ''}{excerpts}", file=sys.stderr, flush=True)
         return value.clone()

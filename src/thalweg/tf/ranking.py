@@ -35,8 +35,8 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) 
     def find(operand: Tensor, k: Tensor | int) -> list[Tensor]:
         count = int(k)
         _check_k(count, operand.shape)
-        values, places = torch.sort(operand, stable=True, dim=-1, descending=True)
-        return [values[..., :count], places[..., :count].int()]
+        values, positions = torch.sort(operand, stable=True, dim=-1, descending=True)
+        return [values[..., :count], positions[..., :count].int()]
 
     rows, size = tensor(input), tensor(k) if is_tensor(k) else int(k)
     symbols = [operand for operand in (rows, size) if isinstance(operand, _graph.SymbolicTensor)]

@@ -64,7 +64,7 @@ def with_older_arguments(
     function: Callable[..., Result],
     order: str,
     renamed: Mapping[str, str] | None = None,
-    title: str = "",
+    label: str = "",
     **defaults: object,
 ) -> Callable[..., Result]:
     """Return a function with the arguments of TensorFlow 1 that calls one of TensorFlow 2.
@@ -75,12 +75,12 @@ def with_older_arguments(
             and that is not renamed is ignored.
         renamed: TensorFlow 2's names by older names. The value of an older name is used if the
             other argument is None; if both are, the default of `function` applies.
-        title: Name of the returned function, by default that of `function`.
+        label: Name of the returned function, by default that of `function`.
         defaults: Defaults of TensorFlow 1 that are not those of `function`. By default an argument
             that `function` does not take is None.
     """
     newer_parameters, renamed = inspect.signature(function).parameters, renamed or {}
-    names, title = order.split(), title or function.__name__
+    names, label = order.split(), label or function.__name__
 
     def find_default(name: str) -> object:
         newer_name = renamed.get(name, name)
@@ -95,7 +95,7 @@ def with_older_arguments(
     )
 
     def apply(*args: object, **kwargs: object) -> Any:
-        bound = bind_arguments(signature, title, args, kwargs)
+        bound = bind_arguments(signature, label, args, kwargs)
         bound.apply_defaults()
         values = bound.arguments
         for older_name, name in renamed.items():
@@ -108,7 +108,7 @@ def with_older_arguments(
 
     apply.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
     doc = _describe(function.__name__, names, renamed, set(newer_parameters))
-    return name_function(apply, title, doc)
+    return name_function(apply, label, doc)
 
 
 def _describe(

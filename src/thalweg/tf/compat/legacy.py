@@ -170,8 +170,8 @@ def dropout(
         raise ValueError("dropout needs keep_prob or rate.")
     if isinstance(keep_prob, int | float) and not 0 < keep_prob <= 1:
         raise InvalidArgumentError(f"keep_prob must be in (0, 1], not {keep_prob}.")
-    share = 1 - keep_prob if keep_prob is not None else rate
-    return nn.dropout(x, rate=share, noise_shape=noise_shape, seed=seed, name=name)  # pyright: ignore[reportArgumentType]
+    dropped_fraction = 1 - keep_prob if keep_prob is not None else rate
+    return nn.dropout(x, rate=dropped_fraction, noise_shape=noise_shape, seed=seed, name=name)  # pyright: ignore[reportArgumentType]
 
 
 def convert_to_tensor_or_indexed_slices(

@@ -44,12 +44,12 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _cast_function(dtype: torch.dtype, title: str) -> Callable[..., Tensor]:
+def _cast_function(dtype: torch.dtype, label: str) -> Callable[..., Tensor]:
     def convert(x: object, name: str | None = None) -> Tensor:
-        return cast(x, dtype, name or title)
+        return cast(x, dtype, name or label)
 
     dtype_text = str(dtype).removeprefix("torch.")
-    return name_function(convert, title, f"The elements as {dtype_text}.")
+    return name_function(convert, label, f"The elements as {dtype_text}.")
 
 
 def clip_by_average_norm(t: object, clip_norm: object, name: str | None = None) -> Tensor:
@@ -109,10 +109,10 @@ arg_max, arg_min = (
         function,
         "input dimension output_type name",
         {"dimension": "axis"},
-        title,
+        label,
         dimension=inspect.Parameter.empty,
     )
-    for function, title in ((reductions.argmax, "arg_max"), (reductions.argmin, "arg_min"))
+    for function, label in ((reductions.argmax, "arg_max"), (reductions.argmin, "arg_min"))
 )
 multinomial = with_older_arguments(
     categorical,
@@ -121,7 +121,7 @@ multinomial = with_older_arguments(
     "multinomial",
 )
 concat_v2 = with_older_arguments(
-    arrays.concat, "values axis name", title="concat_v2", name="concat_v2"
+    arrays.concat, "values axis name", label="concat_v2", name="concat_v2"
 )
 count_nonzero = with_older_arguments(
     reductions.count_nonzero,
@@ -175,9 +175,9 @@ def sparse_to_dense(
     values = tensor(sparse_values)
     start = arrays.fill(output_shape, tensor(default_value, values.dtype))
 
-    def put(dense: Tensor, places: Tensor, values: Tensor) -> Tensor:
-        places = places.long()
-        rows = places.reshape(-1, 1) if places.dim() < 2 else places
+    def put(dense: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+        indices = indices.long()
+        rows = indices.reshape(-1, 1) if indices.dim() < 2 else indices
         return dense.index_put(slicing.indices_of(rows, dense.shape), values)
 
     return call(put, start, tensor(sparse_indices), values, name=name or "SparseToDense")

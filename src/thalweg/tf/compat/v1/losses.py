@@ -149,9 +149,9 @@ def _alike_tensors(**pairs: object) -> list[Tensor]:
     Raises:
         ValueError: One is None, or the shapes are known to differ.
     """
-    for title, value in pairs.items():
+    for argument, value in pairs.items():
         if value is None:
-            raise InvalidArgumentError(f"{title} must not be None.")
+            raise InvalidArgumentError(f"{argument} must not be None.")
     first, second = (tensor(value) for value in pairs.values())
     if first.shape is not UNKNOWN and second.shape is not UNKNOWN:
         is_compatible = len(first.shape) == len(second.shape) and all(
@@ -171,7 +171,7 @@ def _alike_floats(**pairs: object) -> list[Tensor]:
 
 
 def _weighted(
-    title: str, names: str, extra: str = "", last: str = ""
+    default_scope: str, names: str, extra: str = "", last: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Tensor]]:
     """Return a decorator that weights and reduces the losses that a function returns.
 
@@ -179,7 +179,7 @@ def _weighted(
     `compute_weighted_loss`.
 
     Args:
-        title: Scope of the reduction if `scope` is None.
+        default_scope: Scope of the reduction if `scope` is None.
         names: The arguments before `weights`.
         extra: The arguments behind `weights`.
         last: The arguments behind `reduction`.
@@ -192,7 +192,9 @@ def _weighted(
         loss_collection: str | None = _LOSSES,
         reduction: object = _DEFAULT,
     ) -> Tensor:
-        return compute_weighted_loss(losses, weights, scope or title, loss_collection, reduction)
+        return compute_weighted_loss(
+            losses, weights, scope or default_scope, loss_collection, reduction
+        )
 
     order = f"{names} weights {extra} scope loss_collection reduction {last}"
     return with_common_arguments(reduce, order)
@@ -316,18 +318,18 @@ def sparse_softmax_cross_entropy(
 
     Labels and weights may have a last dimension of size 1.
     """
-    for title, value in (("labels", labels), ("logits", logits)):
+    for argument, value in (("labels", labels), ("logits", logits)):
         if value is None:
-            raise InvalidArgumentError(f"{title} must not be None.")
+            raise InvalidArgumentError(f"{argument} must not be None.")
     labels, logits, weights = tensor(labels), tensor(logits), tensor(weights)
 
-    def narrow(class_numbers: Tensor, logit_rows: Tensor) -> Tensor:
-        is_column = class_numbers.dim() == logit_rows.dim() and class_numbers.shape[-1] == 1
-        return class_numbers.squeeze(-1) if is_column else class_numbers
+    def narrow(class_ids: Tensor, logit_rows: Tensor) -> Tensor:
+        is_column = class_ids.dim() == logit_rows.dim() and class_ids.shape[-1] == 1
+        return class_ids.squeeze(-1) if is_column else class_ids
 
     labels = call(narrow, labels, logits, name="labels")
     row_losses = nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="xentropy")
-    title = scope or "sparse_softmax_cross_entropy_loss"
+    op_name = scope or "sparse_softmax_cross_entropy_loss"
     if weights.shape is UNKNOWN or len(weights.shape):
 
         def fit(weight: Tensor, losses: Tensor) -> Tensor:
@@ -335,7 +337,7 @@ def sparse_softmax_cross_entropy(
             return weight.squeeze(-1) if is_column else weight
 
         weights = call(fit, weights, row_losses, name="weights")
-    return compute_weighted_loss(row_losses, weights, title, loss_collection, reduction)
+    return compute_weighted_loss(row_losses, weights, op_name, loss_collection, reduction)
 
 
 __getattr__ = attribute_of("compat.v1.losses")

@@ -52,14 +52,14 @@ class _Counts(NamedTuple):
 
 
 def _counting(
-    title: str, order: str = ""
+    metric_name: str, order: str = ""
 ) -> Callable[[Callable[..., _Counts]], Callable[..., Metric]]:
     """Return a decorator that makes a metric from a function that returns its counts.
 
     The metric also takes `weights`, `metrics_collections`, `updates_collections` and `name`.
 
     Args:
-        title: Name of the scope if `name` is None.
+        metric_name: Name of the scope if `name` is None.
         order: Names of all arguments in their order; by default the four are the last.
     """
 
@@ -71,7 +71,7 @@ def _counting(
         name: str | None = None,
     ) -> Metric:
         collections = metrics_collections, updates_collections
-        return _count_over_runs(name or title, counts, weights, collections)
+        return _count_over_runs(name or metric_name, counts, weights, collections)
 
     return with_common_arguments(count, order)
 
@@ -178,7 +178,7 @@ def _squeeze_alike(labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _error_metric(
-    title: str,
+    metric_name: str,
     function: Callable[[Any], Any],
     doc_start: str,
     result: Callable[[Any, Any], object] = quotient,
@@ -187,11 +187,11 @@ def _error_metric(
         label, prediction = _squeeze_alike(label, prediction)
         return function(prediction.float() - label.float())
 
-    @_counting(title)
+    @_counting(metric_name)
     def metric(labels: object, predictions: object) -> _Counts:
         return _count_mean(error, [labels, predictions], result)
 
-    return name_function(metric, title, f"The {doc_start} of labels and predictions.")
+    return name_function(metric, metric_name, f"The {doc_start} of labels and predictions.")
 
 
 mean_squared_error = _error_metric("mean_squared_error", torch.square, "mean squared difference")
@@ -213,12 +213,12 @@ _KINDS = {
 
 
 def _confusion_metric(
-    title: str, counts: dict[str, str], result: Callable[..., object], doc_start: str
+    metric_name: str, counts: dict[str, str], result: Callable[..., object], doc_start: str
 ) -> Callable[..., Metric]:
     """Return a metric from counts of true and false labels and predictions.
 
     Args:
-        title: Name of the metric.
+        metric_name: Name of the metric.
         counts: Names of its variables, each with the entry of `_KINDS` that it counts.
         result: Returns the metric's value from the counts.
         doc_start: Description of the value.
@@ -230,15 +230,19 @@ def _confusion_metric(
         kinds = [_KINDS[kind] for kind in counts.values()]
         return [(weights * ((label == a) & (prediction == b))).sum() for a, b in kinds]
 
-    @_counting(title)
+    @_counting(metric_name)
     def metric(labels: object, predictions: object) -> _Counts:
         return _Counts(dict.fromkeys(counts, ()), measure, [labels, predictions], result)
 
-    return name_function(metric, title, f"{doc_start}; labels and predictions count as bools.")
+    return name_function(
+        metric, metric_name, f"{doc_start}; labels and predictions count as bools."
+    )
 
 
-def _count_metric(title: str, event: str) -> Callable[..., Metric]:
-    return _confusion_metric(title, {"count": title}, torch.clone, f"Count how often {event}")
+def _count_metric(metric_name: str, event: str) -> Callable[..., Metric]:
+    return _confusion_metric(
+        metric_name, {"count": metric_name}, torch.clone, f"Count how often {event}"
+    )
 
 
 true_positives = _count_metric("true_positives", "a prediction is true, rightly")
@@ -247,10 +251,10 @@ false_negatives = _count_metric("false_negatives", "a prediction is false, wrong
 true_negatives = _count_metric("true_negatives", "a prediction is false, rightly")
 
 
-def _share_metric(wrong_kind: str, title: str, doc_start: str) -> Callable[..., Metric]:
+def _share_metric(wrong_kind: str, metric_name: str, doc_start: str) -> Callable[..., Metric]:
     counts = {"true_positives/count": "true_positives", f"{wrong_kind}/count": wrong_kind}
     return _confusion_metric(
-        title, counts, lambda right, wrong: quotient(right, right + wrong), doc_start
+        metric_name, counts, lambda right, wrong: quotient(right, right + wrong), doc_start
     )
 
 

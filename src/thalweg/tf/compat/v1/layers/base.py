@@ -212,8 +212,10 @@ class Layer:
         trained = bool(trainable and self.trainable)
         if _graph.executing_eagerly():
             fill = start or initializers.glorot_uniform()
-            title = f"{self.name}/{name}"
-            variable = v1.Variable(fill(shape, kind), trained, name=title, constraint=constraint)
+            full_name = f"{self.name}/{name}"
+            variable = v1.Variable(
+                fill(shape, kind), trained, name=full_name, constraint=constraint
+            )
             if regularizer is not None:
                 self._losses.append(functools.partial(regularizer, variable))
         else:
@@ -257,9 +259,9 @@ def _as_tensors(inputs: object) -> Any:
 _TENSORS = (torch.Tensor, _graph.SymbolicTensor)
 
 
-def _snake_case(title: str) -> str:
+def _snake_case(class_name: str) -> str:
     """Return TensorFlow's name of a layer: "MaxPooling2D" becomes "max_pooling2d"."""
-    text = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", title)
+    text = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", class_name)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", text).lower()
 
 

@@ -21,9 +21,9 @@ from thalweg.tf.normalization import batch_moments, normalized
 
 def _check_unsupported(**arguments: object) -> None:
     """Raise NotImplementedError if an argument of `batch_normalization` is set."""
-    for title, argument in arguments.items():
-        if argument:
-            raise NotImplementedError(f"batch_normalization has no {title} here.")
+    for argument, value in arguments.items():
+        if value:
+            raise NotImplementedError(f"batch_normalization has no {argument} here.")
 
 
 def _single_axis(axis: Any) -> Any:
@@ -103,7 +103,7 @@ class BatchNormalization(Layer):
         self._of_gamma = (gamma_initializer, gamma_regularizer, True, gamma_constraint)
         self._of_beta = (beta_initializer, beta_regularizer, True, beta_constraint)
         self._moving_initializers = (moving_mean_initializer, moving_variance_initializer)
-        self._parts = (scale, center)
+        self._has_scale_and_center = (scale, center)
         self.gamma: Any = None
         self.beta: Any = None
         self.moving_mean: Any = None
@@ -117,7 +117,7 @@ class BatchNormalization(Layer):
             )
         shape = (self.channels(input_shape, self.axis),)
         kind = torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
-        scale, center = self._parts
+        scale, center = self._has_scale_and_center
         if scale:
             self.gamma = self.add_weight("gamma", shape, kind, *self._of_gamma)
         if center:
@@ -136,9 +136,9 @@ class BatchNormalization(Layer):
         if isinstance(training, _graph.SymbolicTensor):
             flows = tuple(x for x in operands if isinstance(x, _graph.SymbolicTensor))
             output = _graph.Output(inputs.dtype, inputs.shape, flows)
-            parts = [*operands, *moving, training]
+            operands = [*operands, *moving, training]
             outputs = _graph.operation(
-                self._normalize, parts, "batchnorm", kind="pure", outputs=output
+                self._normalize, operands, "batchnorm", kind="pure", outputs=output
             )
         else:
             training = bool(training)
@@ -156,7 +156,7 @@ class BatchNormalization(Layer):
 
     def _update_averages(self, inputs: Any, training: object) -> None:
         """Update the moving averages, at once or by operations in UPDATE_OPS."""
-        share = 1 - self.momentum
+        fraction = 1 - self.momentum
 
         def measure(batch: Any) -> Any:
             return batch_moments(batch, self.axis, self._unbiased)
@@ -164,15 +164,15 @@ class BatchNormalization(Layer):
         @no_grad()
         def move(average: Tensor, value: Tensor, active: object) -> None:
             if bool(active):
-                average.sub_((average - value) * share)
+                average.sub_((average - value) * fraction)
 
         moments = call(measure, inputs, name="moments")
         for average, value in zip((self.moving_mean, self.moving_variance), moments, strict=True):
             if _graph.executing_eagerly():
                 move(average, value, training)
             else:
-                parts = [_graph.by_reference(average), value, training]
-                self.add_update(_graph.operation(move, parts, "AssignMovingAvg"))
+                operands = [_graph.by_reference(average), value, training]
+                self.add_update(_graph.operation(move, operands, "AssignMovingAvg"))
 
 
 batch_normalization = as_function(

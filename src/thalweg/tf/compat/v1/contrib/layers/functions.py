@@ -62,8 +62,8 @@ def _collect_outputs(outputs: object, layer: Any, variables: Any, collections: o
     """Add a layer's variables and outputs to collections; return the outputs."""
     for variable in [] if layer is None else layer.variables:
         _graph.add_to_collection(GraphKeys.MODEL_VARIABLES, variable)
-        title = variable.op.name.rpartition("/")[2]
-        keys = variables.get(title, ()) if isinstance(variables, dict) else variables or ()
+        variable_name = variable.op.name.rpartition("/")[2]
+        keys = variables.get(variable_name, ()) if isinstance(variables, dict) else variables or ()
         _graph.get_default_graph().add_to_collections(keys, variable)
     if collections:
         _graph.get_default_graph().add_to_collections(collections, outputs)
@@ -203,9 +203,9 @@ def batch_norm(
 
 def _check_unsupported(**arguments: object) -> None:
     """Raise NotImplementedError unless all arguments of `batch_norm` are None or False."""
-    for title, value in arguments.items():
+    for argument, value in arguments.items():
         if value is not None and value is not False:
-            raise NotImplementedError(f"batch_norm has no {title} here.")
+            raise NotImplementedError(f"batch_norm has no {argument} here.")
 
 
 def _normalize(
@@ -228,24 +228,24 @@ class _LayerNorm(layers.Layer):
 
     def __init__(self, center: bool, scale: bool, starts: tuple[int, int], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._parts, self._first_axes = (center, scale), starts
+        self._has_center_and_scale, self._first_axes = (center, scale), starts
         self._beta: object = None
         self._gamma: object = None
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         axes = range(len(input_shape))[self._first_axes[1] :]
         shape = [self.channels(input_shape, axis) for axis in axes]
-        if self._parts[0]:
+        if self._has_center_and_scale[0]:
             self._beta = self.add_weight("beta", shape, None, zeros_initializer)
-        if self._parts[1]:
+        if self._has_center_and_scale[1]:
             self._gamma = self.add_weight("gamma", shape, None, ones_initializer)
 
     def call(self, inputs: Tensor) -> Any:
         axes = list(range(len(inputs.shape))[self._first_axes[0] :])
         mean, variance = nn.moments(inputs, axes, keepdims=True)
         epsilon = 1e-3 if inputs.dtype == torch.float16 else 1e-12
-        parts = (mean, variance, self._beta, self._gamma, epsilon)
-        return nn.batch_normalization(inputs, *parts)
+        moments_and_weights = (mean, variance, self._beta, self._gamma, epsilon)
+        return nn.batch_normalization(inputs, *moments_and_weights)
 
 
 def layer_norm(
@@ -295,7 +295,7 @@ def dropout(
 
 
 def _pooling_function(
-    function: Callable[..., Tensor], title: str, doc: str
+    function: Callable[..., Tensor], function_name: str, doc: str
 ) -> Callable[..., Tensor]:
     def apply(
         inputs: object,
@@ -309,7 +309,7 @@ def _pooling_function(
         outputs = function(inputs, kernel_size, stride, padding, _format_of(data_format))
         return _collect_outputs(outputs, None, None, outputs_collections)
 
-    return name_function(apply, title, doc)
+    return name_function(apply, function_name, doc)
 
 
 max_pool2d = _pooling_function(

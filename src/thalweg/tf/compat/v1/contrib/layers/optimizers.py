@@ -107,10 +107,12 @@ def _check_summaries(summaries: Sequence[str] | None) -> Sequence[str]:
     Raises:
         ValueError: A name is not in `OPTIMIZER_SUMMARIES`.
     """
-    for title in summaries or ():
-        if title not in OPTIMIZER_SUMMARIES:
+    for summary_name in summaries or ():
+        if summary_name not in OPTIMIZER_SUMMARIES:
             expected = ", ".join(OPTIMIZER_SUMMARIES)
-            raise InvalidArgumentError(f"Summaries should be one of [{expected}], not {title}.")
+            raise InvalidArgumentError(
+                f"Summaries should be one of [{expected}], not {summary_name}."
+            )
     return _DEFAULT_SUMMARIES if summaries is None else summaries
 
 
@@ -229,9 +231,9 @@ def _clip_and_summarize(
     return pairs
 
 
-def _summarize_gradient(grad: Any, title: str, summaries: Sequence[str]) -> None:
+def _summarize_gradient(grad: Any, summary_name: str, summaries: Sequence[str]) -> None:
     values = grad.values if isinstance(grad, IndexedSlices) else grad
     if "gradients" in summaries:
-        summary.histogram(f"gradients/{title}", values)
+        summary.histogram(f"gradients/{summary_name}", values)
     if "gradient_norm" in summaries:
-        summary.scalar(f"gradient_norm/{title}", global_norm([values]))
+        summary.scalar(f"gradient_norm/{summary_name}", global_norm([values]))
