@@ -100,9 +100,11 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, o
             f"Cannot feed '{tensor.name}' with the symbolic tensor '{value.name}': feeds are "
             "numbers, lists, arrays or torch tensors."
         )
-    for part in (value.values, value.indices) if isinstance(value, IndexedSlices) else (value,):
-        if isinstance(part, torch.Tensor):
-            check_held(part, f"What is fed for '{tensor.name}'")
+    for component in (
+        (value.values, value.indices) if isinstance(value, IndexedSlices) else (value,)
+    ):
+        if isinstance(component, torch.Tensor):
+            check_held(component, f"What is fed for '{tensor.name}'")
     if isinstance(value, IndexedSlices):
         return tensor, value
     try:

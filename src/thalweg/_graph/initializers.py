@@ -60,9 +60,9 @@ def _random_node(draw: Draw, shape: object, dtype: object, seed: int | None, nam
     def draw_values(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
         source, device = generator(), torch.get_default_device()
         # A seeded generator draws on its own device, unless only the shape is asked for.
-        is_drawn_elsewhere = source is not None and device.type != "meta"
-        place = source.device if source is not None and is_drawn_elsewhere else device
-        return draw(torch.empty(tuple(size), dtype=kind, device=place), source).to(device)
+        has_own_device = source is not None and device.type != "meta"
+        draw_device = source.device if source is not None and has_own_device else device
+        return draw(torch.empty(tuple(size), dtype=kind, device=draw_device), source).to(device)
 
     return creation_node(draw_values, shape, dtype, name)
 

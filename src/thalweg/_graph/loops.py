@@ -177,7 +177,7 @@ def map_fn(
         body = trace_block(graph, lambda *row: fn(packed(elems, iter(row))), _row_of(elems))
         flows = _find_flows(leaves_of(elems), body)
         outputs = [_output_column(x.dtype, x.shape, elems, flows) for x in body.results]
-        step = lambda part, given: _map_rows(_as_step(body, part), given)  # noqa: E731
+        step = lambda run_part, given: _map_rows(_as_step(body, run_part), given)  # noqa: E731
         stacked = run_by(step, [body], [elems], outputs, "Map")
         return packed(body.nest, iter(stacked))
 
@@ -270,8 +270,8 @@ def _add_fold(
             outputs = [_output_column(x.dtype, x.shape, elems, flows) for x in outputs]
         arguments = [elems, None if start is None else state]
         folded = run_by(
-            lambda part, rows, begin: _fold_rows(
-                _as_step(body, part), rows, begin, stacks, backwards
+            lambda run_part, rows, begin: _fold_rows(
+                _as_step(body, run_part), rows, begin, stacks, backwards
             ),
             [body],
             arguments,
@@ -319,9 +319,9 @@ def _stack_nests(nests: Sequence[object]) -> object:
     return packed(nests[0], (torch.stack(column) for column in columns))
 
 
-def _as_step(body: Subgraph, part: Step) -> Step:
+def _as_step(body: Subgraph, run_part: Step) -> Step:
     """Return a part of a run as a function that takes and returns nests."""
-    return lambda *nests: packed(body.nest, iter(part(*leaves_of(nests))))
+    return lambda *nests: packed(body.nest, iter(run_part(*leaves_of(nests))))
 
 
 def _row_of(elems: object) -> list[Output]:

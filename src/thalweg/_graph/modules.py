@@ -38,8 +38,8 @@ def call_module(
                 " passes by. Call the module inside of it, and sum gradients over the replicas with"
                 " _distributed_apply."
             )
-    title = node_name_from(type(module).__name__)
-    prefix = graph.unique_name(title, mark_as_used=False)
+    node_name = node_name_from(type(module).__name__)
+    prefix = graph.unique_name(node_name, mark_as_used=False)
     with graph.control_dependencies(None):
         weights = {
             name: variable_of(graph, parameter, f"{prefix}/{_scope_path(name)}")
@@ -54,7 +54,7 @@ def call_module(
     )
     arguments = (weights, buffers, tuple(args), dict(kwargs))
     sparse = frozenset(_row_gradients(module, weights))
-    return recording.record(graph, call, arguments, {}, title, sparse, stateful=bool(buffers))
+    return recording.record(graph, call, arguments, {}, node_name, sparse, stateful=bool(buffers))
 
 
 def _call_functionally(

@@ -71,7 +71,7 @@ class Frame(dict[SymbolicTensor, Any]):
     def __missing__(self, tensor: SymbolicTensor) -> SessionVariable | None:
         """Return the session's tensor of a variable, or compute a tensor; cache both."""
         if isinstance(tensor, GraphVariable):
-            leaf = self.session.values.found.get(tensor)
+            leaf = self.session.values.leaf_by_variable.get(tensor)
             if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:
                 return self.session.leaf(tensor)
             self[tensor] = leaf
@@ -150,7 +150,7 @@ class Frame(dict[SymbolicTensor, Any]):
     ) -> None:
         """Store outputs of a step for later steps; export the outputs that are fetched."""
         values: Sequence[Any] = [value]
-        if not step.is_whole:
+        if not step.returns_output:
             is_flat = type(value) is list and _LEAVES.issuperset(map(type, value))
             values = value if is_flat else list(leaves_of(value))
         memory = self.session.values.memory
@@ -164,5 +164,5 @@ class Frame(dict[SymbolicTensor, Any]):
                     output = self.session.copy_if_shared(output)
             if output_use.is_live:
                 self[output_use.tensor] = output
-            for place in output_use.fetched:
-                results[place] = export(output)
+            for index in output_use.fetched:
+                results[index] = export(output)

@@ -182,8 +182,8 @@ class Session:
         for tensor in plan.watched_feeds:
             frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count
-        for place, tensor in plan.given:
-            results[place] = export(frame[tensor])
+        for index, tensor in plan.fed_fetches:
+            results[index] = export(frame[tensor])
         is_nested = frame.lock is not None or len(thread.frames) > 1
         is_nested = is_nested and self._joins_outer_run(plan)
         for lock, steps in plan.segments:

@@ -113,7 +113,7 @@ def _infer_broadcast(
     name: str,
 ) -> object:
     """Return the outputs, assuming that unknown sizes are 1 or a known one; None if unknown."""
-    results, fitting = [], []
+    results, valid_results = [], []
     for size in _known_sizes(inputs):
         try:
             trial = _run_trial(function, arguments, inputs, size)
@@ -122,12 +122,12 @@ def _infer_broadcast(
         if not all(isinstance(leaf, Output) for leaf in leaves_of(trial)):
             return None
         results.append(trial)
-        fitting.append(size)
+        valid_results.append(size)
     if not results:
         return None
     merged = results[0]
     if len(results) == 1:  # what has the size of the trial may have it from there
-        return mapped(lambda leaf: _without_size(leaf, fitting[0]), merged)
+        return mapped(lambda leaf: _without_size(leaf, valid_results[0]), merged)
     if len({len(list(leaves_of(result))) for result in results}) > 1:
         return None
     for trial_outputs in results[1:]:
@@ -287,9 +287,9 @@ def _infer_dtypes(
     if not results or not all(isinstance(leaf, Output) for leaf in leaves_of(results[0])):
         return None
     outputs = [list(leaves_of(result)) for result in results]
-    fitting = [leaves for leaves in outputs if len(leaves) == len(outputs[0])]
+    valid_results = [leaves for leaves in outputs if len(leaves) == len(outputs[0])]
     merged = []
-    columns: Any = zip(*fitting, strict=True)
+    columns: Any = zip(*valid_results, strict=True)
     for column in columns:
         is_scalar = len(column) > 2 and all(output.shape == () for output in column)
         merged.append(Output(column[0].dtype, () if is_scalar else None, column[0].flows))

@@ -166,8 +166,8 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         self, update: str, sparse_delta: Any, use_locking: object = None, name: str | None = None
     ) -> SymbolicTensor:
         """Return the operation that changes rows by `update`, such as "add"."""
-        title = name or f"Scatter{update.capitalize()}"
-        return scatter_node(self, sparse_delta.indices, sparse_delta.values, update, title)
+        node_name = name or f"Scatter{update.capitalize()}"
+        return scatter_node(self, sparse_delta.indices, sparse_delta.values, update, node_name)
 
     scatter_add = functools.partialmethod(_scatter_slices, "add")
     scatter_sub = functools.partialmethod(_scatter_slices, "sub")
@@ -340,9 +340,9 @@ def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
     """
     for grad, var in pairs:
         if not isinstance(var, GraphVariable):
-            title = var.name if is_symbolic(var) else name_of(var, "Tensor")
+            var_name = var.name if is_symbolic(var) else name_of(var, "Tensor")
             raise NotImplementedError(
-                f"Trying to update a Tensor {title!r}, which is no variable:"
+                f"Trying to update a Tensor {var_name!r}, which is no variable:"
                 " it is computed or fed in each run of a session."
             )
         if isinstance(grad, SymbolicSlices) and var.constraint is not None:
@@ -537,14 +537,14 @@ def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> 
     """
     with graph.lock:
         if id(tensor) not in graph.stand_ins:
-            own_name = name_of(tensor, "").removesuffix(":0")
+            tensor_name = name_of(tensor, "").removesuffix(":0")
             variable = create_variable(
                 graph,
                 tensor,
-                own_name or name or "Variable",
+                tensor_name or name or "Variable",
                 trainable=isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad,
                 constraint=variable_constraint(tensor),
-                absolute=bool(own_name or name),
+                absolute=bool(tensor_name or name),
             )
             graph.stand_ins[id(tensor)] = (tensor, variable)
         return graph.stand_ins[id(tensor)][1]
